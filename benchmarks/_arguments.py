@@ -1,4 +1,4 @@
-"""What stands on a benchmark's command line, refused before it runs where that could come to nothing."""
+"""Types of command-line arguments that refuse a bad value before the benchmark starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def count(least: int, why: str = "") -> Callable[[str], int]:
-    """A whole number; `why` ends the refusal."""
+    """Return a type for integers of at least `least`. `why` is added to the error message."""
 
     def whole_number(text: str) -> int:
         if (given := int(text)) < least:
@@ -19,7 +19,7 @@ def count(least: int, why: str = "") -> Callable[[str], int]:
 
 
 def within(least: float, most: float) -> Callable[[str], float]:
-    """A number from `least` to `most`."""
+    """Return a type for numbers from `least` to `most`."""
 
     def number(text: str) -> float:
         if not least <= (given := float(text)) <= most:
@@ -30,7 +30,7 @@ def within(least: float, most: float) -> Callable[[str], float]:
 
 
 def to_write(text: str) -> Path:
-    """A file that can be written when all is done."""
+    """A file that can be written when the benchmark ends."""
     try:
         writable(Path(text))
     except OSError as error:
@@ -39,7 +39,7 @@ def to_write(text: str) -> Path:
 
 
 def writable(path: Path) -> None:
-    """What lies there stays, and nothing lies there that did not. Raises OSError."""
+    """Check that the path can be written, without changing or creating anything. Raises OSError."""
     there = path.exists()
     path.open("a").close()
     if not there:

@@ -1,4 +1,4 @@
-"""The workflows that `compiler.py` runs."""
+"""The workflows that `benchmarks/compiler.py` runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def review(sandbox: Sandbox, question: str) -> str:
 
 @workflow
 async def reviews(many: int) -> int:
-    """Steps that read a file and ask a model about it, all at once."""
+    """Steps that read a file and ask a model about it, all at the same time."""
     await touch("text")
     return len(await asyncio.gather(*(review(f"question {n}") for n in range(many))))
 

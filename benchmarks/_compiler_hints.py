@@ -1,5 +1,3 @@
-"""What a prefix hint brings: the first token of a run's first model call, behind a step, on the embedded engine."""
-
 from __future__ import annotations
 
 import asyncio
@@ -26,7 +24,8 @@ OTHER = ChatRequest((Message("system", "You count."), Message("user", "one, two"
 
 
 def hint_rows(quick: bool) -> list[Row]:
-    """The gateway has a cache of prefixes, one slot, and nobody else. Another prompt before each run empties it."""
+    """The gateway has a prefix cache, one slot, and no other client. Another prompt before each run evicts the cached
+    prefix."""
     try:
         return [asyncio.run(_measured(3 if quick else 20))]
     except ServingError as error:

@@ -1,4 +1,4 @@
-"""What passes bring when their plans run: forks hidden behind the model, snapshots not taken, predictions."""
+"""What compiler passes save when their plans run: forks hidden behind the model, omitted snapshots, predictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ THINKING_S = 1.0
 
 
 def lookahead_rows(quick: bool) -> list[Row]:
-    """The longest wait of a branch for its world, of those that a step first needs after the model has answered."""
+    """The longest wait of a branch for its world, when steps first need the worlds after the model has answered."""
 
     async def think(request: ChatRequest) -> Scripted:
         await asyncio.sleep(THINKING_S)
@@ -77,7 +77,7 @@ def _longest_wait_ms(rows: list[OpRecord]) -> float:
 
 
 def placement_rows(quick: bool) -> list[Row]:
-    """Turns are steps and nodes that were done (not taken over); the peer seals after each, as agent loops do."""
+    """A turn is a step or node that was executed, not reused. The peer seals after each turn, as agent loops do."""
     several, single = recorded(quick), one_run(quick)
     with tempfile.TemporaryDirectory() as folder:
         exact = [_restored_exactly(found, Path(folder)) for found in (several, single)]
@@ -121,8 +121,8 @@ EDITS = 30
 
 
 def learned_rows(quick: bool) -> list[Row]:
-    """Placement alone: a run of small edits under a plan made by three recorded runs, and under the same plan without
-    the pass. What the runtime leaves out by itself, the snapshot of an unchanged world, is left out in both."""
+    """Placement alone: a run of small edits with a plan learned from three recorded runs, with and without the pass.
+    Both leave out the snapshot of an unchanged world, which the runtime omits by itself."""
     flow = _compiler_flows.edits
     ref = flow.__ramify_workflow__.ref
     seals: dict[str, int] = {}
@@ -183,7 +183,7 @@ def _restored_exactly(found: Recorded, folder: Path) -> int:
 
 
 def liveness_rows(quick: bool) -> list[Row]:
-    """A whole run of the repair example: which of its states the plan says are dead at its end."""
+    """A whole run of the repair example: how many of its states the plan declares dead at the end."""
     found = recorded(quick)
     held: dict[str, tuple[int, int]] = {}
     ref = repair.__ramify_workflow__.ref
@@ -205,18 +205,18 @@ def liveness_rows(quick: bool) -> list[Row]:
 
 
 def _held(snapshots: SnapshotStore, rows: Sequence[OpRecord], dead: set[SnapshotId]) -> tuple[int, int]:
-    """How many states are held, and the bytes of files in their layers."""
+    """Return the number of states held, and the bytes of the files in their layers."""
     named = {id for row in rows for id in (row.snapshot_in, row.snapshot_out) if id is not None} - dead
     layers = {layer for id in named for layer in snapshots.get(id).layers}
     return len(named), sum(snapshots.layer_bytes(layer) for layer in layers)
 
 
-RUNS = (1, 2, 4, 8)  # that a prediction is made by
+RUNS = (1, 2, 4, 8)  # recorded runs per prediction
 
 
 def stage_rows(quick: bool) -> list[Row]:
-    """Answers take 40 to 160 ms, drawn anew for each. Runs are recorded once; each prediction is of one of them, by a
-    plan that was compiled from as many others, drawn without looking at how long they took."""
+    """Answers take 40 to 160 ms, drawn at random. Each prediction is of one recorded run, by a plan compiled from a
+    random sample of the others."""
     draw = random.Random(4)
 
     async def think(request: ChatRequest) -> Scripted:

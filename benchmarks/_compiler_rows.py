@@ -1,5 +1,3 @@
-"""A row of the compiler's table."""
-
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
-"""What lookahead could hide in LangGraph: the worlds of a fan-out by `Send`, after a node that waits for a model."""
+"""How long the worlds of a LangGraph fan-out by `Send` wait after a node that calls a model: what lookahead could
+hide."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ async def act(state: Any, sandbox: Sandbox) -> State:
 
 
 def send_rows(quick: bool) -> list[Row]:
-    """The longest wait of a task for its world, beside the whole invocation, of which the first is not counted: it
-    starts the sandboxes."""
+    """The longest wait of a task for its world, next to the whole invocation. The first one starts the sandboxes and
+    is not counted."""
     waits: list[float] = []
     whole: list[float] = []
 

@@ -1,4 +1,4 @@
-"""What two passes bring when their plans run: steps beside each other, and work that branches share."""
+"""What passes save in latency when their plans run: parallel steps, shared work, prefix hints, and worlds made ahead."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ THINKING_S = 0.2
 
 
 def parallel_rows(quick: bool) -> list[Row]:
-    """Nothing of the steps is declared: that they only read is seen in their code."""
+    """The steps declare nothing. The compiler sees from their code that they only read."""
     name = f"{MANY} steps that read a file and ask a model ({THINKING_S:g} s) at once, the run"
     return [_row("parallel", _compiler_flows.reviews, name, quick)]
 
 
 def common_rows(quick: bool) -> list[Row]:
-    """Each run is another's first: what one kept is not there for the next."""
+    """Each run has a new home, so that it cannot reuse results of an earlier one."""
     name = f"{MANY} branches that begin with the same work of 0.2 s, the run"
     return [_row("common", _compiler_flows.prepared, name, quick)]
 
 
 def _row(switch: str, flow: Any, name: str, quick: bool) -> Row:
-    """A run with the pass and without it, by turns."""
+    """Alternate runs with the pass and without it."""
     ref = flow.__ramify_workflow__.ref
     both = {"with": OPTIONAL, "without": tuple(one for one in OPTIONAL if one != switch)}
     plans = {key: compile_workflow(flow, ref=ref, passes=passes).plan for key, passes in both.items()}
@@ -46,7 +46,7 @@ def _row(switch: str, flow: Any, name: str, quick: bool) -> Row:
         await asyncio.sleep(THINKING_S)
         return "fine"
 
-    for number in range(-1, 3 if quick else 20):  # the first is to warm up
+    for number in range(-1, 3 if quick else 20):  # the first one is a warm-up
         for key, plan in plans.items():
 
             async def work(runtime: Runtime, plan: Any = plan, key: str = key, number: int = number) -> None:

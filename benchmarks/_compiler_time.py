@@ -30,7 +30,7 @@ def node(state: State) -> State:
 
 
 def chain(nodes: int, action: Any = node) -> Any:
-    """A chain in which every tenth node may go back five: nodes, and about as many edges and a tenth."""
+    """A chain in which every tenth node may go back five: about 1.1 edges per node."""
     graph: Any = StateGraph(State)
     for i in range(nodes):
         graph.add_node(f"n{i}", action)
@@ -82,11 +82,12 @@ SAVERS: dict[str, Callable[[Path], Any]] = {
 
 
 def superstep_rows(quick: bool) -> list[Row]:
-    """Chains of nodes that ask for no world, plain and ours on a checkpointer of the same kind and durability.
+    """Chains of nodes that use no world, in plain LangGraph and under Ramify, with the same kind and durability of
+    checkpointer.
 
-    What a superstep costs is the difference between a long chain and a short one, a hundredth of it; what is left of
-    the short one is the invocation's: the run's rows, opened and finished durably. Of the seconds of each chain the
-    least counts: a machine that does other things too, or a slow fsync, can only add to it.
+    The cost of a superstep is a hundredth of the difference between a long chain and a short one. The rest of the
+    short chain's time is the invocation's: the rows of a run, opened and finished durably. The minimum of each chain
+    counts, because a busy machine or a slow fsync can only add to it.
     """
     often = 4 if quick else 25
     rows = []
@@ -94,7 +95,7 @@ def superstep_rows(quick: bool) -> list[Row]:
         for name, action in (("declared pure", pure), ("undeclared", plain)):
             with tempfile.TemporaryDirectory() as folder:
                 apps = _Chains(Path(folder), action, SAVERS[saver])
-                for i in range(-1, often):  # the first is to warm up
+                for i in range(-1, often):  # the first one is a warm-up
                     apps.measure(i, options)
                 apps.close()
             (ours, ours_cpu), (peer, peer_cpu) = apps.superstep(apps.ours), apps.superstep(apps.peers)
@@ -128,7 +129,7 @@ def superstep_rows(quick: bool) -> list[Row]:
 
 
 class _Chains:
-    """A short and a long chain, plain and over worlds."""
+    """A short and a long chain, in plain LangGraph and under Ramify."""
 
     def __init__(self, folder: Path, action: Any, saver: Callable[[Path], Any]) -> None:
         self._took: dict[int, list[tuple[float, float]]] = {}
@@ -159,17 +160,17 @@ class _Chains:
                     self._took.setdefault(id(app), []).append(took)
 
     def least(self, app: Any) -> tuple[float, float]:
-        """Milliseconds of one invocation: on the wall, and of processor time."""
+        """Return the milliseconds of one invocation: wall time and processor time."""
         wall, cpu = zip(*self._took[id(app)], strict=True)
         return min(wall), min(cpu)
 
     def each(self, apps: dict[int, Any]) -> list[float]:
-        """As `superstep`, on the wall, of each round by itself: what else the machine did is in them."""
+        """Return the wall time of a superstep for each round, including the noise of the machine."""
         pairs = zip(self._took[id(apps[SHORT])], self._took[id(apps[LONG])], strict=True)
         return [(long[0] - short[0]) / (LONG - SHORT) for short, long in pairs]
 
     def differences(self, length: int) -> list[float]:
-        """What was added to each invocation of that length."""
+        """Return what was added to each invocation of that length."""
         pairs = zip(self._took[id(self.ours[length])], self._took[id(self.peers[length])], strict=True)
         return [ours[0] - peer[0] for ours, peer in pairs]
 

@@ -1,8 +1,8 @@
-"""Turns of the two examples, recorded once: repair and the LangGraph coder, with a scripted model of several seeds.
+"""Turns recorded once from two examples, repair and the LangGraph coder, with a scripted model and several seeds.
 
-A turn is a step or a node that was done, not taken over from another. Each workflow is run twice on the same answers:
-as Ramify runs it, and without the optional passes in full copies of the folder. The second is the truth that restored
-states are compared with.
+A turn is a step or node that was executed, not reused. Each workflow runs twice with the same answers: as Ramify runs
+it, and without the optional passes in full copies of the folder. Restored states are compared with those of the
+second run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Key = tuple[str, int, str | int]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`key` is its place: the same in both runs."""
+    """`key` identifies the turn in both runs."""
 
     key: Key
     row: OpRecord
@@ -47,9 +47,9 @@ class Turn:
 @dataclass(frozen=True)
 class Recorded:
     turns: tuple[Turn, ...]
-    truth: dict[Key, Tree | None]  # by key: the files after the turn; None where it has no world
+    truth: dict[Key, Tree | None]  # key → the files after the turn; None if it has no world
     snapshots: SnapshotStore
-    whole: tuple[OpRecord, ...]  # the first repair, whole
+    whole: tuple[OpRecord, ...]  # the whole first repair
 
 
 async def with_runtime(
@@ -63,7 +63,7 @@ async def with_runtime(
 
 
 def answers(seed: int) -> Script:
-    """The same answer to the same question, another one for another seed."""
+    """Return a script that gives the same answer to the same question, and others for another seed."""
 
     def answer(request: ChatRequest) -> Scripted:
         if request.max_tokens != 1:
@@ -76,7 +76,7 @@ def answers(seed: int) -> Script:
 
 @cache
 def recorded(quick: bool) -> Recorded:
-    """200 turns, or 24; half of them of each example."""
+    """Record 200 turns (24 with `quick`), half of them from each example."""
     wanted, programs, budget = (24, 1, 8) if quick else (200, 3, 16)
     home, peer = Path(_kept().name) / "home", Path(_kept().name) / "peer"
     turns: list[Turn] = []
@@ -100,10 +100,10 @@ def recorded(quick: bool) -> Recorded:
 
 @cache
 def one_run(quick: bool) -> Recorded:
-    """As many turns of a single run: of repair, on eight programs (one)."""
+    """Record as many turns from a single run of repair on eight programs (one with `quick`)."""
     wanted, programs = (24, 1) if quick else (200, 8)
     home, peer = Path(_kept().name) / "home", Path(_kept().name) / "peer"
-    seed = 1000  # none of the others'
+    seed = 1000  # not used by `recorded`
     rows = record_repair(home, seed, peer=False, together=programs, budget=16)
     turns = _turns("repair", seed, rows)[:wanted]
     truth = _trees(peer, "repair", seed, record_repair(peer, seed, peer=True, together=programs, budget=16))
@@ -149,7 +149,7 @@ def record_coder(home: Path, seed: int, *, peer: bool) -> list[OpRecord]:
 
 def _done(name: str, seed: int, rows: list[OpRecord]) -> Iterator[tuple[Key, OpRecord]]:
     done = [row for row in rows if row.kind is OpKind.RUN and row.status is OpStatus.DONE]
-    for place, row in enumerate(done):  # the coder's turns come one after the other, under names of its thread
+    for place, row in enumerate(done):  # the coder's turns are sequential, with names that depend on its thread
         yield (name, seed, place if name == "coder" else row.key), row
 
 
@@ -165,7 +165,7 @@ def _trees(home: Path, name: str, seed: int, rows: list[OpRecord]) -> dict[Key, 
 
 
 def tree(snapshots: SnapshotStore, id: SnapshotId | None) -> Tree | None:
-    """The files of a state by their content; without what Python caches, which holds times."""
+    """Return a state's files by content, without Python's caches, which contain times."""
     if id is None:
         return None
     entries = snapshots.entries(snapshots.get(id))

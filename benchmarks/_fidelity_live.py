@@ -1,8 +1,8 @@
-"""A replay against vLLM for CPUs, live, with SmolLM2: rows for benchmarks/fidelity.py.
+"""Compare a replay with vLLM for CPUs, live, with SmolLM2: rows for benchmarks/fidelity.py.
 
-One engine is started, by the project's own launcher, with vLLM's own scheduler: first come, first served. Its steps
-are timed as `ramify bench profile` times them, the requests sent, the steps timed again, and so on: each run is
-replayed with the steps' times on both its sides, since the machine is not the same throughout.
+One engine is started by Ramify's own launcher, with vLLM's own scheduler: first come, first served. Its steps are
+timed as `benchmarks/profile_engine.py` times them, then the requests are sent, then the steps are timed again, and so
+on. Each run is replayed with the step times before and after it, because the speed of the machine changes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ramify.serving.engine.vllm import VllmEngine
 
 Told = Callable[[str], None]
 SLOTS, CONTEXT = 8, 1024
-# vLLM for CPUs schedules no step ahead of the one that runs; the launcher has prompts computed in one piece.
+# vLLM for CPUs does not schedule a step while another one runs, and the launcher disables chunked prefill.
 FRAME = Frame(SLOTS, step_tokens=4096, overlap=False, chunked_prefill=False)
 PROBES = Plan(batches=(1, 2, 4, SLOTS), prompts=(16, 128, 384), tokens=32, repeats=3)
 BRIEF = Plan(batches=(1, SLOTS), prompts=(32, 256), tokens=12, repeats=1)
-_FULL = (SLOTS, SLOTS * 200, 0.0)  # the step by which models are told of: all slots, 200 tokens each
+_FULL = (SLOTS, SLOTS * 200, 0.0)  # the step that is shown for each model: all slots in use, 200 tokens each
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,16 @@ class Compared:
     figures: list[Figure]
     live: list[list[Served]]
     replays: list[list[Served]]  # of each live run
-    full_ms: list[float]  # a full batch's step: before the first run, after it, …, after the last
-    probe_error: float  # of the probes under their models, mean absolute, relative
+    full_ms: list[float]  # time of a step with a full batch: before the first run, after it, …, after the last
+    probe_error: float  # of the probes against their fitted models: mean absolute relative error
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last token, longest of the live runs."""
+        """Seconds from the first request to the last token, in the longest live run."""
         return max(one.last for run in self.live for one in run)
 
     def residuals(self) -> list[tuple[float, ...]]:
-        """Of every request: its run, from 1, and TTFT and TPOT as they were and as replayed, in seconds."""
+        """Return for every request: its run (from 1), and TTFT and TPOT as measured and as replayed, in seconds."""
         return [
             (number, one.ttft, one.tpot, ours.ttft, ours.tpot)
             for number, (run, replay) in enumerate(zip(self.live, self.replays, strict=True), 1)
@@ -61,7 +61,7 @@ class Compared:
 def measure(
     trace: Path | None, *, requests: int, runs: int, load: float, seed: int, told: Told = print, probes: Plan = PROBES
 ) -> Compared:
-    """Raises ReplayError, or ServingError where there is no vLLM or no model."""
+    """Run the live comparison. Raises ReplayError, or ServingError without vLLM or a model."""
     asked = read(trace) if trace else _made_up()
     return asyncio.run(_measure(asked, requests, runs, load, seed, told, probes))
 

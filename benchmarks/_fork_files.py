@@ -1,9 +1,9 @@
-"""The files-only rows of benchmarks/fork.py: one fork, a hundred at once, and how both grow with the tree.
+"""Rows for benchmarks/fork.py: forks of worlds without processes, singly, a hundred at once, and by size of the tree.
 
-A fork counts when the child's tree is mounted; the time to the child's first `run("true")` after that stands in
-`first_run`. A snapshot that is forked again and again has trees mounted ahead; one that another was forked before has
-a row of its own. So has the first fork after a backend was opened, the largest of every spread: its helper process
-still starts, and it waits for that. Peers do theirs to the same files in the same run, one after the other.
+A fork ends when the child's tree is mounted. `first_run` is the further time to the child's first `run("true")`. For
+a snapshot that is forked repeatedly, trees are mounted ahead; a snapshot that is forked in turn with another one has
+a row of its own. So has the first fork after a backend was opened, which waits for its helper process to start. Peers
+process the same files in the same run.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ramify.sandboxes.selection import open_backend
 
 FORKS = 50
 HUNDREDS = 20
-RUN_EVERY = 4  # of these hundreds, one is taken to its first commands
+RUN_EVERY = 4  # one in so many of these hundreds also runs a first command in each world
 COPIES = 20
 QUICK_FORKS, QUICK_HUNDREDS, QUICK_COPIES = 20, 5, 10
-TARGET_MS = {True: 1.0, False: 4.0}  # as root, as a user
+TARGET_MS = {True: 1.0, False: 4.0}  # as root, as an ordinary user
 HUNDRED_MS = {True: 150.0, False: None}
-FLAT = 1.5  # a fork of the largest tree over one of the smallest: noise, no growth
+FLAT = 1.5  # time of a fork of the largest tree over the smallest: leaves room for noise, not for growth
 
 
 def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
-    """10,000 files of 1 GB in all, beside 1,000 and 100,000 small ones; with `quick` a tenth of everything."""
+    """10,000 files of 1 GB in all, next to 1,000 and 100,000 small ones; with `quick` a tenth of everything."""
     sizes = {100: 1_000, 1_000: 10_000, 10_000: 1_000} if quick else {1_000: 10_000, 10_000: 100_000, 100_000: 1_000}
     _, middle, _ = sizes
     forks, hundreds = (QUICK_FORKS, QUICK_HUNDREDS) if quick else (FORKS, HUNDREDS)
@@ -66,7 +66,7 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
 MOUNTS = """
 import os, statistics, sys, tempfile, time
 from pathlib import Path
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.host.scratch import spread
 took = []
 with tempfile.TemporaryDirectory(dir=sys.argv[2]) as folder:
@@ -87,7 +87,7 @@ print(statistics.median(took))
 
 
 def _floor(lower: Path) -> str:
-    """What the kernel alone takes for the same mount, with nobody to ask for it: no fork is faster."""
+    """Return the time that the kernel needs for the same mount: no fork can be faster."""
     namespaces = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
     told = subprocess.run(
         [*namespaces, sys.executable, "-c", MOUNTS, str(lower), str(lower.parent)], capture_output=True, text=True
@@ -109,7 +109,8 @@ def _fill(workspace: Path, count: int, size: int) -> None:
 async def _ours(
     root: Path, rounds: int, hundreds: int
 ) -> tuple[tuple[list[float], list[float]], list[tuple[float, float | None]], list[float]]:
-    """Forks and their first commands; with `hundreds` so many of those, and forks of two snapshots in turn."""
+    """Time forks and their first commands; with `hundreds`, also that many batches of a hundred, and forks of two
+    snapshots in turn."""
     store = SnapshotStore(root / "ramify" / "store")
     base = store.import_tree(root / "workspace").snapshot
     spec = WorldSpec(mount_at=root / "workspace", env={"PATH": os.environ["PATH"]})
@@ -125,14 +126,14 @@ async def _ours(
             if not result.ok or not (world.path / "d0" / "f0").is_file():
                 raise AssertionError(f"that was no fork: {result}")
             await world.close()
-            await asyncio.sleep(0.05)  # the spare that it took is made anew: a fork in a search comes alone
+            await asyncio.sleep(0.05)  # wait until the spare tree is replaced, as between the forks of a search
         turns = await _in_turn(backend, base, spec, rounds) if hundreds else []
         many = [await _at_once(backend, base, spec, n % RUN_EVERY == 0) for n in range(hundreds)]
         return (forks, firsts), many, turns
 
 
 async def _in_turn(backend: Backend, base: Snapshot, spec: WorldSpec, rounds: int) -> list[float]:
-    """How long forks took of two snapshots in turn: none has its tree before it is asked for."""
+    """Time forks of two snapshots in turn: neither has its tree mounted ahead."""
     world = await backend.materialise(base, spec)
     (world.path / "changed").write_text("once\n")
     both, forks = (await world.seal(), base), []
@@ -147,7 +148,7 @@ async def _in_turn(backend: Backend, base: Snapshot, spec: WorldSpec, rounds: in
 
 
 async def _at_once(backend: Backend, base: Snapshot, spec: WorldSpec, run: bool) -> tuple[float, float | None]:
-    """How long a hundred forks took, and then a command in each."""
+    """Time a hundred forks, and then a command in each."""
     begun = time.perf_counter()
     worlds = await backend.fork(base, spec, 100)
     forked = time.perf_counter()
@@ -167,7 +168,8 @@ def _against_peers(
     count: int,
     pace: Pace,
 ) -> list[Row]:
-    """One fork and a hundred beside each peer, which does a hundred in a hundred times one: nobody copies 100 GB."""
+    """Compare one fork and a hundred with each peer. A peer's hundred is a hundred times its one: nobody copies 100
+    GB."""
     floor = _floor(root / "workspace")
     as_root = os.geteuid() == 0
     forks, firsts = single
@@ -218,7 +220,7 @@ def _worktrees(root: Path, pace: Pace) -> tuple[list[float], str]:
 
 
 def _commits(root: Path, pace: Pace) -> tuple[list[float], str]:
-    """A container over the same files, 100 of them changed, committed again and again."""
+    """Time repeated commits of a container over the same files, 100 of them changed."""
     if why := no_docker():
         return [], f": {why}"
     image = "ramify-bench-fork"

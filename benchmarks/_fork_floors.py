@@ -1,7 +1,6 @@
-"""What rows of benchmarks/fork.py cannot go below on this machine: the mechanism alone, by hand.
+"""Lower bounds for rows of benchmarks/fork.py on this machine: the bare kernel mechanism, without checks or records.
 
-Nobody is asked here, nothing is checked, recorded or kept apart. Each is taken in the run whose rows name
-it, for a machine that does other work is slower at both.
+Each bound is measured in the same run as the row that names it, because a busy machine slows both down.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ BASH = ("/bin/bash", "--norc", "--noprofile")
 CHECKPOINT = """
 import hashlib, os, statistics, sys, tempfile, time
 from pathlib import Path
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 lower, scratch, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 took = []
 with tempfile.TemporaryDirectory(dir=scratch) as top:
@@ -59,7 +58,7 @@ print(statistics.median(took))
 
 SESSION = """
 import gc, os, statistics, sys, tempfile, time
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 lower, scratch, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 exec(sys.argv[4])
 gc.freeze()
@@ -122,7 +121,7 @@ else:
 
 
 def command(plain_ms: float) -> str:
-    """A program in a bare bash in namespaces of its own, over `plain_ms`, what fork and exec take here."""
+    """Time a program in a plain bash in namespaces of its own, beyond `plain_ms`, the time of fork and exec here."""
     with subprocess.Popen([*ALONE, *BASH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as shell:
         assert shell.stdin is not None
         assert shell.stdout is not None
@@ -137,7 +136,7 @@ def command(plain_ms: float) -> str:
 
 
 def checkpoint(lower: Path, scratch: Path) -> str:
-    """What a seal cannot do without, to 100 files that were changed through an overlay over `lower`."""
+    """Time the steps that a seal cannot avoid, for 100 files changed in an overlay over `lower`."""
     return _told(
         [*APART, sys.executable, "-c", CHECKPOINT, str(lower), str(scratch), str(ROUNDS)],
         "100 files unmounted, read, hashed, renamed, and the longer stack mounted",
@@ -145,7 +144,7 @@ def checkpoint(lower: Path, scratch: Path) -> str:
 
 
 def session(lower: Path, scratch: Path, data: str) -> str:
-    """A Python program that holds `data` and forks itself, the child over a tree of its own."""
+    """Time a Python program that holds `data` and forks itself, with the child over a tree of its own."""
     return _told(
         [*APART, sys.executable, "-c", SESSION, str(lower), str(scratch), str(ROUNDS), data],
         "a bare fork of the same memory, a mount namespace and a tree for it, and its answer",
@@ -153,7 +152,7 @@ def session(lower: Path, scratch: Path, data: str) -> str:
 
 
 def restore(program: str, scratch: Path) -> str:
-    """CRIU alone, in namespaces that stand ready: `program` (Python), its shell and a job."""
+    """Time CRIU alone, in existing namespaces, with `program` (Python), its shell and a job."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         for name in ("images", "run"):
             Path(folder, name).mkdir()

@@ -1,8 +1,8 @@
-"""The live rows of benchmarks/fork.py: shells, processes and sessions, through the backend's contract.
+"""Rows for benchmarks/fork.py: forks of worlds with shells, processes and Python sessions.
 
-A live fork counts when its tree is mounted and its processes are back; a fork of a shell, which begins with its first
-command, when that has been answered, and one with a Python session when that has answered. Medians of 20 and more,
-with `--quick` of 5 where a round takes a second; peers in the same run.
+A fork ends when its tree is mounted and its processes are restored. A fork of a shell starts with its first command
+and ends with that command's answer; one with a Python session ends with the session's answer. Medians of 20 or more,
+with `--quick` of 5 where one round takes a second. Peers run in the same run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ramify.sandboxes.contract import World, WorldSpec
 
 ROUNDS, QUICK_SLOW = 20, 5
 
-Peer = tuple[str, list[float] | None]  # what it is, or why it is not here; its times
+Peer = tuple[str, list[float] | None]  # what it is, or why it cannot be measured; its times
 
 PROGRAM = """
 import os, time
@@ -38,13 +38,13 @@ held = os.urandom(50 << 20)
 open("ready", "w").close()
 while True: time.sleep(0.05)
 """
-DATA = "data = {n: bytes([n % 256]) * 1024 for n in range(200_000)}"  # 200 MB in as many objects
+DATA = "data = {n: bytes([n % 256]) * 1024 for n in range(200_000)}"  # 200 MB in 200,000 objects
 PICKLE = "import pickle; open('data.pickle', 'wb').write(pickle.dumps(data, 5)); None"
 RELOAD = "import pickle; data = pickle.load(open('data.pickle', 'rb')); None"
 
 
 def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
-    """`quick`: 1,000 files in the place of 10,000, 20 forks in the place of a hundred, Docker's peers ten times."""
+    """`quick`: 1,000 files instead of 10,000, 20 forks instead of a hundred, ten rounds of Docker's peers."""
     return asyncio.run(_rows(quick, scratch))
 
 
@@ -85,7 +85,7 @@ class Bench:
     ) -> None:
         self._backend, self._base, self._spec = backend, base, spec
         self._docker = docker
-        self._lower, self._scratch = lower, scratch  # the base's layer, and a place for what is done by hand
+        self._lower, self._scratch = lower, scratch  # the base's layer, and a folder for measurements without Ramify
 
     async def commands(self) -> list[Row]:
         world = await self._backend.materialise(self._base, self._spec)
@@ -133,7 +133,7 @@ class Bench:
         await world.run(":")
 
     async def shells(self, n: int, rounds: int) -> list[Row]:
-        """Forks of a world whose shell knows something, each to its first command."""
+        """Time forks of a world whose shell has a state, each until its first command ends."""
         world = await self._backend.materialise(self._base, self._spec)
         await world.run("kept=1; f() { echo $kept; }; cd d1")
         snapshot = await world.seal()
@@ -153,7 +153,7 @@ class Bench:
         return [row(f"{n} live forks of a shell, all to their first command", took, 1500 * n / 100)]
 
     async def sessions(self, slow: int) -> list[Row]:
-        """`slow`: rounds of what takes a second."""
+        """`slow`: rounds of measurements that take a second each."""
         world = await self._backend.materialise(self._base, self._spec)
         repl = await world.python()
         assert (await repl.run(DATA)).ok
@@ -187,7 +187,7 @@ class Bench:
         ]
 
     async def _carried(self, snapshot: Snapshot, rounds: int) -> tuple[list[float], list[float]]:
-        """How long a fork takes to its tree, and to an answer of the session that came along."""
+        """Time a fork until its tree is mounted, and until its restored session answers."""
         assert snapshot.tier is ProcessTier.REPL, snapshot.processes.reason
         mounted, answered = [], []
         for _ in range(rounds):
@@ -201,7 +201,7 @@ class Bench:
         return mounted, answered
 
     async def live(self) -> list[Row]:
-        """bash, a Python program of 50 MB and a job."""
+        """A world with bash, a Python program of 50 MB and a job."""
         spec = replace(self._spec, dumpable=True)
         names = ("live fork", "rollback of a live world")
         if why := criu.why_not(spec):
@@ -250,7 +250,7 @@ def _spawn(*words: str) -> float:
 
 
 def _floor() -> str:
-    """What starts anew whatever we do, as fast as this machine does it: a shell, and one in new namespaces."""
+    """Time what always starts anew: a shell, and a shell in new namespaces."""
     bash = ["/bin/bash", "--norc", "--noprofile", "-c", ":"]
     apart = [
         "/usr/bin/unshare",
@@ -264,7 +264,7 @@ def _floor() -> str:
 
 
 def _docker_peers(pace: Pace) -> dict[str, Peer]:
-    """`docker exec`, `restart` and `checkpoint` of a container of this machine's own bash and core utilities."""
+    """Time `docker exec`, `restart` and `checkpoint` of a container with this machine's bash and core utilities."""
     names = ("exec", "restart", "checkpoint")
     why = no_docker()
     if why:
@@ -285,7 +285,7 @@ def _docker_peers(pace: Pace) -> dict[str, Peer]:
 
 @contextmanager
 def _container() -> Iterator[str]:
-    """A running container over an image that is imported from this machine: there may be no registry."""
+    """Start a container over an image imported from this machine, since there may be no registry."""
     image = "ramify-bench-live"
     programs = ["/bin/bash", "/bin/true", "/bin/sleep"]
     linked = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
@@ -308,7 +308,7 @@ def _container() -> Iterator[str]:
 
 
 def _spent(*words: str) -> tuple[float, str]:
-    """How long a program took, and what it said if it failed."""
+    """Time a program. If it fails, show its output."""
     began = time.perf_counter()
     done = subprocess.run(words, capture_output=True, text=True)
     took = (time.perf_counter() - began) * 1000

@@ -1,5 +1,3 @@
-"""What the parts of benchmarks/fork.py have in common: a row, and how often something is measured."""
-
 from __future__ import annotations
 
 import math
@@ -13,14 +11,14 @@ Row = dict[str, object]
 
 
 class Pace(NamedTuple):
-    """How often a peer is measured, and for how long at most."""
+    """How often a peer is measured, and for how many seconds at most."""
 
     rounds: int
     budget_s: float = math.inf
 
 
 QUICK_BUDGET_S = 3.0  # for one peer
-LEAST = 3  # rounds, however long
+LEAST = 3  # least number of rounds, however long they take
 
 
 def row(
@@ -32,7 +30,7 @@ def row(
     *,
     unit: str = "ms",
 ) -> Row:
-    """Medians. `peer` says who, or why nobody; `rounds` how often each side was measured."""
+    """Return a row of medians. `peer`: who it is, or why there is none. `rounds`: how often each side was measured."""
     value, other = statistics.median(ours), statistics.median(peers) if peers else None
     return {
         "name": name,
@@ -49,13 +47,13 @@ def row(
 
 
 def missing(name: str, why: str) -> Row:
-    """What cannot run here."""
+    """Return a row for something that cannot run here."""
     empty = dict.fromkeys(("ours", "peer_value", "ratio", "target", "met"))
     return {"name": name, "unit": "ms", "peer": why, **empty}
 
 
 def in_budget(work: Callable[[int], float], rounds: int, budget_s: float = math.inf) -> list[float]:
-    """What so many rounds gave; fewer, but some, where they and what lies between them take too long."""
+    """Return the results of `rounds` rounds, or of fewer, but at least `LEAST`, once `budget_s` seconds have passed."""
     took: list[float] = []
     end = time.monotonic() + budget_s
     while len(took) < rounds and (len(took) < LEAST or time.monotonic() < end):
@@ -64,14 +62,14 @@ def in_budget(work: Callable[[int], float], rounds: int, budget_s: float = math.
 
 
 def spent(*words: str) -> float:
-    """Milliseconds of a program that must not fail."""
+    """Return the milliseconds that a program took, which must not fail."""
     begun = time.perf_counter()
     subprocess.run(words, check=True, capture_output=True)
     return (time.perf_counter() - begun) * 1000
 
 
 def no_docker() -> str:
-    """Why no engine can be measured; "" where one answers."""
+    """Return why no Docker Engine can be measured, or "" if one answers."""
     try:
         asked = subprocess.run(["docker", "info"], capture_output=True, timeout=20)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""The fork engine's rows of benchmarks/fork.py: merge, checkpoint, bytes on disk. No sandbox: the store alone.
+"""Rows for benchmarks/fork.py: merge, checkpoint and disk usage of the snapshot store alone, without a sandbox.
 
-Each peer does the same to the same files in the same run. Medians of 20 and more, with the spread in the name's note.
+Each peer processes the same files in the same run. Medians of 20 or more.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 
 ROUNDS = 20
-CHANGED = 100  # files a branch changes
+CHANGED = 100  # files that a branch changes
 BRANCHES = 100
 _SAME: dict[str, Any] = {"env": {}, "env_unset": (), "cwd": ""}
 
 
 @dataclass(frozen=True)
 class Bed:
-    """A workspace of `files` files and the store that holds it."""
+    """A workspace of `files` files, and the store that holds it."""
 
     root: Path
     workspace: Path
     store: SnapshotStore
     base: Snapshot
     files: int
-    size: int  # bytes a file
+    size: int  # bytes per file
 
 
 def rows(quick: bool, scratch: Path | None = None) -> list[dict[str, object]]:
@@ -71,12 +71,12 @@ def _name(number: int) -> str:
 
 
 def _text(source: random.Random, size: int) -> bytes:
-    """Lines that nothing compresses or merges by chance."""
+    """Random lines, which neither compress nor merge by chance."""
     return b"".join(b"%060x\n" % source.getrandbits(240) for _ in range(size // 61 + 1))[:size]
 
 
 def _times(work: Callable[[int], float], rounds: int = ROUNDS) -> list[float]:
-    """Milliseconds of each round; `work` gives seconds. The first is for warming up."""
+    """Return the milliseconds of each round; `work` returns seconds. The first round is a warm-up."""
     work(-1)
     return in_budget(lambda number: work(number) * 1e3, rounds)
 
@@ -85,7 +85,7 @@ def _times(work: Callable[[int], float], rounds: int = ROUNDS) -> list[float]:
 
 
 def _merge(bed: Bed) -> list[dict[str, object]]:
-    """One side changed 100 files, the other 100 others, over all of the tree."""
+    """One side changed 100 files, the other 100 others, spread over the tree."""
     step = max(1, bed.files // CHANGED)
     mine, yours = (
         [_name(number) for number in range(offset, bed.files, step)][:CHANGED] for offset in (0, max(1, step // 2))
@@ -108,7 +108,7 @@ def _child(bed: Bed, paths: list[str], note: str) -> Snapshot:
 
 
 def _upper(bed: Bed, paths: list[str], note: str) -> Path:
-    """What a world that rewrote these files leaves behind: each whole, with a line of its own on top."""
+    """Write what a world that rewrote these files leaves: each whole, with one new first line."""
     upper = Path(tempfile.mkdtemp(dir=bed.root))
     for path in paths:
         (upper / path).parent.mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ def _upper(bed: Bed, paths: list[str], note: str) -> Path:
 
 
 def _git(bed: Bed, mine: list[str], yours: list[str]) -> list[float]:
-    """`git merge` of the same, both sides committed before: what a team that keeps its agents' work in git pays."""
+    """Time `git merge` of the same changes, both committed before."""
     repository = bed.root / "git"
     shutil.copytree(bed.workspace, repository)
 
@@ -164,7 +164,7 @@ def _checkpoint(bed: Bed) -> list[dict[str, object]]:
         return spent
 
     def least(number: int) -> float:
-        """What no seal can do without."""
+        """Time the steps that no seal can avoid."""
         upper = _upper(bed, paths, f"{number} floor")
         begun = time.perf_counter()
         for path in paths:
@@ -187,7 +187,7 @@ def _checkpoint(bed: Bed) -> list[dict[str, object]]:
         return spent
 
     def tar(number: int) -> float:
-        """What changed, listed for it beforehand, into an archive: all that tar has to do."""
+        """Time an archive of the changed files, which are listed beforehand: all that tar has to do."""
         upper = _upper(bed, paths, f"{number} tar")
         begun = time.perf_counter()
         with tarfile.open(bed.root / "changed.tar", "w") as made:
@@ -211,7 +211,7 @@ def _checkpoint(bed: Bed) -> list[dict[str, object]]:
 
 
 def _docker_commits(bed: Bed, paths: list[str]) -> list[float]:
-    """`docker commit` of a container in which the same files were replaced. Empty where no docker runs."""
+    """Time `docker commit` of a container in which the same files were replaced. Empty without a Docker Engine."""
     if no_docker():
         return []
     image = "ramify-bench-store"
@@ -248,9 +248,8 @@ def _docker(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _bytes(bed: Bed, branches: int) -> list[dict[str, object]]:
-    """Branches that change one file in a hundred, each its own way; a fifth of the files the same way as the branch
-    before, as siblings do. The distinct contents are counted by reading every branch's own files, by no code of the
-    store."""
+    """Branches change 1 % of the files, each differently, except that a fifth are changed as in the branch before, as
+    siblings do. The distinct contents are counted independently of the store, from the branches' own files."""
     source = random.Random(2)
     root = bed.root / "bytes"
     store = SnapshotStore(root)
@@ -295,7 +294,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _disk_bytes(root: Path) -> int:
-    """Blocks in use, folders and manifests with them; an inode once."""
+    """Return the bytes of blocks in use, including folders and manifests, each inode once."""
     seen: dict[int, int] = {}
     for folder, names, files in os.walk(root):
         for name in [".", *names, *files]:

@@ -1,7 +1,7 @@
-"""What figures were made on: the `machine` that every benchmark's last line ends with.
+"""The machine on which the figures were measured: the `machine` object at the end of every benchmark's JSON.
 
-Machines of as many cores differ severalfold: in one core's pace, which a fixed loop of plain Python tells, and, for a
-model on the processor, in the widest vectors that it has.
+Machines with the same number of cores differ severalfold: in the speed of one core, which a fixed loop of plain
+Python measures, and, for a model on the processor, in their widest vector instructions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-_VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # the first that the processor has
+# the first of these that the processor has is reported
+_VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")
 _LOOP = 200_000
 
 
@@ -29,7 +30,8 @@ def machine() -> dict[str, Any]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Its name, family and model, and the widest vectors: of generations of one name the family and model differ."""
+    """Return the processor's name, family, model and widest vector instructions. Generations can share a name, but
+    differ in family and model."""
     try:
         first = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
@@ -44,7 +46,7 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def loop_ms(times: int = 5) -> float:
-    """Least of `times` runs of a loop that takes the interpreter about a hundredth of a second."""
+    """Return the milliseconds of a loop that takes the interpreter about 10 ms: the minimum of `times` runs."""
     took = []
     for _ in range(times):
         begun = time.perf_counter()

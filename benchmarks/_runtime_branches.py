@@ -1,9 +1,9 @@
-"""Many branches: 200 at once on however many cores there are, 1,000 that queue for 200 places.
+"""Many branches: 200 at the same time, and 1,000 that queue for 200 places.
 
-A process of its own does the work, so that what is measured is that and its worlds. "At once" is shown, not hoped
-for: every branch waits in its step, its world alive, until all are there; then nothing has anything to do for a
-while, and what all processes use of a core meanwhile is the idle row. Memory is the proportional set size of that
-process and all below it, looked at while all worlds are alive.
+A process of its own does the work, so that only it and its worlds are measured. Every branch waits in its step, with
+its world alive, until all are there, which proves that they are concurrent. Then nothing runs for a while, and the
+idle row is the share of a core that all processes use meanwhile. Memory is the proportional set size of that process
+and all its descendants while all worlds are alive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDLE_S = 5.0
 
 @dataclass
 class Room:
-    """Where branches meet: the last of `places` to come in opens it."""
+    """A barrier for branches: the last of `places` to arrive opens it."""
 
     places: int
     here: int = 0
@@ -63,8 +63,8 @@ async def branching(count: int, at_once: int) -> list[int]:
 
 
 async def measured() -> tuple[float, float]:
-    """What all processes from this one down use of a core while nothing is to be done, and the GB that they hold."""
-    await asyncio.sleep(1.0)  # what went before has settled
+    """Measure what all processes from this one down use of a core while idle, and the GB that they hold."""
+    await asyncio.sleep(1.0)  # earlier work has finished
     before, begun = _cpu_s(), time.perf_counter()
     await asyncio.sleep(IDLE_S)
     share = (_cpu_s() - before) / (time.perf_counter() - begun)
@@ -72,7 +72,7 @@ async def measured() -> tuple[float, float]:
 
 
 def _below(root: int) -> set[int]:
-    """A process and all that descend from it."""
+    """Return a process and all its descendants."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
@@ -85,7 +85,7 @@ def _below(root: int) -> set[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields after the name, which may hold anything; None of a process that has ended."""
+    """Return the fields of /proc/PID/stat after the name, which may hold anything; None if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -98,7 +98,7 @@ def _cpu_s() -> float:
 
 
 def _pss(pid: int) -> int:
-    """Bytes; where the kernel tells no share of what is shared, all that is resident."""
+    """Return the proportional set size in bytes, or all resident memory if the kernel does not report it."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

@@ -1,4 +1,4 @@
-"""DBOS on SQLite, doing what our runs do: a loop of steps that is killed, recovered, forked."""
+"""DBOS on SQLite with the same workload as our runs: a loop of steps that is killed, recovered and forked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ID = "the-loop"
 
 @contextmanager
 def _opened(path: Path, calls: list[float], hang: Path | None) -> Iterator[Any]:
-    """DBOS and the workflow. Opening recovers what was pending. `hang`: the last step touches it, and stays."""
+    """Open DBOS and define the workflow. Opening recovers what was pending. `hang`: the last step touches this file
+    and blocks."""
     from dbos import DBOS
 
     DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{path}", "log_level": "CRITICAL"})
@@ -57,7 +58,7 @@ def _until_killed(folder: Path, count: int) -> None:
 
 
 def resume(folder: Path, count: int, rounds: int) -> list[float]:
-    """Seconds from opening DBOS on what a SIGKILL left to the first step that was not done."""
+    """Return the seconds from opening DBOS after a SIGKILL to the first step that was not done."""
     child = multiprocessing.get_context("spawn").Process(target=_until_killed, args=(folder, count))
     child.start()
     while not (folder / "dbos-hangs").exists():
@@ -79,7 +80,7 @@ def resume(folder: Path, count: int, rounds: int) -> list[float]:
 
 
 def forks(folder: Path, count: int, at: int) -> list[float]:
-    """Milliseconds of `fork_workflow` at that step of a workflow that is done."""
+    """Return the milliseconds of `fork_workflow` at that step of a finished workflow."""
     from dbos import SetWorkflowID
 
     took = []

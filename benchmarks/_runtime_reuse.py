@@ -1,8 +1,8 @@
-"""A tree search with and without reuse, and the same work in LangGraph with its cache and without.
+"""A tree search with and without reuse, and the same work in LangGraph with and without its cache.
 
-64 leaves in worlds of their own, two of which always hold the same: a leaf does about a third of a second's work.
-LangGraph's cache sees a task's input only, so its tasks are given what tells the leaves apart; it has no single
-flight, and no world.
+64 leaves, each with a world of its own, in pairs with equal content; each does about a third of a second of work.
+LangGraph's cache sees only a task's input, so its tasks get as input what distinguishes the leaves. It has no single
+flight and no worlds.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ async def search(reuse: bool, leaves: int) -> int:
 
 
 def rows(quick: bool, sandbox: str) -> list[Row]:
-    """Ours with reuse and without, LangGraph with its cache and without: in turns, so that load meets all alike."""
+    """Alternate our search with and without reuse and LangGraph with and without its cache, so that load affects all
+    equally."""
     took: dict[bool, list[float]] = {True: [], False: []}
     executed = {True: 0, False: 0}
     cached, plain = [], []
     leaves = QUICK if quick else LEAVES
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
-        asyncio.run(_search(Path(folder), sandbox, True, SHARED))  # imports are nobody's in particular
+        asyncio.run(_search(Path(folder), sandbox, True, SHARED))  # do the imports before anything is timed
     for _ in range(1 if quick else ROUNDS):
         for reuse in (True, False):
             with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
@@ -103,7 +104,7 @@ async def _search(folder: Path, sandbox: str, reuse: bool, leaves: int) -> tuple
 
 
 def _langgraph(leaves: int, *, cache: bool) -> tuple[float, int]:
-    """64 tasks of one superstep, as `Send`s: half of them equal. The cache has no single flight."""
+    """64 tasks in one superstep, as `Send`s: half of them equal. The cache has no single flight."""
     ran: list[int] = []
 
     class State(TypedDict):

@@ -1,4 +1,4 @@
-"""Whole runs: steps that change files, forks of long threads, many branches at once, resuming what was killed."""
+"""Whole runs: steps that change files, forks of long threads, many concurrent branches, resume after a kill."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _ten_files(sandbox: str, count: int) -> Row:
 
 
 def _floor(folder: Path, number: int) -> float:
-    """What the kernel asks for the same: ten new files, one flush of the file system, one of a database."""
+    """Time the system calls of the same work: ten new files, one flush of the file system, one of a database."""
     begun = time.perf_counter()
     where = folder / f"floor{number}"
     where.mkdir()
@@ -99,7 +99,7 @@ async def _in_runtime(folder: Path, sandbox: str, work: Callable[[Runtime, Path]
 
 
 def _fork_of_a_thread(sandbox: str) -> list[Row]:
-    """`update_state` at step 25 of 50, and for ours its world mounted as well; DBOS's `fork_workflow`."""
+    """Compare `update_state` at step 25 of 50 (ours also mounts its world) with DBOS's `fork_workflow`."""
 
     class State(TypedDict):
         left: int
@@ -189,8 +189,8 @@ async def hang() -> None:
 
 
 def _resume(quick: bool) -> list[Row]:
-    """From opening to the first step that was not done, of a run killed with SIGKILL; each on a fresh copy of what
-    the kill left. What our side and the peers import is imported before."""
+    """Time from opening to the first step that was not done, in a run killed by SIGKILL. Each round uses a fresh copy
+    of what the kill left. All imports are done before."""
     count, rounds = (100, 3) if quick else (LONG, 20)
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as name:
         folder = Path(name)
@@ -198,7 +198,7 @@ def _resume(quick: bool) -> list[Row]:
         took = []
         for _ in range(rounds):
             shutil.rmtree(folder / "home", ignore_errors=True)
-            subprocess.run(["cp", "-a", folder / "killed", folder / "home"], check=True)  # there are pipes in it
+            subprocess.run(["cp", "-a", folder / "killed", folder / "home"], check=True)  # it contains pipes
             STARTED.clear()
             begun = time.perf_counter()
             asyncio.run(_in_runtime(folder, "copy", _go_on))
@@ -212,7 +212,7 @@ def _resume(quick: bool) -> list[Row]:
 
 
 def _killed(work: Callable[[Path, int], None], folder: Path, count: int) -> None:
-    """Do it in a process that is killed once it says that it hangs; what it left lies in `killed`."""
+    """Run `work` in a process, kill it once it says that it hangs, and leave its files in `killed`."""
     child = multiprocessing.get_context("fork").Process(target=work, args=(folder, count))
     child.start()
     while not (folder / "hangs").exists():
@@ -236,7 +236,7 @@ async def _go_on(runtime: Runtime, _: Path) -> None:
 
 
 def _langgraph_resume(folder: Path, count: int, rounds: int) -> list[float]:
-    """The thread ends by an error at the step where ours was killed: what is durable is the same."""
+    """End the thread with an error at the step at which ours was killed: the durable state is the same."""
     from langgraph.checkpoint.sqlite import SqliteSaver
 
     class State(TypedDict):

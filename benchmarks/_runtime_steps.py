@@ -1,9 +1,9 @@
-"""Durable supersteps, and what they store: ramify's Saver against LangGraph's own savers and DBOS.
+"""Durable supersteps, and what they store: Ramify's Saver next to LangGraph's own savers and DBOS.
 
-Every peer runs in the same process, in turns, each superstep durable before the next one starts: LangGraph with
-`durability="sync"`; how each database commits is read from it and stands in the rows' names (an fsync a commit in all
-of them). A superstep is the time from one call of the node, which does nothing, to the next. Its floor is LangGraph
-itself with a checkpointer that does one INSERT; COMMIT, and nothing else, to the same kind of database.
+All peers run in the same process, in turns, and each superstep is durable before the next one starts: LangGraph with
+`durability="sync"`. How each database commits is read from it and part of the row's name (each commit is one fsync).
+A superstep is the time from one call of the node, which does nothing, to the next. Its lower bound is LangGraph
+itself with a checkpointer that only does one INSERT and COMMIT, in the same kind of database.
 """
 
 from __future__ import annotations
@@ -83,15 +83,16 @@ def _sqlite(folder: Path, size: int, steps: int) -> list[Row]:
 
 
 def _logged(saver: Any, database: Path, size: int, steps: int = 25) -> float:
-    """Pages that a superstep writes to SQLite's log. So few steps that it does not begin anew."""
-    supersteps(saver, size, 1)  # makes the tables
+    """Return the pages that a superstep writes to SQLite's write-ahead log. Few enough steps that the log does not
+    wrap around."""
+    supersteps(saver, size, 1)  # creates the tables
     before = _frames(Path(f"{database}-wal"))
     supersteps(saver, size, steps)
     return (_frames(Path(f"{database}-wal")) - before) / steps
 
 
 def _frames(log: Path) -> int:
-    """Those of the log's present round; what is behind them is room (decision 017)."""
+    """Return the frames of the log's current round; what follows them is unused space (decision 017)."""
     data = log.read_bytes()
     page: int = struct.unpack(">I", data[8:12])[0]
     frames = (data[at + 8 : at + 16] for at in range(32, len(data), 24 + page))
@@ -103,12 +104,12 @@ def _dbos_here(folder: Path, size: int, steps: int) -> tuple[str, list[float]]:
         return "DBOS: not installed (pip install dbos)", []
     path = folder / f"dbos{size}.db"
     took = _dbos(f"sqlite:///{path}", size, steps)
-    with closing(sqlite3.connect(path)) as connection:  # it leaves `synchronous` as SQLite has it
+    with closing(sqlite3.connect(path)) as connection:  # it leaves `synchronous` at SQLite's default
         return f"DBOS ({_mode(connection)})", took
 
 
 def _bare(path: Path, size: int, steps: int) -> list[float]:
-    """Milliseconds of a transaction that writes a value of that size and nothing else."""
+    """Return the milliseconds of a transaction that writes a value of that size and nothing else."""
     floor, took = Floor.in_file(path), []
     for _ in range(steps):
         begun = time.perf_counter()
@@ -118,15 +119,15 @@ def _bare(path: Path, size: int, steps: int) -> list[float]:
 
 
 def _mode(connection: Any) -> str:
-    """How a connection to SQLite commits, as it says itself."""
+    """Return how a connection to SQLite commits, as SQLite reports it."""
     journal, level = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous"))
     return f"{str(journal).upper()}, synchronous={('OFF', 'NORMAL', 'FULL', 'EXTRA')[level]}"
 
 
 class Floor(BaseCheckpointSaver[int]):
-    """Keeps nothing that could be read: one row a checkpoint, durable when `put` returns.
+    """A checkpointer that stores nothing readable: one row per checkpoint, durable when `put` returns.
 
-    `connection`: to a database with a table t of one column, each statement its own transaction.
+    `connection`: to a database with a table t of one column, in which each statement is its own transaction.
     """
 
     def __init__(self, connection: Any, insert: str = "INSERT INTO t VALUES (?)") -> None:
@@ -197,7 +198,7 @@ def _absent() -> Row:
 
 
 def supersteps(saver: Any, size: int, steps: int) -> list[float]:
-    """Milliseconds between the node's calls."""
+    """Return the milliseconds between the calls of the node."""
     calls: list[float] = []
 
     class State(TypedDict):
@@ -252,7 +253,7 @@ def _dbos(address: str, size: int, steps: int) -> list[float]:
 
 
 def _stored(folder: Path, steps: int) -> Row:
-    """Bytes on disk for growing messages, over the bytes that are unique."""
+    """Return the bytes on disk for growing messages, over the bytes that are unique."""
 
     def size(path: Path) -> int:
         return sum(each.stat().st_size for each in folder.glob(f"{path.name}*"))
@@ -283,7 +284,7 @@ async def talk(count: int) -> int:
 
 
 def _stored_by_steps(folder: Path, steps: int) -> Row:
-    """The same where steps under the decorators return the messages: the whole home's database, over what is new."""
+    """Return the same for decorated steps that return the messages: the home's whole database over the new bytes."""
 
     async def stored(count: int) -> float:
         home = folder / f"steps{count}"
@@ -313,7 +314,8 @@ def _grow(saver: Any, steps: int, size: int) -> None:
 
 
 def row(name: str, ours: list[float], unit: str, peer: str, theirs: list[float], target: float | None) -> Row:
-    """Medians, their spread (the 5th and 95th of a hundred), and whether ours over theirs meets the target."""
+    """Return a row of medians with their spread (5th and 95th percentiles), and whether ours over theirs meets the
+    target."""
     mine = statistics.median(ours) if ours else None
     other = statistics.median(theirs) if theirs else None
     ratio = mine / other if mine is not None and other else None

@@ -1,9 +1,9 @@
-"""Hit rates on recorded traces: a tool call is a question, a state and an operation.
+"""Hit rates of reuse on recorded traces. A tool call consists of a question, a state and an operation.
 
-Ours is the runtime's own lineage key; on trajectories of tools the state is modelled by the tools that write. The
-peer is full-history prefix matching, TVCACHE's rule, implemented here for the comparison: a hit where the whole
-history of calls before it, reads included, was met before. Every hit of either rule is held against the result that
-the trace recorded for the call itself: a difference is a wrong hit.
+Ours uses the runtime's own lineage key. In trajectories of tool calls, the state is modelled by the writing tools.
+The peer is full-history prefix matching, TVCACHE's rule, implemented here for comparison: a hit requires that the
+whole history of calls before it, including reads, was seen before. Every hit of either rule is compared with the
+result that the trace recorded for that call; a difference is a wrong hit.
 
 Traces: tau-bench trajectories (sierra-research/tau-bench, MIT) and tree-of-thought logs of the game of 24
 (princeton-nlp/tree-of-thought-llm, MIT), as `.json` or `.json.gz`.
@@ -22,15 +22,15 @@ from typing import Any
 
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.codec import codec
-from ramify.runtime.reuse.reuse import Question
+from ramify.runtime.reuse.reuse import ReuseQuery
 from ramify.runtime.worlds.recovery import stand_in
 
 Row = dict[str, object]
 
 ENVIRONMENT = "RAMIFY_TRACES"
 READS = re.compile(r"(get|list|search|find|look|lookup|read|show|check|view|calculate|think|transfer_to)(_|$)")
-"""Tools that leave the database as it is, by name. Any other one is taken for a tool that writes: a tool that is not
-known costs hits, and no hit is wrong for it."""
+"""Names of tools that only read the database. Any other tool counts as writing, which can cost hits, but never cause
+a wrong one."""
 LINE = re.compile(r"(\S+) ([-+*/]) (\S+) = (\S+) \(left: (.*)\)")
 
 
@@ -52,7 +52,7 @@ class Rate:
 
 
 def rate(calls: list[Call], key: Callable[[Call], str]) -> Rate:
-    """What a cache under `key` answers of these calls, in their order."""
+    """Return what a cache under `key` answers for these calls, in their order."""
     known: dict[str, object] = {}
     hits = wrong = 0
     for call in calls:
@@ -66,9 +66,9 @@ def rate(calls: list[Call], key: Callable[[Call], str]) -> Rate:
 
 
 def by_state(call: Call) -> str:
-    """The runtime's own key, of a state that has this content."""
+    """Return the runtime's own key for a state with this content."""
     state = stand_in(SnapshotId("0" * 64), codec.digest(call.state))
-    return Question(codec.digest(["command", call.operation]), state).lineage_key
+    return ReuseQuery(codec.digest(["command", call.operation]), state).lineage_key
 
 
 def by_history(call: Call) -> str:
@@ -87,13 +87,13 @@ def tool_trajectories(trace: Any) -> Iterator[Call]:
         history: list[object] = []
         asked: dict[str, tuple[str, str]] = {}
         for message in trajectory["traj"]:
-            if message.get("tool_calls"):  # ids come twice in a trajectory: the latest message's count
+            if message.get("tool_calls"):  # ids are not unique in a trajectory: those of the latest message count
                 functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
                 asked = {id: (function["name"], function["arguments"]) for id, function in functions}
             if message["role"] != "tool":
                 continue
             known = asked.pop(message.get("tool_call_id"), None)
-            if known is None:  # a result of what nobody asked for: what it did is not known either
+            if known is None:  # a result without a call: what it did is unknown
                 strange = ["?", trajectory["task_id"], trajectory["trial"], len(history)]
                 writes.append(strange)
                 history.append(strange)
@@ -106,7 +106,7 @@ def tool_trajectories(trace: Any) -> Iterator[Call]:
 
 
 def _arguments(text: str) -> object:
-    """By value, where it is JSON as it should be: the order of keys and blanks do not matter."""
+    """Return the arguments by value if they are JSON, so that key order and blanks do not matter."""
     try:
         return json.loads(text)
     except ValueError:
@@ -114,10 +114,10 @@ def _arguments(text: str) -> object:
 
 
 def tree_search(trace: Any) -> Iterator[Call]:
-    """Game of 24: the state is the numbers that are left, the tool does one operation on two of them.
+    """Game of 24: the state is the remaining numbers, the tool applies one operation to two of them.
 
-    The recorded result is what the proposal says came out and is left. A proposal that the tool would refuse, or
-    that reckons wrongly, is no recorded call of it, and neither is what grew from one.
+    The recorded result is what the proposal says. A proposal that the tool would refuse, or with wrong arithmetic, is
+    not a recorded call, and neither is what follows from it.
     """
     for game in trace:
         for stage in game["steps"]:
@@ -129,12 +129,12 @@ def tree_search(trace: Any) -> Iterator[Call]:
                 found = LINE.fullmatch(last)
                 after = None if left is None else _recorded(last, left)
                 if found is not None and after is not None:
-                    recorded = [_numbers(found[4]), _numbers(found[5])]  # in numbers: 20 4 and 4 20 are the same
+                    recorded = [_numbers(found[4]), _numbers(found[5])]  # numerically: 20 4 and 4 20 are the same
                     yield Call(left, [stage["x"], before], [found[1], found[2], found[3]], recorded)
 
 
 def _numbers(text: str) -> list[str] | None:
-    """In their order of size, each in one spelling."""
+    """Return the numbers sorted by size, each in one spelling."""
     try:
         return [str(number) for number in sorted(map(Fraction, text.split()))]
     except (ValueError, ZeroDivisionError):
@@ -142,7 +142,7 @@ def _numbers(text: str) -> list[str] | None:
 
 
 def _recorded(line: str, numbers: list[str]) -> list[str] | None:
-    """What a proposal leaves of these numbers; None where it is none, or not what the operation gives."""
+    """Return what a proposal leaves of these numbers; None if it is malformed or not the result of the operation."""
     found = LINE.fullmatch(line.strip())
     if found is None:
         return None
@@ -168,7 +168,7 @@ SHAPES = {"traj": "tool_trajectories", "steps": "tree_search"}
 
 
 def files(paths: Iterable[Path]) -> list[Path]:
-    """The files themselves; of a folder those in it, or in its folders of these names."""
+    """Return the files; of a folder, the files in it or in its subfolders of these names."""
     found: list[Path] = []
     for path in paths:
         folders = [path, *(path / kind for kind in READERS)] if path.is_dir() else []

@@ -1,11 +1,12 @@
-"""The request analyzer, measured: what a bound costs, whether it holds, and what pattern graphs foretell.
+"""Measure the request analyzer: the cost of length bounds, their coverage, and what pattern graphs predict.
 
-    python -m benchmarks._serving_analyzer [--quick] [--data DIR]
+    python -m benchmarks.serving_costs.length_bounds [--quick] [--data DIR]
 
-With --data (or RAMIFY_TRACES) lengths are learnt from `responses/*.jsonl.gz` ({"prompt", "response"} a line, a file a
-model), and patterns from `agent_sessions/*.json.gz` and `tool_trajectories/*.json.gz`; without, from made-up traffic,
-and the rows say so. Real data at hand: alpaca_eval (tatsu-lab, Apache-2.0), kv-cache-tester (Apache-2.0), tau-bench
-(sierra-research, MIT). Prompts are split, never rows; tokens are estimated from the text.
+With --data (or RAMIFY_TRACES) lengths are learned from `responses/*.jsonl.gz` (one {"prompt", "response"} per line,
+one file per model), and patterns from `agent_sessions/*.json.gz` and `tool_trajectories/*.json.gz`. Without it,
+synthetic traffic is used, and the rows say so. Suitable data: alpaca_eval (tatsu-lab, Apache-2.0), kv-cache-tester
+(Apache-2.0), tau-bench (sierra-research, MIT). The split is by prompt, never by row; tokens are estimated from the
+text.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ ENVIRONMENT = "RAMIFY_TRACES"
 _SALT = 7
 _LIMIT = 8_192
 _STEP, _FEWEST = 50, 50
-_TOKEN = re.compile(r"\w{1,7}|[^\w\s]|\n")  # close to a byte-pair tokenizer's count on English prose
+_TOKEN = re.compile(r"\w{1,7}|[^\w\s]|\n")  # close to a byte-pair tokenizer's count for English prose
 
 Row = dict[str, Any]
 Floats = npt.NDArray[np.float64]
-Moment = tuple[Ask, int, Matrix]  # a call in the middle of its answer, the tokens still to come, its features
+Moment = tuple[Ask, int, Matrix]  # a call in the middle of its answer: the tokens still to come, its features
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Answers to learn from and others, of prompts never seen, to be judged by."""
+    """Answers to learn from, and answers to other prompts to evaluate on."""
 
     source: str
     learn: Sample
@@ -80,7 +81,7 @@ def row(
 
 
 def rows(quick: bool, data: Path | None = None) -> Iterator[Row]:
-    """All rows, each when it is there. `data`: the folder of traces, else RAMIFY_TRACES, else made-up traffic."""
+    """Yield each row when it is measured. `data`: a folder of traces, else RAMIFY_TRACES, else synthetic traffic."""
     if data is None and ENVIRONMENT in os.environ:
         data = Path(os.environ[ENVIRONMENT])
     lengths = _lengths(data, quick)
@@ -131,7 +132,7 @@ def _sample(asks: list[tuple[Ask, int]], groups: npt.NDArray[np.int32], which: n
 
 
 def _peer(sample: Sample) -> Any:
-    """quantile-forest with the same number of trees, leaves and features."""
+    """Train quantile-forest with the same number of trees, leaves and features."""
     from quantile_forest import RandomForestQuantileRegressor
 
     leaf = max(10, len(sample.rows) // 200)
@@ -142,7 +143,7 @@ def _peer(sample: Sample) -> Any:
 
 
 def _timed(work: Callable[[], object], repeats: int) -> tuple[float, float, float]:
-    """Median, 5th and 95th percentile, in seconds."""
+    """Return median, 5th and 95th percentile, in seconds."""
     took = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -169,7 +170,7 @@ def _cost_rows(lengths: Lengths, model: LengthModel, repeats: int) -> list[Row]:
         )
     sketch = model.sketches(judge.rows[:1], judge.keys[:1], [float(_LIMIT)])[0].sketch
     middle = sketch.quantile(0.5)
-    # As the engine does it: the bound given what was generated, without making the whole conditioned sketch.
+    # As the engine does it: the bound given the generated tokens, without building the whole conditioned sketch.
     median, low, high = (
         t * 1e6 / 1_000
         for t in _timed(lambda: [sketch.quantile(0.95, middle) for _ in range(1_000)], max(20, repeats))
@@ -211,8 +212,8 @@ def _coverage_rows(lengths: Lengths, model: LengthModel) -> list[Row]:
 
 
 def _again_rows(data: Path, model: LengthModel, held: set[int]) -> list[Row]:
-    """Asked again every 50 tokens with the answer's text: does its bound hold at each of these moments, and what does
-    it bring over conditioning the sketch of the beginning? Learnt as the learner does, from every other moment."""
+    """Query again every 50 tokens with the answer's text: does the bound hold at each of these moments, and what does
+    that gain over conditioning the first sketch? Trained like the learner, on every other moment."""
     learn, judge = _moments(data, held)
     sample = Sample(
         rows=np.stack([known for *_, known in learn]),
@@ -242,7 +243,7 @@ def _again_rows(data: Path, model: LengthModel, held: set[int]) -> list[Row]:
 
 
 def _moments(data: Path, held: set[int]) -> tuple[list[Moment], list[Moment]]:
-    """Moments of answers to learn from, and those of prompts held back: all of them."""
+    """Return moments of answers to learn from, and all moments of held-out prompts."""
     found: dict[bool, list[Moment]] = {False: [], True: []}
     for i, (ask, answer) in enumerate(_answers(data)):
         ends = [word.end() for word in _TOKEN.finditer(answer)]
@@ -255,7 +256,7 @@ def _moments(data: Path, held: set[int]) -> tuple[list[Moment], list[Moment]]:
 
 
 def _again_coverage_row(bounds: Floats, rest: Floats, came: npt.NDArray[np.int64]) -> Row:
-    """The least lower limit of any moment that at least `_FEWEST` answers reached."""
+    """Return the smallest lower limit over the moments that at least `_FEWEST` answers reached."""
     held = {g: (rest[came == g] <= bounds[came == g]) for g in np.unique(came).tolist()}
     held = {g: hits for g, hits in held.items() if len(hits) >= _FEWEST}
     worst = min(_lower(int(hits.sum()), len(hits)) for hits in held.values())
@@ -266,15 +267,15 @@ def _again_coverage_row(bounds: Floats, rest: Floats, came: npt.NDArray[np.int64
 
 
 def _lower(held: int, n: int) -> float:
-    """Of a share seen in `n` trials, the lower 95 % limit (Clopper and Pearson, one-sided)."""
+    """Return the one-sided lower 95 % limit (Clopper and Pearson) of a share seen in `n` trials."""
     from scipy.stats import beta
 
     return float(beta.ppf(0.05, held, n - held + 1)) if held else 0.0
 
 
 def _bins(sketches: list[LengthSketch], lengths: Floats) -> Iterator[tuple[int, int, float, float, float]]:
-    """For each moment: tokens generated, answers still running, share within the bound of that moment, its lower 95 %
-    limit (Clopper and Pearson, one-sided), and what was reserved for each token that came."""
+    """Yield for each moment: tokens generated, answers still running, share within the bound at that moment, its
+    lower 95 % limit (Clopper and Pearson, one-sided), and tokens reserved per token generated."""
     generated = 0
     while (running := np.flatnonzero(lengths > generated)).size >= _FEWEST:
         bounds = np.array([sketches[i].quantile(0.95, generated) for i in running])
@@ -289,7 +290,8 @@ def _held_over(bounds: Floats, lengths: Floats) -> tuple[float, float]:
 
 
 def _classifiers(lengths: Lengths) -> dict[str, Floats]:
-    """What others reserve: the predicted mean, and the upper end of the predicted one of ten buckets (S3's way)."""
+    """Return what others reserve: the predicted mean, and the upper end of the predicted one of ten buckets (as in
+    S3)."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     learn, judge = lengths.learn, lengths.judge
@@ -330,7 +332,8 @@ def _match_row(graphs: list[PatternGraph]) -> Row:
 
 
 def _error_row(name: str, graphs: list[tuple[str, PatternGraph]]) -> Row:
-    """Relative error of φ at the next stage, five folds by session or task, requests of at least as many stages."""
+    """Return the relative error of φ at the next stage: five folds by session or task, among requests with as many
+    stages."""
     stages = int(np.clip(np.median([graph.stages for _, graph in graphs]), 4, 10))
     errors: dict[Split, list[list[float]]] = {split: [[] for _ in range(stages)] for split in Split}
     single: list[list[float]] = [[] for _ in range(stages)]
@@ -385,7 +388,7 @@ def _judge(
 
 
 def _sessions(data: Path) -> Iterator[tuple[str, PatternGraph]]:
-    """A request of a person to a coding agent is a compound request: from its text to the end of the agent's turn."""
+    """A person's request to a coding agent is one compound request, from its text to the end of the agent's turn."""
     for path in sorted((data / "agent_sessions").glob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             calls = [c for c in json.load(file)["requests"] if c["type"] != "subagent"]
@@ -402,7 +405,8 @@ def _sessions(data: Path) -> Iterator[tuple[str, PatternGraph]]:
 
 
 def _trajectories(data: Path) -> Iterator[tuple[str, PatternGraph]]:
-    """Calls and tools by name. The trace has no times: a call takes .3 s and 20 ms a token, a tool half a second."""
+    """Calls and tools by name. The trace has no times, so a call takes .3 s plus 20 ms per token, and a tool half a
+    second."""
     for path in sorted((data / "tool_trajectories").glob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             runs = json.load(file)
@@ -423,7 +427,7 @@ def _trajectories(data: Path) -> Iterator[tuple[str, PatternGraph]]:
 
 
 async def _gap_row(model: LengthModel, kills: int) -> Row:
-    """How long there are no fresh bounds after the analyzer is killed, with a full state to come back with."""
+    """Measure how long no fresh bounds are available after the analyzer is killed with a full state to restore."""
     service = Service()
     service.learner.models = Models(model, None, 1)
     gaps, stale = [], 0

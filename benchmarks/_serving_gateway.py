@@ -1,8 +1,8 @@
-"""The gateway's own cost: CPU for each streamed token, with many slow streams open at once; and how many it carries.
+"""Measure the gateway's own cost: CPU time per streamed token with many slow streams open, and how many it can carry.
 
 Three processes: a fake engine that streams tokens at a steady pace, the gateway as `ramify serve` runs it, and this
-one, which reads. Every token comes by itself, at a moment of its own: nothing is batched by the measurement.
-Alone: `python -m benchmarks._serving_gateway [--quick]`.
+one, which reads. Every token arrives separately, at its own time, so the measurement itself batches nothing. Alone:
+`python -m benchmarks.serving_costs.gateway_cost [--quick]`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ asyncio.run(serve(settings, log=open(os.devnull, "w"), ready=lambda url: print(u
 
 
 def _event(number: int) -> bytes:
-    """A chunk as vLLM writes it, framed for HTTP."""
+    """Return a chunk as vLLM writes it, framed for HTTP."""
     choice = {"index": 0, "delta": {"content": f" word{number}"}, "logprobs": None, "finish_reason": None}
     head = {"id": "chatcmpl-6d2c1f0e9b8a", "object": "chat.completion.chunk", "created": 1, "model": "fake"}
     data = b"data: " + json.dumps({**head, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
@@ -54,7 +54,8 @@ def _event(number: int) -> bytes:
 
 
 class _Engine(asyncio.Protocol):
-    """One connection of the fake engine: to any post it streams `max_tokens`, or until the other side leaves."""
+    """One connection of the fake engine: it answers any post with `max_tokens` tokens, or until the other side
+    disconnects."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -94,7 +95,7 @@ async def _engine() -> None:
 
 
 class _Reader(asyncio.Protocol):
-    """One client: asks once, and counts events from then on."""
+    """One client: sends one request and counts the events of its answer."""
 
     events = 0  # of all readers
 
@@ -121,7 +122,7 @@ class _Reader(asyncio.Protocol):
 
 @asynccontextmanager
 async def _child(*command: str, cwd: str) -> AsyncIterator[tuple[int, str]]:
-    """A process of ours: its id and the line that it says first."""
+    """Run a child process: yields its id and its first line of output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
@@ -139,13 +140,13 @@ async def _child(*command: str, cwd: str) -> AsyncIterator[tuple[int, str]]:
 
 
 def _cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: float = _WINDOW_S) -> list[float]:
-    """Milliseconds of the gateway's CPU for each token, one figure a window."""
+    """Return the milliseconds of gateway CPU per token, one figure per window."""
     loop = asyncio.get_running_loop()
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
         async with (
@@ -154,7 +155,7 @@ async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: flo
         ):
             port = int(url.split(":")[2].split("/")[0])
             transports = [(await loop.create_connection(_Reader, "127.0.0.1", port))[0] for _ in range(streams)]
-            async with asyncio.timeout(120):  # until they all run
+            async with asyncio.timeout(120):  # until all of them stream
                 seen = -1.0
                 while seen < 0.9 * streams * TOKENS_PER_S:
                     before, begun = _Reader.events, time.perf_counter()
@@ -171,7 +172,8 @@ async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: flo
 
 
 async def many(streams: int = MANY, tokens: int = MANY_TOKENS) -> tuple[int, float, float]:
-    """Streams asked for at once: how many come whole, after how long the last, and the gateway's CPU seconds."""
+    """Request `streams` streams at once. Returns how many complete, the seconds until the last, and the gateway's CPU
+    seconds."""
     _many_descriptors()
     loop, begun = asyncio.get_running_loop(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
@@ -197,7 +199,7 @@ def _many_descriptors() -> None:
 
 
 def rows(*, quick: bool = False) -> Iterator[dict[str, Any]]:
-    """The gateway's row of the table, and one of what it carries at once."""
+    """Yield the row of the cost per token, and one of how many streams it carries at once."""
     figures = asyncio.run(measure(windows=_WINDOWS, window_s=0.5 if quick else _WINDOW_S))
     middle = statistics.median(figures)
     quartiles = statistics.quantiles(figures, n=4)

@@ -1,8 +1,8 @@
-"""The policy's own cost, alone and inside vLLM's scheduler: rows for benchmarks/serving.py.
+"""Measure the policy's own cost, alone and inside vLLM's scheduler: rows for benchmarks/serving.py.
 
-`verdict_rows` needs nothing. `share_rows` drives the real scheduler on a clock of ours, in the interpreter that has
-vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python, else this one). Alone:
-`python -m benchmarks._serving_policy [--quick] [PART…]`, the parts being verdict and share.
+`verdict_rows` needs nothing. `share_rows` drives the real scheduler on a simulated clock, in the interpreter that has
+vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python, else this one). Alone: `python -m
+benchmarks.serving_costs.policy_cost [--quick] [PART…]` with the parts verdict and share.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RUNNING = 256
 SWEEP = (500, 1000, 2000, 4000, 8000)
 LIMITS_MS = {1000: 1.0, 4000: 5.0}
 THESIS_MS = 20.0
-_TOKENS_A_VIEW = 16  # a host renews a running request's view so often
+_TOKENS_A_VIEW = 16  # a host renews a running request's view this often
 
 Row = dict[str, Any]
 
@@ -66,11 +66,12 @@ def skipped(name: str, unit: str, target: str, why: str) -> Row:
     return {**row(name, 0.0, unit, "", None, target, False, f"not measured: {why}"), "ours": None}
 
 
-# The verdict
+# Verdicts
 
 
 def verdict_rows(*, quick: bool = False) -> Iterator[Row]:
-    """Median time of a verdict by requests waiting, with arrivals, ends and progress between any two."""
+    """Return the median time of a verdict by number of waiting requests, with arrivals, ends and progress between any
+    two."""
     repeats = 20 if quick else 60
     middles: dict[int, float] = {}
     for waiting in SWEEP:
@@ -92,14 +93,14 @@ def _verdict_ms(waiting: int, repeats: int) -> list[float]:
     chance, now = random.Random(7), 100.0
     runs = [_request(chance, i, State.RUNNING, now) for i in range(RUNNING)]
     waits = [_request(chance, 10_000 + i, State.WAITING, now) for i in range(waiting)]
-    # As `ramify serve` has it: a displacement is looked for at every decision.
+    # As in `ramify serve`: every decision looks for a displacement.
     capacity = Capacity(RUNNING, RUNNING, kv_free=10**6, can_preempt=True, can_pause=True, can_cancel=True)
     policy = make_policy("concord")
     policy.decide(View(capacity, waits, runs), now)
     times = []
     for i in range(repeats):
         now += 0.01
-        for j in range(RUNNING // _TOKENS_A_VIEW):  # what has moved on since the last step
+        for j in range(RUNNING // _TOKENS_A_VIEW):  # progress since the last step
             k = (i * RUNNING // _TOKENS_A_VIEW + j) % RUNNING
             more = runs[k].generated + _TOKENS_A_VIEW
             runs[k] = replace(runs[k], generated=more, computed=runs[k].prompt_tokens + more)
@@ -142,11 +143,12 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     return sum((x - middle_x) * (y - middle_y) for x, y in points) / sum((x - middle_x) ** 2 for x in xs)
 
 
-# Its share of a step
+# Share of a step
 
 
 def share_rows(*, quick: bool = False) -> list[Row]:
-    """What the scheduler costs more with the policy than without, over the H200 model's step, at 256 running."""
+    """Return what the scheduler costs more with the policy than without, relative to a step of the H200 model with
+    256 running requests."""
     name, target = f"share of a step in vLLM at {RUNNING} running", "<= 5"
     python = vllm_python()
     if python is None:
@@ -167,7 +169,7 @@ def share_rows(*, quick: bool = False) -> list[Row]:
 
 
 def _child_share(steps: int) -> None:
-    """In vLLM's interpreter: two bare engines under the same arrivals, stepped in turn."""
+    """Run in vLLM's interpreter: two simulated engines with the same arrivals, stepped in turn."""
     from benchmarks.replay.simulation.simulated_engine import SimulatedEngine, SimulatedEngineSettings, modelled
 
     def timed(scheduler: Any, name: str, into: list[float]) -> None:
@@ -226,7 +228,7 @@ def _arrive(engine: Any, chance: random.Random, i: int) -> None:
 
 
 def vllm_python() -> str | None:
-    """The interpreter that has vLLM."""
+    """Return the interpreter that has vLLM."""
     if named := os.environ.get(PYTHON_VARIABLE):
         return named
     own = ROOT / ".venv-vllm" / "bin" / "python"
@@ -236,7 +238,7 @@ def vllm_python() -> str | None:
 
 
 def rows(*, quick: bool = False) -> Iterator[Row]:
-    """All rows of the policy, each as soon as it is there."""
+    """Yield each row of the policy when it is measured."""
     yield from verdict_rows(quick=quick)
     yield from share_rows(quick=quick)
 

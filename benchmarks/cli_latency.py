@@ -1,10 +1,10 @@
-"""How long the command line takes over a home with many checkpoints.
+"""Measure how long the command line takes in a home with many checkpoints.
 
     python benchmarks/cli_latency.py [--quick] [--json]
 
-A home is made up: one run of 10,000 checkpoints on 100 branches, and 20 small ones. Each command runs as a process of
-its own, its output a pipe, as a person's shell would start it; what is timed is the whole process. `start` is
-`ramify --version`; the peer of each row is an interpreter that does nothing, below which no Python program starts.
+The home is generated: one run of 10,000 checkpoints on 100 branches, and 20 small runs. Each command runs as a
+process of its own with a pipe as its output, as a shell would start it, and the whole process is timed. `start` is
+`ramify --version`. The peer of each row is an interpreter that does nothing: no Python program starts faster.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 def make_home(home: Path) -> None:
-    """Rows as a run of many branches would leave them: each forked from the trunk, with as many steps."""
+    """Make the rows that a run with many branches would leave: each forked from the trunk, with as many steps."""
     story = told.story()
     empty = home / "empty"
     empty.mkdir(parents=True)
@@ -85,7 +85,7 @@ def timed(command: list[str], times: int, home: Path) -> list[float]:
         begun = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
         taken.append(time.perf_counter() - begun)
-    return taken[1:]  # the first one reads everything from the disk
+    return taken[1:]  # the first one reads everything from disk
 
 
 def row(name: str, ours: list[float], floor: float) -> dict[str, Any]:

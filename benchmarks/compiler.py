@@ -1,10 +1,10 @@
-"""The compiler: how long it takes, and what its passes bring when a plan runs.
+"""Measure the compiler: how long it takes, and what its passes save when a plan runs.
 
     python benchmarks/compiler.py [--quick] [--json]
         [--only compile|superstep|lookahead|hints|sends|placement|learned|parallel|common|liveness|stages]
 
-Medians of twenty and more, with the smallest and the largest beside them; `--quick` measures each thing less often.
-Each row of a pass is measured against the same plan without that pass, in the same run.
+Rows are medians of 20 or more, with minimum and maximum; `--quick` repeats less often. Each pass is compared with the
+same plan without that pass, in the same run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the examples
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import _compiler_hints

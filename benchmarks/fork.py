@@ -1,11 +1,11 @@
-"""Forks, checkpoints, rollbacks and merges of whole worlds, measured beside what people use instead.
+"""Measure forks, checkpoints, rollbacks and merges of worlds, next to the usual alternatives.
 
     python benchmarks/fork.py [--quick] [--json] [--scratch DIR] [--only files|live|store]
 
-Every peer does its work on the same files in the same run. Medians of twenty and more (`rounds`), with the smallest
-and the largest beside them. `--quick` takes smaller trees, and fewer rounds of what takes seconds (a minute); with
-`--json` the last line is one object. Run it as root and as an ordinary user: some targets differ. A machine that does
-other work shows in `load`: the smallest times of a spread then tell more than the medians.
+Every peer processes the same files in the same run. Rows are medians of 20 or more (`rounds`), with minimum and
+maximum. `--quick` takes a minute, with smaller trees and fewer rounds of what takes seconds. With `--json` the last
+line is one object. Run it as root and as an ordinary user, because some targets differ. If `load` shows that the
+machine was busy, the minimum of a spread says more than the median.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def line(row: dict[str, object]) -> str:
 
 @contextmanager
 def scratch(within: Path | None) -> Iterator[Path]:
-    """A folder that is gone at the end, also where the removal of a part of it is what Ctrl-C or SIGTERM ends."""
+    """Yield a folder that is removed at the end, even if Ctrl-C or SIGTERM interrupts a partial removal."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="ramify-bench-", dir=within))
     try:

@@ -1,14 +1,20 @@
-"""Goodput of Concord and of every baseline, replayed on vLLM's own scheduler (docs/evaluation.md).
+"""Goodput of Concord and of every other scheduler, replayed on vLLM's own scheduler (docs/evaluation.md).
 
     python benchmarks/goodput.py [--quick] [--json] [--trace PATH] [--only load …] [--seeds 5] [--minutes N]
-        [--report docs/evaluation.md] [--results FILE] [--out FOLDER]
+        [--report PAGE.md] [--results FILE] [--out FOLDER] [--fresh] [--verify N]
 
-Resumable, also after `--minutes`: every replay's result is kept in FOLDER under what it depends on, the code
-included. `--report` writes what its page was made of beside it (docs/evaluation.jsonl.gz), and a plot; `--results`
-begins with what such a file has of the same code and trace, and replays the rest. With `--json` the last line is one
-object.
-`--quick` is load 1.1, 150 s, two seeds, every policy. RAMIFY_TRACE names the trace where no `--trace` does; with
-neither, arrivals and lengths are made up (`benchmarks/replay/inputs/synthetic_traces.py`).
+The run can be stopped, and goes on later: each replay's result is stored in FOLDER under its configuration
+(scheduler, trace, load, seed, limits, step model). A result names the version of the code that computed it. A
+stored result is used whatever that version is; the command says how many are of another one. `--fresh` uses only
+those of the present version.
+
+`--report PAGE.md` writes the tables into PAGE.md, between its marks, and beside it the results (PAGE.jsonl.gz) and a
+plot (PAGE.png). `--results FILE` takes the stored results from such a file. `--verify N` replays N of them, chosen at
+random, and compares each figure; it ends with status 1 if one differs. Without `--results` it verifies
+benchmarks/data/evaluation.jsonl.gz. With `--json` the last line is one object.
+
+`--quick` is load 1.1, 150 s, two seeds, every policy. RAMIFY_TRACE names the trace if `--trace` does not. With
+neither, arrivals and lengths are generated (benchmarks/replay/inputs/synthetic_traces.py).
 """
 
 from __future__ import annotations
@@ -23,16 +29,17 @@ import time
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "benchmarks" / "data" / "evaluation.jsonl.gz"
 sys.path.insert(0, str(ROOT))
 
 from benchmarks._arguments import count, to_write, within, writable  # noqa: E402
 from benchmarks._machine import machine  # noqa: E402
 from benchmarks.replay import evaluation  # noqa: E402
-from benchmarks.replay.archive import pack, unpack  # noqa: E402
 from benchmarks.replay.baselines.contenders import contender  # noqa: E402
 from benchmarks.replay.bounds.shares import Bounds  # noqa: E402
 from benchmarks.replay.errors import ReplayError  # noqa: E402
@@ -41,19 +48,14 @@ from benchmarks.replay.inputs.synthetic_traces import read_workload, write_workl
 from benchmarks.replay.inputs.traces import Trace  # noqa: E402
 from benchmarks.replay.inputs.workload import programs  # noqa: E402
 from benchmarks.replay.jobs import Job, Result  # noqa: E402
-from benchmarks.replay.pool import run_all  # noqa: E402
-from benchmarks.replay.report.comparisons import (  # noqa: E402
-    FIGURES,
-    Row,
-    by_class,
-)
+from benchmarks.replay.pool import child, run_all, stored_result  # noqa: E402
+from benchmarks.replay.report.comparisons import FIGURES, Row, by_class  # noqa: E402
 from benchmarks.replay.report.html_report import write_page  # noqa: E402
 from benchmarks.replay.report.markdown_report import around, update, where  # noqa: E402
-from benchmarks.replay.report.target_rows import (
-    bounds_needed,
-    rows_of,
-)
+from benchmarks.replay.report.target_rows import bounds_needed, rows_of  # noqa: E402
 from benchmarks.replay.report.thesis_rows import thesis_rows_of  # noqa: E402
+from benchmarks.replay.results import code_version, pack, read_packed, unpack  # noqa: E402
+from benchmarks.replay.verification import of_these_files, sample, verify  # noqa: E402
 from ramify.serving.policy.types import SloClass  # noqa: E402
 
 
@@ -69,10 +71,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=count(1), help="so many (5; 2 with --quick)")
     parser.add_argument("--seconds", type=within(1, 86_400), help="of arrivals in a replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=count(1), default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--report", type=to_write, help="write this document's measured part (docs/evaluation.md)")
-    parser.add_argument("--results", type=Path, help="begin with the replays that a report lies beside (*.jsonl.gz)")
-    parser.add_argument("--minutes", type=within(0, inf), default=inf, help="then begin no other replay, and report")
-    parser.add_argument("--out", type=Path, help="kept results, plots, raw JSON (build/goodput; with --quick -quick)")
+    parser.add_argument("--report", type=to_write, help="write the tables between this page's marks; see above")
+    parser.add_argument("--results", type=Path, help="use the stored results of this file (*.jsonl.gz)")
+    parser.add_argument(
+        "--fresh", action="store_true", help="use no result that another version of the code computed"
+    )
+    parser.add_argument("--verify", type=count(1), metavar="N", help="replay N stored results and compare; no report")
+    parser.add_argument("--minutes", type=within(0, inf), default=inf, help="then start no other replay, and report")
+    parser.add_argument("--out", type=Path, help="results, plots, raw JSON (build/goodput; with --quick -quick)")
     asked = parser.parse_args()
     asked.out = asked.out or ROOT / "build" / ("goodput-quick" if asked.quick else "goodput")
     return asked
@@ -81,6 +87,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     asked = arguments()
     try:
+        if asked.verify:
+            return verified(asked)
         base, wanted = begun(asked)
         jobs = [job for section in wanted for job in section.jobs if among(job, asked)]
         if not jobs:
@@ -101,7 +109,10 @@ def main() -> int:
         print(f"goodput: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("goodput: cut short; what was done is kept, and the same command goes on from there", file=sys.stderr)
+        print(
+            "goodput: stopped; the results so far are stored, and the same command goes on from there",
+            file=sys.stderr,
+        )
         return 130
     return 0
 
@@ -121,9 +132,7 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     (asked.out / "results").mkdir(parents=True, exist_ok=True)
     if asked.results:
         print(f"{unpack(asked.results, asked.out / 'results')} results taken from {asked.results}", flush=True)
-    trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
-    if trace is None:
-        trace = write_workload(asked.out / "made-up.json")
+    trace = named_trace(asked) or write_workload(asked.out / "made-up.json")
     workload = read_workload(trace)
     seconds = asked.seconds or (150.0 if asked.quick else 600.0)
     base = Job("concord", str(trace), seconds=seconds, steps=str(asked.steps))
@@ -139,6 +148,36 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     if jobs := [job for section in sections for job in section.jobs if among(job, asked)]:
         print(again(workload, jobs), end="", flush=True)
     return base, sections
+
+
+def named_trace(asked: argparse.Namespace) -> Path | None:
+    return asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
+
+
+def verified(asked: argparse.Namespace) -> int:
+    """Replay some of the stored results. Returns 1 if one of their figures differs now."""
+    trace, packed = named_trace(asked), asked.results or STORED
+    if trace is None:
+        raise ReplayError("--verify needs the trace that the stored results are of: name it with --trace")
+    read_workload(trace)
+    base = Job("concord", str(trace), steps=str(asked.steps))
+    stored = [one for one in of_these_files(read_packed(packed), base) if among(one.job, asked)]
+    chosen = sample(stored, asked.verify, Random())
+    print(f"{len(chosen)} of {len(stored)} stored results, chosen at random; this is {code_version()}", flush=True)
+    differ = 0
+    with child() as worker:
+
+        def replay(job: Job) -> Result:
+            return Result.from_json(json.dumps(worker.ask({"replay": json.loads(job.to_json())})))
+
+        for one, figures in verify(chosen, replay):
+            differ += bool(figures)
+            verdict = f"DIFFERS in {len(figures)} figures" if figures else "the same"
+            print(f"{one.job.contender}, {where(one.job)}, seed {one.job.seed} ({one.code}): {verdict}", flush=True)
+            for figure in figures:
+                print(f"    {figure}", flush=True)
+    print(f"{len(chosen) - differ} of {len(chosen)} give the same figures now")
+    return 1 if differ else 0
 
 
 def again(trace: Trace, jobs: Sequence[Job]) -> str:
@@ -175,11 +214,15 @@ def replayed(jobs: Sequence[Job], asked: argparse.Namespace, bounds: Sequence[Jo
     """`bounds`: that have to be worked out once this is done, which takes its time too."""
     kept = asked.out / "results"
     jobs = sorted(dict.fromkeys(jobs), key=lambda job: job.seed)  # cut short, it is whole for fewer seeds
-    todo = [job for job in jobs if not (kept / f"{job.key}.json").exists()]
+    code = code_version() if asked.fresh else None
+    found = {job: stored_result(job, kept, code) for job in jobs}
+    todo = [job for job, one in found.items() if one is None]
     expected = evaluation.expected_s(todo, asked.workers)
     after = sum(job.seconds * evaluation.BOUND_S for job in bounds)
     also = f", and then {len(bounds)} LP bounds, about {lasting(after)}" if bounds else ""
-    kept_before = f"{len(jobs)} replays, {len(jobs) - len(todo)} kept from before"
+    kept_before = f"{len(jobs)} replays, {len(jobs) - len(todo)} stored before"
+    if other := sum(one is not None and one.code != code_version() for one in found.values()):
+        kept_before += f" ({other} of them by another version of the code: --verify compares, --fresh replays them)"
     print(f"{kept_before}; about {lasting(expected)} on idle cores{also}", flush=True)
     begun, done = time.perf_counter(), 0
 
@@ -198,7 +241,7 @@ def replayed(jobs: Sequence[Job], asked: argparse.Namespace, bounds: Sequence[Jo
             flush=True,
         )
 
-    return list(run_all(jobs, kept, told, asked.workers, within_s=asked.minutes * 60).values())
+    return list(run_all(jobs, kept, told, asked.workers, within_s=asked.minutes * 60, code=code).values())
 
 
 def lasting(seconds: float) -> str:

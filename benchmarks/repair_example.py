@@ -1,8 +1,8 @@
-"""The main job, measured: programs repaired, forks, and what they cost beside a plain copy of the same tree.
+"""Measure the repair example: programs repaired, forks, and the cost of a fork next to a copy of the same tree.
 
     python benchmarks/repair_example.py [--quick] [--json] [--programs DIR]
 
-Runs the repair example for real (its model, its sandboxes) in a fresh home. `--quick` takes three programs. With
+Runs the repair example with its model and its sandboxes in a fresh home. `--quick` takes three programs. With
 `--json` the last line is one object.
 """
 
@@ -36,7 +36,7 @@ COPIES = 20
 
 
 def copy_ms(tree: Path, scratch: Path) -> float:
-    """The peer of a fork: `cp -a` of the same tree, the median of several."""
+    """Return the median milliseconds of `cp -a` of the same tree, the peer of a fork."""
     took = []
     for number in range(COPIES):
         target = scratch / f"copy{number}"

@@ -1,11 +1,11 @@
-"""The repair example's whole life: killed at random, resumed, collected to nothing, checked, replayed.
+"""Test the repair example's whole life: killed at random, resumed, garbage-collected, checked, replayed.
 
     python benchmarks/repair_lifecycle.py [--quick] [--json] [--sandbox NAME] [--kills N] [--seed N] [--folder DIR]
 
-A run of the repair over all programs is killed with SIGKILL at random moments and resumed until it is done. Then a
-collection lets go of all that can be computed again, fsck looks at what is left, and the workflow is replayed from
-its first checkpoint: every step, fork, merge and model call must be served from the journal. The model is scripted,
-so that the run is the same wherever it is killed. `--quick` takes one program and four kills.
+A run of repair over all programs is killed with SIGKILL at random moments and resumed until it is done. Then a
+garbage collection deletes everything that can be computed again, fsck checks what is left, and the workflow is
+replayed from its first checkpoint: every step, fork, merge and model call must come from the journal. The model is
+scripted, so that the run is the same wherever it is killed. `--quick` takes one program and four kills.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUICK = "order_pricing"  # its repair is two edits, merged
 
 
 def live(folder: Path, sandbox: str, kills: int, seed: int, *, quick: bool) -> dict[str, Any]:
-    """What the harness saw. Raises `subprocess.CalledProcessError` where it failed."""
+    """Return the report of the test harness. Raises `subprocess.CalledProcessError` if it failed."""
     ignored = shutil.ignore_patterns("__pycache__")
     names = [QUICK] if quick else sorted(path.name for path in PROGRAMS.iterdir() if path.is_dir())
     for name in names:

@@ -1,13 +1,12 @@
-"""What durable execution costs, what reuse saves, and how both compare with LangGraph and DBOS.
+"""Measure what durable execution costs and what reuse saves, next to LangGraph and DBOS.
 
     python benchmarks/runtime.py [--quick] [--json] [--sandbox NAME] [--postgres URL] [--trace PATH]
                                  [--only steps|traces|reuse|runs]
 
-Peers run in the same process, on the same disk, as durable as ours. They want langgraph-checkpoint-sqlite,
-langgraph-checkpoint-postgres and dbos (`pip install -e '.[bench]'`); a row says where one is missing. Recorded
-traces (`_runtime_traces.py` says of what kinds) are files or folders: `--trace`, or RAMIFY_TRACES in the environment.
-`--quick` takes fewer steps and branches. Which targets a durable superstep misses, by how much, why, and where the
-floor lies: docs/decisions/017.
+Peers run in the same process, on the same disk, with the same durability. They need langgraph-checkpoint-sqlite,
+langgraph-checkpoint-postgres and dbos (`pip install -e '.[bench]'`); a row says if one is missing. Recorded traces
+(see `durability/trace_hit_rates.py`) are files or folders, given by `--trace` or RAMIFY_TRACES. `--quick` takes fewer
+steps and branches. docs/decisions/017 says which targets a durable superstep misses, by how much, and why.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def line(row: dict[str, object]) -> str:
 
 @contextmanager
 def _server(given: str | None) -> Iterator[str | None]:
-    """The PostgreSQL that was named, or a cluster in a temporary folder where PostgreSQL is installed."""
+    """Yield the address of the given PostgreSQL server, or of a temporary one if PostgreSQL is installed."""
     if given or postgres.why_not():
         yield given
         return

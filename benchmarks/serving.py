@@ -1,12 +1,11 @@
-"""The serving layer, measured: the policy, the analyzer, the gateway, and vLLM with our scheduler beside its own.
+"""Measure the serving layer: the policy, the analyzer, the gateway, and vLLM with our scheduler next to its own.
 
     python benchmarks/serving.py [--quick] [--json] [--data DIR] [--only policy|vllm|analyzer|gateway …]
 
-Rows come from `_serving_policy`, `_serving_vllm`, `_serving_analyzer` and `_serving_gateway`, which also run alone.
-A row whose engine is not installed says so and counts as not met; one that `--quick` leaves out (vLLM's take a
-quarter of an hour) says so and counts as neither. Lengths and patterns are learnt from real traces where `--data`,
-else RAMIFY_TRACES, names a folder of them (`_serving_analyzer` says which). With `--json` the last line is one
-object.
+The rows come from the modules in `serving_costs/`, which also run alone. A row whose engine is not installed says so
+and counts as missed. A row that `--quick` leaves out (those of vLLM take a quarter of an hour) says so and counts as
+neither. Lengths and patterns are learned from real traces if `--data` or RAMIFY_TRACES names a folder of them (see
+`serving_costs/length_bounds.py`). With `--json` the last line is one object.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Row = dict[str, Any]
 
 
 def rows_of(part: str, *, quick: bool) -> Iterator[Row]:
-    """One part's rows as they are made; one that says why where a part cannot be measured here at all."""
+    """Yield one part's rows as they are measured, or one row that says why the part cannot be measured here."""
     try:
         yield from importlib.import_module(f"benchmarks._serving_{part}").rows(quick=quick)
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
-"""Policies on one slot beside the optimum: worst and mean ratio, by the spread of density and slack.
+"""Compare policies on one slot with the optimum: worst and mean ratio, by the spread of density and slack.
 
     python benchmarks/single_slot_ratios.py [--quick] [--cases N] [--seed N] [--json]
 
-What docs/decisions/050 shows. Brute force, no model, no engine. Held to: nowhere is the default's worst below the
-worst of `calm-thesis`. With `--json` the last line is one object.
+The data of docs/decisions/050, by brute force, without a model or an engine. Requirement: the default policy's worst
+ratio is never below that of `calm-thesis`. With `--json` the last line is one object.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from benchmarks.replay import keeping
 from benchmarks.replay.errors import NoVllm, ReplayError, WorkerDied
 from benchmarks.replay.jobs import Job, Result
+from benchmarks.replay.results import read_stored, write_stored
 from ramify.serving.engine.vllm import PYTHON_VARIABLE, interpreter
 from ramify.serving.errors import EngineFailed
 
-Told = Callable[[Result, bool], None]  # a result, and whether it was kept from before
+Told = Callable[[Result, bool], None]  # a result, and whether it was stored before
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Child:
@@ -49,7 +50,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"},
+                env=_environment(),
             )
         except OSError as error:
             self._log.close()
@@ -96,6 +97,13 @@ class Child:
         self._log.close()
 
 
+def _environment() -> dict[str, str]:
+    """The worker's: it finds `benchmarks` wherever it is started."""
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": path, **quiet}
+
+
 @contextmanager
 def child(log: Path | None = None) -> Iterator[Child]:
     one = Child(log)
@@ -105,21 +113,36 @@ def child(log: Path | None = None) -> Iterator[Child]:
         one.close()
 
 
-def run_all(
-    jobs: Sequence[Job], kept: Path, told: Told, workers: int = 2, *, within_s: float = float("inf")
-) -> dict[Job, Result]:
-    """The jobs' results, from `kept` where they are there already. The first error ends it; what is done is kept.
+def stored_result(job: Job, folder: Path, code: str | None = None) -> Result | None:
+    """Return the job's result from `folder`, or None; with `code` only if that version of the code computed it."""
+    found = read_stored(folder / f"{job.key}.json", Result.from_json)
+    if found is None or code not in (None, found.code):
+        return None
+    return replace(found, job=job)  # the files that it was computed from may have been elsewhere
 
-    After `within_s` seconds no other replay is begun: then the answer has those that are done.
+
+def run_all(
+    jobs: Sequence[Job],
+    kept: Path,
+    told: Told,
+    workers: int = 2,
+    *,
+    within_s: float = float("inf"),
+    code: str | None = None,
+) -> dict[Job, Result]:
+    """Return the jobs' results: those that are stored in the folder `kept`, and else by replaying, and storing them.
+
+    The first error ends it. After `within_s` seconds no other replay is begun, and only what is done is returned.
+    `code`: use stored results only of this version of the code.
     """
     kept.mkdir(parents=True, exist_ok=True)
     done: dict[Job, Result] = {}
     todo: SimpleQueue[Job] = SimpleQueue()
     missing = 0
     for job in dict.fromkeys(jobs):
-        if found := keeping.kept(kept / f"{job.key}.json", Result.from_json):
-            done[job] = replace(found, job=job)  # the same by its key, if from files at another place
-            told(done[job], True)
+        if found := stored_result(job, kept, code):
+            done[job] = found
+            told(found, True)
         else:
             todo.put(job)
             missing += 1
@@ -164,7 +187,7 @@ def _work(
                 job = todo.get_nowait()
                 said = one.ask({"replay": asdict(job)})
                 result = Result.from_json(json.dumps(said))
-                keeping.keep(kept / f"{job.key}.json", result.to_json())
+                write_stored(kept / f"{job.key}.json", result.to_json())
                 answers.put(result)
     except Empty:
         pass

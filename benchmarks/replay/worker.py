@@ -31,6 +31,7 @@ from benchmarks.replay.inputs.synthetic_traces import read_workload
 from benchmarks.replay.inputs.traces import Trace
 from benchmarks.replay.inputs.workload import programs, seconds_a_program
 from benchmarks.replay.jobs import Job, Result
+from benchmarks.replay.results import code_version
 from benchmarks.replay.score import score
 from benchmarks.replay.simulation.fleet import simulate_fleet
 from benchmarks.replay.simulation.simulation import replay
@@ -64,14 +65,12 @@ def run(job: Job, folder: Path) -> Result:
     spent = time.process_time() - cpu, time.perf_counter() - wall
     came = {program.id for program in come}
     replayed.outcomes += [Outcome(program, (), False, None) for program in made if program.id not in came]
-    return Result(job, score(replayed, setting), *spent)
+    return Result(job, score(replayed, setting), *spent, code_version())
 
 
 def answer(line: str, folder: Path) -> dict[str, Any]:
     asked = json.loads(line)
     if "replay" in asked:
-        pass
-
         done: dict[str, Any] = json.loads(run(Job.from_json(json.dumps(asked["replay"])), folder).to_json())
         return done
     if "live" in asked:

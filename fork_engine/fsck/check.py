@@ -1,7 +1,7 @@
-"""Finding what is wrong in a store: everything in it is held against the digest that names it. Only reads.
+"""Find the damage in a store: compare everything in it with the digest that names it. Reads only.
 
-A tree is wrong where it shows anything that its manifest does not say, or the other way round: bytes, size, kind,
-mode, time, attributes, links, opaque folders, whiteouts. docs/snapshot-format.md says what may lie in a store.
+A tree is damaged if it and its manifest differ in anything: bytes, size, kind, mode, time, attributes, links, opaque
+folders, whiteouts. docs/snapshot-format.md lists what a store may hold.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Part(StrEnum):
-    """The folders of a store, by name."""
+    """The parts of a store, by the names of their folders."""
 
     LAYERS = "layers"
     IMAGES = "images"
@@ -48,9 +48,10 @@ class Damage(StrEnum):
     UNREADABLE = "unreadable"
     MANIFEST = "bad manifest"
     RECORD = "bad record"
-    MODE = "not as the store makes it"  # mode or owner of its own files and folders: lets others in, or keeps us out
-    LEFTOVER = "left by a crash"  # harmless: takes only room
-    INDEX = "bad index"  # harmless: costs only time
+    # wrong mode or owner of a file or folder of the store itself: others get in, or we are kept out
+    MODE = "not as the store makes it"
+    LEFTOVER = "left by a crash"  # harmless: only takes space
+    INDEX = "bad index"  # harmless: only costs time
 
 
 HARMLESS = frozenset({Damage.LEFTOVER, Damage.INDEX})
@@ -59,9 +60,9 @@ HARMLESS = frozenset({Damage.LEFTOVER, Damage.INDEX})
 @dataclass(frozen=True, slots=True)
 class Problem:
     part: Part
-    name: str  # a layer's id, a snapshot's, a file's name
+    name: str  # id of a layer or snapshot, or name of a file
     damage: Damage
-    path: str = ""  # inside the layer; "." is its top folder
+    path: str = ""  # path inside the layer; "." is its top folder
     detail: str = ""
 
     def __str__(self) -> str:
@@ -72,22 +73,22 @@ class Problem:
 
 
 @dataclass(slots=True)
-class Findings:
+class CheckFindings:
     problems: list[Problem] = field(default_factory=list)
     checked: dict[Part, int] = field(default_factory=dict)
     scans: dict[tuple[Part, str], Scan] = field(default_factory=dict)  # of each tree that can be read
     manifests: dict[tuple[Part, str], Manifest] = field(default_factory=dict)
-    snapshots: dict[SnapshotId, Snapshot] = field(default_factory=dict)  # of each record whose digests are right
-    volatile: dict[SnapshotId, tuple[str, ...]] = field(default_factory=dict)  # what its content key leaves out
+    snapshots: dict[SnapshotId, Snapshot] = field(default_factory=dict)  # of each record whose digests match
+    volatile: dict[SnapshotId, tuple[str, ...]] = field(default_factory=dict)  # globs left out of its content key
 
     def bad(self, part: Part) -> set[str]:
-        """The names in a part that something is wrong with."""
+        """Return the names in a part that have a problem."""
         return {p.name for p in self.problems if p.part is part}
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """A store, opened up."""
+class OpenStore:
+    """The open parts of a store."""
 
     folder: StoreFolder
     layers: Layers
@@ -103,14 +104,16 @@ _TOP = {part.value for part in Part if part is not Part.STORE} | {"unflushed", "
 
 
 Key = Callable[[Snapshot, tuple[str, ...]], ContentKey]
-"""The content key of a snapshot, with these globs left out, from the layers themselves."""
+"""Computes a snapshot's content key from its layers, with these globs left out."""
 
 
-def check(parts: Parts, key: Key, expected: Collection[SnapshotId] = ()) -> Findings:
-    """All of a store. `expected`: snapshots that somebody still names. The caller holds the store's lock, so that
-    nothing is deleted meanwhile."""
-    found = Findings()
-    records = _names(parts.folder.root / Part.SNAPSHOTS)  # first: what they name is there before them
+def check(parts: OpenStore, key: Key, expected: Collection[SnapshotId] = ()) -> CheckFindings:
+    """Check a whole store. `expected`: snapshots that are still referenced from outside the store.
+
+    The caller holds the store's lock, so that nothing is deleted meanwhile.
+    """
+    found = CheckFindings()
+    records = _names(parts.folder.root / Part.SNAPSHOTS)  # listed first: what a record names exists before the record
     for part, layers in parts.trees():
         names = _names(parts.folder.root / part)
         found.checked[part] = len(names)
@@ -141,7 +144,7 @@ def _names(at: Path) -> list[str]:
     return sorted(path.name for path in at.iterdir())
 
 
-def _modes(parts: Parts) -> Iterator[Problem]:
+def _modes(parts: OpenStore) -> Iterator[Problem]:
     for kind, name, path, wrong in faults(parts.folder.root):
         part = Part(kind) if kind else Part.STORE
         known = name.removesuffix(".json") if part is Part.SNAPSHOTS else name
@@ -153,8 +156,8 @@ def _foreign(part: Part, name: str, ending: str = "") -> list[Problem]:
     return [] if known else [Problem(part, name, Damage.EXTRA)]
 
 
-def check_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -> list[Problem]:
-    """One layer or process image: its manifest against its name, its folder against the manifest."""
+def check_tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings) -> list[Problem]:
+    """Check one layer or process image: its manifest against its name, its folder against the manifest."""
     top = layers.folder.root / part / id
     problems: list[Problem] = []
     if top.is_symlink():
@@ -168,7 +171,7 @@ def check_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -> list
         return [*problems, Problem(part, id, Damage.UNREADABLE, detail=error.strerror or "")]
 
 
-def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -> list[Problem]:
+def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings) -> list[Problem]:
     top = layers.folder.root / part / id
     extra = sorted(set(_names(top)) - {"fs", "manifest.json"})
     problems = [Problem(part, id, Damage.EXTRA, f"../{name}") for name in extra]
@@ -190,7 +193,8 @@ def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -
 
 
 def _owners(part: Part, id: LayerId, scan: Scan, fs: Path) -> Iterator[Problem]:
-    """What another user owns, no world of an ordinary user can write over. Root's can, and give files away."""
+    """Find paths that belong to another user: a world of an ordinary user cannot overwrite them. Root's worlds may
+    give files away."""
     mine, top = owner(fs.parent.parent.parent), fs.stat().st_uid
     if mine == 0:
         return
@@ -218,13 +222,13 @@ def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan) -> Ite
 
 
 def changed(said: Entry, seen: Entry) -> str:
-    """Which fields differ, for people."""
+    """Return the names of the fields that differ, for people."""
     words = {"digest": "bytes", "mtime_ns": "time", "xattrs": "attributes", "link": "hard links"}
     differing = [f.name for f in fields(Entry) if getattr(said, f.name) != getattr(seen, f.name)]
     return ", ".join(words.get(name, name) for name in differing)
 
 
-def check_blob(parts: Parts, digest: str) -> list[Problem]:
+def check_blob(parts: OpenStore, digest: str) -> list[Problem]:
     try:
         parts.blobs.get(digest)
     except (SnapshotCorrupt, OSError):
@@ -232,7 +236,7 @@ def check_blob(parts: Parts, digest: str) -> list[Problem]:
     return []
 
 
-def check_record(parts: Parts, name: str, found: Findings) -> list[Problem]:
+def check_record(parts: OpenStore, name: str, found: CheckFindings) -> list[Problem]:
     id = SnapshotId(name.removesuffix(".json"))
     try:
         found.snapshots[id], found.volatile[id] = parts.snapshots.load(id)
@@ -242,7 +246,7 @@ def check_record(parts: Parts, name: str, found: Findings) -> list[Problem]:
 
 
 def needs(snapshot: Snapshot) -> set[tuple[Part, str]]:
-    """All that a snapshot cannot be restored without."""
+    """Return every object that a snapshot needs to be restored."""
     trees = {*snapshot.layers, *snapshot.outside, *((snapshot.image,) if snapshot.image else ())}
     kept = {(Part.LAYERS, str(layer)) for layer in trees}
     if snapshot.processes.image:
@@ -252,7 +256,7 @@ def needs(snapshot: Snapshot) -> set[tuple[Part, str]]:
     return kept
 
 
-def missing(parts: Parts, found: Findings) -> list[Problem]:
+def missing(parts: OpenStore, found: CheckFindings) -> list[Problem]:
     named = {one for snapshot in found.snapshots.values() for one in needs(snapshot)}
     return [
         Problem(part, name, Damage.MISSING)
@@ -261,8 +265,9 @@ def missing(parts: Parts, found: Findings) -> list[Problem]:
     ]
 
 
-def wrong_keys(found: Findings, key: Key, bad: Set[tuple[Part, str]]) -> list[Problem]:
-    """A key that is not its snapshot's would give a step another one's result. Of those that need nothing `bad`."""
+def wrong_keys(found: CheckFindings, key: Key, bad: Set[tuple[Part, str]]) -> list[Problem]:
+    """Find snapshots whose content key is wrong, which could give a step another step's result. Snapshots that need
+    something in `bad` are skipped."""
     return [
         Problem(Part.SNAPSHOTS, id, Damage.RECORD, detail="content key")
         for id, snapshot in found.snapshots.items()
@@ -271,7 +276,7 @@ def wrong_keys(found: Findings, key: Key, bad: Set[tuple[Part, str]]) -> list[Pr
     ]
 
 
-def _indexes(parts: Parts) -> list[Problem]:
+def _indexes(parts: OpenStore) -> list[Problem]:
     indexes = parts.folder.root / Part.INDEX
     if not indexes.is_dir():
         return [Problem(Part.STORE, Part.INDEX, Damage.EXTRA, detail="no folder")] if os.path.lexists(indexes) else []

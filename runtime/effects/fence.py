@@ -83,7 +83,7 @@ def idempotency_key(run: RunId, key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownEffect:
     """An effect that took place before: its encoded result, and how that is known."""
 
     result_json: str
@@ -119,7 +119,7 @@ class Fence:
             return idempotency_key(self.run, before.idempotency_key)
         return before.idempotency_key
 
-    async def open(self) -> Known | None:
+    async def open(self) -> KnownEffect | None:
         """Make the intent durable and return None; the effect may then be performed. Return the known result instead
         if the effect took place before.
 
@@ -217,14 +217,14 @@ class Fence:
         doubt = "" if intent is None else intent.note
         return self._changed(EffectStatus.IN_DOUBT if doubt else EffectStatus.FAILED, note=doubt or how)
 
-    async def _settle(self, before: EffectRecord) -> Known | None:
+    async def _settle(self, before: EffectRecord) -> KnownEffect | None:
         match before.status:
             case EffectStatus.DONE:
                 if before.result_json is None:
                     return await self._found_again(before)
-                return Known(before.result_json, "done before the step's row was")
+                return KnownEffect(before.result_json, "done before the step's row was")
             case EffectStatus.APPROVED:
-                return Known(before.result_json or "null", "a person said that it happened")
+                return KnownEffect(before.result_json or "null", "a person said that it happened")
             case EffectStatus.INTENDED | EffectStatus.IN_DOUBT:
                 return await self._resolve(before)
             case EffectStatus.FAILED | EffectStatus.AGAIN | EffectStatus.COMPENSATED:
@@ -243,25 +243,25 @@ class Fence:
             key=self.key,
         )
 
-    async def _found_again(self, before: EffectRecord) -> Known:
+    async def _found_again(self, before: EffectRecord) -> KnownEffect:
         """Ask the reconcile hook for the result of an effect that was performed but whose result was not stored."""
         why = before.note.removeprefix("its result was not kept: ")
         if self.outside.reconcile is not None:
             answer = await _call(self.outside.reconcile, self.idempotency_key, **codec.decode(self.arguments))
             if isinstance(answer, Happened):
                 try:
-                    return Known(
+                    return KnownEffect(
                         codec.encode(answer.value, "what its reconcile hook gave"), "its reconcile hook found it"
                     )
                 except NotSerialisable as error:
                     why = str(error)
         raise self.journal.stop(self.result_lost(why))
 
-    async def _resolve(self, before: EffectRecord) -> Known | None:
+    async def _resolve(self, before: EffectRecord) -> KnownEffect | None:
         if self.outside.reconcile is not None:
             answer = await _call(self.outside.reconcile, self.idempotency_key, **codec.decode(self.arguments))
             if isinstance(answer, Happened):
-                return Known(codec.encode(answer.value), "its reconcile hook found it")
+                return KnownEffect(codec.encode(answer.value), "its reconcile hook found it")
             if isinstance(answer, DidNotHappen):
                 return None
             raise TypeError(
@@ -282,7 +282,7 @@ class Fence:
         )
         raise self.journal.stop(doubt)
 
-    def _in_fork(self) -> Known | None:
+    def _in_fork(self) -> KnownEffect | None:
         fenced = self.journal.fenced
         if (self.branch == ROOT and not fenced) or self.outside.in_fork is InFork.LEAVE:
             return None
@@ -296,7 +296,7 @@ class Fence:
                 )
             if same is not None:
                 where = f"on branch {same.branch}" + (f" of run {same.run_id}" if same.run_id != self.run else "")
-                return Known(same.result_json or "null", f"recorded {where}", elsewhere=True)
+                return KnownEffect(same.result_json or "null", f"recorded {where}", elsewhere=True)
         missing = "; nothing is recorded for these arguments" if self.outside.in_fork is InFork.RECORDED else ""
         if self.branch == ROOT:
             raise EffectRefused(

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpId, OpKind, StagePlan
-from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, Volatile
+from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, VolatileGlobs
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
@@ -60,7 +60,7 @@ RECENT = 100
 MOST_STAGES = 200
 """The number of stages per run that are read: as many as the tag `plan_rest` can hold."""
 
-_VOLATILE = Volatile(DEFAULT_VOLATILE)
+_VOLATILE = VolatileGlobs(DEFAULT_VOLATILE)
 
 LEARN_AFTER = 3
 """The number of finished runs that are required before plans use them: with fewer, one unusual run is the median."""

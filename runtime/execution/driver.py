@@ -24,7 +24,7 @@ from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
 from ramify.runtime.execution.model_calls import LLMCalls, LLMProvider
 from ramify.runtime.execution.prefix_hints import send_prefix_hint
-from ramify.runtime.execution.question_waits import Asked
+from ramify.runtime.execution.question_waits import AnswersNeeded
 from ramify.runtime.execution.questions import asking_of, waiting
 from ramify.runtime.execution.run import Run, RunScope
 from ramify.runtime.execution.streaming import outcome
@@ -52,7 +52,7 @@ from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.worlds.gc_pins import Pins
-from ramify.runtime.worlds.recovery import Made, Recovery
+from ramify.runtime.worlds.recovery import Recovery, StateOrigin
 from ramify.runtime.worlds.world_pool import Branch, WorldPool
 from ramify.sandboxes.contract import Backend, WorldSpec
 
@@ -201,7 +201,7 @@ async def drive(
             worlds=WorldPool(services.backend, world_spec(record)),
             calls=LLMCalls(record, plan, journal, services.llm, services.clock, _answers(services, record, reuse)),
             clock=services.clock,
-            root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[Made(base, "the workspace")]),
+            root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[StateOrigin(base, "the workspace")]),
             reuse=reuse,
             recovery=recovery,
             costs=CostModel().learn(ops),
@@ -320,7 +320,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services, answ
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
-        if isinstance(run.journal.stopped, Asked):
+        if isinstance(run.journal.stopped, AnswersNeeded):
             raise waiting(run, run.journal.stopped) from None
         if isinstance(error, Exception):
             raise _failure(run, error) from error
@@ -351,7 +351,7 @@ async def _stopped(run: Run, error: BaseException, services: Services) -> None:
     await run.settle(ROOT)
     _tell_left_aside(run, services, ended=False)
     unasked: Sequence[str] = ()
-    if isinstance(run.journal.stopped, Asked) and run.asking is not None:
+    if isinstance(run.journal.stopped, AnswersNeeded) and run.asking is not None:
         status, why, unasked = RunStatus.WAITING, "", run.asking.not_met
     elif isinstance(error, asyncio.CancelledError):
         status, why = RunStatus.CANCELLED, "cancelled"

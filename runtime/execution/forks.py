@@ -22,7 +22,7 @@ from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
-from ramify.runtime.worlds.recovery import Made
+from ramify.runtime.worlds.recovery import StateOrigin
 from ramify.runtime.worlds.world_pool import Branch as Line
 
 T = TypeVar("T")
@@ -70,7 +70,9 @@ class Fork(Generic[T]):
                 self._place = codec.decode(row.result_json or "{}")["place"]
                 if row.snapshot_out != parent.snapshot.id:
                     sealed = await run.recovery.get(row.snapshot_out, "")
-                    parent.stands(Made(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
+                    parent.stands(
+                        StateOrigin(sealed, "what the fork sealed", refused="the plan seals nothing before it")
+                    )
             else:
                 self._place = f"{self.op.id}.{run.journal.next_place(parent.path, self.op.id)}"
                 await self._perform(parent)
@@ -113,7 +115,7 @@ class Fork(Generic[T]):
         if parent.unsealed and parent.world is not None:
             # the plan has no seal before this fork, but children can only start from a sealed state
             sealed = await parent.world.seal(flush=False)
-            parent.stands(Made(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
+            parent.stands(StateOrigin(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
             parent.unsealed = False
         count = len(self._items)
         await run.journal.record(
@@ -288,7 +290,7 @@ class Branch(Generic[T]):
         begun, before, theirs_at = run.clock(), parent.snapshot.id, self.line.snapshot.id
         for line in (parent, self.line):  # a plan may leave a side unsealed, but a merge needs snapshots of both
             if line.unsealed and line.world is not None:
-                sealed = Made(
+                sealed = StateOrigin(
                     await line.world.seal(flush=False),
                     "what the merge sealed",
                     refused="the plan seals nothing there",
@@ -337,7 +339,7 @@ class Branch(Generic[T]):
         worlds = self.parent.run.worlds
         return await worlds.state(self._fork.base), ours, await worlds.state(self.line)
 
-    def _made(self, merged: Snapshot, strategy: MergeStrategy | Resolver) -> Made:
+    def _made(self, merged: Snapshot, strategy: MergeStrategy | Resolver) -> StateOrigin:
         run = self.parent.run
 
         async def again(ours: Snapshot) -> Snapshot:
@@ -346,7 +348,7 @@ class Branch(Generic[T]):
                 lambda: asyncio.to_thread(run.snapshots.merge, *three, strategy=strategy)
             )
 
-        return Made(merged, f"the merge of {self.line.path}", again)
+        return StateOrigin(merged, f"the merge of {self.line.path}", again)
 
 
 class Entered(Generic[T]):

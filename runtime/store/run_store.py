@@ -1,8 +1,8 @@
-"""RunStore: what the runtime remembers, on SQLite or PostgreSQL.
+"""RunStore: reads and writes the runtime's records, on SQLite or PostgreSQL.
 
-One `commit` is one transaction: the rows of an operation, the checkpoint that it made, the model calls that it used
-and the run's own row are there together or not at all. Commits that are asked for at the same time share one (and
-one fsync). Readers (`ramify ls` beside a run) never wait for the writer.
+One `commit` is atomic: the rows of an operation, the checkpoint that it made, the model calls that it used and the
+run's own row are stored together or not at all. Concurrent commits share a transaction and its fsync. Readers, such
+as `ramify ls` beside a run, never wait for the writer.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ _HOLD_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 class RunStore:
-    """The database at `address`: a file, made with its folders where it is missing, `sqlite:///FILE`, or
-    `postgresql://…`. Use as an async context manager.
+    """The database of runs. Use it as an async context manager.
 
-    `clock` gives Unix seconds; it stamps `updated_at` on each commit. A server that is gone is waited for, up to
-    `patience_s`. Every method raises `StoreError` where the database cannot be used, saying what to do.
+    address: a path or `sqlite:///FILE`, created with its folders if missing, or `postgresql://…`.
+    clock: returns Unix seconds, for `updated_at`.
+    patience_s: for how many seconds a lost connection to a server is retried.
+
+    Every method raises `StoreError`, which says what to do, if the database cannot be used.
     """
 
     def __init__(self, address: str | Path, *, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
@@ -91,7 +93,7 @@ class RunStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._owner:
-            return  # a forked child's copy: its parent closes it
+            return  # a forked child's copy: the parent closes the store
         committing, self._committer = self._opened(), None
         await finish_despite_cancel(self._close(committing))
 
@@ -102,7 +104,7 @@ class RunStore:
     # Runs
 
     async def create_run(self, run: RunRecord, base: CheckpointRecord | None = None) -> None:
-        """A new row and its base checkpoint; `StoreError` where a run of that id exists."""
+        """Insert a run and its base checkpoint. Raises `StoreError` if a run with that id exists."""
 
         def work(connection: Connection) -> None:
             statements.put(connection, tables.runs, [rows.run_row(run)])
@@ -123,14 +125,14 @@ class RunStore:
         return await self._fetch(query, rows.run_record)
 
     async def delete_run(self, run_id: RunId) -> None:
-        """Forget a run with all its rows, and the long texts that no other row names."""
+        """Delete a run with all its rows, and the texts that no other row names."""
         await self._write(Job(lambda connection: statements.delete_run(connection, run_id)))
 
     @asynccontextmanager
     async def held(self, run_id: RunId) -> AsyncIterator[None]:
-        """While this block runs, no process on another machine works on the run; `RunLocked` where one does.
+        """Hold the run against processes on other machines in this block. Raises `RunLocked` if one works on it.
 
-        A SQLite file belongs to one machine, whose processes the run's lock file keeps apart (locks.py).
+        A SQLite file belongs to one machine, on which the run's lock file does the same (`run_locks.py`).
         """
         if self.address.on_server:
             await self._hold(run_id)
@@ -141,7 +143,7 @@ class RunStore:
                 await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
 
     async def _hold(self, run_id: RunId) -> None:
-        """A server takes a moment to see that the process which held a run was killed."""
+        """Take the lock. Retries, because a server takes a moment to notice that the holder was killed."""
         for pause in _HOLD_AGAIN_S:
             try:
                 await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
@@ -151,7 +153,7 @@ class RunStore:
         await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
 
     async def held_anywhere(self, run_ids: Iterable[RunId]) -> set[RunId]:
-        """Those of these runs that a process, on whatever machine, works on; none where the database is a file."""
+        """Return those of these runs on which a process of any machine works; empty if the database is a file."""
         if not self.address.on_server:
             return set()
         wanted = list(run_ids)
@@ -159,8 +161,8 @@ class RunStore:
 
     @asynccontextmanager
     async def requesting_stop(self, run_id: RunId) -> AsyncIterator[None]:
-        """While this block runs, whichever process works on the run is asked to stop it: by a lock at the server that
-        goes with this connection, so no wish outlives who had it. Where the database is a file: `locks.py`."""
+        """In this block, ask the process that works on the run to cancel it. The request is a lock on the server,
+        which ends with this connection. If the database is a file, `run_locks.py` does the same."""
         if not self.address.on_server:
             yield
             return
@@ -174,7 +176,7 @@ class RunStore:
                 await connection.execute(text("SELECT pg_advisory_unlock_shared(:lock)"), lock)
 
     async def stop_requested(self, run_id: RunId) -> bool:
-        """Whether a process, on whatever machine, is `requesting_stop` the run."""
+        """Whether a process on any machine is in an `requesting_stop` block for the run."""
         if not self.address.on_server:
             return False
         wished = await self._read(lambda c: c.run_sync(run_committer.held_elsewhere, [run_id], "stop"))
@@ -183,7 +185,7 @@ class RunStore:
     # The journal
 
     def coming(self) -> AnnouncedCommit:
-        """Announce a commit that follows soon, so that others that are ready wait a little to share its fsync."""
+        """Announce a commit that follows soon; other commits wait a little to share its fsync."""
         return self._opened().coming()
 
     async def commit(
@@ -201,17 +203,19 @@ class RunStore:
         coming: AnnouncedCommit | None = None,
         begin: RunRecord | None = None,
     ) -> None:
-        """All of it in one transaction, or nothing. Durable when this returns.
+        """Write all of this in one transaction. Durable when this returns.
 
-        `begin`: the run's own row where it is not there yet, for a run that begins with a past.
+        ops, llm, checkpoints, effects: new rows; effects replace existing ones with the same key.
+        undone_after: DONE rows with a higher number become UNDONE, and answers to later questions become void.
+        unasked: keys of questions that are not open any more.
+        update: changes of the run's own row.
+        barrier: makes durable what the rows name; called once for all commits of a transaction with the same barrier.
+        coming: the announcement that this commit fulfils.
+        begin: the run's own row, for a run that starts with a journal (a fork).
 
-        `undone_after`: the rows with a higher number that are there and DONE become UNDONE, and answers to what was
-        asked or answered since are void. `unasked`: the keys of questions that are not open any more. `barrier` makes
-        durable what the rows name; it is called once for all commits of a transaction that give the same one.
-
-        A cancelled caller waits for the transaction's end, so that what it knows is what the disk holds. A run that
-        goes back to RUNNING loses its error. Raises `RunNotFound`; `StoreError` for an illegal change of status,
-        for a row of another run, or a sequence number that is taken.
+        A cancelled caller waits for the end of the transaction, so that it knows what is on disk. A run that becomes
+        RUNNING loses its error. Raises `RunNotFound`, and `StoreError` for an illegal change of status, a row of
+        another run, or a sequence number that is taken.
         """
         job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked)
         await self._write(job, coming)
@@ -227,13 +231,15 @@ class RunStore:
         coming: AnnouncedCommit | None = None,
         linger_s: float,
     ) -> asyncio.Future[None]:
-        """As `commit`, not waited for: durable with the next commit, and after `linger_s` at the latest."""
+        """Like `commit`, without waiting: the rows become durable with the next commit, after `linger_s` at the
+        latest.
+        Returns a future that is done then."""
         job = self._job(run_id, ops, (), checkpoints, (), None, update, barrier)
         durable = asyncio.wrap_future(self._opened().submit(replace(job, linger_s=linger_s), coming))
         return asyncio.ensure_future(self._wait(durable))
 
     def lead(self, address: str | Path) -> RunCommitter | None:
-        """The thread that commits, where that address is this very database: others may hand it their rows."""
+        """Return the committer if that address is this database, so that others can submit their rows to it."""
         other = addresses.parse(address)
         if self.address.file is None or other.file is None:
             return self._opened() if other.url == self.address.url else None
@@ -282,15 +288,15 @@ class RunStore:
         return Job(work, run_id, long_texts, barrier, begins=begin is not None or change.plan_json is not None)
 
     async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
-        """A run's journal, or what came to it after the row numbered `after`."""
+        """Return a run's journal, or only the rows after number `after`."""
         return await self._of_run(tables.ops, run_id, rows.op_record, after)
 
     async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
         return await self._of_run(tables.llm, run_id, rows.llm_record, after)
 
     async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
-        """The ledger of a run, in the order of the first intents: of each effect the last attempt. `earlier`: before
-        it those that it followed."""
+        """Return the ledger of a run in the order of the first intents: the last attempt of each effect. `earlier`:
+        include the earlier attempts."""
         last = await self._ledger(tables.effects, run_id)
         return rows.with_attempts(last, await self._ledger(tables.attempts, run_id)) if earlier else last
 
@@ -299,8 +305,8 @@ class RunStore:
         return await self._fetch(query, rows.effect_record)
 
     async def put_answers(self, run_id: RunId, answers: Sequence[AnswerRecord]) -> AnswerRecord | None:
-        """Store answers of a run's questions, durable when this returns. None of them where one of the questions has
-        an answer already: that one is given back."""
+        """Store answers to a run's questions durably. If one of the questions has an answer already, store none of
+        them and return that answer."""
 
         def work(connection: Connection) -> None:
             for answer in answers:
@@ -316,7 +322,7 @@ class RunStore:
         return None
 
     async def void_answers(self, run_id: RunId, keys: Sequence[str]) -> None:
-        """These answers count no more: their questions, asked again, take new ones."""
+        """Void answers: if their questions are asked again, they take new answers."""
 
         def work(connection: Connection) -> None:
             connection.execute(statements.void_answers(run_id, keys))
@@ -324,17 +330,18 @@ class RunStore:
         await self._write(Job(work, run_id))
 
     async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
-        """What people answered to a run's questions (to those of all runs), in the order of the answers."""
+        """Return the answers to the questions of a run, or of all runs, in the order in which they were given."""
         query = tables.query(tables.answers).order_by(tables.answers.c.n)
         mine = query if run_id is None else query.where(tables.answers.c.run_id == run_id)
         return await self._fetch(mine, rows.answer_record)
 
     async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
-        """The rows of a run's journal (of all runs' that are not done) that ask a person or hold an answer."""
+        """Return the question and answer rows of a run's journal, or of all runs that are not done."""
         return await self._fetch(statements.interrupts(run_id), rows.op_record)
 
     async def doubts(self) -> list[EffectRecord]:
-        """Effects of all runs that were begun and not ended. One of a run at work may end yet."""
+        """Return the effects of all runs that were begun and did not end. If the run is being worked on, its effect
+        may still end."""
         table = tables.effects
         query = tables.query(table).where(table.c.status.in_(sorted(DOUBTFUL))).order_by(table.c.n)
         return await self._fetch(query, rows.effect_record)
@@ -350,21 +357,21 @@ class RunStore:
         return found[0]
 
     async def reusable(self, lineage_key: str) -> OpRecord | None:
-        """The newest row, over all runs, that did the work of that key."""
+        """Return the newest DONE row of any run with that lineage key, or None."""
         ops = tables.ops.c
         query = tables.query(tables.ops).where(ops.lineage_key == lineage_key, ops.status == OpStatus.DONE)
         found = await self._fetch(query.order_by(ops.n.desc()).limit(1), rows.op_record)
         return found[0] if found else None
 
     async def equal_calls(self, request_json: str) -> list[tuple[LLMRecord, RunId, Settings]]:
-        """The calls of all runs that made exactly this request, newest first, and what their runs stood on."""
+        """Return the model calls of all runs with exactly this request, newest first, with run ids and settings."""
         llm, runs = tables.llm, tables.runs
         query = tables.query(llm).add_columns(runs.c.settings_json.label("settings_of"))
         query = query.join(runs, runs.c.id == llm.c.run_id).where(llm.c.request_blob == rows.digest(request_json))
         return await self._fetch(query.order_by(llm.c.n.desc()).limit(20), rows.llm_record_and_settings)
 
     async def live_snapshots(self) -> set[SnapshotId]:
-        """Every snapshot that a row names."""
+        """Return every snapshot that a row names."""
         columns = (
             tables.runs.c.base_snapshot,
             tables.ops.c.snapshot_in,
@@ -375,14 +382,14 @@ class RunStore:
         return {SnapshotId(name) for name in found if name is not None}
 
     async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
-        """How much was done in each of these runs."""
+        """Return the counts of each of these runs."""
         ops, llm = (text(q(":ids")).bindparams(_IDS) for q in (run_counts.ops_query, run_counts.llm_query))
         ids = list(run_ids)
         return run_counts.counted(
             run_ids, await self._read(_mappings(ops, ids=ids)), await self._read(_mappings(llm, ids=ids))
         )
 
-    # Below: how it is done
+    # Implementation
 
     async def _dispose(self) -> None:
         if self._writer is not None:
@@ -405,7 +412,7 @@ class RunStore:
             await finish_despite_cancel(durable)
 
     async def _read(self, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """A server that is gone is asked again, for a while."""
+        """Run a query; retry for up to `patience_s` if the connection to a server is lost."""
         self._opened()
         until, pause = time.monotonic() + self._patience_s, run_committer.FIRST_PAUSE_S
         with as_store_errors(self.address):
@@ -432,7 +439,7 @@ class RunStore:
 
 
 class _Taken(Exception):
-    """The question of that key has an answer."""
+    """The question with that key has an answer already."""
 
     def __init__(self, key: str) -> None:
         self.key = key

@@ -78,7 +78,7 @@ GRACE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RunHistory:
     """The rows of one run."""
 
     run: RunRecord
@@ -140,7 +140,7 @@ class Collected:
         return self.budget is None or self.held <= self.budget
 
 
-def living(histories: Iterable[History]) -> LiveStates:
+def living(histories: Iterable[RunHistory]) -> LiveStates:
     """Return the snapshots that the rows of all runs name, divided into roots and candidates for eviction."""
     found = LiveStates()
     for history in histories:
@@ -149,7 +149,7 @@ def living(histories: Iterable[History]) -> LiveStates:
     return found
 
 
-def _add(found: LiveStates, history: History) -> None:
+def _add(found: LiveStates, history: RunHistory) -> None:
     run = history.run
     found.roots.add(run.base_snapshot)
     whole = run.status is not RunStatus.DONE or run.frontend != "decorators"
@@ -176,7 +176,7 @@ def _add(found: LiveStates, history: History) -> None:
     found.roots |= named_here - found.candidates.keys()
 
 
-def _dead(history: History) -> frozenset[SnapshotId]:
+def _dead(history: RunHistory) -> frozenset[SnapshotId]:
     """Return the states that a run which can continue will not need, by its plan and its journal."""
     if history.run.frontend != "decorators" or not history.ops:
         return frozenset()
@@ -264,9 +264,9 @@ class EvictionMarks:
             (self._folder / id).unlink(missing_ok=True)
 
 
-async def histories(store: RunStore) -> list[History]:
+async def histories(store: RunStore) -> list[RunHistory]:
     return [
-        History(run, await store.ops(run.id), await store.checkpoints(run.id), await store.effects(run.id))
+        RunHistory(run, await store.ops(run.id), await store.checkpoints(run.id), await store.effects(run.id))
         for run in await store.runs()
     ]
 

@@ -40,7 +40,7 @@ LOST = (SnapshotNotFound, SnapshotCorrupt)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class StateOrigin:
     """A state of a branch, and how to recompute it from the state before. `again` is None for the workspace."""
 
     snapshot: Snapshot
@@ -68,7 +68,7 @@ def stand_in(id: SnapshotId, content_key: str) -> Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Recomputation:
     """The predicted seconds (by the recorded times) and the actual seconds of a recomputation."""
 
     predicted_s: float
@@ -83,7 +83,7 @@ class Recovery:
     snapshots: SnapshotStore
     pins: Pins
     emit: Callable[[Event], None]
-    again: dict[BranchPath, Again] = field(default_factory=dict)  # recomputations not recorded in a row yet
+    again: dict[BranchPath, Recomputation] = field(default_factory=dict)  # recomputations not recorded in a row yet
     _made_again: dict[SnapshotId, Snapshot] = field(default_factory=dict)
     _kept: ExitStack = field(default_factory=ExitStack)
 
@@ -130,14 +130,14 @@ class Recovery:
             self._verify(made, at, branch)
             self._made_again[made.snapshot.id] = at
         took = time.perf_counter() - begun
-        self.again[branch.path] = Again(sum(made.seconds for made in steps), took)
+        self.again[branch.path] = Recomputation(sum(made.seconds for made in steps), took)
         told = f"{why}; repeated: {', '.join(made.what for made in steps)}"
         self.emit(Recovered(self.run, branch.path, Level.LINEAGE, told, took))
         return at
 
-    async def _nearest(self, branch: Branch, why: str) -> tuple[Snapshot, list[Made]]:
+    async def _nearest(self, branch: Branch, why: str) -> tuple[Snapshot, list[StateOrigin]]:
         """Return the newest complete state in the branch's history, and the states after it."""
-        steps: list[Made] = []
+        steps: list[StateOrigin] = []
         for made in reversed(branch.made):
             whole = self._made_again.get(made.snapshot.id, made.snapshot)
             if await asyncio.to_thread(self._missing, whole) is None:
@@ -152,7 +152,7 @@ class Recovery:
         found = missing(self.snapshots, snapshot.id)
         return None if found is None else str(found)
 
-    def _verify(self, made: Made, at: Snapshot, branch: Branch) -> None:
+    def _verify(self, made: StateOrigin, at: Snapshot, branch: Branch) -> None:
         if made.snapshot.content_key and at.content_key != made.snapshot.content_key:
             raise Unrecoverable(
                 f"{made.what} on branch {branch.path} was repeated for a lost snapshot, and left other files than "

@@ -1,8 +1,4 @@
-"""The helper process that worlds are forked from. Run by file path:
-
-    python -I -S fork_server.py CONTROL_FD                          worlds without isolation
-    python -I -S fork_server.py CONTROL_FD MOUNT_SERVER_FD ANCHOR…  worlds in namespaces; the anchors are folders with
-                                                                    layers and uppers, the last with a mount point
+"""The helper process that worlds are forked from. Stdlib only.
 
 There is one for each backend. Forking this small, single-threaded process takes a millisecond; a new Python takes
 twenty, and forking the host (threads, a gigabyte of model) is not safe. The host sends one end of a world's socket;
@@ -24,29 +20,14 @@ import select
 import signal
 import socket
 import sys
-import types
 from pathlib import Path
 
-
-def _find_ramify() -> None:
-    """Make `ramify.sandboxes.…` importable from beside this file, without importing `ramify` itself, which takes too
-    long."""
-    folder = str(Path(__file__).resolve().parents[1])
-    for name in ("ramify", "ramify.sandboxes"):
-        package = types.ModuleType(name)
-        package.__path__ = [folder] if name != "ramify" else []
-        sys.modules[name] = package
-
-
-if __name__ == "__main__":
-    _find_ramify()
-
-from ramify.sandboxes.agent import confinement  # noqa: E402
-from ramify.sandboxes.agent.agent import Agent  # noqa: E402
-from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start  # noqa: E402
-from ramify.sandboxes.agent.mount_server import keep  # noqa: E402
-from ramify.sandboxes.agent.mount_view import ROOT, MountView  # noqa: E402
-from ramify.sandboxes.linux import kernel  # noqa: E402
+from ramify.sandboxes.agent import confinement
+from ramify.sandboxes.agent.agent import Agent
+from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start
+from ramify.sandboxes.agent.mount_server import serve_mounts
+from ramify.sandboxes.agent.mount_view import ROOT, MountView
+from ramify.sandboxes.linux import kernel
 
 OWN_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 LATE_CODECS = ("unicode_escape", "latin-1", "idna")  # Python loads them on demand, and an image may hold no Python
@@ -57,7 +38,16 @@ KINDS = {
 }
 
 
-def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str]) -> None:
+def run(control: str, mount_server: str = "", *anchors: str) -> None:
+    """Serve with the descriptors of the control socket and, for isolated worlds, of the mount server's socket."""
+    serve(
+        socket.socket(fileno=int(control)),
+        socket.socket(fileno=int(mount_server)) if mount_server else None,
+        list(anchors),
+    )
+
+
+def serve(control: socket.socket, keeper: socket.socket | None, anchors: list[str]) -> None:
     """Serve the host until it hangs up or ends, or the mount server ends."""
     for name in LATE_CODECS:
         codecs.lookup(name)
@@ -108,7 +98,7 @@ def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anch
         try:
             control.close()
             kernel.die_with_parent()
-            keep(keeper, host, anchors)
+            serve_mounts(keeper, host, anchors)
         except OSError as error:
             os.write(2, f"{error}\n".encode())
         finally:
@@ -265,12 +255,3 @@ def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | No
     agent = Agent(start, link, host, mounts)
     link.send(Ready(pid, mounts.uncovered if mounts is not None else []))
     agent.serve()
-
-
-if __name__ == "__main__":
-    control, *isolating = sys.argv[1:]
-    main(
-        socket.socket(fileno=int(control)),
-        socket.socket(fileno=int(isolating[0])) if isolating else None,
-        isolating[1:],
-    )

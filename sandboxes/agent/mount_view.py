@@ -82,9 +82,12 @@ class MountView:
             self._scratches.clear()
             self._make_root()
         self._view, root, passed = view, self._root, self._take()
-        self._store, self._folder = kernel.narrow(view.store), kernel.narrow(view.folder, writable=True)
+        self._store, self._folder = (
+            kernel.clone_confined(view.store),
+            kernel.clone_confined(view.folder, writable=True),
+        )
         if image:
-            self.image = kernel.narrow(image)
+            self.image = kernel.clone_confined(image)
         shown = [(path, self._areas.show(path, view.hidden)) for path in view.visible if self._is_to_show(path)]
         if not view.image:
             covered = [*SCRATCH_PLACES, *map(os.path.realpath, view.points[:-1])]

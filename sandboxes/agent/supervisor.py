@@ -18,13 +18,14 @@ from typing import Protocol
 
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
-from ramify.sandboxes.agent.checkpointing.python_sessions import Sessions
+from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
 from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start
-from ramify.sandboxes.agent.private_folder import CHUNK, Output, Private
-from ramify.sandboxes.agent.shell import CONTROL, Shell, beyond
-from ramify.sandboxes.agent.shell_state import NAME, Kept, Report, export_script
+from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
+from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
+from ramify.sandboxes.agent.shell_report import NAME, Report
+from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
 from ramify.sandboxes.agent.watchdog import Watchdog
-from ramify.sandboxes.linux import kernel, processes, resource_limits, rlimits
+from ramify.sandboxes.linux import kernel, processes, resource_limits
 
 KILLED = 128 + signal.SIGKILL
 SHELL_ANSWER_TIMEOUT_S = 10.0
@@ -65,8 +66,8 @@ class ProcessSupervisor:
     def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
         self._start, self._link, self._tree = start, link, tree
         self._host = host  # the host process's pidfd
-        self._private = Private(start.private)
-        self._out, self._err = (Output(self._private, name, start.max_output) for name in ("out", "err"))
+        self._private = PrivateFolder(start.private)
+        self._out, self._err = (OutputPipe(self._private, name, start.max_output) for name in ("out", "err"))
         self._shell: Shell | None = None
         self._known = b""  # the state of a shell that has ended
         self._began = b""  # the first shell's state before its first command
@@ -85,7 +86,7 @@ class ProcessSupervisor:
         self._poll = select.poll()
         for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
             self._poll.register(descriptor, select.POLLIN)
-        self._sessions = Sessions(self._private, self._poll)
+        self._sessions = PythonSessions(self._private, self._poll)
         self._score = resource_limits.Score()
         self._criu: CriuProgram | None = None
         if start.criu and tree is not None:
@@ -115,7 +116,7 @@ class ProcessSupervisor:
             elif descriptor == self._link.sock.fileno():
                 self._receive()
             elif self._shell is not None and descriptor == self._shell.control:
-                self._hear(self._shell)
+                self._read_control(self._shell)
             elif self._shell is not None and descriptor == unread:
                 self._shell.push()
             else:
@@ -132,12 +133,12 @@ class ProcessSupervisor:
             if not self._link.waiting:
                 return
 
-    def _hear(self, shell: Shell) -> None:
+    def _read_control(self, shell: Shell) -> None:
         before = shell.state
-        shell.hear(os.read(shell.control, CHUNK))
+        shell.receive(os.read(shell.control, CHUNK))
         if shell.state is not before:
             with contextlib.suppress(ProcessLookupError):  # it has ended since: keep its earlier limits
-                self._limits = rlimits.told(shell.pid)
+                self._limits = resource_limits.read_rlimits(shell.pid)
 
     def _reap(self) -> None:
         while True:
@@ -199,7 +200,7 @@ class ProcessSupervisor:
         code = KILLED if over else 124 if timed_out else shell.status if shell.status is not None else shell.ended
         over = over or resource_limits.met(self._start.bounds, code or 0)
         earlier, self._earlier = self._earlier, ""
-        self._bury()
+        self._release_ended_shell()
         if message.stdin:
             self._private.remove("stdin")
         out, err = self._out.end(), self._err.end()
@@ -240,10 +241,10 @@ class ProcessSupervisor:
             self._turn(left)
         return True
 
-    def _settle(self) -> bool:
+    def _await_state(self) -> bool:
         """Whether the shell reported its state, or ended, in time."""
         deadline = time.monotonic() + SHELL_ANSWER_TIMEOUT_S
-        while self._shell is not None and self._shell.telling and self._shell.ended is None and not self._gone:
+        while self._shell is not None and self._shell.awaiting_state and self._shell.ended is None and not self._gone:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -252,29 +253,29 @@ class ProcessSupervisor:
 
     def _await_shell(self, shell: Shell) -> None:
         """Wait where no caller sets a deadline. Raises `OSError` if the shell does not answer."""
-        if not (self._await_end(shell, time.monotonic() + SHELL_ANSWER_TIMEOUT_S) and self._settle()):
+        if not (self._await_end(shell, time.monotonic() + SHELL_ANSWER_TIMEOUT_S) and self._await_state()):
             raise OSError("the shell of this world does not answer: it was stopped, or one of its traps blocks it")
 
     def _living_shell(self) -> Shell:
         """A shell that has reported its state, if it ever will, so that the next command is not lost in an ending
         shell."""
-        self._settle()
-        self._bury()
+        self._await_state()
+        self._release_ended_shell()
         if self._shell is None:
             kept, env = self._kept(), self._start_env()
-            late = beyond(env)
+            late = too_long_for_exec(env)
             self._shell = self._spawn_shell(kept, {name: env[name] for name in env if name not in late})
             self._poll.register(self._shell.control, select.POLLIN)
             self._restore(self._shell, kept, late)
         return self._shell
 
-    def _kept(self) -> Kept | None:
+    def _kept(self) -> ShellSnapshot | None:
         """The state for a new shell: that of the last shell, else that of the snapshot."""
         if self._known:
-            return Report.parse(self._known).kept(self._start.tree)
-        return Kept.decode(self._start.shell) if self._start.shell else None
+            return ShellSnapshot.of(Report.parse(self._known), self._start.tree)
+        return ShellSnapshot.decode(self._start.shell) if self._start.shell else None
 
-    def _restore(self, shell: Shell, kept: Kept | None, late: Mapping[str, str]) -> None:
+    def _restore(self, shell: Shell, kept: ShellSnapshot | None, late: Mapping[str, str]) -> None:
         """Restore the last shell's state; without one, record what this one starts with. `late`: variables that it
         could not be started with."""
         command = ":"
@@ -288,7 +289,7 @@ class ProcessSupervisor:
         except OSError:
             os.kill(shell.pid, signal.SIGKILL)
             raise
-        if shell.status is None or shell.telling:
+        if shell.status is None or shell.awaiting_state:
             raise EOFError(f"bash ended immediately (exit {shell.ended})")
         self._began = self._began or self._state()
 
@@ -299,7 +300,7 @@ class ProcessSupervisor:
             return self._known
         return shell.state + b"\0" + self._limits.encode()
 
-    def _bury(self) -> None:
+    def _release_ended_shell(self) -> None:
         """Release the shell if it has ended, and remember its state after its last complete command."""
         shell = self._shell
         if shell is None or shell.ended is None:
@@ -311,7 +312,7 @@ class ProcessSupervisor:
             self._known = shell.state + b"\0" + self._limits.encode()
         self._shell = None
 
-    def _spawn_shell(self, kept: Kept | None, env: Mapping[str, str]) -> Shell:
+    def _spawn_shell(self, kept: ShellSnapshot | None, env: Mapping[str, str]) -> Shell:
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
         pwd = self._start_place()
@@ -332,7 +333,7 @@ class ProcessSupervisor:
                     signal.signal(number, signal.SIG_DFL)
                 signal.set_wakeup_fd(-1)
                 os.umask(0o022)
-                rlimits.set_limits(kept.limits if kept is not None else {})
+                resource_limits.restore_rlimits(kept.limits if kept is not None else {})
                 view, filtered = self._start.view, self._criu is None
                 image = view is not None and view.image
                 confinement.enter(self._start.bounds, isolated=view is not None, image=image, filtered=filtered)

@@ -22,7 +22,7 @@ PATIENCE_S = 20.0  # for a world to end after a hang-up
 EXIT_REASON_WAIT_S = 1.0  # how long a dead world's error waits for its exit code
 
 
-class Answer(asyncio.Future[Message]):
+class ReplyFuture(asyncio.Future[Message]):
     """A reply that is awaited to its end: a task cancelled meanwhile is only cancelled once the reply has arrived.
 
     This uses asyncio's own rule: `Task.cancel` first asks the future that the task awaits, and if that refuses, the
@@ -39,7 +39,7 @@ class Answer(asyncio.Future[Message]):
         return False
 
 
-class Line(asyncio.Protocol):
+class MessageStream(asyncio.Protocol):
     """Messages over a socket. Replies come in the order of the requests.
 
     The event loop only logs exceptions of a protocol's callbacks. So an error in one of them closes the connection,
@@ -48,8 +48,8 @@ class Line(asyncio.Protocol):
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._heard = bytearray()
-        self._due: deque[asyncio.Future[Message]] = deque()
+        self._received = bytearray()
+        self._waiting: deque[asyncio.Future[Message]] = deque()
         self._transport: asyncio.Transport | None = None
         self.last_words = ""  # the error of an agent that ended by itself
         self._fault: BaseException | None = None  # why this end closed the connection
@@ -60,8 +60,8 @@ class Line(asyncio.Protocol):
     @classmethod
     async def over(cls, sock: socket.socket) -> Self:
         """Connect to `sock`, which belongs to the line from now on, unless this fails."""
-        _, line = await asyncio.get_running_loop().create_unix_connection(lambda: cls(sock), sock=sock)
-        return line
+        _, stream = await asyncio.get_running_loop().create_unix_connection(lambda: cls(sock), sock=sock)
+        return stream
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked by type: other loops' transports (uvloop's) are no subclasses of asyncio's.
@@ -77,19 +77,19 @@ class Line(asyncio.Protocol):
                 self._transport.abort()
 
     def _read(self, data: bytes) -> None:
-        self._heard += data
-        while len(self._heard) >= LENGTHS.size:
-            head, body = LENGTHS.unpack_from(self._heard)
+        self._received += data
+        while len(self._received) >= LENGTHS.size:
+            head, body = LENGTHS.unpack_from(self._received)
             begin = LENGTHS.size + head
-            if len(self._heard) < begin + body:
+            if len(self._received) < begin + body:
                 return
-            answer = decode(bytes(self._heard[LENGTHS.size : begin]), bytes(self._heard[begin : begin + body]))
-            del self._heard[: begin + body]
-            if not self._due:  # not a reply: the agent says why it ends
-                self._heard.clear()
+            answer = decode(bytes(self._received[LENGTHS.size : begin]), bytes(self._received[begin : begin + body]))
+            del self._received[: begin + body]
+            if not self._waiting:  # not a reply: the agent says why it ends
+                self._received.clear()
                 self.last_words = answer.message if isinstance(answer, Failed) else ""
                 return
-            due = self._due.popleft()
+            due = self._waiting.popleft()
             if not due.done():  # else the requester was cancelled
                 due.set_result(answer)
 
@@ -102,8 +102,8 @@ class Line(asyncio.Protocol):
             self._ended.set_result(None)
 
     def _fail_all(self) -> None:
-        while self._due:
-            due = self._due.popleft()
+        while self._waiting:
+            due = self._waiting.popleft()
             if not due.done():
                 due.set_exception(self._lost())
 
@@ -131,7 +131,7 @@ class Line(asyncio.Protocol):
         if passing:  # nothing is queued in the transport: the last request was answered
             socket.send_fds(self._sock, [data[: LENGTHS.size]], list(passing))
             data = data[LENGTHS.size :]
-        self._due.append(due)
+        self._waiting.append(due)
         self._transport.write(data)
 
     def say(self, message: Message) -> None:
@@ -159,8 +159,8 @@ class AgentLink:
 
     _group: asyncio.Future[Group] | None = None  # the world's control group, once it exists
 
-    def __init__(self, helper: ExitReporter, exit_code: asyncio.Future[int], line: Line) -> None:
-        self._helper, self._exit_code, self._line = helper, exit_code, line
+    def __init__(self, helper: ExitReporter, exit_code: asyncio.Future[int], stream: MessageStream) -> None:
+        self._helper, self._exit_code, self._stream = helper, exit_code, stream
         self.pid = 0  # the agent's, known once it is ready
 
     def hold(self, group: asyncio.Future[Group], bounds: Bounds) -> None:
@@ -195,9 +195,9 @@ class AgentLink:
         The caller closes the descriptors in `passing`, which are sent along. With `hasten`, a cancelled task calls it
         and still waits for the reply.
         """
-        due = asyncio.get_running_loop().create_future() if hasten is None else Answer(hasten)
+        due = asyncio.get_running_loop().create_future() if hasten is None else ReplyFuture(hasten)
         try:
-            self._line.ask(message, due, passing)
+            self._stream.ask(message, due, passing)
             answer = await due
         except OSError as error:
             raise WorldDied(await self._why_lost()) from error
@@ -206,20 +206,20 @@ class AgentLink:
         return answer
 
     async def _why_lost(self) -> str:
-        if self._line.unreadable:
+        if self._stream.unreadable:
             return (
-                f"the world's first process sent an unreadable reply ({self._line.unreadable}), so the "
+                f"the world's first process sent an unreadable reply ({self._stream.unreadable}), so the "
                 "world was ended; start again from its last snapshot"
             )
         return await self._exit_reason()
 
     def cancel(self) -> None:
         """Have the current command killed; its reply still comes."""
-        self._line.say(Cancel())
+        self._stream.say(Cancel())
 
     async def close(self) -> None:
         """Hang up, which ends the world, and wait until it has ended."""
-        await self._line.close()
+        await self._stream.close()
         await asyncio.wait({self._exit_code}, timeout=PATIENCE_S)
         if self._group is not None:
             await asyncio.wait({self._group})
@@ -231,8 +231,8 @@ class AgentLink:
         if not self._exit_code.done() or self._exit_code.cancelled():
             return f"the world is gone ({self._helper.last_words()})"
         code = self._exit_code.result()
-        if self._line.last_words:
-            return f"the world's first process ended: {self._line.last_words}"
+        if self._stream.last_words:
+            return f"the world's first process ended: {self._stream.last_words}"
         if code == -signal.SIGKILL and await self.out_of_memory():
             return "the world exceeded its memory limit; start again from its last snapshot, with a higher limit"
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"

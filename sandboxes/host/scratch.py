@@ -21,7 +21,7 @@ FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x8008_6601, 0x4008_6602
 TOPDIR = 0x2_0000  # FS_TOPDIR_FL, `chattr +T`
 
 
-class Session:
+class ScratchSession:
     """One backend's folder. `open()` and `close()` block: call them in a thread."""
 
     def __init__(self, scratch: Path) -> None:

@@ -224,7 +224,7 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def settled(registers: dict[str, int]) -> dict[str, int]:
+def restart_interrupted_call(registers: dict[str, int]) -> dict[str, int]:
     """Registers to continue with elsewhere: an interrupted system call is restarted."""
     result = signed(registers["rax"])
     if signed(registers["orig_rax"]) < 0:

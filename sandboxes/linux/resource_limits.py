@@ -1,6 +1,8 @@
-"""What a world may use (`Bounds`), the kernel's limits on each of its processes, and which limit an exit code shows.
+"""What a world may use (`Bounds`), and the kernel's limits on each of its processes. Stdlib only.
 
-Stdlib only. `Bounds` is `contract.Limits` without what the agent cannot import.
+`Bounds` is `contract.Limits` without what the agent cannot import. `apply` sets limits for good, `met` tells from an
+exit code which one ended a command; `read_rlimits` and `restore_rlimits` carry a shell's own limits (`ulimit`) to the
+next one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -96,10 +98,6 @@ def _lower(what: int, soft: int, hard: int | None = None) -> None:
     resource.setrlimit(what, (min(_least(soft, now), top), top))
 
 
-def _least(wanted: int, now: int) -> int:
-    return wanted if now == resource.RLIM_INFINITY else min(wanted, now)
-
-
 @functools.cache
 def nproc_is_per_namespace() -> bool:
     """Whether RLIMIT_NPROC counts each user namespace separately, as it does since Linux 5.14.
@@ -119,3 +117,26 @@ def met(bounds: Bounds, exit_code: int) -> str:
     if bounds.file_bytes is not None and exit_code == 128 + signal.SIGXFSZ:
         return "file_bytes"
     return ""
+
+
+RLIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+
+
+def read_rlimits(pid: int) -> str:
+    """The limits of a process, in the format of `shell_report.Report`. Raises `ProcessLookupError`."""
+    pairs = ((name, *resource.prlimit(pid, number)) for name, number in RLIMITS.items())
+    return "".join(f"{name} {soft} {hard}\n" for name, soft, hard in pairs)
+
+
+def restore_rlimits(limits: Mapping[str, Sequence[int]]) -> None:
+    """Set limits as a shell had them, as far as the new shell's world allows."""
+    for name, (soft, hard) in limits.items():
+        _, highest = resource.getrlimit(RLIMITS[name])
+        hard, soft = _least(hard, highest), _least(soft, highest)
+        resource.setrlimit(RLIMITS[name], (_least(soft, hard), hard))
+
+
+def _least(a: int, b: int) -> int:
+    if resource.RLIM_INFINITY in (a, b):
+        return b if a == resource.RLIM_INFINITY else a
+    return min(a, b)

@@ -16,7 +16,7 @@ from unittest import mock
 import harness
 from lives import Scenario
 
-from ramify.runtime.effects.fence import Fence, Known
+from ramify.runtime.effects.fence import Fence, KnownEffect
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.langgraph.checkpointer import Saver
 from ramify.runtime.records import EffectStatus
@@ -27,9 +27,9 @@ async def _again(fence: Fence, before: object) -> None:
     """What is in doubt is sent again."""
 
 
-async def _as_done(fence: Fence, before: object) -> Known:
+async def _as_done(fence: Fence, before: object) -> KnownEffect:
     """What is in doubt is taken for done."""
-    return Known('"receipt"', "nobody knows")
+    return KnownEffect('"receipt"', "nobody knows")
 
 
 def _unsettled(fence: Fence, result_json: str, note: str = "") -> Any:

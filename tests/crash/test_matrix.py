@@ -106,16 +106,16 @@ EVERYWHERE = {
     *("about to send", "sent"),  # the scenarios' own: in the middle of an effect
 }
 COLLECTION = {"marked", "forgotten", "removed"}  # killed at by test_collect.py
-CHECKOUT = {"written out"}  # killed at by fork_engine/test_crash.py
+CHECKOUT = {"written out"}  # killed at by fork_engine/test_crash_points.py
 
 
 def test_every_point_is_killed_at() -> None:
     """A point that is added is added to the matrix, too."""
     parts = ("runtime", "fork_engine", "sandboxes", "api")
     sources = [path for part in parts for path in (ROOT / part).rglob("*.py")]
-    points = {name for path in sources for name in re.findall(r'crash\.point\("([^"]+)"\)', path.read_text())}
-    assert sum(path.read_text().count("crash.point(") for path in sources) == sum(
-        len(re.findall(r'crash\.point\("[^"]+"\)', path.read_text())) for path in sources
+    points = {name for path in sources for name in re.findall(r'crash_points\.point\("([^"]+)"\)', path.read_text())}
+    assert sum(path.read_text().count("crash_points.point(") for path in sources) == sum(
+        len(re.findall(r'crash_points\.point\("[^"]+"\)', path.read_text())) for path in sources
     ), "a point whose name is not written where it is passed"
     assert points == EVERYWHERE - {"about to send", "sent"} | COLLECTION | CHECKOUT
 

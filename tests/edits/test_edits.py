@@ -1,4 +1,4 @@
-"""A few of the edits that `benchmarks/code_edits.py` tries by the thousand."""
+"""A few of the edits that `benchmarks/edits.py` tries by the thousand."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from ramify.fork_engine.types import SnapshotId
 KILLED = """
 import os, sys
 from pathlib import Path
-from ramify.fork_engine import crash
+from ramify.fork_engine import crash_points
 from ramify.fork_engine.store import SnapshotStore
 root, operation, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 passed = 0
@@ -34,7 +34,7 @@ def at(name):
 store = SnapshotStore(root / "store")
 same = {"env": {}, "env_unset": (), "cwd": ""}
 base, one, two = (store.get(id) for id in sys.argv[4:7])
-crash.at = at
+crash_points.at = at
 if operation == "seal":
     upper = root / f"upper{last}"
     upper.mkdir()
@@ -51,7 +51,7 @@ elif operation == "import":
     (root / "user" / f"f{last}").write_text(str(last))
     store.import_tree(root / "user")
 elif operation == "checkout":
-    crash.at = lambda name: at(name) if name == "written out" else None
+    crash_points.at = lambda name: at(name) if name == "written out" else None
     store.checkout(one, root / f"out{last}")
     store.checkout(two, root / f"out{last}", force=True)
 else:

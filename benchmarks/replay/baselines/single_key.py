@@ -1,8 +1,8 @@
 """Learning to rank (Fu et al., NeurIPS 2024): the answers that a ranking model takes for the shortest go first.
 
-The model is `benchmarks/length_ranker.py`'s: a ListMLE head on a small language model's embedding of the prompt. Only the
-order of its scores means anything, so only the order is used here. As in the paper a call that has starved for a
-while is put before all others.
+The model is `benchmarks/length_ranker.py`'s: a ListMLE head on a small language model's embedding of the prompt.
+Only the order of its scores means anything, so only the order is used here. As in the paper a call that has starved
+for a while is put before all others.
 """
 
 from __future__ import annotations

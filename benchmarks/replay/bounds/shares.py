@@ -14,14 +14,11 @@ from benchmarks.replay.inputs.synthetic_traces import read_workload
 from benchmarks.replay.inputs.traces import Trace
 from benchmarks.replay.inputs.workload import programs
 from benchmarks.replay.jobs import Job
-from benchmarks.replay.keeping import keep, kept
-from benchmarks.replay.sources import modules_digest
+from benchmarks.replay.results import read_stored, write_stored
 from benchmarks.replay.types import Call, Program, ProgramId, Setting, Stage
 from ramify.serving.policy.types import SloClass
 
-_PREFIXES = "and what the programs around the window, also those after it, leave in the prefix cache"
 _NAME = "LP bound"
-_OURS = tuple(f"benchmarks.replay.{name}" for name in ("bounds.lp", "workload", "trace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +49,15 @@ class Bounds:
         return [job for job, path in paths.items() if path is None or not path.exists()]
 
     def _path(self, job: Job) -> Path | None:
-        code = _code() + (_PREFIXES if _shares_blocks(job.trace) else "")
-        return None if self._kept is None else self._kept / f"bound-{job.key_for(code)}.json"
+        return None if self._kept is None else self._kept / f"bound-{job.key}.json"
 
     def _one(self, job: Job) -> Share:
         if job not in self._known:
             path = self._path(job)
-            found = None if path is None else kept(path, lambda text: Share(**json.loads(text)))
+            found = None if path is None else read_stored(path, lambda text: Share(**json.loads(text)))
             self._known[job] = share = found or _solved(job)
             if path is not None and found is None:
-                keep(path, json.dumps(asdict(share)))
+                write_stored(path, json.dumps(asdict(share)))
         return self._known[job]
 
 
@@ -92,15 +88,6 @@ def brought(made: Sequence[Program], setting: Setting) -> Program | None:
     return Program(ProgramId(-1), begin, SloClass.DEADLINE, stages, deadline_s=0.0)
 
 
-def _shares_blocks(trace: str) -> bool:
-    return any(arrival.call.blocks for arrival in _trace(trace).arrivals)
-
-
 @lru_cache(maxsize=4)
 def _trace(path: str) -> Trace:
     return read_workload(Path(path))
-
-
-@lru_cache(maxsize=1)
-def _code() -> str:
-    return modules_digest(_OURS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.replay.errors import BadSteps
 from ramify.serving.policy.types import StepModel
 
-SHIPPED = Path(__file__).parent / "h200-llama-3.1-8b.json"
+SHIPPED = Path(__file__).resolve().parents[2] / "data" / "h200-llama-3.1-8b.json"
 _PULL = 1e-4  # of the weight of the spans
 _NAMES = ("base_ms", "per_seq_ms", "per_kctx_ms", "per_prefill_ms")
 

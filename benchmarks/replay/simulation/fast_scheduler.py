@@ -7,11 +7,10 @@ vLLM would have written to them. Which steps are quiet is read off vLLM's own KV
 them is vLLM's alone: where a prompt is cut in pieces (the order of who runs divides the token budget) and where free
 KV blocks are scarce (whom vLLM preempts is then decided among all).
 
-Every state and every result is the same as without, to the bit: `tests/serving/vllm_plugin/test_fast_scheduler.py` compares.
-But for one thing: without a prefix cache who only decodes gets his next block here, so that a block's number may be
-another request's. Nothing is read off it.
-Tokens are made up in a bare engine, and nobody reads an output but for its length: a quiet request gets no
-EngineCoreOutput; `quiet_ids` names who got a token without one.
+Every state and every result is the same as without, to the bit: `tests/serving/vllm_plugin/test_fast_scheduler.py`
+compares. But for one thing: without a prefix cache who only decodes gets his next block here, so that a block's
+number may be another request's. Nothing is read off it. Tokens are made up in a bare engine, and nobody reads an
+output but for its length: a quiet request gets no EngineCoreOutput; `quiet_ids` names who got a token without one.
 """
 
 from __future__ import annotations

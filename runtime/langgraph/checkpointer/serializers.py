@@ -46,7 +46,7 @@ from langgraph.checkpoint.serde.jsonplus import (
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.encoder import same
+from ramify.runtime.codec.object_state import same
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.langgraph.errors import TypeNotAllowed
 

@@ -19,9 +19,10 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ramify.sandboxes.agent.checkpointing.memory_image import read_into_memory
 from ramify.sandboxes.agent.checkpointing.process_dump import (
     ALL_SIGNALS,
-    GROUND,
+    BASE_PAGES,
     MMAP,
     MUNMAP,
     PAGES,
@@ -32,7 +33,7 @@ from ramify.sandboxes.agent.checkpointing.process_dump import (
     OpenFile,
     identity,
 )
-from ramify.sandboxes.linux import kernel, rlimits
+from ramify.sandboxes.linux import kernel, resource_limits
 from ramify.sandboxes.linux import memory_map as memory
 from ramify.sandboxes.linux.memory_map import Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
@@ -50,37 +51,37 @@ TOP = 0x7FFF_FFFF_F000  # the end of a process's user addresses
 SLOT = 4096  # bytes of scratch space for one value that a call takes by pointer, such as a path
 
 
-class Lost(Exception):
+class CannotRestore(Exception):
     """An image that cannot be restored here. The text says why."""
 
 
-def check(image: Image) -> None:
-    """Raise `Lost` if the kernel or the interpreter differs from when the image was taken."""
+def check_compatible(image: Image) -> None:
+    """Raise `CannotRestore` if the kernel or the interpreter differs from when the image was taken."""
     if image.program.kernel != os.uname().release:
-        raise Lost(f"it was dumped under kernel {image.program.kernel}, but this is {os.uname().release}")
+        raise CannotRestore(f"it was dumped under kernel {image.program.kernel}, but this is {os.uname().release}")
     try:
         same = identity(image.program.path) == image.program.identity
     except OSError as error:
-        raise Lost(f"its interpreter cannot be found: {error}") from None
+        raise CannotRestore(f"its interpreter cannot be found: {error}") from None
     if not same:
-        raise Lost(f"its interpreter has changed: {image.program.path}")
+        raise CannotRestore(f"its interpreter has changed: {image.program.path}")
 
 
-def bring(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None]) -> int:
+def restore(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None]) -> int:
     """Restore the image in a new child process, which runs on from where the image was taken; return its pid.
 
     `pipes`: the session's own pipe ends, by name. `confine` is called in the child, and restricts it for good to what
-    a command may do. Raises `Lost`, or `OSError`.
+    a command may do. Raises `CannotRestore`, or `OSError`.
     """
-    check(image)
+    check_compatible(image)
     pages = os.open(folder / PAGES, os.O_RDONLY | os.O_CLOEXEC)
     stands = any(kept.below >= 0 for kept in image.areas)
-    ground = os.open(folder / GROUND, os.O_RDONLY | os.O_CLOEXEC) if stands else os.dup(pages)
+    base = os.open(folder / BASE_PAGES, os.O_RDONLY | os.O_CLOEXEC) if stands else os.dup(pages)
     go, go_in = os.pipe()
     try:
         pid = os.fork()
         if pid == 0:
-            _become(image, (ground, pages), pipes, confine, go)
+            _become(image, (base, pages), pipes, confine, go)
         try:
             with Tracee.seize(pid, TRACE_EXEC | EXIT_KILL) as tracee:
                 try:
@@ -93,11 +94,11 @@ def bring(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callabl
         except BaseException as error:
             _end(pid)
             if isinstance(error, OSError):
-                raise Lost(f"it could not be restored: {error}") from error
+                raise CannotRestore(f"it could not be restored: {error}") from error
             raise
         return pid
     finally:
-        for descriptor in (pages, ground, go, go_in):
+        for descriptor in (pages, base, go, go_in):
             os.close(descriptor)
 
 
@@ -118,7 +119,7 @@ def _become(
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        rlimits.set_limits(program.limits)
+        resource_limits.restore_rlimits(program.limits)
         lowest = _spare(image.files)
         go = fcntl.fcntl(go, fcntl.F_DUPFD_CLOEXEC, lowest)
         above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]
@@ -167,7 +168,7 @@ def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
     kernels = {area.name: area for area in mine if area.name in memory.KERNELS}
     wanted = {area.name: area for area in image.kernels}
     if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
-        raise Lost("its vDSO has a different size here")
+        raise CannotRestore("its vDSO has a different size here")
     tracee.step_from(kernels["[vdso]"])
     paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
     told = _told(image)
@@ -193,7 +194,7 @@ def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
     )
     for kept in image.areas:
         if not kept.mapped:
-            memory.write(tracee.memory, pages, kept)
+            read_into_memory(tracee.memory, pages, kept)
     tracee.step_from(wanted["[vdso]"])
     _know_itself(tracee, image)
     tracee.call(MUNMAP, room.at, room.size)
@@ -229,18 +230,18 @@ def _clearing(kernels: Mapping[str, Area], wanted: Mapping[str, Area], room: _Ro
 
 def _mapping(image: Image, files: Mapping[str, int]) -> Iterator[Call]:
     lowest = _spare(image.files)
-    ground, pages = lowest - 2, lowest - 1
+    base, pages = lowest - 2, lowest - 1
     for kept in image.areas:
         area, source, offset = kept.area, -1, 0
         flags = area.flags
         if kept.below >= 0:
-            flags, source, offset = flags & ~memory.ANONYMOUS, ground, kept.below
+            flags, source, offset = flags & ~memory.ANONYMOUS, base, kept.below
         elif kept.mapped:
             flags, source, offset = flags & ~memory.ANONYMOUS, pages, kept.at
         elif area.file:
             source, offset = files[area.file], area.offset
         yield (MMAP, area.start, area.size, area.protection, flags, source, offset)
-    for descriptor in (*files.values(), ground, pages):
+    for descriptor in (*files.values(), base, pages):
         yield (CLOSE, descriptor)
 
 

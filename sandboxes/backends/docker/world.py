@@ -14,7 +14,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.container import PRIVATE
 from ramify.sandboxes.agent.container_changes import LAYERS
 from ramify.sandboxes.agent.messages import Ready, Start
-from ramify.sandboxes.agent.private_folder import Private
+from ramify.sandboxes.agent.private_folder import PrivateFolder
 from ramify.sandboxes.backends.copying import CopyWorld
 from ramify.sandboxes.backends.docker.container_link import ContainerLink, launch
 from ramify.sandboxes.backends.docker.engine import Changes, Engine, Plan
@@ -22,7 +22,7 @@ from ramify.sandboxes.backends.docker.portable_python import PortablePython
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldStartFailed
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellState
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class DockerSession:
     """What all worlds of a session share."""
 
     engine: Engine
-    carrier: PortablePython
+    portable_python: PortablePython
     starting: asyncio.Semaphore
 
 
@@ -83,8 +83,8 @@ class ContainerSpawner:
         return Plan(
             image=self.image,
             name=f"ramify-{self.folder.parent.name}-{self.folder.name}",
-            command=self.dock.carrier.command,
-            mounts={**self.shown, **self.covers(), **self.dock.carrier.mounts, **layers},
+            command=self.dock.portable_python.command,
+            mounts={**self.shown, **self.covers(), **self.dock.portable_python.mounts, **layers},
             writable={PRIVATE: self.folder / "private", start.tree: self.folder / "tree"},
             network=self.spec.network,
             limits=self.spec.limits,
@@ -98,8 +98,10 @@ class DockerWorld(CopyWorld):
     applied to its image.
     """
 
-    def __init__(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec, berth: ContainerSpawner) -> None:
-        super().__init__(ground, snapshot, spec)
+    def __init__(
+        self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec, berth: ContainerSpawner
+    ) -> None:
+        super().__init__(resources, snapshot, spec)
         self._berth = berth
 
     def _tree_inside(self) -> str:
@@ -114,7 +116,7 @@ class DockerWorld(CopyWorld):
 
     def _make_folders(self, snapshot: Snapshot) -> None:
         (self._folder / "private").mkdir(parents=True)
-        store = self._ground.store
+        store = self._resources.store
         store.materialise(snapshot, self._folder / "tree")
         self._berth.outside = store.outside_dirs(snapshot)[-len(snapshot.outside) :] if snapshot.outside else ()
 
@@ -124,7 +126,7 @@ class DockerWorld(CopyWorld):
         if not changes and not self._snapshot.outside:
             return sealed
         upper, nothing = self._take_outside(changes), self._folder / "nothing"
-        with_outside = self._ground.store.seal_upper(
+        with_outside = self._resources.store.seal_upper(
             nothing,
             replace(sealed, outside=()),
             env=state.env,
@@ -151,9 +153,9 @@ class DockerWorld(CopyWorld):
         upper, nothing, tree = private / "upper", self._folder / "nothing", (self._folder / "tree").stat()
         remove_tree(upper)
         told = json.dumps({"changed": changes.changed, "removed": changes.removed})
-        with closing(Private(str(private))) as shared:  # commands can write to it too
+        with closing(PrivateFolder(str(private))) as shared:  # commands can write to it too
             shared.write("changes", told.encode())
-        command = self._berth.dock.carrier.running("container_changes.py")
+        command = self._berth.dock.portable_python.running("capture")
         engine = self._berth.dock.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
         if upper.is_symlink():

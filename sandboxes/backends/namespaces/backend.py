@@ -23,21 +23,21 @@ from typing import Self
 from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.types import LayerId, Snapshot
 from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
-from ramify.sandboxes.agent.mount_server import Over
+from ramify.sandboxes.agent.mount_server import Overlay
 from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
-from ramify.sandboxes.backends.namespaces.home_overlay import Beside, Surroundings, bash_of_image
-from ramify.sandboxes.backends.namespaces.warm_pool import Folders
+from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
+from ramify.sandboxes.backends.namespaces.warm_pool import WarmPool
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldStartFailed, explain_file_limit
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
-from ramify.sandboxes.host.concurrency import all_of
+from ramify.sandboxes.host.concurrency import run_all_to_end
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellState
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 from ramify.sandboxes.linux import ptrace
 
 RESOLVER = Path("/etc/resolv.conf")
@@ -47,7 +47,7 @@ class NamespaceBackend(AgentBackend):
     """Worlds in user, mount, pid, net, ipc and uts namespaces. `scratch` must be on the store's file system."""
 
     name = "namespaces"
-    _around: Surroundings
+    _around: HomeOverlays
 
     @classmethod
     def missing(cls) -> dict[Feature, str]:
@@ -60,15 +60,15 @@ class NamespaceBackend(AgentBackend):
         await super().__aenter__()
         assert self._helper is not None
         home = Path("~").expanduser()
-        self._around = Surroundings(self._session.folder, self._helper.trees, home, self._hidden)
+        self._around = HomeOverlays(self._session.folder, self._helper.trees, home, self._hidden)
         self._around.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
-        self._folders = Folders(self._session.folder, self._helper.trees)
+        self._pool = WarmPool(self._session.folder, self._helper.trees)
         self._standing: dict[Path, os.stat_result] = {}
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._folders.close()
+        await self._pool.close()
         await super().__aexit__(*exc)
 
     def _new_helper(self) -> ForkServerClient:
@@ -76,13 +76,13 @@ class NamespaceBackend(AgentBackend):
         (self._session.folder / ROOT).mkdir()
         return ForkServerClient(self._session.folder / "helper.log", anchors)
 
-    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
+    def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        world = NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
-        top = self._standing.pop(ground.folder, None)
+        world = NamespaceWorld(resources, self._helper, self._around, snapshot, spec)
+        top = self._standing.pop(resources.folder, None)
         if top is not None:
             world.next_tree_overlay()  # its tree was mounted earlier
-            world.planted(snapshot, top)
+            world.adopt_tree(snapshot, top)
         return world
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
@@ -101,12 +101,12 @@ class NamespaceBackend(AgentBackend):
     async def _forked(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
         worlds: list[AgentWorld] = []
         try:
-            for folder, top in self._folders.take(self._store.lower_dirs(snapshot), n):
+            for folder, top in self._pool.take(self._store.lower_dirs(snapshot), n):
                 if top is not None:
                     self._standing[folder] = top
                 worlds.append(self._register(snapshot, spec, folder))
-            await plant([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
-            await all_of([world.begin() for world in worlds])
+            await mount_trees([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
+            await run_all_to_end([world.begin() for world in worlds])
         except BaseException:
             await asyncio.gather(*(world.close() for world in worlds))
             raise
@@ -124,22 +124,22 @@ class NamespaceBackend(AgentBackend):
 class NamespaceWorld(AgentWorld):
     def __init__(
         self,
-        ground: Ground,
+        resources: WorldResources,
         helper: ForkServerClient,
-        around: Surroundings,
+        around: HomeOverlays,
         snapshot: Snapshot,
         spec: WorldSpec,
     ) -> None:
-        super().__init__(ground, snapshot, spec)
+        super().__init__(resources, snapshot, spec)
         self._fresh = self._folder.exists()  # the folders for its first mount exist, empty
         self._helper, self._around = helper, around
         self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
-        self._beside: list[Beside] = []
+        self._beside: list[SideOverlay] = []
         self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
         self._mounts = 0  # how many; overlayfs accepts no work folder twice after `volatile`
         self._works: list[Path] = []  # work folders of the mounts beside the tree
         self._tidying: asyncio.Task[None] | None = None
-        self._planted = False
+        self._has_tree = False
         self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time when it was created
 
     @property
@@ -157,15 +157,15 @@ class NamespaceWorld(AgentWorld):
 
     async def _make(self, snapshot: Snapshot) -> Start:
         self._stayed.forget()
-        if not self._planted:
-            await plant([self], snapshot)
-        self._planted = False
-        image = None if snapshot.image is None else self._ground.store.outside_dirs(snapshot)[0]
+        if not self._has_tree:
+            await mount_trees([self], snapshot)
+        self._has_tree = False
+        image = None if snapshot.image is None else self._resources.store.outside_dirs(snapshot)[0]
         await self._lay_out(snapshot, image)
         return Start(
             tree=self._tree_inside(),
             private=PRIVATE,
-            bash=self._ground.bash if image is None else bash_of_image(image),
+            bash=self._resources.bash if image is None else bash_of_image(image),
             env=self._shell_env(snapshot),
             cwd=snapshot.cwd,
             max_output=self._spec.max_output,
@@ -173,7 +173,7 @@ class NamespaceWorld(AgentWorld):
                 folder=str(self._folder),
                 store=self._around.store,
                 points=[*(beside.point for beside in self._beside), self._tree_inside()],
-                hidden=[*map(str, self._ground.hidden), *self._around.exposed],
+                hidden=[*map(str, self._resources.hidden), *self._around.exposed],
                 visible=[str(path) for path in self._visible()],
                 network=self._spec.network,
                 image=image is not None,
@@ -182,7 +182,7 @@ class NamespaceWorld(AgentWorld):
 
     async def _lay_out(self, snapshot: Snapshot, image: Path | None) -> None:
         places = [self._spec.mount_at, *self._visible()]
-        layers = self._ground.store.outside_dirs(snapshot)
+        layers = self._resources.store.outside_dirs(snapshot)
         if image is not None:
             self._beside = await self._around.overlays_over_image(self._folder, image, layers[1:], places)
         else:
@@ -227,22 +227,22 @@ class NamespaceWorld(AgentWorld):
 
     # MountView
 
-    def next_tree_overlay(self) -> Over:
+    def next_tree_overlay(self) -> Overlay:
         self._mounts += 1
         fresh, self._fresh = self._fresh, False
-        return Over(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id, fresh)
+        return Overlay(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id, fresh)
 
     @property
-    def stands(self) -> bool:
+    def has_tree(self) -> bool:
         """Whether its tree is already mounted for a start that is still to come."""
-        return self._planted
+        return self._has_tree
 
-    def planted(self, snapshot: Snapshot, top: os.stat_result) -> None:
-        self._base, self._planted = snapshot, True
+    def adopt_tree(self, snapshot: Snapshot, top: os.stat_result) -> None:
+        self._base, self._has_tree = snapshot, True
         self._untouched = {str(self._folder / "upper"): (top.st_mode, top.st_mtime_ns)}
 
     async def _mount_tree(self) -> None:
-        lowers = self._ground.store.lower_dirs(self._base)
+        lowers = self._resources.store.lower_dirs(self._base)
         fresh = not (self._folder / "upper").exists()
         await self._helper.trees.mount([str(folder) for folder in lowers], [self.next_tree_overlay()])
         if fresh:
@@ -253,7 +253,7 @@ class NamespaceWorld(AgentWorld):
         mounted: dict[int, list[int]] = {}
         self._works = []
 
-        async def mount(at: int, beside: Beside) -> None:
+        async def mount(at: int, beside: SideOverlay) -> None:
             self._mounts += 1
             fresh = not Path(beside.upper).exists()
             work = self._folder / f"work/{self._mounts}"
@@ -263,7 +263,7 @@ class NamespaceWorld(AgentWorld):
                 self._note(beside.upper)
 
         try:
-            await all_of([mount(at, beside) for at, beside in enumerate(self._beside)])
+            await run_all_to_end([mount(at, beside) for at, beside in enumerate(self._beside)])
         finally:
             for at in sorted(mounted):
                 given += mounted[at]
@@ -313,7 +313,7 @@ class NamespaceWorld(AgentWorld):
     def _seal_uppers(self, state: ShellState, *, outside: bool, move: bool) -> Snapshot:
         if move:
             self._stayed.forget()
-        sealed = self._ground.store.seal_upper(
+        sealed = self._resources.store.seal_upper(
             self._folder / "upper",
             self._base,
             env=state.env,
@@ -366,19 +366,19 @@ class NamespaceWorld(AgentWorld):
                 os.close(descriptor)
 
 
-async def plant(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
+async def mount_trees(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
     """Mount the trees of those worlds that have none, over one snapshot."""
-    worlds = [world for world in worlds if not world.stands]
+    worlds = [world for world in worlds if not world.has_tree]
     if not worlds:
         return
     first = worlds[0]
-    lowers = first._ground.store.lower_dirs(snapshot)
+    lowers = first._resources.store.lower_dirs(snapshot)
     await first._helper.trees.mount(
         [str(folder) for folder in lowers], [world.next_tree_overlay() for world in worlds]
     )
     top = lowers[-1].stat()
     for world in worlds:
-        world.planted(snapshot, top)
+        world.adopt_tree(snapshot, top)
 
 
 def _check_places(spec: WorldSpec, home: Path | None, *, image: bool) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ramify.sandboxes.agent.mount_server import Over
+from ramify.sandboxes.agent.mount_server import Overlay
 from ramify.sandboxes.errors import SandboxError
-from ramify.sandboxes.host.concurrency import to_the_end
-from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.host.mount_server_client import MountServerClient
 from ramify.sandboxes.host.scratch import remove_tree
 
 STOCK = 4
@@ -28,10 +28,10 @@ Stack = tuple[tuple[int, int], ...]
 """Layers of a mount, by device and inode: a layer that was removed and made again is another one."""
 
 
-class Folders:
+class WarmPool:
     """Empty folders, ready for worlds, in a backend's folder. After a crash they are removed with that folder."""
 
-    def __init__(self, place: Path, trees: Trees) -> None:
+    def __init__(self, place: Path, trees: MountServerClient) -> None:
         self._place, self._trees = place, trees
         self._ready: list[Path] = []
         self._standing: list[tuple[Path, os.stat_result]] = []  # tree mounted; its top layer's status
@@ -80,11 +80,11 @@ class Folders:
     async def _fill_up(self) -> None:
         while True:
             if self._spent:
-                await to_the_end(self._clear(self._spent.pop()))
+                await finish_before_cancelling(self._clear(self._spent.pop()))
             elif len(self._ready) < STOCK:
-                await to_the_end(self._add())
+                await finish_before_cancelling(self._add())
             elif self._again and len(self._standing) < TREES and self._stack == _identity(self._lowers) != ():
-                await to_the_end(self._plant(self._ready.pop()))
+                await finish_before_cancelling(self._plant(self._ready.pop()))
             else:
                 return
 
@@ -95,7 +95,7 @@ class Folders:
 
     async def _plant(self, folder: Path) -> None:
         lowers, stack = self._lowers, self._stack
-        over = Over(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
+        over = Overlay(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
         self._spent.append(folder)  # unless the mount succeeds
         await self._trees.mount([str(lower) for lower in lowers], [over])
         if stack == self._stack == _identity(lowers) != ():

@@ -75,7 +75,10 @@ def test_it_goes_on_where_it_was_cut_short(
     assert [(job.contender, job.seed) for job in asked[2:]] == [("concord", 0), ("fcfs", 1), ("concord", 1)]
     *said, last = capsys.readouterr().out.splitlines()
     assert said[0].startswith("trace.") and "they come" in said[0]
-    assert said[1].startswith("4 replays, ") and " s on idle cores, and then 2 LP bounds, about" in said[1]
+    assert (
+        said[1].startswith("4 replays, 1 stored before")
+        and " s on idle cores, and then 2 LP bounds, about" in said[1]
+    )
     assert any("requests 0.900 tokens 0.900 workflows 0.900 | latency 1.00" in line for line in said)
     found = json.loads(last, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
     by_name = {row["name"]: row for row in found["rows"]}

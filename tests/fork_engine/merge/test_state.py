@@ -68,7 +68,7 @@ def test_processes_of_both_sides_are_a_conflict(bench: Any) -> None:
 
 
 def shell(bench: Any, **items: Any) -> Processes:
-    """What a shell knows, as `ramify.sandboxes.agent.shell_state.Kept` writes it."""
+    """What a shell knows, as `ramify.sandboxes.agent.shell_snapshot.ShellSnapshot` writes it."""
     empty: dict[str, Any] = {kind: {} for kind in (*NAMED, "attributes")}
     empty |= {"format": 2, "args": [], "dirs": [], "oldpwd": ""}
     return Processes(shell=bench.store.put_blob(canonical_json(empty | items)))

@@ -153,7 +153,7 @@ def test_another_process_reads_them(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps({name: codec.encode(value) for name, value in VALUES.items()}))
     look = (
-        "import json, sys; from ramify.runtime import codec; from tests.runtime.kept_values import VALUES\n"
+        "import json, sys; from ramify.runtime.codec import codec; from tests.runtime.kept_values import VALUES\n"
         "for name, text in json.load(open(sys.argv[1])).items():\n"
         "    assert codec.decode(text) == VALUES[name], name\n"
         "    assert codec.encode(codec.decode(text)) == text, name\n"
@@ -194,7 +194,7 @@ def test_a_class_that_grew_gives_its_defaults(monkeypatch: pytest.MonkeyPatch) -
         codec.decode(json.dumps(empty))
     more = json.loads(kept[0])
     more["v"]["gone"] = 1
-    with pytest.raises(NotSerialisable, match="no field of it any more"):
+    with pytest.raises(NotSerialisable, match="not a field of the class any more"):
         codec.decode(json.dumps(more))
 
 

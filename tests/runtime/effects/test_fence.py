@@ -121,7 +121,7 @@ async def test_a_wrong_hit_says_nothing_of_the_effect_before_it(
     """The check ended the step, and not the step's own word."""
     await runtime.run(effects_app.building, "hi", workspace=workspace)
     async with Runtime(home=home, sandbox="copy", llm=model, check_reuse=1.0) as checking:
-        with pytest.raises(RunFailed, match="computed again it differs"):
+        with pytest.raises(RunFailed, match="when it was recomputed it differed"):
             await checking.run(effects_app.building, "hi", workspace=workspace)
         assert await statuses(checking) == [EffectStatus.IN_DOUBT]
         await doubt_of(checking, str(checking.last_run_id))
@@ -136,7 +136,7 @@ async def test_a_run_that_goes_on_without_knowing_says_so(home: Path, model: LLM
         assert await runtime.run(effects_app.going_on_without_it, "hi", workspace=workspace) == "gone on"
         assert await statuses(runtime) == [EffectStatus.IN_DOUBT]
     told = [event.what for event in heard if isinstance(event, Noticed)]
-    assert told == ["nobody knows whether this happened outside: post_within"]
+    assert told == ["effects with an unknown outcome: post_within"]
 
 
 async def test_a_seal_that_fails_does_not_undo_the_effect(

@@ -107,9 +107,7 @@ async def test_a_branch_whose_effect_was_undone_is_not_adopted(runtime: Runtime,
         await runtime.run(effects_app.left_by_an_error, where, workspace=workspace)
     effects_app.STOP.clear()
     run = await runtime.record()
-    with pytest.raises(
-        RunFailed, match=rf"'post_anywhere' did on it was undone.*ramify resume {run.id} --from"
-    ) as failed:
+    with pytest.raises(RunFailed, match=rf"'post_anywhere' was undone.*ramify resume {run.id} --from") as failed:
         await runtime.resume(run.id)
     assert isinstance(failed.value.__cause__, EffectUndone)
     assert await statuses(runtime) == [EffectStatus.COMPENSATED]

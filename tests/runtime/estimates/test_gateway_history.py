@@ -56,7 +56,7 @@ def test_who_answers_otherwise_is_no_gateway(status: int, body: object) -> None:
 
 @pytest.mark.parametrize("url", ["http://a:abc", "http://a\u2025b", "nonsense"])
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ValueError, match="is no base URL"):
+    with pytest.raises(ValueError, match="is not a base URL"):
         gateway_stages("w", url)
 
 
@@ -78,7 +78,7 @@ def test_a_key_is_never_shown() -> None:
 
 
 def test_one_that_cannot_say_now() -> None:
-    with pytest.raises(LLMUnavailable, match=r"http://g/v1 cannot say now .* \(503\): try again"):
+    with pytest.raises(LLMUnavailable, match=r"http://g/v1 cannot give its history now .* \(503\): try again"):
         gateway_stages("w", "http://g", transport=gateway(503, {}))
 
 

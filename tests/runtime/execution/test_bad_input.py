@@ -215,7 +215,7 @@ def at(thing: Any) -> str:
     """The line of its `def`."""
     lines, first = inspect.getsourcelines(inspect.unwrap(thing))
     decorated = next(number for number, line in enumerate(lines) if "def " in line)
-    return f"runtime/test_bad_input.py:{first + decorated}"
+    return f"execution/test_bad_input.py:{first + decorated}"
 
 
 def line(thing: Any, after: int) -> str:
@@ -225,7 +225,7 @@ def line(thing: Any, after: int) -> str:
 
 
 FOUND: dict[str, tuple[Any, str, str]] = {
-    "a cycle of steps": (without_exit, "runtime/test_bad_input.py:", "leave the loop by `break`"),
+    "a cycle of steps": (without_exit, "execution/test_bad_input.py:", "leave the loop by `break`"),
     "two steps of one name": (two_of_a_name, f"{at(plain)} and at {at(plain_too)}", "rename one of them"),
     "no reducer": (
         graph(("a", "b"), ("a", "c"), a=lambda state: {}, b=node, c=node),
@@ -240,13 +240,17 @@ FOUND: dict[str, tuple[Any, str, str]] = {
     "a closure over a node's world": (graph(a=hands_out), "test_bad_input.py:", "return what was read"),
     "a world beyond its step": (holds_a_world, "step 'uses'", "do all its work inside the step"),
     "a workflow in a step": (nests, "workflow 'inner' was called in step 'calls_a_workflow'", "from a workflow"),
-    "a step awaited twice": (awaits_twice, f"{line(awaits_twice, 3)}: what a step", "keep its result"),
+    "a step awaited twice": (awaits_twice, f"{line(awaits_twice, 3)}: the awaitable of a step", "keep its result"),
     "a step not awaited": (
         forgets_to_await,
-        "arguments['value'] is something to await (step 'plain')",
+        "arguments['value'] is an awaitable (step 'plain')",
         "write `await`",
     ),
-    "a step that is a method": (calls_a_method, "step Agent.acts(self)", "a step is no method: make it a function"),
+    "a step that is a method": (
+        calls_a_method,
+        "step Agent.acts(self)",
+        "a step cannot be a method: make it a function",
+    ),
     "an argument that holds itself": (hands_what_holds_itself, "arguments['value']['deep'][0]['up']", "a flat value"),
     "an argument that is deep": (hands_what_is_deep, "step 'plain': arguments", "nested too deeply"),
     "an argument that is deep and shared": (hands_what_is_deep_and_shared, "arguments", "nested too deeply"),
@@ -258,7 +262,7 @@ FOUND: dict[str, tuple[Any, str, str]] = {
     "a fork awaited": ((forks_and_asks, "await"), f"{line(forks_and_asks, 1)}: fork()", "write `async with"),
     "a fork as an argument": (
         hands_a_fork,
-        "arguments['value'] is something to enter (Fork)",
+        "arguments['value'] is a context manager (Fork)",
         "write `async with` around the call",
     ),
     "a step in a node": (graph(a=runs_a_step), "node 'a'", "call a plain function there"),
@@ -343,5 +347,5 @@ async def maps_no_step() -> list[int]:
 
 async def test_a_branch_runs_steps(home: Path, workspace: Path) -> None:
     async with Runtime(home=home) as runtime:
-        with pytest.raises(RunFailed, match=r"test_bad_input\.py:\d+: .*no_step is none: put @step on it"):
+        with pytest.raises(RunFailed, match=r"test_bad_input\.py:\d+: .*no_step is not a step: put @step on it"):
             await runtime.run(maps_no_step, workspace=workspace)

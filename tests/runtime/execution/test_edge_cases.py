@@ -126,7 +126,7 @@ async def test_what_was_waited_for_and_left_is_stopped_and_told(
 ) -> None:
     heard = await heard_of(runtime, edge_app.takes_the_first, how, workspace=workspace)
     times = f" x {left}" if left > 1 else ""
-    assert heard == [f"left by those who waited, so cancelled as the workflow returned: hangs{times}"]
+    assert heard == [f"steps that nobody waited for any more were cancelled when the workflow returned: hangs{times}"]
     rows = [row for row in await runtime.journal() if row.step == "hangs"]
     assert [(row.status, str(row.error).partition(":")[0]) for row in rows] == [
         (OpStatus.FAILED, "CancelledError")
@@ -136,7 +136,7 @@ async def test_what_was_waited_for_and_left_is_stopped_and_told(
 
 async def test_a_workflow_without_async_is_told_of_what_it_left(runtime: Runtime, workspace: Path) -> None:
     heard = await heard_of(runtime, edge_app.takes_the_first_without_async, workspace=workspace)
-    assert heard == ["left by those who waited, so cancelled as the workflow returned: hangs"]
+    assert heard == ["steps that nobody waited for any more were cancelled when the workflow returned: hangs"]
     assert [row.status for row in await runtime.journal() if row.step == "hangs"] == [OpStatus.FAILED]
 
 

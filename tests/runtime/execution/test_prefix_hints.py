@@ -131,4 +131,4 @@ async def test_a_text_that_is_another_by_now_is_told_and_not_sent(
     async with site.client, runtime_of(home, site) as runtime:
         assert await runtime.run(hint_app.named, plan=plan) == "said"
     assert site.limits == [256]
-    assert site.told == ["SYSTEM of hint_app is not the text that the plan was made of"]
+    assert site.told == ["SYSTEM of hint_app is not the text from which the plan was made"]

@@ -179,7 +179,7 @@ async def test_of_two_people_the_first_is_heard_and_the_second_told(runtime: Run
     assert isinstance(refused, AlreadyAnswered)
     assert (refused.question_id, refused.answered_by) == (question.id, "Runtime.answer")
     assert refused.answered_at is not None and repr(refused.answer)[1:-1] in str(refused)
-    with pytest.raises(AlreadyAnswered, match="waits for no answer"):
+    with pytest.raises(AlreadyAnswered, match="has no open question"):
         await runtime.resume(run, answer="another")
     result = await runtime.resume(run) if refused.answer == "stop" else ["stop"]
     assert result == ["stop"]
@@ -294,7 +294,7 @@ async def test_what_is_done_takes_no_answer(runtime: Runtime) -> None:
     await asked(runtime.run(asking_app.swallows))
     run = str(runtime.last_run_id)
     await runtime.resume(run, answer=0)
-    with pytest.raises(AlreadyAnswered, match="waits for no answer"):
+    with pytest.raises(AlreadyAnswered, match="has no open question"):
         await runtime.resume(run, answer=1)
     with pytest.raises(RunNotFound):
         await runtime.answer("0" * 12, "0" * 8, 1)

@@ -101,7 +101,7 @@ async def test_what_is_not_asked_cannot_be_answered(runtime: Runtime, workspace:
     with pytest.raises(RunFailed) as caught:
         await runtime.run(asking_app.asks_in_a_step)
     assert isinstance(caught.value.__cause__, NotInARun)
-    with pytest.raises(RunError, match="waits for no answer"):
+    with pytest.raises(RunError, match="has no open question"):
         await runtime.resume(str(runtime.last_run_id), answer=1)
 
 

@@ -106,7 +106,7 @@ async def test_siblings_that_end_together_are_numbered_apart(store: RunStore) ->
 async def test_a_commit_that_failed_leaves_what_is_known_as_it_was(store: RunStore) -> None:
     kept, other = await journal(store, Disk()), await journal(store, Disk())
     await other.record(row("theirs"))
-    with pytest.raises(StoreError, match="worked on twice"):
+    with pytest.raises(StoreError, match="do two processes work on the run"):
         await kept.record(row("ours"))
     assert not kept.knows("ours")
     assert [op.key for op in await store.ops(RUN.id)] == ["theirs"]

@@ -103,9 +103,9 @@ def test_a_snapshot_by_its_prefix() -> None:
     [
         ("nothing", "ramify ls"),
         ("bee", "at least 4 characters"),
-        ("", "is no name"),
-        ("a:b:c", "is no name"),
-        ("beef~x", "is no name"),
+        ("", "does not name a run"),
+        ("a:b:c", "does not name a run"),
+        ("beef~x", "does not name a run"),
         ("beef:nowhere", "there is root, root/o7.0.0"),
         ("beef~9", "only 2 checkpoints before"),
         ("sn-lonely~1", "ramify ls"),

@@ -192,7 +192,7 @@ async def test_a_process_that_lost_its_lock_writes_nothing_more(on_server: str, 
             await asyncio.to_thread(end_connections, on_server)
             with psycopg.connect(on_server, autocommit=True) as faster:
                 faster.execute("SELECT pg_advisory_lock(%s)", (lock_number(RUN),))
-                with pytest.raises(RunLocked, match="took run run-1 over"):
+                with pytest.raises(RunLocked, match="took over run run-1"):
                     await store.commit(RUN)
 
 
@@ -221,7 +221,7 @@ async def test_a_thread_that_ends_leaves_nobody_waiting(tmp_path: Path) -> None:
         waiting = committer.submit(Job(lambda _: None, linger_s=60.0))
         breaks.set()
         committer.hurry()
-        with pytest.raises(StoreError, match=r"thread that commits has ended.*of the clock"):
+        with pytest.raises(StoreError, match=r"committing thread has ended.*of the clock"):
             await asyncio.wrap_future(waiting)
         with pytest.raises(StoreError, match="resume its runs with a new one"):
             committer.submit(Job(lambda _: None))

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, text
 
 from ramify.runtime.store import wal_preallocation
 from ramify.runtime.store.engines import prepare, transaction
-from ramify.runtime.store.wal_preallocation import Room
+from ramify.runtime.store.wal_preallocation import LogPreallocation
 
 COMMITS = 120
 
@@ -123,7 +123,7 @@ def test_where_no_room_can_be_made_the_log_stays(
     log = tmp_path / "log"
     log.write_bytes(b"a")
     monkeypatch.setattr(wal_preallocation, "SELDOM", 1)
-    made = Room(log)
+    made = LogPreallocation(log)
     made.make()
     log.write_bytes(b"b" * 5000)
 

@@ -62,7 +62,7 @@ def test_a_class_has_one_name_in_a_script_and_outside_it(tmp_path: Path) -> None
     script = tmp_path / "ramify_loading_script.py"
     script.write_text(
         "from dataclasses import dataclass\n"
-        "from ramify.runtime import codec\n"
+        "from ramify.runtime.codec import codec\n"
         "@dataclass\n"
         "class Report:\n    n: int\n"
         "if __name__ == '__main__':\n"

@@ -119,7 +119,7 @@ async def test_another_content_is_not_taken_for_the_same(home: Path, model: LLMC
 async def test_without_the_workspace_nothing_is_made_again(home: Path, model: LLMClient, workspace: Path) -> None:
     run = await stopped(home, model, recovery_app.line, workspace)
     lose(home, *(await states(home, run)))
-    assert "the workspace's own included" in await refused(home, model, run)
+    assert "including the workspace" in await refused(home, model, run)
 
 
 @pytest.mark.parametrize(

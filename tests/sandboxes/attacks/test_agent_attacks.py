@@ -15,7 +15,7 @@ import pytest
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.shell import CONTROL
-from ramify.sandboxes.agent.shell_state import VARIABLE
+from ramify.sandboxes.agent.shell_report import VARIABLE
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, SealFailed
@@ -164,19 +164,14 @@ async def impatient(
     store: SnapshotStore, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[NamespaceBackend]:
     """A backend whose agents wait two seconds for a silent shell."""
-    first = "from ramify.sandboxes.agent.agent import Agent"
-    script = tmp_path / "fork_server.py"
-    script.write_text(
-        f"__file__ = {str(fork_server_client.FORK_SERVER)!r}\n"
-        + fork_server_client.FORK_SERVER.read_text()
-        .replace("from __future__ import annotations\n", "")
-        .replace(
-            first,
-            "from ramify.sandboxes.agent import supervisor  # noqa\n"
-            f"supervisor.SHELL_ANSWER_TIMEOUT_S = 2.0\n{first}",
-        )
-    )
-    monkeypatch.setattr(fork_server_client, "FORK_SERVER", script)
+    program = fork_server_client.AGENT
+    prepare = "    make_importable()\n"
+    limit = "    from ramify.sandboxes.agent import supervisor\n    supervisor.SHELL_ANSWER_TIMEOUT_S = 2.0\n"
+    text = program.read_text().replace("from __future__ import annotations\n", "")
+    assert prepare in text
+    script = tmp_path / "agent.py"
+    script.write_text(f"__file__ = {str(program)!r}\n" + text.replace(prepare, prepare + limit))
+    monkeypatch.setattr(fork_server_client, "AGENT", script)
     async with NamespaceBackend(store, scratch) as opened:
         yield opened
 

@@ -238,7 +238,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes import doctor
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import WorldStartFailed
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 
 root, data = Path(sys.argv[1]), Path(sys.argv[2])

@@ -1,7 +1,7 @@
 """Traces of made-up calls, and what the default policy says to them, decision by decision: `recorded.json`.
 
-That a policy became quicker must change none of its verdicts; where decisions were meant to change,
-`python -m tests.serving.policy.recorded_verdicts` writes them down anew. The calls are of every kind that a policy can meet:
+That a policy became quicker must change none of its verdicts; where decisions were meant to change, `python -m
+tests.serving.policy.recorded_verdicts` writes them down anew. The calls are of every kind that a policy can meet:
 workflows, fork groups, streams, weights, limits of waiting, calls without a sketch, paused and preempted ones.
 """
 
@@ -32,7 +32,7 @@ from ramify.serving.policy.types import (
 )
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
-FILE = Path(__file__).with_name("recorded.json")
+FILE = Path(__file__).with_name("recorded_verdicts.json")
 EVERY = 20  # decisions a digest covers
 _TICK_S, _TOKENS, _REFRESH = 0.1, 4, 16  # between decisions: seconds, tokens; and tokens until a view is renewed
 

@@ -1,8 +1,8 @@
 """An engine of slots and steps, and made-up programs, for holding policies against each other past saturation.
 
 A step computes one token for each running call and up to a budget of prompt tokens, as vLLM's does, and takes what
-the step model says. Nothing else of vLLM is here: `benchmarks/replay/simulation/simulated_engine.py` has its real scheduler, a hundred
-times slower. Programs are latency-sensitive, due as a whole, and compound, in equal shares.
+the step model says. Nothing else of vLLM is here: `benchmarks/replay/simulation/simulated_engine.py` has its real
+scheduler, a hundred times slower. Programs are latency-sensitive, due as a whole, and compound, in equal shares.
 """
 
 from __future__ import annotations

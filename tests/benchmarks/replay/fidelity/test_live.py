@@ -27,7 +27,7 @@ from ramify.serving.engine.vllm import interpreter
 from ramify.serving.errors import EngineFailed
 from ramify.serving.policy.types import StepModel
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 STEP = StepModel(30.0, 2.0, 1.0, 2.0)  # about what SmolLM2 takes on two cores
 
 

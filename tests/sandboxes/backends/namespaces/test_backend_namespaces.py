@@ -279,7 +279,7 @@ from pathlib import Path
 from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.host.fork_server_client import SPARES
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.linux.processes import descendants
 

@@ -74,8 +74,8 @@ async def settled(backend: NamespaceBackend) -> None:
     while len(spares) < SPARES or len(processes.descendants(helper_of(backend))) != SPARES + 1:
         assert time.monotonic() < deadline, processes.descendants(helper_of(backend))
         await asyncio.sleep(0.01)
-    assert backend._folders._making is not None
-    await backend._folders._making
+    assert backend._pool._making is not None
+    await backend._pool._making
     await asyncio.wait(
         {spare.group for spare in spares if spare.group is not None} or {asyncio.ensure_future(asyncio.sleep(0))}
     )

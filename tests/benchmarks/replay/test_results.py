@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replay.archive import pack, unpack
 from benchmarks.replay.errors import ReplayError
 from benchmarks.replay.jobs import Job
+from benchmarks.replay.results import pack, unpack
 from tests.benchmarks.replay.sample_results import result
 
 KEY = "0123456789abcdef01234567"

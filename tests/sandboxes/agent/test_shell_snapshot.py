@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.sandboxes.agent import shell_state
-from ramify.sandboxes.agent.shell_state import Kept, Report, environment_without, words
+from ramify.sandboxes.agent import shell_report
+from ramify.sandboxes.agent.shell_report import Report, words
+from ramify.sandboxes.agent.shell_snapshot import BASH_MANAGED, ShellSnapshot, environment_without, quoted
 
 values = st.binary(max_size=40).map(lambda data: data.replace(b"\0", b""))
 
@@ -27,20 +28,20 @@ def bash(script: bytes, cwd: Path | None = None, **env: str) -> bytes:
 
 def told(script: bytes, cwd: Path | None = None, **env: str) -> Report:
     """What bash reports after `script`."""
-    report = f"\n{{ {shell_state.TRAPS}; {shell_state.REPORT}; }} >&9 2>/dev/null\n".encode()
+    report = f"\n{{ {shell_report.TRAPS}; {shell_report.REPORT}; }} >&9 2>/dev/null\n".encode()
     done = bash(b"exec 9>&1 >/dev/null 2>/dev/null\n" + script + report, cwd, **env)
     return Report.parse(done + b"\0RLIMIT_CORE 0 0\n")
 
 
-def again(kept: Kept, tree: str = "/nowhere") -> Kept:
+def again(kept: ShellSnapshot, tree: str = "/nowhere") -> ShellSnapshot:
     """What a new bash reports that was given `kept`."""
-    return told(kept.script(tree)).kept(tree)
+    return ShellSnapshot.of(told(kept.script(tree)), tree)
 
 
 @given(st.lists(values, max_size=5))
 @settings(max_examples=25, deadline=None)
 def test_words_reads_what_bash_quotes(items: list[bytes]) -> None:
-    given_words = b" ".join(map(shell_state.quoted, items))
+    given_words = b" ".join(map(quoted, items))
     told_words = bash(b"set -- " + given_words + b'\nprintf " %q" "$#" "$@"')
     assert words(told_words) == [str(len(items)).encode(), *items]
 
@@ -48,15 +49,13 @@ def test_words_reads_what_bash_quotes(items: list[bytes]) -> None:
 @given(values)
 @settings(max_examples=25, deadline=None)
 def test_any_value_is_restored(value: bytes) -> None:
-    script = b"; ".join(
-        name + b"=" + shell_state.quoted(value) for name in (b"plain", b"export exported", b"declare -r fixed")
-    )
-    script += b"; declare -A map; map[" + shell_state.quoted(value or b"k") + b"]=" + shell_state.quoted(value)
-    script += b"; list=(" + shell_state.quoted(value) + b" [7]=seven)"
+    script = b"; ".join(name + b"=" + quoted(value) for name in (b"plain", b"export exported", b"declare -r fixed"))
+    script += b"; declare -A map; map[" + quoted(value or b"k") + b"]=" + quoted(value)
+    script += b"; list=(" + quoted(value) + b" [7]=seven)"
     report = told(script)
     assert os.fsencode(report.environment["exported"]) == value
-    kept = report.kept("/nowhere")
-    assert Kept.decode(kept.encode()) == kept
+    kept = ShellSnapshot.of(report, "/nowhere")
+    assert ShellSnapshot.decode(kept.encode()) == kept
     assert again(kept) == kept
 
 
@@ -81,7 +80,7 @@ def test_the_whole_state_is_restored(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     script = b"shopt -s extglob\n" + EVERYTHING + b"cd inner; pushd ..; pushd -n /elsewhere\n"
     report = told(script, tmp_path)
-    kept = report.kept(str(tmp_path))
+    kept = ShellSnapshot.of(report, str(tmp_path))
     assert (kept.oldpwd, kept.dirs) == ("./inner", ("/elsewhere", "./inner"))
     assert again(kept, str(tmp_path)) == kept
     assert again(kept, "/another/tree") == kept
@@ -94,15 +93,17 @@ def test_the_whole_state_is_restored(tmp_path: Path) -> None:
 
 
 def test_variables_that_bash_manages_are_not_kept() -> None:
-    kept = told(b": $RANDOM $SECONDS $LINENO $BASHPID $EPOCHREALTIME; sleep 0 & wait; [[ a =~ a ]]").kept("/nowhere")
-    assert not kept.variables.keys() & shell_state.BASH_MANAGED
-    assert told(b"").kept("/nowhere") == told(b": $RANDOM $SECONDS").kept("/nowhere")
+    kept = ShellSnapshot.of(
+        told(b": $RANDOM $SECONDS $LINENO $BASHPID $EPOCHREALTIME; sleep 0 & wait; [[ a =~ a ]]"), "/nowhere"
+    )
+    assert not kept.variables.keys() & BASH_MANAGED
+    assert ShellSnapshot.of(told(b""), "/nowhere") == ShellSnapshot.of(told(b": $RANDOM $SECONDS"), "/nowhere")
 
 
 def test_exported_variables_are_stored_as_the_environment() -> None:
     report = told(b"export A=1; declare -ix N=5; declare -rx R=x; B=2", C="3", **{"not.a.name": "4"})
     assert {"A": "1", "N": "5", "R": "x", "C": "3"}.items() <= report.environment.items()
-    kept = report.kept("/nowhere")
+    kept = ShellSnapshot.of(report, "/nowhere")
     mine = {name: line for name, line in kept.variables.items() if name in "ABCNR"}
     assert mine == {"B": 'declare -- B="2"', "N": "declare -ix N", "R": "declare -rx R"}
 
@@ -113,29 +114,29 @@ def test_no_secret_is_kept() -> None:
     alias a="echo 'hunter2 \\$x'" b=ls c="two
     lines with hunter2 \\$x"; trap "echo 'hunter2 \\$x'" USR1; trap : USR2; set -- "$TOKEN"
     """
-    kept = told(script, **secrets).kept("/nowhere").without(secrets)
+    kept = ShellSnapshot.of(told(script, **secrets), "/nowhere").without(secrets)
     assert b"hunter2" not in kept.encode()
     assert kept.variables["other"] == 'declare -- other="1"'
     assert not {"SHORT", "copy"} & kept.variables.keys()
-    ignored = told(b"").kept("/nowhere").traps.keys()  # ignored since the tests were started, for example by nohup
+    ignored = ShellSnapshot.of(told(b""), "/nowhere").traps.keys()  # by nohup, for example
     assert (set(kept.functions), set(kept.aliases), kept.traps.keys() - ignored) == ({"g"}, {"b"}, {"SIGUSR2"})
     assert environment_without({"A": "x hunter2 $x", "TOKEN": "gone", "B": "1"}, secrets) == {"B": "1"}
 
 
 def test_only_changes_are_kept() -> None:
     """Of variables and options, too: the others are a new shell's own, or the machine's."""
-    began = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (10, 20)})
-    now = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (5, 20)})
-    earlier = Kept(limits={"RLIMIT_AS": (1, 1)})
+    began = ShellSnapshot(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (10, 20)})
+    now = ShellSnapshot(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (5, 20)})
+    earlier = ShellSnapshot(limits={"RLIMIT_AS": (1, 1)})
     assert now.since(began, earlier).limits == {"RLIMIT_AS": (1, 1), "RLIMIT_NOFILE": (5, 20)}
-    fresh = told(b"").kept("/nowhere")
-    first = told(b"set -e; mine=1; unset PS4").kept("/nowhere").since(fresh, Kept())
+    fresh = ShellSnapshot.of(told(b""), "/nowhere")
+    first = ShellSnapshot.of(told(b"set -e; mine=1; unset PS4"), "/nowhere").since(fresh, ShellSnapshot())
     assert (first.variables, first.options) == (
         {"mine": 'declare -- mine="1"', "PS4": ""},
         {"set errexit": "set -o errexit"},
     )
-    second = told(first.script("/nowhere") + b"set +e; unset mine; shopt -s nullglob\n").kept("/nowhere")
-    kept = second.since(told(first.script("/nowhere")).kept("/nowhere"), first)
+    second = ShellSnapshot.of(told(first.script("/nowhere") + b"set +e; unset mine; shopt -s nullglob\n"), "/nowhere")
+    kept = second.since(ShellSnapshot.of(told(first.script("/nowhere")), "/nowhere"), first)
     assert kept.variables == {"PS4": ""}
     assert kept.options == {"set errexit": "set +o errexit", "shopt nullglob": "shopt -s nullglob"}
     assert again(kept) == second
@@ -156,7 +157,7 @@ def test_a_state_of_format_1_is_read() -> None:
         "dirs": [],
         "limits": {"RLIMIT_AS": [1, 2]},
     }
-    kept = Kept.decode(json.dumps(old).encode())
+    kept = ShellSnapshot.decode(json.dumps(old).encode())
     assert kept.variables == {"a": 'declare -- a="1"', "b": "declare -rx b", "PS4": ""}
     assert kept.functions == {"f": "f () \n{ \n    echo f\n}\n", "g": "g () \n{ \n    :\n}\n"}
     assert kept.attributes == {"g": "declare -fx g"}
@@ -168,21 +169,22 @@ def test_a_state_of_format_1_is_read() -> None:
         "set errexit": "set -o errexit",
     }
     assert (kept.args, kept.oldpwd, kept.limits) == (("one",), "./a", {"RLIMIT_AS": (1, 2)})
-    assert Kept.decode(kept.encode()) == kept
+    assert ShellSnapshot.decode(kept.encode()) == kept
 
 
 def test_malformed_states_are_refused() -> None:
     with pytest.raises(ValueError, match="format"):
-        Kept.decode(b'{"format": 99}')
+        ShellSnapshot.decode(b'{"format": 99}')
     with pytest.raises(ValueError, match="parts"):
         Report.parse(b"a\0b")
 
 
 def test_a_line_that_looks_like_a_functions_head_does_not_split_a_function() -> None:
     """And a function is not lost if bash writes its head differently."""
-    kept = told(
-        b"f() { cat <<E\ng () \n{ \nE\n}; g() { echo 'f () \n'; }; h() { :; }; export -f g; function if { :; }"
-    ).kept("/nowhere")
+    kept = ShellSnapshot.of(
+        told(b"f() { cat <<E\ng () \n{ \nE\n}; g() { echo 'f () \n'; }; h() { :; }; export -f g; function if { :; }"),
+        "/nowhere",
+    )
     assert list(kept.functions) == ["f", "h", "if"]
     assert again(kept) == kept
     assert bash(kept.script("/nowhere") + b"f; g; bash -c g") == b"g () \n{ \n" + 2 * b"f () \n\n"

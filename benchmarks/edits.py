@@ -1,16 +1,18 @@
-"""Kills workflows, edits their code, resumes them, and holds what is left against what the code says.
+"""Kill workflows, edit their code, resume them, and compare the results with what the code says.
 
-    python benchmarks/code_edits.py [--edits N] [--quick] [--json] [--seed N]
+    python benchmarks/edits.py [--edits N] [--quick] [--json] [--seed N]
 
 Seven workflows (payments in a list and equal calls, a loop, a fork, a gather, helpers of another module, a question,
-a retry) are killed at points that stand beside every commit and rename, and edited: comments, blank lines, black and
-ruff with several line lengths, functions and locals that are moved or renamed, a mended step, steps added, calls
-swapped, blocks under `patched`, `ramify fork`; those that change what a workflow does are resumed without and with
-`accept_changes`. A few are killed by a signal, as processes of the command line. With --json the last line is one
-object: `edits`; `repeated`, effects that took place twice; `wrong`, results that are not the code's; `refused`, and
-`refused_layout`, those of them that change nothing but the layout. What was refused is resumed with the code as it
-was, and has to end then. Exit status 1 where `repeated`, `wrong` or `refused_layout` is not 0. What needs a tool or
-an interpreter that is not there is left out, and said so.
+a retry) are killed at points after every commit and rename, and then edited: comments, blank lines, black and ruff
+with several line lengths, functions and locals that are moved or renamed, a fixed step, added steps, swapped calls,
+`patched` blocks, `ramify fork`. Edits that change what a workflow does are resumed with and without `accept_changes`.
+A few runs are killed by a signal, as processes of the command line. A refused edit is resumed with the original code,
+and must finish.
+
+With --json the last line is one object: `edits`; `repeated`, effects that happened twice; `wrong`, results that do
+not match the code; `refused`; `refused_layout`, refused edits that change only the layout. The exit status is 1
+unless `repeated`, `wrong` and `refused_layout` are 0. Edits that need a missing tool or interpreter are left out with
+a message.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def main() -> int:
 
 def measure(edits: int, seed: int) -> Tally:
     chance, tally = random.Random(seed), Tally()
-    memory = Path("/dev/shm")  # kills of a process leave what the kernel has: no disk is needed
+    memory = Path("/dev/shm")  # a killed process leaves what the kernel has, so no disk is needed
     scratch = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="ramify-edits-", dir=scratch) as made:
         folder = Path(made)
@@ -97,7 +99,7 @@ def _points(flow: Flow, folder: Path) -> int:
 
 
 def _at_a_point(tally: Tally, flow: Flow, edits: list[Edit], folder: Path, chance: random.Random, most: int) -> None:
-    """Kill once, and try edits on copies of what is left."""
+    """Kill a run once, and try edits on copies of what it left."""
     place, killed = folder / "place", folder / "killed"
     place.mkdir(exist_ok=True)
     trial.keep(place, folder / "rest")
@@ -138,7 +140,7 @@ def one(tally: Tally, flow: Flow, edit: Edit, place: Path, chance: random.Random
 
 
 def _fork(tally: Tally, flow: Flow, edit: Edit, files: Files, place: Path) -> None:
-    """A fork does for real what comes after its checkpoint: no more, and no less, than it does with the same code."""
+    """Check that a fork executes what comes after its checkpoint: no more and no less than with the original code."""
     aside = place.with_name("aside")
     trial.keep(place, aside)
     wanted = trial.resume(place, forked=True), trial.effects(place)
@@ -195,8 +197,8 @@ def count_one(
 
 
 def _by_signals(tally: Tally, folder: Path, times: int) -> None:
-    """The same by the command line: a process that is killed by a signal, and one that resumes it, also under another
-    Python where one is named that has Ramify."""
+    """Do the same with the command line: kill a process by a signal and resume in another, also under another Python
+    if `$RAMIFY_EDITS_PYTHONS` names one."""
     ramify = [str(Path(sys.executable).with_name("ramify"))]
     others = [[each, "-c", _COMMAND_LINE] for each in _interpreters()]
     resumes = [ramify] * times + others
@@ -221,7 +223,7 @@ def _by_signals(tally: Tally, folder: Path, times: int) -> None:
 
 
 def _interpreters() -> list[str]:
-    """Other versions of Python, in each of which Ramify can be imported."""
+    """Return the other Python interpreters that can import Ramify."""
     return [each for each in os.environ.get("RAMIFY_EDITS_PYTHONS", "").split(os.pathsep) if each]
 
 
