@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.pipeline import Compilation, compile_workflow
-from ramify.compiler.plan import Effect, OpKind, StepInfo, WorkflowInfo, site_file
+from ramify.compiler.plan import Effect, OpKind, site_file
 
 SAMPLES = Path(__file__).parent / "samples"
 

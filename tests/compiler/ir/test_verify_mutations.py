@@ -91,7 +91,7 @@ class Damage:
         return self.draw.choice([(i, block) for i, block in enumerate(self.graph.blocks) if wanted(block)])
 
     def same_name(self) -> Graph:
-        """names stand once"""
+        """names are unique"""
         place, op = self.at(lambda op: op.kind is not OpKind.ENTER)
         other = self.draw.choice([each.id for each in self.graph.ops() if each.id != op.id])
         return with_op(self.graph, place, replace(op, id=other))
@@ -116,7 +116,7 @@ class Damage:
         return with_op(self.graph, place, replace(op, kind=OpKind.CALL_LLM))
 
     def nothing_leads_there(self) -> Graph:
-        """entered once, everything reached"""
+        """entered once, every block reachable"""
         alone = replace(self.graph.blocks[-1], id="alone", params=(), ops=(), exits=())
         return replace(self.graph, blocks=(*self.graph.blocks, alone))
 
@@ -132,7 +132,7 @@ class Damage:
         return with_op(self.graph, place)
 
     def another_fork(self) -> Graph:
-        """branches go back to their fork"""
+        """branches belong to their fork"""
         place, op = self.at(lambda op: op.fork is not None)
         forks = [each.id for each in self.graph.ops() if each.kind is OpKind.FORK and each.id != op.fork]
         return with_op(self.graph, place, replace(op, attrs={**op.attrs, "fork": self.draw.choice(forks)}))
@@ -148,12 +148,12 @@ class Damage:
         return with_op(self.graph, place, replace(op, step="score"))
 
     def mail_in_a_branch(self) -> Graph:
-        """nothing irreversible in a branch"""
+        """no irreversible step in a branch"""
         place, op = self.at(lambda op: op.step == "edit" and sort(op.inputs[0]) == FAMILY)
         return with_op(self.graph, place, replace(op, step="mail"))
 
     def no_barrier(self) -> Graph:
-        """what is irreversible stands behind a barrier"""
+        """an irreversible step is behind a barrier"""
         place, op = self.at(lambda op: op.kind is OpKind.BARRIER)
         at, next_op = place[1], self.graph.blocks[place[0]].ops[place[1] + 1]
         behind = replace(next_op, inputs=tuple(op.inputs[0] if v[0] == EFFECTS else v for v in next_op.inputs))
@@ -176,7 +176,7 @@ class Damage:
         )
 
     def ready_for_another(self) -> Graph:
-        """worlds are made ready for forks"""
+        """worlds are prepared for forks"""
         place, op = self.at(lambda op: op.kind is OpKind.PREFORK)
         spoilt = self.draw.choice([{"during": "run.nowhere"}, {"forks": []}])
         return with_op(self.graph, place, replace(op, attrs={**op.attrs, **spoilt}))

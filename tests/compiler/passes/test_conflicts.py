@@ -10,7 +10,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 from ramify import Sandbox
-from ramify.compiler.change_impact import readers
+from ramify.compiler.change_impact import affected_operations
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import Unmeasured
 from ramify.compiler.passes.parallel import BESIDE
@@ -165,7 +165,7 @@ def fans(*nodes: Any, after: Any = first, on: Path | None = None) -> Any:
 
 
 def test_siblings_that_always_make_a_new_file_each_another_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkflowError, match="always write a, each something else: START -> says_one") as error:
+    with pytest.raises(WorkflowError, match="always write a, with different contents: START -> says_one") as error:
         fans(says_one, says_two, after=None, on=tmp_path)
     assert error.value.where == f"passes/{Path(__file__).name}:{says_two.__code__.co_firstlineno}"
 
@@ -182,7 +182,7 @@ def test_siblings_that_may_conflict_are_named_on_their_merge() -> None:
 
 
 def test_a_changed_node_affects_those_that_read_what_it_writes() -> None:
-    found = readers(fans(says_one, looks, says_x).plan, ["says_one"])
+    found = affected_operations(fans(says_one, looks, says_x).plan, ["says_one"])
     assert found["run.looks"] == ("a",)
     assert found["run.first"] == ("anything",), "it takes no world, but code that it calls may ask for one"
     assert "run.says_x" not in found, "it reads no file, and a channel that nobody writes"
@@ -190,6 +190,6 @@ def test_a_changed_node_affects_those_that_read_what_it_writes() -> None:
 
 def test_where_sets_are_not_known_everything_after_may_be_affected(compile_source: Callable[..., Any]) -> None:
     plan = compile_source(STEPS.format(body="await left(); await reads(); await runs(); await left()")).plan
-    assert readers(plan, ["left"]) == {"run.2": ("a",), "run.3": ("anything",)}
-    assert readers(plan, ["reads"]) == {}
-    assert readers(plan, ["runs"]) == {}, "what comes after it reads nothing"
+    assert affected_operations(plan, ["left"]) == {"run.2": ("a",), "run.3": ("anything",)}
+    assert affected_operations(plan, ["reads"]) == {}
+    assert affected_operations(plan, ["runs"]) == {}, "what comes after it reads nothing"

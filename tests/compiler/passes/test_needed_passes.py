@@ -90,7 +90,7 @@ async def flow():
     async with fork([1]) as branches:
         await tell(branches[0])
 """)
-    assert error.value.rule == "nothing irreversible in a branch"
+    assert error.value.rule == "no irreversible step in a branch"
     assert "app/sample.py" in str(error.value)
 
 

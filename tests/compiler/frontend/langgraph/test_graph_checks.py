@@ -232,7 +232,7 @@ def test_state_that_no_checkpoint_can_keep() -> None:
     class Bad(TypedDict):
         line: socket.socket | None  # line: of the socket
 
-    with pytest.raises(WorkflowError, match="channel line holds a socket, which no checkpoint can keep") as error:
+    with pytest.raises(WorkflowError, match="channel line holds a socket, which no checkpoint can store") as error:
         compiled(graph_of_schema(Bad).compile(checkpointer=InMemorySaver()))
     assert error.value.where == f"langgraph/test_graph_checks.py:{line_of('# line: of the socket')}"
     assert compiled(graph_of_schema(Bad).compile()), "nothing is kept without a checkpointer, as in LangGraph"
@@ -306,5 +306,5 @@ def test_a_function_that_leaves_the_node_may_not() -> None:
 
         return {"x": read}
 
-    with pytest.raises(WorkflowError, match="hands out a function that holds its world sandbox"):
+    with pytest.raises(WorkflowError, match="returns a function that holds its world sandbox"):
         compiled(graph_of(only=hands_out))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ramify.compiler.frontend.python.workflow_reader import read_workflow
-from ramify.compiler.spec import Files
+from ramify.compiler.spec import FileAccess
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ async def flow():
 """
 
 
-def found(compile_source: Callable[..., Any], body: str) -> Files | None:
+def found(compile_source: Callable[..., Any], body: str) -> FileAccess | None:
     (step,) = compile_source(SOURCE.format(body=body)).spec.steps
-    files: Files | None = step.files
+    files: FileAccess | None = step.files
     return files

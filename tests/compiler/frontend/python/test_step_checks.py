@@ -13,7 +13,7 @@ from ramify.runtime.errors import NotInARun
 
 
 def test_a_loop_of_steps_that_nothing_leaves(compile_source: Callable[..., Any]) -> None:
-    with pytest.raises(WorkflowError, match=r"sample.py:\d+:\d+ .*cycle with no exit.*`break`"):
+    with pytest.raises(WorkflowError, match=r"sample.py:\d+:\d+ .*loop without an exit.*`break`"):
         compile_source("""
 @workflow
 async def flow():
@@ -123,14 +123,14 @@ async def flow():
     await bad()
 """)
     assert error.value.where.startswith("app/sample.py:")
-    assert "hand over what it is made from" in error.value.mend
+    assert "pass what it is made from" in error.value.mend
 
 
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        ("return lambda: sandbox.path", "hands out a function that holds its world sandbox"),
-        ("def later(): return sandbox.path\n    return [later]", "hands out a function that holds its world sandbox"),
+        ("return lambda: sandbox.path", "returns a function that holds its world sandbox"),
+        ("def later(): return sandbox.path\n    return [later]", "returns a function that holds its world sandbox"),
         ("return kept.path", "holds a world in kept"),
     ],
 )

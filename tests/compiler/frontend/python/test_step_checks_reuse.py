@@ -22,9 +22,9 @@ from ramify.compiler.pipeline import compile_workflow
         ("from time import perf_counter", "perf_counter()", "the clock"),
         ("import datetime", "datetime.datetime.now()", "the clock"),
         ("from datetime import date", "date.today()", "the clock"),
-        ("import random", "random.choice([1, 2])", "chance"),
-        ("import secrets", "secrets.token_hex()", "chance"),
-        ("from uuid import uuid4", "uuid4()", "chance"),
+        ("import random", "random.choice([1, 2])", "random numbers"),
+        ("import secrets", "secrets.token_hex()", "random numbers"),
+        ("from uuid import uuid4", "uuid4()", "random numbers"),
         ("import os", "os.environ['HOME']", "the host's environment"),
         ("import os", "os.getenv('HOME')", "the host's environment"),
         ("from pathlib import Path", "Path('~/x').expanduser()", "the host's environment"),
@@ -48,7 +48,7 @@ async def flow():
     with pytest.raises(WorkflowError, match=f"measured is declared reuse=True, but it reads {what}") as error:
         compile_source(text.replace("REUSE", "True"))
     assert error.value.where.startswith("app/sample.py:")
-    assert "hand the value in" in error.value.mend
+    assert "pass the value" in error.value.mend
     assert compile_source(text.replace("REUSE", "False")).plan.step("measured") is not None
 
 
@@ -57,8 +57,8 @@ async def flow():
     [
         ("import time", "time.time()", "the clock"),
         ("from datetime import datetime as now", "now.now()", "the clock"),
-        ("import random as chance", "chance.random()", "chance"),
-        ("from secrets import token_hex", "token_hex()", "chance"),
+        ("import random as chance", "chance.random()", "random numbers"),
+        ("from secrets import token_hex", "token_hex()", "random numbers"),
         ("from os import environ", "environ['HOME']", "the host's environment"),
         ("from pathlib import Path", "str(Path.home())", "the host's environment"),
         ("import pathlib as paths", "str(paths.Path.cwd())", "the host's process"),
@@ -111,7 +111,7 @@ async def flow():
     [
         ("import os\nMODE = os.environ.get('MODE', 'none')\ndef mode():\n    return MODE", "the host's environment"),
         ("import time\ndef mode():\n    return _now()\ndef _now():\n    return time.time()", "the clock"),
-        ("def mode():\n    from random import random\n    return random()", "chance"),
+        ("def mode():\n    from random import random\n    return random()", "random numbers"),
         ("import sys\nclass Mode:\n    def get(self):\n        return sys.argv\nmode = Mode", "the host's process"),
         ("import os\nif os.getenv('FAST'):\n    mode = 1\nelse:\n    mode = 2", "the host's environment"),
     ],
