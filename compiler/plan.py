@@ -81,8 +81,7 @@ class OpKind(StrEnum):
     COMMAND = "COMMAND"
     # ws -> (), w -> (). End worlds. Every path ends each world exactly once.
     RELEASE = "RELEASE"
-    # w, c, e -> w, c, e. A graph break: the compiler could not read what runs here. Steps there run, and seal, under
-    # this name.
+    # w, c, e -> w, c, e. A graph break: code that could not be read. Its steps run, and seal, under this name.
     BREAK = "BREAK"
 
 

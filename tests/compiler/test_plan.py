@@ -168,7 +168,7 @@ def test_a_wrong_plan_is_refused_by_the_name_of_the_key(edit: Callable[[Any], No
 
 
 @pytest.mark.parametrize("text", ["", "[1", "[]", "null", '{"version": 1}'])
-def test_what_is_no_plan_is_refused(text: str) -> None:
+def test_text_that_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
         Plan.from_json(text)
 
@@ -190,7 +190,7 @@ def test_a_fork_has_its_release_and_its_merge() -> None:
     assert plan.after(fork, OpKind.MERGE) == plan.op("merge.1")
 
 
-def test_a_seal_rewired_out_is_gone_and_the_fork_is_still_reached() -> None:
+def test_after_a_seal_is_removed_the_fork_is_still_reached() -> None:
     plan = small_plan()
     plan = Plan.from_json(without(plan, plan.op("seal.1")).to_json())
     run = plan.op("run.1")
@@ -198,7 +198,7 @@ def test_a_seal_rewired_out_is_gone_and_the_fork_is_still_reached() -> None:
     assert plan.after(run, OpKind.FORK) == plan.op("fork.1")
 
 
-def test_a_seal_plainly_deleted_from_the_json_is_gone() -> None:
+def test_a_seal_deleted_from_the_json_is_gone() -> None:
     data = json.loads(small_plan().to_json())
     data["ops"] = [o for o in data["ops"] if o["id"] != "seal.1"]
     plan = Plan.from_json(json.dumps(data))
@@ -230,7 +230,7 @@ def test_at_gives_the_innermost_call_of_that_kind() -> None:
         assert plan.at((OpKind.FORK, OpKind.RUN), "app/a.py", 4, 11) == fork
 
 
-def test_lookups_by_name_say_what_there_is() -> None:
+def test_a_failed_lookup_lists_the_known_names() -> None:
     plan = small_plan()
     assert plan.catch_all == CATCH_ALL
     assert plan.step("edit") == plan.steps[0]

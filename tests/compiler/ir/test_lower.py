@@ -134,7 +134,7 @@ def test_whatever_is_lowered_passes_the_verifier_at_every_stage(body: Body | Mac
 
 @calm
 @given(programs)
-def test_every_operation_of_a_body_without_ways_out_is_in_the_graph(body: Body) -> None:
+def test_every_operation_of_a_body_without_exits_is_in_the_graph(body: Body) -> None:
     items = list(walk(body))
     if any(isinstance(i, Leave) or (isinstance(i, Loop) and i.endless) for i in items):
         return
@@ -162,7 +162,7 @@ def lowered(*body: Item) -> Graph:
     return graph
 
 
-def test_every_way_out_of_a_fork_goes_through_its_one_release() -> None:
+def test_every_exit_from_a_fork_goes_through_its_only_release() -> None:
     ways = Conditional(
         (
             (Leave(ExitKind.BREAK),),
@@ -181,7 +181,7 @@ def test_every_way_out_of_a_fork_goes_through_its_one_release() -> None:
     assert sorted(targets.values()) == [[], ["RELEASE"], ["any"], ["edit"]]
 
 
-def test_a_loop_comes_back_to_a_header_that_takes_the_world() -> None:
+def test_a_loop_leads_back_to_a_header_that_takes_the_world() -> None:
     graph = lowered(Loop((run("any", 1),), (run("edit", 2),)))
     (header,) = [b for b in graph.blocks if any(op.step == "any" for op in b.ops)]
     (body,) = [b for b in graph.blocks if any(op.step == "edit" for op in b.ops)]
@@ -190,7 +190,7 @@ def test_a_loop_comes_back_to_a_header_that_takes_the_world() -> None:
     assert body.id in {to for to, _ in header.exits}
 
 
-def test_a_handler_follows_the_start_and_the_end_of_what_it_guards() -> None:
+def test_a_handler_follows_the_start_and_the_end_of_its_try_body() -> None:
     graph = lowered(run("any", 1), Try((run("edit", 2),), ((run("think", 3),),)))
     by_step = {op.step: b for b in graph.blocks for op in b.ops if op.step}
     leading = {b.id for b in graph.blocks if by_step["think"].id in {to for to, _ in b.exits}}
@@ -208,13 +208,13 @@ def test_a_helper_called_twice_is_two_copies_of_one_operation() -> None:
     assert [op.id for op in plan.ops if op.kind is OpKind.SEAL] == ["seal.1"]
 
 
-def test_a_branch_that_is_entered_is_what_a_nested_fork_forks() -> None:
+def test_a_nested_fork_forks_the_branch_that_was_entered() -> None:
     outer, inner = Site("app/flow.py", 1, 0, 1, 9), Site("app/flow.py", 2, 0, 2, 9)
     graph = lowered(Fork(outer, (EnterBranch(0, (Fork(inner, ()),)),)))
     first, second = [op for op in graph.ops() if op.kind is OpKind.FORK]
     assert second.inputs == (first.outputs[1],)
 
 
-def test_what_follows_a_way_out_is_not_in_the_graph() -> None:
+def test_code_after_an_exit_is_not_in_the_graph() -> None:
     graph = lowered(Leave(ExitKind.RETURN), run("edit", 2))
     assert [op.kind for op in graph.ops()] == [OpKind.ENTER, OpKind.RELEASE]

@@ -42,7 +42,7 @@ def test_a_good_graph_passes() -> None:
     verify(parse_graph(GOOD), ALL_PASSES)
 
 
-# Each rule with graphs that break it, and no rule before it: what is replaced in the good graph, and by what.
+# For each rule, graphs that break it and no earlier rule: the text to replace in the good graph, and its replacement.
 BROKEN = {
     "names are unique": [("run.3:", "run.1:"), ("block b1(w6", "block b2(w6")],
     "a world is made once": [
@@ -130,7 +130,7 @@ def test_an_irreversible_step_in_a_branch_is_refused_with_the_path_to_it() -> No
     assert error.value.where == "app/flow.py:9:0 (run.3)"
 
 
-def test_a_superstep_joins_every_branch_so_its_steps_are_not_speculative() -> None:
+def test_irreversible_steps_may_run_in_a_superstep() -> None:
     text = GOOD.replace('{"base"', '{"superstep": true, "base"').replace("RUN ws7 :", "RUN ws7, e9 :")
     text = text.replace("ws8 = RUN", "ws8, e10 = RUN").replace('e9 : "edit"', 'e9 : "mail"')
     text = text.replace("  run.3:", "  barrier.3: e9 = BARRIER e2\n  run.3:").replace("ws11, e2)", "ws11, e10)")

@@ -1,5 +1,4 @@
-"""The verifier against graphs that the compiler made and chance has spoilt: wherever it falls, each kind of damage is
-refused, by the rule that is there for it."""
+"""The verifier finds random damage to a good graph: each kind of damage is refused by its own rule."""
 
 from __future__ import annotations
 
@@ -78,7 +77,7 @@ def with_op(graph: Graph, place: Place, *ops: Operation) -> Graph:
 
 
 class Damage:
-    """One kind of damage at a place that chance chooses. Each method's docstring is the rule that must find it."""
+    """One kind of damage at a random place. Each method's docstring is the rule that must find it."""
 
     def __init__(self, graph: Graph, draw: random.Random) -> None:
         self.graph, self.draw = graph, draw
@@ -186,21 +185,21 @@ DAMAGES = [each for name, each in vars(Damage).items() if name not in ("at", "bl
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_refused_by_its_rule_wherever_it_falls(good: Graph, damage: Callable[[Damage], Graph]) -> None:
+def test_each_damage_is_refused_by_its_rule(good: Graph, damage: Callable[[Damage], Graph]) -> None:
     for seed in range(12):
         spoilt = damage(Damage(good, random.Random(seed)))
         with pytest.raises(VerifyError) as error:
             verify(spoilt, ALL_PASSES)
         assert error.value.rule == damage.__doc__
-        assert parse_graph(str(spoilt)) == spoilt, "what is wrong can still be shown"
+        assert parse_graph(str(spoilt)) == spoilt, "a broken graph can still be printed"
 
 
-def test_every_rule_has_its_damage() -> None:
+def test_every_rule_has_a_damage() -> None:
     assert sorted({str(each.__doc__) for each in DAMAGES}) == sorted(rule.name for rule in RULES)
 
 
-def test_an_effect_that_turns_out_irreversible_is_refused_wherever_the_step_runs_in_a_branch(good: Graph) -> None:
-    """Not the graph is spoilt here, but what is known of a step."""
+def test_a_step_in_a_branch_that_becomes_irreversible_is_refused(good: Graph) -> None:
+    """The graph is good here; what is wrong is the effect of a step."""
     steps = tuple(
         StepPlan(s.name, Effect.IRREVERSIBLE if s.name == "edit" else s.effect, s.reuse, s.code_digest)
         for s in good.steps

@@ -10,7 +10,7 @@ from ramify.compiler.plan import Effect, OpKind
 
 
 def kinds(compilation: Any) -> list[str]:
-    """The operations, steps by name."""
+    """Return the operations by kind, and steps by name."""
     return [op.step or str(op.kind) for op in compilation.ssg.ops()]
 
 

@@ -1,4 +1,4 @@
-"""What bad input gets: a reused step that reads what its key does not hold."""
+"""Reused steps that are refused because they read what their key does not cover."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ramify.compiler.pipeline import compile_workflow
         ("import pathlib", "pathlib.Path('~').expanduser().name", "the host's environment"),
     ],
 )
-def test_a_reused_step_that_reads_what_its_key_does_not_hold(
+def test_a_reused_step_that_reads_the_clock_or_the_host_is_refused(
     compile_source: Callable[..., Any], imports: str, read: str, what: str
 ) -> None:
     text = f"""
@@ -67,7 +67,7 @@ async def flow():
         ("import os.path as p", "p.expanduser('~')", "the host's environment"),
     ],
 )
-def test_the_same_imported_inside_the_step(
+def test_such_a_read_imported_inside_the_step_is_refused(
     compile_source: Callable[..., Any], imports: str, read: str, what: str
 ) -> None:
     with pytest.raises(WorkflowError, match=f"measured is declared reuse=True, but it reads {what}"):
@@ -90,7 +90,9 @@ async def flow():
         ("MODE = str(time.time())", "the clock"),
     ],
 )
-def test_a_constant_made_of_what_a_key_lacks(compile_source: Callable[..., Any], constant: str, what: str) -> None:
+def test_a_constant_made_from_the_clock_or_the_host_is_refused(
+    compile_source: Callable[..., Any], constant: str, what: str
+) -> None:
     text = f"""
 import os, time
 {constant}
@@ -116,7 +118,7 @@ async def flow():
         ("import os\nif os.getenv('FAST'):\n    mode = 1\nelse:\n    mode = 2", "the host's environment"),
     ],
 )
-def test_what_a_key_lacks_read_in_another_module_of_the_project(
+def test_such_a_read_in_another_module_of_the_project_is_refused(
     load: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far: str, what: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -146,7 +148,7 @@ async def flow():
     assert compiled_with("1").step("measured") is not None
 
 
-def test_chance_with_a_seed_is_not_chance(compile_source: Callable[..., Any]) -> None:
+def test_a_seeded_random_generator_is_accepted(compile_source: Callable[..., Any]) -> None:
     assert compile_source("""
 import random
 @step(reuse=True)
