@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ContentKey, Snapshot, SnapshotId
 from ramify.runtime.errors import Unrecoverable
 from ramify.runtime.events import Event, Level, Recovered
 from ramify.runtime.records import BranchPath, RunId
-from ramify.runtime.worlds.gc_pins import Pins
 
 if TYPE_CHECKING:
     from ramify.runtime.worlds.world_pool import Branch

@@ -62,8 +62,8 @@ def gc_command(app: App, budget: int | None, dry_run: bool, as_json: bool) -> No
 
 
 async def _collect(app: App, budget: int | None, dry_run: bool) -> Collected:
+    from ramify.fork_engine.gc_pins import Pins
     from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-    from ramify.runtime.worlds.gc_pins import Pins
 
     pins, marks = Pins(paths.locks(app.home)), EvictionMarks(paths.evicted(app.home))
     async with app.store() as store:
