@@ -18,6 +18,7 @@ from typing import Any
 from langgraph.types import Command
 
 from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import NotInARun
@@ -33,7 +34,6 @@ from ramify.runtime.langgraph.thread.supersteps import Position, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.reuse.commands import ReusableCommands
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.runtime.worlds.world_pool import Branch
 from ramify.serving.types import ChatRequest, ChatResult
 

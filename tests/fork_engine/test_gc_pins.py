@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.worlds.gc_pins import Pins
 
 ID = SnapshotId("a" * 64)
 
