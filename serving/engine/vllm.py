@@ -30,7 +30,7 @@ from typing import Self
 import httpx
 
 from ramify.serving.engine.gguf_conversion import hugging_face_folder
-from ramify.serving.engine.vllm_guard import KEY_VARIABLE, MIDDLEWARE
+from ramify.serving.engine.vllm_process import KEY_VARIABLE, MIDDLEWARE
 from ramify.serving.errors import EngineFailed
 from ramify.serving.stall_clock import StallAwareClock
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ramify.serving.protocol import refusal
+from ramify.serving.protocol.wire import refusal_from_line
 
 MOST_TOKENS = 1_000_000_000
 
@@ -111,9 +111,9 @@ def _response(chunk: Mapping[str, object]) -> Piece:
 
 
 def refusal_of(answer: object) -> tuple[str, float | None] | None:
-    """The refusal by the engine's scheduler, if a choice holds one (see `protocol.refusal`)."""
+    """The refusal by the engine's scheduler, if a choice holds one (see `wire.refusal_to_line`)."""
     for choice in _objects(answer):
-        if (refused := refusal.refusal_from_line(choice.get("stop_reason"))) is not None:
+        if (refused := refusal_from_line(choice.get("stop_reason"))) is not None:
             return refused
     return None
 

@@ -14,8 +14,7 @@ from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.admission.prefix_hints import HintResult, Hints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
 from ramify.serving.gateway.engines.constraint_checks import with_response_format
-from ramify.serving.gateway.engines.observed import echoes, service_of
-from ramify.serving.gateway.engines.replicas import Replica, Replicas
+from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError, bad_request

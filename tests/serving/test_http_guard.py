@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ramify.serving.engine.vllm_guard import KEY_VARIABLE, VllmGuard
+from ramify.serving.engine.vllm_process import KEY_VARIABLE, VllmGuard
 from ramify.serving.http_guard import AccessPolicy, Guard, Headers, Keys, authority, stays_here, with_target_host
 from ramify.serving.testing import ScriptedServer
 

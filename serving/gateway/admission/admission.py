@@ -16,19 +16,8 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from ramify.serving.gateway.engines.replicas import Replica, Replicas
+from ramify.serving.gateway.errors import Preempted, Refused
 from ramify.serving.policy.types import Finished, Policy, Refusal, RequestId, RequestView, Verdict, View
-
-
-class Refused(Exception):
-    """The policy will not start this call, or will not let it continue."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
-        super().__init__(refusal.reason)
-
-
-class Preempted(Exception):
-    """The policy gives this call's slot to another call. This one waits again."""
 
 
 class Seeker(Protocol):

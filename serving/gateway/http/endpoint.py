@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from ramify.serving.gateway import sse
-from ramify.serving.gateway.admission.admission import Preempted, Refused
 from ramify.serving.gateway.dialects import (
     Details,
     Dialect,
@@ -35,21 +34,26 @@ from ramify.serving.gateway.engines.constraint_checks import check_constraints, 
 from ramify.serving.gateway.engines.liveness import STOOD_STILL, limited
 from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.upstream import Upstream
-from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, broken_off, infeasible
+from ramify.serving.gateway.errors import (
+    Aborted,
+    ApiError,
+    Preempted,
+    Refused,
+    as_api_error,
+    bad_request,
+    broken_off,
+    infeasible,
+)
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
-from ramify.serving.protocol.refusal import refusal_from_line
+from ramify.serving.protocol.wire import refusal_from_line
 
 _LIVES = 3  # a call that was in so many engines when they died is not tried again
 _NO_TOOLS = "the embedded model's template has no place for tools, so it never calls one: choose another --model"
 STOPPING = ApiError(503, "stopping", "the gateway is stopping: try again when it is back", lost=False)
-
-
-class Aborted(Exception):
-    """The workflow that made this call does not need it any more."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ramify.serving.gateway.admission.admission import Preempted
+from ramify.serving.gateway.errors import Preempted
 from ramify.serving.gateway.records.slo_tracker import Compound, Phase, RequestTrack
 from ramify.serving.policy.cost_model import before_token_s
 from ramify.serving.policy.types import GroupView, RequestId, RequestView, SloClass, StageEstimate, State, StepModel

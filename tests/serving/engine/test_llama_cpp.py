@@ -14,7 +14,7 @@ import pytest
 from ramify.serving.client import LLMClient
 from ramify.serving.engine.llama_cpp import LocalEngine
 from ramify.serving.errors import EngineFailed
-from ramify.serving.gateway.engines.upstream import work_counters
+from ramify.serving.gateway.engines.liveness import work_counters
 from ramify.serving.letter_ranking import letter_request, letter_scores
 from ramify.serving.types import ChatRequest, user
 

@@ -17,8 +17,9 @@ from ramify.serving.client import LLMClient
 from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import DeadlineInfeasible, EngineFailed, LLMUnavailable, ModelMissing
-from ramify.serving.gateway import running
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway import startup
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.testing import Fault, ScriptedModel, ScriptedServer
 from ramify.serving.types import ChatRequest, user
@@ -184,7 +185,7 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 def test_a_policys_options_reach_the_scheduler_inside_vllm(tmp_path: Path) -> None:
     settings = GatewaySettings(home=tmp_path, model="some/model", policy_options={"goodput": "token"})
-    make, _ = running._maker(EngineSpec(EngineKind.VLLM), settings, tmp_path / "engine.sock")
+    make, _ = startup._maker(EngineSpec(EngineKind.VLLM), settings, tmp_path / "engine.sock")
     engine = make()
     assert isinstance(engine, VllmEngine)
     line = engine.arguments("folder", 1)
@@ -196,7 +197,8 @@ SERVE = """
 import asyncio, sys
 from pathlib import Path
 from ramify.serving.engine.contract import EngineSpec
-from ramify.serving.gateway.server import GatewaySettings, serve
+from ramify.serving.gateway.server import serve
+from ramify.serving.gateway.settings import GatewaySettings
 ready = lambda url: print(url, flush=True)
 settings = GatewaySettings(home=Path("."), engines=(EngineSpec.parse(sys.argv[1]),), drain_s=30)
 asyncio.run(serve(settings, ready=ready))

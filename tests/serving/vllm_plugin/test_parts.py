@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ramify.serving.policy.types import SloClass, State, StepModel
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
-from ramify.serving.protocol.refusal import refusal_from_line, refusal_to_line
+from ramify.serving.protocol.wire import refusal_from_line, refusal_to_line
 from ramify.serving.vllm_plugin.calibration import Pace
 from ramify.serving.vllm_plugin.errors import BadOptions, UnsupportedVllm
 from ramify.serving.vllm_plugin.length_updates import LengthUpdates

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from ramify.serving.gateway.admission.admission import Admission, OneQueue, Preempted, Refused
+from ramify.serving.gateway.admission.admission import Admission, OneQueue
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
 from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.errors import Preempted, Refused
 from ramify.serving.policy.edf import EarliestDeadlineFirst
 from ramify.serving.policy.types import Finished, Refusal, RequestId, RequestView, SloClass, State, Verdict, View
 

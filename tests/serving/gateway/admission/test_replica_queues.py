@@ -11,9 +11,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from ramify.serving.gateway.admission.admission import Preempted, Refused
 from ramify.serving.gateway.admission.replica_queues import ReplicaQueues
 from ramify.serving.gateway.engines.replicas import Replica, Replicas
+from ramify.serving.gateway.errors import Preempted, Refused
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.policy.calm import Calm
 from ramify.serving.policy.edf import EarliestDeadlineFirst

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.gateway.engines.constraint_budget import BUDGET, SHAPES, ShapeBudget, check_budget
+from ramify.serving.gateway.engines.constraint_cost import Choice, Cost, Rules
+from ramify.serving.gateway.engines.constraint_parsing import Schemas, TooDeep, grammar, pattern
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
-from ramify.serving.gateway.engines.shape_cost import Choice, Cost, Rules, Schemas, TooDeep, grammar, pattern
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.http import exchange

@@ -11,12 +11,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from ramify.serving.gateway.admission.admission import Preempted
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
 from ramify.serving.gateway.engines.service_time import PromptSizes, Service, ServiceModel
 from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.errors import Aborted, Preempted
 from ramify.serving.gateway.http.app import create_gateway
-from ramify.serving.gateway.http.endpoint import Aborted
 from ramify.serving.policy.cost_model import decode_gpu_s, pace_of, prefill_s
 from ramify.serving.policy.types import RequestId, RequestView, StepModel
 from ramify.serving.testing import Fault, ScriptedModel

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from ramify.serving.gateway.engines import upstream as upstream_module
+from ramify.serving.gateway.engines.liveness import calls_held
 from ramify.serving.gateway.engines.supervisor import following
-from ramify.serving.gateway.engines.upstream import Upstream, calls_held
+from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError
 from tests.serving.stalled_loop import Ahead, never, turns
 
@@ -87,7 +88,7 @@ async def test_one_that_is_paused_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
     assert not paused.done()
     keeper.has = 0
     await silent_for(150, keeper, upstream, ahead)
-    with pytest.raises(ApiError, match="has lost this call"):
+    with pytest.raises(ApiError, match="has lost this one"):
         await asyncio.wait_for(paused, 60)
 
 

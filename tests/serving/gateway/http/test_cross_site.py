@@ -18,7 +18,8 @@ import pytest
 
 from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.errors import EngineFailed, Exposed
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 
 PATHS = (

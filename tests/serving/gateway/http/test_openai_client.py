@@ -16,7 +16,8 @@ from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http.app import create_gateway
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.testing import Endpoint, ScriptedModel, ScriptedServer
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]

@@ -18,7 +18,8 @@ from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records import logs
 from ramify.serving.gateway.records.length_forecasts import Analysis
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.lengths import frames
 from ramify.serving.lengths.types import Ask, Basis, Ended, Forecast
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch

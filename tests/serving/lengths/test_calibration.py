@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.serving.lengths.conformal import ALPHA, Calibration, allowed_misses, calibrate
+from ramify.serving.lengths.calibration import ALPHA, Calibration, allowed_misses, calibrate_by_length
 
 GRID = np.unique(np.concatenate([np.linspace(0, 2_000, 160), np.geomspace(2_000, 60_000, 60)]))
 
@@ -35,7 +35,7 @@ def _covered(survival: np.ndarray, lengths: np.ndarray, generated: float) -> tup
 
 def test_late_bounds_hold_that_did_not() -> None:
     lengths, predicted = _drawn(3_000, seed=1)
-    calibration = calibrate(predicted, GRID, lengths, np.zeros(3_000, dtype=np.bool_))
+    calibration = calibrate_by_length(predicted, GRID, lengths, np.zeros(3_000, dtype=np.bool_))
     fresh, guesses = _drawn(3_000, seed=2)
     deep = 600.0
     before, survivors = _covered(guesses, fresh, deep)
@@ -47,7 +47,7 @@ def test_late_bounds_hold_that_did_not() -> None:
 
 def test_all_moments_hold() -> None:
     lengths, predicted = _drawn(3_000, seed=3)
-    calibration = calibrate(predicted, GRID, lengths, np.zeros(3_000, dtype=np.bool_))
+    calibration = calibrate_by_length(predicted, GRID, lengths, np.zeros(3_000, dtype=np.bool_))
     fresh, guesses = _drawn(3_000, seed=4)
     calibrated = calibration.apply(guesses, GRID)
     for generated in (0, 20, 50, 100, 200, 400, 800):
@@ -57,13 +57,13 @@ def test_all_moments_hold() -> None:
 
 def test_the_median_stays_as_predicted() -> None:
     lengths, predicted = _drawn(1_000, seed=5)
-    calibrated = calibrate(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).apply(predicted, GRID)
+    calibrated = calibrate_by_length(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).apply(predicted, GRID)
     assert calibrated[predicted > 0.5] == pytest.approx(predicted[predicted > 0.5])
 
 
 def test_a_calibrated_curve_is_a_survival_function() -> None:
     lengths, predicted = _drawn(1_000, seed=6)
-    calibrated = calibrate(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).apply(predicted, GRID)
+    calibrated = calibrate_by_length(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).apply(predicted, GRID)
     assert (np.diff(calibrated, axis=1) <= 1e-12).all()
     assert calibrated.max() <= 1
     assert calibrated.min() >= 0
@@ -71,14 +71,14 @@ def test_a_calibrated_curve_is_a_survival_function() -> None:
 
 def test_no_bound_is_narrowed_and_later_ones_are_wider() -> None:
     lengths, predicted = _drawn(1_000, seed=9)
-    factors = calibrate(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).factors
+    factors = calibrate_by_length(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).factors
     assert factors.max() <= 1
     assert factors[-1] < 0.9
 
 
 def test_few_answers_teach_nothing() -> None:
     lengths, predicted = _drawn(20, seed=7)
-    calibration = calibrate(predicted, GRID, lengths, np.zeros(20, dtype=np.bool_))
+    calibration = calibrate_by_length(predicted, GRID, lengths, np.zeros(20, dtype=np.bool_))
     assert calibration.factors.tolist() == Calibration.none().factors.tolist() == [1.0]
 
 
@@ -86,8 +86,8 @@ def test_a_cut_answer_is_no_hit() -> None:
     """Where most answers were cut before their bounds, little shows that these would have held."""
     lengths, predicted = _drawn(1_000, seed=8)
     shorter = np.minimum(lengths, 250.0)
-    told = calibrate(predicted, GRID, shorter, lengths > 250.0)
-    naive = calibrate(predicted, GRID, shorter, np.zeros(1_000, dtype=np.bool_))
+    told = calibrate_by_length(predicted, GRID, shorter, lengths > 250.0)
+    naive = calibrate_by_length(predicted, GRID, shorter, np.zeros(1_000, dtype=np.bool_))
     assert told.factors[0] < naive.factors[0] - 0.05
 
 

@@ -23,7 +23,7 @@ from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.http.slow_clients import SlowClientProtocol
-from ramify.serving.gateway.server import UPSTREAM_SLOTS, GatewaySettings, access
+from ramify.serving.gateway.settings import UPSTREAM_SLOTS, GatewaySettings, access
 from ramify.serving.http_guard import Guard
 from ramify.serving.policy.types import Policy
 
