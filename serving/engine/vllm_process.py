@@ -15,7 +15,7 @@ import runpy
 import signal
 import sys
 
-from ramify.serving.http_guard import AccessPolicy, App, Guard, Headers, Keys, Refusal
+from ramify.serving.http_guard import AccessPolicy, AccessRefusal, App, Guard, Headers, Keys
 
 _PR_SET_PDEATHSIG = 1
 KEY_VARIABLE = "RAMIFY_ENGINE_KEY"
@@ -30,11 +30,11 @@ class VllmGuard(Guard):
         key = os.environ.get(KEY_VARIABLE)
         self._keys = Keys([key] if key else [])
 
-    def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> Refusal | None:
+    def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> AccessRefusal | None:
         shown = next((value for name, value in headers if name.lower() == b"authorization"), b"")
         if self._keys and path != "/health" and not self._keys.shown_in(shown):
             said = "this engine is for the gateway that started it: call the gateway"
-            return Refusal(401, "invalid_api_key", said, "authorization")
+            return AccessRefusal(401, "invalid_api_key", said, "authorization")
         return super().refusal(method, path, headers, http_version)
 
 

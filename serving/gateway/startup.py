@@ -139,7 +139,7 @@ async def _start_analyzer(
     Raises AnalyzerDown, and EngineFailed if nothing can be kept.
     """
     try:
-        from ramify.serving.gateway.records.length_forecasts import Analysis
+        from ramify.serving.gateway.records.length_forecasts import LengthForecasts
         from ramify.serving.lengths.client import AnalyzerClient
         from ramify.serving.lengths.supervisor import AnalyzerSupervisor
     except ModuleNotFoundError as error:
@@ -157,7 +157,7 @@ async def _start_analyzer(
         ) from error
     analyzer = await stack.enter_async_context(AnalyzerSupervisor(folder, restarted=restarted))
     client = AnalyzerClient(analyzer.socket)
-    gateway.analysis = Analysis(client, gateway.admission.decide, sockets=sockets)
+    gateway.analysis = LengthForecasts(client, gateway.admission.decide, sockets=sockets)
 
 
 def _report(new_sketches: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A loop whose clock goes on by our word: held up for long, or at work for as long, without the time passing."""
+"""An event loop whose clock the test moves: blocked or busy for long, without waiting."""
 
 from __future__ import annotations
 

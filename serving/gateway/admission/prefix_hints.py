@@ -67,7 +67,7 @@ def hint_of(body: Mapping[str, object]) -> Mapping[str, object]:
     return {"model": model, **body}
 
 
-class Hints:
+class PrefixHints:
     """Those of one gateway."""
 
     def __init__(

@@ -48,7 +48,7 @@ class Call:
     max_tokens: int | None = None  # where its answer is cut
     predicted: bool = False  # the sketch comes from the analyzer
     cut: bool = False  # the answer ended at that limit
-    affinity: str | None = None  # see admission.Seeker, also for the next three
+    affinity: str | None = None  # see admission.WaitingCall, also for the next three
     cached_as: str | None = None
     resumable: bool = False
     avoid: frozenset[int] = frozenset()

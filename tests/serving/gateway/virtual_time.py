@@ -1,4 +1,4 @@
-"""A gateway before a simulated engine whose speed is known, in virtual time: an hour takes as long as its events."""
+"""A gateway in front of a simulated engine of known speed, in virtual time: an hour takes as long as its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds of what remains that hold at each moment at which they are asked; moments chosen without looking ahead."""
+"""Bounds of what remains hold at each moment of asking; moments are chosen without looking ahead."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_moment_holds_where_the_predictor_is_wrong_late() -> None:
         assert _covered(calibrated[now], fresh.rest[now]) >= 0.95 - 2.5 * (0.0475 / now.sum()) ** 0.5, generated
 
 
-def test_what_is_known_worse_is_bounded_wider_and_the_median_stays() -> None:
+def test_less_known_moments_get_wider_bounds_and_the_same_median() -> None:
     seen, predicted = _drawn(1_000, seed=3)
     calibration = calibrate_by_moment(predicted, GRID, seen)
     assert calibration.edges[0] == 0
@@ -69,7 +69,7 @@ def test_many_moments_of_few_prompts_are_few_witnesses() -> None:
     )
 
 
-def test_a_cut_answer_shows_a_miss_and_no_hit() -> None:
+def test_cut_answer_can_be_a_miss_but_no_hit() -> None:
     seen, predicted = _drawn(1_000, seed=5)
     cut = seen.rest > 100
     shorter = np.minimum(seen.rest, 100.0)
@@ -79,7 +79,7 @@ def test_a_cut_answer_shows_a_miss_and_no_hit() -> None:
     assert told.factors[-1] < naive.factors[-1] or told.factors.max() == naive.factors.max() == 1.0
 
 
-def test_a_moment_is_chosen_whatever_becomes_of_its_answer() -> None:
+def test_choice_of_moments_ignores_the_final_length() -> None:
     """Its chance is one half wherever it is: so those that are learnt from are as all moments are."""
     for generated in (50, 100, 500, 2_000):
         share = np.mean([learnt_from(f"call {i}", generated) for i in range(4_000)])
