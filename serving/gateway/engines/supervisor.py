@@ -49,7 +49,7 @@ async def until_hung(upstream: Upstream, model: str, after_s: float, slots: int)
 
 
 async def follow(upstream: Upstream, every_s: float) -> None:
-    """StallAwareTimeout for ever whether the model works while calls wait and hear nothing: whole answers are silent
+    """Watch for ever whether the model works while calls wait and hear nothing: whole answers are silent
     until their end, and may be all that an engine has to do. An engine that queues is asked all the time, because it
     may have lost a call while it serves others."""
     while True:

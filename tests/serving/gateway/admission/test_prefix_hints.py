@@ -81,7 +81,7 @@ async def test_call_that_needs_the_slot_ends_a_hint() -> None:
         async with asyncio.timeout(60):
             answer = await client.post("/chat/completions", json=CALL)
         assert answer.json()["choices"][0]["message"]["content"] == "said"
-        assert (await hint).json() == {"sent": True, "read": False, "why": "a call wanted its slot"}
+        assert (await hint).json() == {"sent": True, "read": False, "why": "a call needed its slot"}
         assert await counted(client) == {"called_off": 1}
 
 
@@ -101,7 +101,7 @@ async def test_long_hint_is_read_in_pieces_and_a_call_waits_for_one() -> None:
         hint = asyncio.create_task(client.post("/ramify/prefix", json={**HINT, "messages": [long]}))
         await asyncio.wait_for(second.wait(), 60)
         assert (await client.post("/chat/completions", json=CALL)).status_code == 200
-        assert (await hint).json()["why"] == "a call wanted its slot"
+        assert (await hint).json()["why"] == "a call needed its slot"
         assert len(model.calls) == 3, "nothing more of it is sent"
         model.calls.clear()
         go.set()
