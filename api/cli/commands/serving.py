@@ -144,7 +144,8 @@ def serve_command(
     """
     from ramify.serving.engine.contract import EngineSpec
     from ramify.serving.errors import Exposed
-    from ramify.serving.gateway.server import GatewaySettings, Placement, host_name, serve
+    from ramify.serving.gateway.server import serve
+    from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
     from ramify.serving.http_guard import stays_here
     from ramify.serving.policy.registry import UnknownPolicy
 
