@@ -211,7 +211,7 @@ def _is_token(line: str) -> bool:
         event = json.loads(line[5:])
         choices, failed = event.get("choices"), "error" in event
     except (ValueError, AttributeError) as error:
-        raise BadProbe(f"the stream holds what is no completion: {line[:200]}") from error
+        raise BadProbe(f"the stream has a line that is no completion: {line[:200]}") from error
     if failed:
-        raise BadProbe(f"the engine broke an answer off: {line[:300]}")
+        raise BadProbe(f"the engine aborted an answer: {line[:300]}")
     return bool(choices)
