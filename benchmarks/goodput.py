@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "benchmarks" / "data" / "evaluation.jsonl.gz"
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import count, to_write, within, writable  # noqa: E402
-from benchmarks._machine import machine  # noqa: E402
+from benchmarks.arguments import count, to_write, within, writable  # noqa: E402
+from benchmarks.machine import machine  # noqa: E402
 from benchmarks.replay import evaluation  # noqa: E402
 from benchmarks.replay.baselines.contenders import contender  # noqa: E402
 from benchmarks.replay.bounds.shares import Bounds  # noqa: E402

@@ -1,4 +1,4 @@
-"""`benchmarks/fidelity.py`: errors come before an engine is started or a run replayed."""
+"""The command line of fidelity.py: impossible requests are refused before an engine starts or a run is replayed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _fidelity_live as live
 from benchmarks import fidelity as benchmark
+from benchmarks import live_fidelity as live
 from benchmarks.replay.errors import BadProbe
 from benchmarks.replay.fidelity.live import Ask, Pace
 from benchmarks.replay.fidelity.measured_run import Served
@@ -27,7 +27,7 @@ FOUND |= {"tpot": ERROR, "ttft": ERROR, "residuals": [[0.1, 0.2, 0.3, 0.4]]}
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The questions to the worker; its answers are made up."""
+    """Record what a child process was asked; its answers are made up."""
     questions: list[Any] = []
 
     @contextmanager
@@ -175,8 +175,8 @@ class Engine:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-def test_each_live_run_is_replayed_with_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements, requests and replays are made up; the flow between them is real."""
+def test_each_live_run_is_replayed_with_the_probes_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements, requests and replays are made up; the test checks which of them goes where."""
     probes = iter([Profile(StepModel(base, 1.0, 1.0, 0.5), (), 0.01, base / 10_000) for base in (40.0, 44.0, 60.0)])
     sent: list[Sequence[Ask]] = []
     paces: list[Pace] = []
@@ -213,7 +213,7 @@ def test_each_live_run_is_replayed_with_its_probes(monkeypatch: pytest.MonkeyPat
     assert (ttft["live"], ttft["replayed"]) == (pytest.approx([0.1, 0.2]), pytest.approx([0.15, 0.15]))
     assert (ttft["ours"], ttft["peer_value"], ttft["met"]) == (pytest.approx(0.0, abs=1e-9), pytest.approx(0.1), True)
     assert (ttft["replays_apart"], ttft["runs_apart"]) == (pytest.approx(0.05), pytest.approx(0.1))
-    assert "33.3% off its own run, two runs lie 66.7% apart" in ttft["note"]
+    assert "33.3% off its own run, two runs are 66.7% apart" in ttft["note"]
     assert tpot["met"] is False
     first, *_, last = found.residuals()
     assert (first[0], first[1], first[3]) == pytest.approx((1, 0.1, 0.15))
