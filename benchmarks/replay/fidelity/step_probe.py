@@ -50,7 +50,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if min((*self.batches, *self.prompts, self.repeats), default=0) < 1 or len(set(self.prompts)) < 2:
-            raise BadProbe("wants batch sizes and at least two prompt lengths, all above 0")
+            raise BadProbe("give batch sizes and at least two prompt lengths, all above 0")
         if self.tokens < 8:
             raise BadProbe(f"{self.tokens} tokens of answer are too few to time a step by: ask for 8 or more")
 
