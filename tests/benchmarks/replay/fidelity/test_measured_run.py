@@ -304,7 +304,7 @@ def test_samples_with_a_full_kv_reveal_an_unknown_kv(tmp_path: Path, sample: str
     if not refused:
         assert read_run(tmp_path).blocks is None
         return
-    with pytest.raises(BadTrace, match=r"in 50% of timeseries\.csv's samples with requests waiting it was full"):
+    with pytest.raises(BadTrace, match=r"in 50% of timeseries\.csv's samples with waiting requests it was full"):
         read_run(tmp_path)
 
 
