@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, site_file
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime.codec import codec
@@ -49,7 +50,6 @@ from ramify.runtime.store.run_locks import hold_run, take_cancel_request
 from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.runtime.worlds.recovery import Recovery
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool, world_spec
 from ramify.sandboxes.contract import Backend

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramify.compiler.plan import ADDED, Effect, OpId, OpKind, PlanOp
+from ramify.fork_engine.gc_pins import Ground
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
 from ramify.runtime.errors import BadArguments, EffectRefused
@@ -20,7 +21,6 @@ from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
-from ramify.runtime.worlds.gc_pins import Ground
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,19 +19,19 @@ from __future__ import annotations
 import heapq
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ramify.compiler.plan import OpId, OpKind, Plan
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, SnapshotId
 from ramify.runtime.records import ROOT, CheckpointRecord, EffectRecord, OpRecord, OpStatus, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import sync_folder
-from ramify.runtime.worlds.gc_pins import Pins
 
 _MAKES_NONE = (OpKind.FORK, OpKind.RELEASE, OpKind.PREFORK, OpKind.COMMAND)  # a command's state belongs to its step
 Dies = dict[OpId, frozenset[str]]
@@ -280,15 +280,16 @@ async def collect(
     budget: int | None = None,
     dry_run: bool = False,
     grace_s: float = GRACE_S,
+    named: Callable[[], set[SnapshotId]] = set,
 ) -> Collected:
     """Delete snapshots that no row names and, for a budget in bytes, those that are cheapest to recompute.
 
-    Safe to repeat after a kill. Blocks the event loop while it waits for the lock, so call it in a process of its
-    own.
+    `named`: asked under the lock for snapshots to keep beside those that rows name. Safe to repeat after a kill.
+    Blocks the event loop while it waits for the lock, so call it in a process of its own.
     """
     with pins.collecting():
         alive = living(await histories(store))
-        alive.stay(pins.kept())
+        alive.stay(pins.kept() | named())
         marked = marks.all()
         stale = marked - alive.all
         for id in marked & alive.candidates.keys():

@@ -25,12 +25,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ContentKey, Snapshot, SnapshotId
 from ramify.runtime.errors import Unrecoverable
 from ramify.runtime.events import Event, Level, Recovered
 from ramify.runtime.records import BranchPath, RunId
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin
 
 LOST = (SnapshotNotFound, SnapshotCorrupt)

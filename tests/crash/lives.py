@@ -25,6 +25,7 @@ from ramify import Runtime, paths
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import EffectInDoubt, RunError, RunFailed
@@ -32,7 +33,6 @@ from ramify.runtime.langgraph.app.world_app import env_at
 from ramify.runtime.records import EffectStatus, OpStatus, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.sandboxes.testing import ScriptedBackend
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from ramify import Runtime, paths
 from ramify.fork_engine import crash_points
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import LayerId, SnapshotId
 from ramify.runtime.records import CheckpointId
 from ramify.runtime.worlds.garbage_collection import Candidate, Collected, EvictionMarks, LiveStates, choose, collect
-from ramify.runtime.worlds.gc_pins import Pins
 
 
 @pytest.fixture(autouse=True)

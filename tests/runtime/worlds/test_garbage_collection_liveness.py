@@ -13,9 +13,9 @@ from ramify import Runtime, paths
 from ramify.compiler.passes import OPTIONAL
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import OpKind, Plan
+from ramify.fork_engine.gc_pins import Pins
 from ramify.runtime.errors import RunFailed
 from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect, dead_states
-from ramify.runtime.worlds.gc_pins import Pins
 
 
 @pytest.fixture(autouse=True)
