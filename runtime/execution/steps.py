@@ -195,7 +195,7 @@ async def _serve(call: StepCall, row: OpRecord, *, on_world: bool) -> Any:
 
 
 def _refuse_repetition(call: StepCall) -> None:
-    """Raise `Diverged` if the step was performed in another state or with other arguments: it must not be repeated."""
+    """Raise `Diverged` if the step ran in another state or with other arguments: it must not be repeated."""
     run, branch = call.scope.run, call.scope.branch
     if call.step.effect is Effect.IRREVERSIBLE and run.journal.knows(call.key):
         raise Diverged(
