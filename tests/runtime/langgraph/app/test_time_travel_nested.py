@@ -28,7 +28,7 @@ from ramify.runtime.user_code.scope import is_in_a_run
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 BOUNDED = settings(
-    max_examples=200 if "RAMIFY_DEEP" in os.environ else 15,
+    max_examples=200 if "RAMIFY_DEEP" in os.environ else 8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
