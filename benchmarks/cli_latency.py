@@ -1,17 +1,15 @@
-"""How long the command line takes over a home with many checkpoints.
+"""Measure how long the command line takes in a home with many checkpoints.
 
     python benchmarks/cli_latency.py [--quick] [--json]
 
-A home is made up: one run of 10,000 checkpoints on 100 branches, and 20 small ones. Each command runs as a process of
-its own, its output a pipe, as a person's shell would start it; what is timed is the whole process. `start` is
-`ramify --version`; the peer of each row is an interpreter that does nothing, below which no Python program starts.
+The home is generated: one run of 10,000 checkpoints on 100 branches, and 20 small runs. Each command runs as a
+process of its own with a pipe as its output, as a shell would start it, and the whole process is timed. `start` is
+`ramify --version`. The peer of each row is an interpreter that does nothing: no Python program starts faster.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
 import subprocess
@@ -23,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import story as told  # noqa: E402
-from _machine import machine  # noqa: E402
 
+from benchmarks.rows import Row, median_row, options, printed, report  # noqa: E402
 from ramify import paths  # noqa: E402
 from ramify.compiler.plan import OpKind  # noqa: E402
 from ramify.fork_engine.store import SnapshotStore  # noqa: E402
@@ -48,7 +46,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 def make_home(home: Path) -> None:
-    """Rows as a run of many branches would leave them: each forked from the trunk, with as many steps."""
+    """Make the rows that a run with many branches would leave: each forked from the trunk, with as many steps."""
     story = told.story()
     empty = home / "empty"
     empty.mkdir(parents=True)
@@ -85,30 +83,23 @@ def timed(command: list[str], times: int, home: Path) -> list[float]:
         begun = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
         taken.append(time.perf_counter() - begun)
-    return taken[1:]  # the first one reads everything from the disk
+    return taken[1:]  # the first one reads everything from disk
 
 
-def row(name: str, ours: list[float], floor: float) -> dict[str, Any]:
-    median, target = statistics.median(ours), TARGETS_S[name]
-    return {
-        "name": f"ramify {name}, {CHECKPOINTS} checkpoints",
-        "ours": round(median, 3),
-        "unit": "s",
-        "peer": "python -c pass",
-        "peer_value": round(floor, 3),
-        "ratio": round(median / floor, 1),
-        "target": target,
-        "met": median <= target,
-        "spread": [round(min(ours), 3), round(max(ours), 3)],
-    }
+def row(name: str, ours: list[float], floor: float) -> Row:
+    return median_row(
+        f"ramify {name}, {CHECKPOINTS} checkpoints",
+        [round(value, 3) for value in ours],
+        "s",
+        target=TARGETS_S[name],
+        peer="python -c pass",
+        peer_value=round(floor, 3),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="5 times each, not 20")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    options = parser.parse_args()
-    times = 5 if options.quick else 20
+    asked = options(__doc__, "5 times each, not 20").parse_args()
+    times = 5 if asked.quick else 20
     with tempfile.TemporaryDirectory(prefix="ramify-cli-") as folder:
         home = Path(folder) / "home"
         make_home(home)
@@ -116,9 +107,9 @@ def main() -> None:
         ramify = [sys.executable, "-m", "ramify.cli.main"]
         rows = [row(name, timed([*ramify, *words], times, home), floor) for name, words in COMMANDS.items()]
     for one in rows:
-        print(f"{one['name']:<40} {one['ours']:.3f} s  (target {one['target']} s, {one['spread']})")
-    if options.json:
-        print(json.dumps({"rows": rows, "machine": machine()}))
+        print(printed(one))
+    if asked.json:
+        print(report(rows))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Kills at named crash points, on SQLite and PostgreSQL, and holds what is resumed against an unkilled run.
+"""Kill runs at named crash points, on SQLite and PostgreSQL, and compare the resumed runs with runs that were not
+killed.
 
     python benchmarks/crash.py [--points N] [--quick] [--json] [--seed N] [--log FILE]
 
-Points stand beside every commit, rename, flush, send and mount of the runtime and the fork engine (`crash.point`).
-With --json the last line is one object; `lost` and `duplicated` count effects at the receivers, `in_doubt` the doubts
-that were reported (and settled by asking the receiver), `killed_twice` the runs that were killed a second time while
-they went on: every other one, where it comes to the point that was drawn for that. PostgreSQL is left out, and said
-so, where there is none. With --log, what a run that was stopped had done is taken from that file (its times are of
-the last part then). Such a log is of the code, the seed and the databases that it was begun with: with others it is
-refused, with exit status 2; --points may grow.
+There are points after every commit, rename, flush, send and mount of the runtime and the fork engine. With --json the
+last line is one object: `lost` and `duplicated` count effects at the receivers; `in_doubt` counts effects whose
+outcome was reported as unknown and then found out from the receiver; `killed_twice` counts runs that were killed
+again after they were resumed, which is tried for every other run. Without a PostgreSQL server, PostgreSQL is left out
+with a message.
+
+With --log, a stopped benchmark continues from that file (its times are of the last part then). The log is valid only
+for the code, seed and databases with which it was started; otherwise the exit status is 2. --points may grow.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "crash"), str(Path(__file__).parents[1] / "tests")]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "crash"), str(ROOT / "tests"), str(ROOT)]
 import harness  # noqa: E402
 import postgres  # noqa: E402
-from _machine import machine  # noqa: E402
+
+from benchmarks.machine import machine  # noqa: E402
+from benchmarks.rows import row  # noqa: E402
 
 QUICK, USUAL, TARGET = 60, 1_000, 10_000
 
@@ -62,7 +67,7 @@ def main() -> int:
 
 
 def measure(given: argparse.Namespace, points: int) -> dict[str, Any]:
-    memory = Path("/dev/shm")  # kills of a process leave what the kernel has: no disk is needed
+    memory = Path("/dev/shm")  # a killed process leaves what the kernel has, so no disk is needed
     scratch = given.folder or (memory if os.access(memory, os.W_OK) else None)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ramify-crash-", dir=scratch)))
@@ -101,10 +106,10 @@ def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, A
         if t.wrong
     ]
     rows = [
-        _row("kills at crash points", len(killed), "kills", TARGET, met=len(killed) >= TARGET),
-        _row("effects lost", lost, "effects", 0, met=not lost),
-        _row("effects duplicated", duplicated, "effects", 0, met=not duplicated),
-        _row("runs that differ from an unkilled one", len(failures), "runs", 0, met=not failures),
+        row("kills at crash points", len(killed), "kills", target=TARGET, met=len(killed) >= TARGET),
+        row("effects lost", lost, "effects", target=0, met=not lost),
+        row("effects duplicated", duplicated, "effects", target=0, met=not duplicated),
+        row("runs that differ from an unkilled one", len(failures), "runs", target=0, met=not failures),
     ]
     return {
         "rows": rows,
@@ -120,19 +125,6 @@ def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, A
         "seconds": round(took_s, 1),
         "cpu_seconds": round(os.times().children_user + os.times().children_system, 1),
         "machine": machine(),
-    }
-
-
-def _row(name: str, ours: int, unit: str, target: int, *, met: bool) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ours": ours,
-        "unit": unit,
-        "peer": None,
-        "peer_value": None,
-        "ratio": None,
-        "target": target,
-        "met": met,
     }
 
 

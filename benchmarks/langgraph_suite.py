@@ -1,21 +1,21 @@
-"""LangGraph's own test suite over Ramify: which of its tests pass, by how much of LangGraph Ramify replaces.
+"""Run LangGraph's own test suite over Ramify: which of its tests pass, by how much of LangGraph Ramify replaces.
 
     pip download --no-deps --no-binary :all: langgraph==VERSION && tar xzf langgraph-VERSION.tar.gz
     python benchmarks/langgraph_suite.py langgraph-VERSION/tests --mode A --json a.json
 
 The tests are copied to a temporary folder and run there against the installed LangGraph. They are not part of this
-repository. They need pytest-mock, syrupy, pycryptodome, redis and langgraph-checkpoint-postgres beside what is
-installed for development; no server is contacted (`NO_DOCKER`).
+repository. They need pytest-mock, syrupy, pycryptodome, redis and langgraph-checkpoint-postgres in addition to the
+development dependencies. No server is contacted (`NO_DOCKER`).
 
 | mode | what Ramify replaces |
 |---|---|
 | plain | nothing: the baseline |
 | S | the checkpointer, by `ramify.graph.Saver`; only tests that are parametrised by a checkpointer run |
-| B | `StateGraph.compile` and `@entrypoint` where the graph has a checkpointer, by `ramify.compile` |
+| B | `StateGraph.compile` and `@entrypoint` if the graph has a checkpointer, by `ramify.compile` |
 | A | the same for every graph |
 | C | as A, and every function node and task writes a file in its world |
 
-The file is also the pytest plugin that does the replacing, which is why it imports Ramify only when it is that.
+This file is also the pytest plugin that replaces them, so it imports Ramify only in that role.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_slice(folder: Path, options: argparse.Namespace, outcomes: dict[str, str]) -> bool:
-    """Run tests that have no outcome yet, until the slice is over or the process dies. False where none ran."""
+    """Run tests that have no outcome yet, until the slice ends or the process dies. Returns False if none ran."""
     results = folder / "results.jsonl"
     env = {
         **os.environ,
@@ -83,20 +83,20 @@ def _run_slice(folder: Path, options: argparse.Namespace, outcomes: dict[str, st
     found: dict[str, str] = {}
     for line in results.read_text().splitlines() if results.exists() else ():
         test, outcome = json.loads(line)
-        if found.get(test) != "failed":  # an error on the way out counts
+        if found.get(test) != "failed":  # an error at teardown counts
             found[test] = outcome
-    # one that began and has no outcome is the one that the process died of
+    # a test that began and has no outcome is the one that killed the process
     new = {test: "died" if outcome == "began" else outcome for test, outcome in found.items() if test not in outcomes}
     outcomes.update(new)
     shutil.rmtree(folder / "homes", ignore_errors=True)
     return bool(new)
 
 
-# The plugin
+# The pytest plugin
 
 
 class _Suite:
-    """What the tests of one process run over."""
+    """The homes, workspaces and results of the tests of one process."""
 
     def __init__(self, mode: str, folder: Path, results: Path) -> None:
         self.mode = mode
@@ -107,17 +107,17 @@ class _Suite:
         self.begin()
 
     def begin(self) -> None:
-        """Each test has a home and a workspace of its own."""
+        """Give the next test a home and a workspace of its own."""
         self._at = self._folder / str(next(self._number))
         (self._at / "workspace").mkdir(parents=True)
-        self._open.clear()  # what was compiled while tests were collected lives as long as they do
+        self._open.clear()  # apps compiled during collection live as long as the tests
 
     def end(self) -> None:
         for app in self._open:
             app.close()
 
     def known(self) -> set[str]:
-        """What an earlier process has run."""
+        """Return the tests that an earlier process has run."""
         lines = self._results.read_text().splitlines() if self._results.exists() else []
         return {json.loads(line)[0] for line in lines}
 
@@ -157,7 +157,7 @@ class _Suite:
         entrypoint.__call__ = called  # type: ignore[method-assign]
 
     def write_files(self) -> None:
-        """Every function node and task writes a file of its own name before its code runs."""
+        """Make every function node and task write a file of its own before its code runs."""
         from langgraph._internal._runnable import RunnableCallable
 
         from ramify import current_sandbox
@@ -213,7 +213,7 @@ if _MODE in os.environ and __name__ != "__main__":
     def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
         known = _suite.known()
         items[:] = [item for item in items if item.nodeid not in known]
-        if _suite.mode == "S":  # the other savers' tests would run over the same one
+        if _suite.mode == "S":  # all savers are replaced by the same one: run each test once
             items[:] = [item for item in items if "memory" in _savers_of(item)]
 
     def _savers_of(item: Any) -> list[str]:

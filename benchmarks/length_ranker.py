@@ -1,21 +1,21 @@
-"""Learning to rank's model, trained and judged: how well a prompt tells which of two answers is the longer.
+"""Train and evaluate the model of learning to rank: how well a prompt tells which of two answers is longer.
 
-    python benchmarks/length_ranker.py --responses DIR --model DIR [--json]
+    python benchmarks/length_ranker.py --responses DIR --model DIR [--quick] [--json]
 
-A ListMLE head (Xia et al. 2008, as Fu et al. use it, NeurIPS 2024) on the mean last hidden state of SmolLM2-135M over
-the prompt, and beside it the request analyzer's median, learnt from the same prompts and judged on the same others
-(`_split.py`). `--responses` holds `*.jsonl.gz` of prompt and response; `--model` is a Hugging Face folder. Needs
-torch and transformers: run it with vLLM's interpreter. The weights are not kept: replay needs only the rank
-correlations that come out, for `Knowledge.correlation` in `benchmarks/replay/types.py` (docs/decisions/055).
+A ListMLE head (Xia et al. 2008, as used by Fu et al., NeurIPS 2024) on the mean last hidden state of SmolLM2-135M
+over the prompt, next to the request analyzer's median, both trained and evaluated on the same prompts
+(`held_out_prompts.py`). `--responses` holds `*.jsonl.gz` of prompts and responses; `--model` is a Hugging Face
+folder. It needs torch and transformers: run it with vLLM's interpreter. The weights are not kept: replay needs only
+the rank correlations, for `Knowledge.correlation` in `replay/types.py` (docs/decisions/055).
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._split import group, held_out
+from benchmarks.held_out_prompts import group, held_out
+from benchmarks.rows import Row, options, printed, report, row
 
 Floats = NDArray[np.float64]
 _LIST, _EPOCHS, _RATE, _DECAY = 32, 150, 3e-3, 1e-2
@@ -31,29 +32,37 @@ _LONGEST = 100_000.0  # characters of an answer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options(__doc__, "100 answers of each model")
     parser.add_argument("--responses", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    rows = {path.name.removesuffix(".jsonl.gz"): list(_rows(path)) for path in sorted(given.responses.glob("*.gz"))}
+    most = 100 if given.quick else None
+    rows = {
+        path.name.removesuffix(".jsonl.gz"): list(islice(_rows(path), most))
+        for path in sorted(given.responses.glob("*.gz"))
+    }
     prompts = sorted({prompt for of in rows.values() for prompt, _ in of})
     seen = dict(zip(prompts, embed(prompts, given.model), strict=True))
     unseen = set(held_out(group(prompt) for prompt in prompts).tolist())
     forest = analyzer(rows, unseen)
-    result = {}
+    result: list[Row] = []
     for name, of in rows.items():
         x, lengths = np.stack([seen[prompt] for prompt, _ in of]), np.array([len(text) for _, text in of], float)
         held = np.array([group(prompt) in unseen for prompt, _ in of])
         scores = fit(x[~held], lengths[~held])(x[held])
-        result[name] = {
-            "spearman": round(spearman(scores, lengths[held]), 3),
-            "analyzer": round(spearman(forest[name], lengths[held]), 3),
-            "held_out": int(held.sum()),
-        }
-        print(name, result[name], flush=True)
+        result.append(
+            row(
+                f"rank correlation of scores and lengths, {name}",
+                round(spearman(scores, lengths[held]), 3),
+                "spearman",
+                peer="the request analyzer's median",
+                peer_value=round(spearman(forest[name], lengths[held]), 3),
+                note=f"{int(held.sum())} held-out answers",
+            )
+        )
+        print(printed(result[-1]), flush=True)
     if given.json:
-        print(json.dumps(result))
+        print(report(result))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:
@@ -64,7 +73,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def analyzer(rows: Mapping[str, Sequence[tuple[str, str]]], unseen: set[int]) -> dict[str, Floats]:
-    """The request analyzer's median for each answer to a held-out prompt, by model, in the order of its rows."""
+    """Return the request analyzer's median for each answer to a held-out prompt, by model, in row order."""
     from ramify.serving.lengths import features
     from ramify.serving.lengths.length_model import Sample
     from ramify.serving.lengths.length_model import fit as grow
@@ -90,7 +99,7 @@ def analyzer(rows: Mapping[str, Sequence[tuple[str, str]]], unseen: set[int]) ->
 
 
 def embed(prompts: Sequence[str], model: Path) -> Floats:
-    """The mean of the last hidden state over each prompt's tokens."""
+    """Return the mean of the last hidden state over each prompt's tokens."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -105,7 +114,7 @@ def embed(prompts: Sequence[str], model: Path) -> Floats:
 
 
 class Head:
-    """One score for a prompt, the smaller the shorter its answer: linear in the standardised embedding."""
+    """Scores prompts linearly in the standardised embedding: the smaller, the shorter the answer."""
 
     def __init__(self, x: Floats) -> None:
         self._mean, self._spread = x.mean(0), x.std(0) + 1e-6
@@ -121,7 +130,7 @@ class Head:
 
 
 def fit(x: Floats, lengths: Floats, seed: int = 0) -> Head:
-    """ListMLE by Adam over random lists: the likelihood of the true order, longest first (Plackett-Luce)."""
+    """Fit ListMLE by Adam over random lists: the likelihood of the true order, longest first (Plackett-Luce)."""
     head, chance = Head(x), np.random.default_rng(seed)
     z, weights = head.scaled(x), head.weights
     mean, square, steps = np.zeros_like(weights), np.zeros_like(weights), 0
@@ -138,7 +147,7 @@ def fit(x: Floats, lengths: Floats, seed: int = 0) -> Head:
 
 
 def list_mle_slope(scores: Floats) -> Floats:
-    """Of the negative log-likelihood of the order in which the scores stand, by each score."""
+    """Return the gradient, by score, of the negative log-likelihood of the order of the scores."""
     risen = np.exp(scores - scores.max())
     behind = np.cumsum(risen[::-1])[::-1]  # of each place and all after it
     slope: Floats = risen * np.cumsum(1.0 / behind) - 1.0

@@ -1,10 +1,10 @@
-"""Figures as tables: what `--json` said, written into a document between the marks of each benchmark.
+"""Write the results of `--json` as tables into a document, between the marks of each benchmark.
 
     python benchmarks/fork.py --json > fork.log
     python benchmarks/result_tables.py docs/measured.md fork=fork.log runtime=runtime.log …
 
-The last line of a log is the object that `--json` ends with. The marks are `<!-- NAME: begin -->` and
-`<!-- NAME: end -->`, each on a line of its own; a name without its marks, or a log without its object, is an error.
+The last line of a log is the object that `--json` prints last. The marks are `<!-- NAME: begin -->` and `<!-- NAME:
+end -->`, each on a line of its own. A name without its marks, or a log without its object, is an error.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _VERDICT = {True: "met", False: "**missed**", None: "–"}
 
 
 class NoFigures(Exception):
-    """A log or a document is not what it has to be; says which, and what is missing."""
+    """A log or document is malformed. The message says which one and what is missing."""
 
 
 def figures(log: Path) -> Mapping[str, Any]:
-    """Raises NoFigures."""
+    """Return the rows and the machine from a log. Raises NoFigures."""
     lines = log.read_text(encoding="utf-8").strip().splitlines()
     try:
         said = json.loads(lines[-1])
@@ -37,11 +37,11 @@ def figures(log: Path) -> Mapping[str, Any]:
 
 
 def table(said: Mapping[str, Any]) -> str:
-    """A Markdown table of the rows, and a line about the machine."""
+    """Return the rows as a Markdown table, preceded by a line about the machine."""
     machine = said["machine"]
     about = [f"{machine['cores']} cores"] if "cores" in machine else []
     about += (
-        [f"{machine['cpu']} (the loop of `benchmarks/_machine.py`: {machine['loop_ms']} ms)"]
+        [f"{machine['cpu']} (the loop of `benchmarks/machine.py`: {machine['loop_ms']} ms)"]
         if "cpu" in machine
         else []
     )
@@ -74,7 +74,7 @@ def _number(value: float) -> str:
 
 
 def written(text: str, name: str, inside: str) -> str:
-    """`text` with `inside` between the marks of `name`. Raises NoFigures where they are not there."""
+    """Return `text` with `inside` between the marks of `name`. Raises NoFigures if they are missing."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
     before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)

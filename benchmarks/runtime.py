@@ -1,49 +1,36 @@
-"""What durable execution costs, what reuse saves, and how both compare with LangGraph and DBOS.
+"""Measure what durable execution costs and what reuse saves, next to LangGraph and DBOS.
 
     python benchmarks/runtime.py [--quick] [--json] [--sandbox NAME] [--postgres URL] [--trace PATH]
                                  [--only steps|traces|reuse|runs]
 
-Peers run in the same process, on the same disk, as durable as ours. They want langgraph-checkpoint-sqlite,
-langgraph-checkpoint-postgres and dbos (`pip install -e '.[bench]'`); a row says where one is missing. Recorded
-traces (`_runtime_traces.py` says of what kinds) are files or folders: `--trace`, or RAMIFY_TRACES in the environment.
-`--quick` takes fewer steps and branches. Which targets a durable superstep misses, by how much, why, and where the
-floor lies: docs/decisions/017.
+Peers run in the same process, on the same disk, with the same durability. They need langgraph-checkpoint-sqlite,
+langgraph-checkpoint-postgres and dbos (`pip install -e '.[bench]'`); a row says if one is missing. Recorded traces
+(see `durability/trace_hit_rates.py`) are files or folders, given by `--trace` or RAMIFY_TRACES. `--quick` takes fewer
+steps and branches. docs/decisions/017 says which targets a durable superstep misses, by how much, and why.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import _runtime_reuse
-import _runtime_runs
-import _runtime_steps
-import _runtime_traces
 import postgres
-from _machine import machine
+
+from benchmarks.durability import reuse, supersteps, trace_hit_rates, whole_runs
+from benchmarks.rows import Row, options, printed, report
 
 PARTS = ("steps", "traces", "reuse", "runs")
 
 
-def line(row: dict[str, object]) -> str:
-    met = {True: "met", False: "MISSED", None: ""}[row["met"] if isinstance(row["met"], bool) else None]
-    target = "" if row["target"] is None else f"target {row['target']}"
-    ratio = "" if row["ratio"] is None else f"ratio {row['ratio']}"
-    ours = f"{row['ours']} {row['unit']} {row.get('spread') or ''}"
-    return f"{row['name']}\n    {ours:<46} {ratio:<13} {target:<14} {met:<7} {row['peer']}: {row['peer_value']}"
-
-
 @contextmanager
 def _server(given: str | None) -> Iterator[str | None]:
-    """The PostgreSQL that was named, or a cluster in a temporary folder where PostgreSQL is installed."""
+    """Yield the address of the given PostgreSQL server, or of a temporary one if PostgreSQL is installed."""
     if given or postgres.why_not():
         yield given
         return
@@ -52,31 +39,29 @@ def _server(given: str | None) -> Iterator[str | None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer steps and branches: a minute in all")
-    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser = options(__doc__, "fewer steps and branches: a minute in all")
     parser.add_argument("--sandbox", default="namespaces", help="how worlds are made [default: namespaces]")
     parser.add_argument("--postgres", metavar="URL", help="a server that takes new tables [default: one of our own]")
     parser.add_argument("--trace", metavar="PATH", type=Path, action="append", help="recorded traces; repeatable")
     parser.add_argument("--only", choices=PARTS, action="append", help="these rows alone")
     asked = parser.parse_args()
-    traces = asked.trace or [Path(one) for one in [os.environ.get(_runtime_traces.ENVIRONMENT)] if one]
-    rows: list[dict[str, object]] = []
+    traces = asked.trace or [Path(one) for one in [os.environ.get(trace_hit_rates.ENVIRONMENT)] if one]
+    rows: list[Row] = []
     for part in asked.only or PARTS:
         if part == "steps":
             with _server(asked.postgres) as address:
-                made = _runtime_steps.rows(asked.quick, address)
+                made = supersteps.rows(asked.quick, address)
         elif part == "traces":
-            made = _runtime_traces.rows(traces)
+            made = trace_hit_rates.rows(traces)
         elif part == "reuse":
-            made = _runtime_reuse.rows(asked.quick, asked.sandbox)
+            made = reuse.rows(asked.quick, asked.sandbox)
         else:
-            made = _runtime_runs.rows(asked.quick, asked.sandbox)
+            made = whole_runs.rows(asked.quick, asked.sandbox)
         for row in made:
-            print(line(row), flush=True)
+            print(printed(row), flush=True)
         rows += made
     if asked.json:
-        print(json.dumps({"rows": rows, "machine": machine()}))
+        print(report(rows))
 
 
 if __name__ == "__main__":

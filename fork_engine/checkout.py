@@ -1,6 +1,7 @@
-"""Writing a snapshot into a user's folder. Never through a link: every step down is an open folder (descent.py).
+"""Write a snapshot into a user's folder, never through a symbolic link (see `filesystem/openat.py`).
 
-Into an existing folder each file is written beside its place and renamed over it: a crash leaves it old or new.
+In an existing folder each file is written under a temporary name and then renamed over its target, so a crash leaves
+either the old or the new file.
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ from pathlib import Path
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import CheckoutRefused
 from ramify.fork_engine.filesystem.file_content import sync_file_system
-from ramify.fork_engine.filesystem.openat import OpenatWalker, remove_any, remove_tree
-from ramify.fork_engine.filesystem.scan import Found, entry_of, hash_file, scan_tree
+from ramify.fork_engine.filesystem.openat import OpenatWalker, parent_folders, remove_any, remove_tree
+from ramify.fork_engine.filesystem.scan import FoundPath, entry_of, hash_file, scan_tree
 from ramify.fork_engine.filesystem.write import Place, finish_folder, make_special, write_tree
 from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind
-from ramify.fork_engine.view import View, above, change
+from ramify.fork_engine.view import View, change
 
-_IN_THE_WAY = Entry(EntryKind.WHITEOUT)  # equals nothing that a snapshot holds
+_IN_THE_WAY = Entry(EntryKind.WHITEOUT)  # differs from every entry that a snapshot can hold
 _SHOWN = 5
 
 
 def fill(view: View, dest: Path, place: Place) -> None:
-    """A full copy into the empty folder `dest`: links, attributes, modes and times, its own too."""
+    """Copy the whole view into the empty folder `dest`, with hard links, attributes, modes and times (also those of
+    `dest`)."""
     write_tree(dest, view, view.root, place)
 
 
-def check_out(view: View, dest: Path, place: Place, *, force: bool) -> list[Change]:
-    """All of a view into a missing or empty folder. With `force`, into any: what differs is overwritten, what the
-    snapshot does not hold is left alone, except where it stands in the way."""
+def write_view(view: View, dest: Path, place: Place, *, force: bool) -> list[Change]:
+    """Write a whole view into `dest`, which is missing or empty.
+
+    With `force`, `dest` may hold files: those that differ are overwritten. Files that the snapshot does not hold are
+    kept, unless they are in the way. Returns what was changed.
+    """
     if dest.exists() and any(dest.iterdir()):
         if not force:
             raise CheckoutRefused(
@@ -63,9 +68,10 @@ def _fill_new(view: View, dest: Path, place: Place) -> None:
 
 
 def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Place, *, force: bool) -> list[Change]:
-    """Only `changes`, into a folder that stands as it was before them. What is already so is left out of the result.
+    """Apply `changes` to a folder that is still as it was before them. Returns the changes that were not there yet.
 
-    Raises `CheckoutRefused`, before anything is written, naming where the folder is otherwise; `force` overwrites.
+    Raises `CheckoutRefused`, before anything is written, if the folder differs at a changed path. `force` overwrites
+    it.
     """
     made = {item.path for item in changes if item.after is not None and item.after.kind is EntryKind.DIR}
     gone = {item.path for item in changes if item.after is None}
@@ -73,7 +79,7 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
     clashes: list[str] = []
     with OpenatWalker(dest) as tree:
         for item in changes:
-            now = _now(tree, item, made)
+            now = _current_entry(tree, item, made)
             if change(item.path, now, item.after) is None:
                 continue
             todo.append(item)
@@ -93,18 +99,19 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
     return todo
 
 
-def _now(tree: OpenatWalker, item: Change, made: set[str]) -> Entry | None:
-    """What stands at the path; None where nothing does, and its folder is there or will be `made` if it is needed."""
+def _current_entry(tree: OpenatWalker, item: Change, made: set[str]) -> Entry | None:
+    """Return the entry at the path, or None if nothing is there and the folder that would hold it exists or is in
+    `made`."""
     path = item.path
     try:
         parent, name = tree.parent(path)
     except (FileNotFoundError, NotADirectoryError):
-        return None if item.after is None or next(above(path)) in made else _IN_THE_WAY
+        return None if item.after is None or next(parent_folders(path)) in made else _IN_THE_WAY
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    found = Found(path, name, parent, status)
+    found = FoundPath(path, name, parent, status)
     if stat.S_ISDIR(status.st_mode):
         found.folder = tree.folder(path)
     return entry_of(found, hash_file) or _IN_THE_WAY
@@ -120,12 +127,13 @@ class _Writing:
     after: View
     tree: OpenatWalker
     place: Place
-    folders: dict[str, bool] = field(default_factory=dict)  # path → whether new; finished when all is written
+    # path → whether the folder is new; modes and times are set at the end
+    folders: dict[str, bool] = field(default_factory=dict)
     written: int = 0
 
 
 def _apply(changes: Sequence[Change], after: View, dest: Path, place: Place) -> None:
-    with OpenatWalker(dest, lend=0o700) as tree:
+    with OpenatWalker(dest, grant=0o700) as tree:
         writing = _Writing(after, tree, place)
         for item in sorted(changes, key=lambda item: item.path, reverse=True):
             if item.after is None:
@@ -133,7 +141,8 @@ def _apply(changes: Sequence[Change], after: View, dest: Path, place: Place) -> 
         for item in sorted(changes, key=lambda item: item.path):
             if item.after is not None:
                 _write(item.path, item.after, writing)
-    with OpenatWalker(dest, lend=0o700) as tree:  # anew: the one above gave back the modes that it found
+    # a new walker, because the first one restored the modes that it had found
+    with OpenatWalker(dest, grant=0o700) as tree:
         for path in sorted(writing.folders, reverse=True):
             parent, name = tree.parent(path)
             finish_folder(after[path], parent, name, times=writing.folders[path])
@@ -141,7 +150,7 @@ def _apply(changes: Sequence[Change], after: View, dest: Path, place: Place) -> 
 
 
 def _remove(path: str, tree: OpenatWalker) -> None:
-    """Gone, unless it is a folder that holds something which is not ours to remove."""
+    """Remove the path, unless it is a folder that still holds something."""
     try:
         parent, name = tree.parent(path)
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -151,11 +160,11 @@ def _remove(path: str, tree: OpenatWalker) -> None:
         else:
             os.unlink(name, dir_fd=parent)
     except (FileNotFoundError, NotADirectoryError):
-        return  # its folder is gone, or something else stands there
+        return  # its folder is gone, or something else is there
 
 
 def _write(path: str, entry: Entry, writing: _Writing) -> None:
-    for folder in reversed(list(above(path))):
+    for folder in reversed(list(parent_folders(path))):
         _ensure_folder(folder, writing)
     if entry.kind is EntryKind.DIR:
         _ensure_folder(path, writing)

@@ -1,16 +1,16 @@
-"""What a forked child must not keep of its parent: locks, sockets, connections to databases.
+"""Keep forked children from inheriting locks, sockets and database connections.
 
-`fork` copies every descriptor. A lock by `flock` and a connected socket belong to what a descriptor refers to, so
-both last as long as any copy of it does. Without this module a child keeps its parent's run locked, its worlds alive
-and its connection to the database open, even after the parent has ended.
+`fork` copies every file descriptor. A `flock` lock and a connected socket last as long as any copy of their
+descriptor exists. Without this module a child would keep its parent's run locked, its worlds alive and its database
+connection open, even after the parent has ended.
 
-Descriptors that are registered here are replaced in every child that Python forks (`os.fork`, `multiprocessing`):
-each one becomes a socket whose other end is closed. The number stays taken, so that objects which close it later
-close nothing of the child's own, and a driver that says goodbye on it (as PostgreSQL's does) says it to nobody. A
-program that is started (`subprocess`) keeps nothing: every descriptor is closed on exec. C code that calls `fork`
-itself runs no hooks of Python's; a child of it that does not `exec` keeps the copies.
+Descriptors registered here are replaced in every child that Python forks (`os.fork`, `multiprocessing`): each becomes
+a socket whose other end is closed. The descriptor number stays taken, so an object that closes it later cannot close
+a descriptor that the child opened itself, and a driver that sends a goodbye message (as PostgreSQL's does) sends it
+to nobody. Programs started by `subprocess` inherit nothing, because every descriptor is closed on exec. C code that
+calls `fork` itself runs none of Python's hooks: its children keep the copies until they call `exec`.
 
-The hooks are installed with the first registration, not at import.
+The hooks are installed by the first registration, not at import.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-_registered: dict[int, tuple[int, int]] = {}  # by descriptor: the device and the inode of what it refers to
-_lock = threading.RLock()  # also held while this process forks: no child sees a lock that is open and not registered
+_registered: dict[int, tuple[int, int]] = {}  # descriptor → (device, inode) of the file that it refers to
+# also held while this process forks, so that no child sees a lock that is open but not registered
+_lock = threading.RLock()
 _hooked = False
 
 
 def close_in_children(descriptor: int) -> None:
-    """Have no forked child keep this descriptor. It may be closed without notice: one that was closed, and whose
-    number is another file's since, is left alone."""
+    """Replace this descriptor in every forked child.
+
+    The descriptor may be closed without telling this module: if its number now refers to another file, it is left
+    alone.
+    """
     _hook()
     with _lock:
         _register(descriptor)
 
 
 def open_lock(path: str | Path, flags: int, mode: int = 0o600) -> int:
-    """`os.open` for a file that is to be locked. No forked child keeps the lock. Close it by `close_lock`."""
+    """Open a file that will be locked, as `os.open` does. Forked children do not keep the lock. Close it with
+    `close_lock`."""
     _hook()
     with _lock:
         descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
@@ -45,7 +50,8 @@ def open_lock(path: str | Path, flags: int, mode: int = 0o600) -> int:
 
 
 def close_lock(descriptor: int) -> None:
-    """Unlock and close. Unlocking first also ends the lock of a copy that C code's child may hold."""
+    """Unlock and close a descriptor. The explicit unlock also releases a lock that a child forked by C code holds a
+    copy of."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     with _lock:
@@ -54,13 +60,13 @@ def close_lock(descriptor: int) -> None:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Have the other end see the end of this connection now, even where a child holds a copy of the socket."""
+    """Shut the connection down now, even if a child holds a copy of the socket."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def refuse_in_child(owner: int, what: str, raised: type[Exception]) -> None:
-    """Raise `raised` unless this is the process `owner`, in which `what` was opened."""
+    """Raise `raised` unless this process is `owner`, the process that opened `what`."""
     if os.getpid() != owner:
         raise raised(
             f"{what} was opened by process {owner} and is used in process {os.getpid()}, which was forked from it. "
@@ -99,9 +105,9 @@ def _in_child() -> None:
         with suppress(OSError):
             found = os.fstat(descriptor)
             if (found.st_dev, found.st_ino) != identity:
-                continue  # it was closed, and the number is another's
+                continue  # it was closed, and its number was reused
             if dead is None:
-                os.close(descriptor)  # no more files may be opened
+                os.close(descriptor)  # no more files can be opened
             else:
                 os.dup2(dead, descriptor, inheritable=False)
     if dead is not None:

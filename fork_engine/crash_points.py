@@ -1,7 +1,7 @@
-"""Named points at which a test can kill the process: beside each step that changes what a store shows.
+"""Named points at which a test can kill the process. They follow each step that changes the visible state of a store.
 
-`at` is a test's to set. A point is passed once what its name says has been done. `POINTS` are this package's; the
-runtime passes others beside its commits, its mounts and what it sends.
+A test sets `at`, which is called with the name of each point after the step that the name describes. `POINTS` lists
+the points of this package. The runtime has others after its commits, mounts and sends.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 POINTS = (
-    "written",  # what is being made is whole under tmp/
-    "noted",  # and noted as not yet flushed
-    "placed",  # and has its final name
-    "snapshot",  # the snapshot's file has its final name
-    "flushed",  # all of it is on disk, its notes still there
-    "cleared",  # its notes are gone: the operation is over
-    "indexed",  # what an import read of the user's folder is known to the next one
-    "written out",  # a path of a checkout, or the whole new folder, has its name in the user's folder
-    "forgotten",  # a deletion: the snapshots' files are gone, their layers are still there
-    "removed",  # a deletion: one layer, blob or image has been taken out
+    "written",  # the new object is complete under tmp/
+    "noted",  # it is noted as not flushed yet
+    "placed",  # it has its final name
+    "snapshot",  # the snapshot's record has its final name
+    "flushed",  # everything is on disk, the notes still exist
+    "cleared",  # the notes are removed: the operation is complete
+    "indexed",  # the next import of the same folder knows what this one read
+    "written out",  # a path of a checkout, or the whole new folder, has its final name in the user's folder
+    "forgotten",  # deletion: the records of the snapshots are gone, their layers still exist
+    "removed",  # deletion: one layer, blob or image is removed
 )
 
 at: Callable[[str], None] | None = None

@@ -1,13 +1,13 @@
-"""What can go wrong with layers and snapshots.
+"""The errors of the fork engine.
 
 ForkEngineError
-├── WorkspaceError        a folder that cannot be imported: missing, not a folder, unreadable
-├── ImageError            a root file system that cannot be imported: missing, damaged, or hostile
-├── StoreUnusable         the disk under the store is full, read-only, failing or not ours
-├── SnapshotNotFound      no snapshot of that id in this store
+├── WorkspaceError        a folder cannot be imported: missing, not a folder, unreadable
+├── ImageError            a root file system cannot be imported: missing, damaged, or hostile
+├── StoreUnusable         the store's disk is full, read-only, failing, or not ours
+├── SnapshotNotFound      the store has no snapshot of that id
 ├── SnapshotCorrupt       a layer or manifest does not match its digest, or is missing
 ├── PathNotFound          the snapshot holds no such file
-├── CheckoutRefused       the destination is not ours to write
+├── CheckoutRefused       the destination must not be overwritten
 └── MergeConflict         both sides changed the same thing; `.conflicts` lists them
 """
 
@@ -17,7 +17,7 @@ from ramify.fork_engine.types import Conflict
 
 
 class ForkEngineError(Exception):
-    """Anything that the fork engine reports."""
+    """Base class of the fork engine's errors."""
 
 
 class WorkspaceError(ForkEngineError):
@@ -25,19 +25,19 @@ class WorkspaceError(ForkEngineError):
 
 
 class ImageError(ForkEngineError):
-    """A root file system, a folder or a tar, cannot be imported as it is."""
+    """A root file system (a folder or a tar) cannot be imported as it is."""
 
 
 class StoreUnusable(ForkEngineError):
-    """The disk under the store refuses: full, read-only, failing, or not ours."""
+    """The store's disk is full, read-only, failing, or not ours."""
 
 
 class SnapshotNotFound(ForkEngineError):
-    """No snapshot of that id in this store."""
+    """The store has no snapshot of that id."""
 
 
 class SnapshotCorrupt(ForkEngineError):
-    """What lies on disk does not match the digest that names it."""
+    """A file in the store does not match the digest that names it."""
 
 
 class PathNotFound(ForkEngineError):
@@ -45,11 +45,11 @@ class PathNotFound(ForkEngineError):
 
 
 class CheckoutRefused(ForkEngineError):
-    """The destination cannot be written safely."""
+    """The destination cannot be written without losing something."""
 
 
 class MergeConflict(ForkEngineError):
-    """Both sides changed the same thing in ways that do not fit together."""
+    """Both sides changed the same thing in incompatible ways."""
 
     def __init__(self, conflicts: tuple[Conflict, ...]) -> None:
         self.conflicts = conflicts
@@ -57,5 +57,5 @@ class MergeConflict(ForkEngineError):
         more = f" and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
         super().__init__(
             f"{len(conflicts)} conflict(s): {shown}{more}. Merge with a strategy ('ours', 'theirs', 'union'; "
-            "`ramify merge --strategy`) or with a function that settles them, or change one side"
+            "`ramify merge --strategy`) or with a function that resolves them, or change one side"
         )

@@ -1,8 +1,8 @@
-"""Copying a user's folder into a base layer. Never writes to it, not even modes.
+"""Import folders into layers: workspaces, root file systems, process images. A user's folder is never written to.
 
-A second import of the folder reads only what changed: an index in the store remembers, by path, the size, times and
-inode of each file when it was read. What is unchanged is linked from the earlier base layer. A file changed so
-recently that a later write could leave the same times behind is not indexed.
+A second import of a folder reads only what changed: an index in the store records the size, times and inode of each
+file when it was read. Unchanged files are hard-linked from the earlier base layer. A file that changed so recently
+that a later write could leave the same times is not indexed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ramify.fork_engine.errors import ForkEngineError, ImageError, SnapshotCorru
 from ramify.fork_engine.filesystem.file_content import copy_bytes, digest_bytes, digest_fd
 from ramify.fork_engine.filesystem.openat import OpenatWalker, file
 from ramify.fork_engine.filesystem.scan import (
-    Found,
+    FoundPath,
     TooDeep,
     entry_of,
     link_inodes,
@@ -32,22 +32,22 @@ from ramify.fork_engine.filesystem.scan import (
 )
 from ramify.fork_engine.filesystem.untar import unpack
 from ramify.fork_engine.filesystem.write import finish
-from ramify.fork_engine.layers import Layers, Reader
+from ramify.fork_engine.layers import LayerReader, Layers
 from ramify.fork_engine.manifest import FORMAT, MALFORMED, Manifest, canonical_json
-from ramify.fork_engine.seal import Upper, make_layer_from_upper
+from ramify.fork_engine.seal import ReadUpper, make_layer_from_upper
 from ramify.fork_engine.store_folder import make_folder, read_store_file, write_new
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Skipped
 from ramify.fork_engine.view import LocatedEntry, View
 
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
-"""What opening a path answers that was something else, or there at all, a moment before."""
+"""Errors of opening a path that was replaced or removed a moment before."""
 
 Stamp = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """What an earlier import read: for each file the stamp it had then."""
+class ImportIndex:
+    """The index of an earlier import: each file's stamp at that time."""
 
     manifest: Manifest | None = None
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Index:
 
 @dataclass(slots=True)
 class _Read:
-    """One pass over the folder."""
+    """The state of one pass over the folder."""
 
     root: os.stat_result
     top: Entry
@@ -69,15 +69,18 @@ class _Read:
 def import_folder(
     folder: Path, layers: Layers, without: Collection[Path] = ()
 ) -> tuple[Manifest, tuple[Skipped, ...]]:
-    """The folder's base layer, in the store. Raises `WorkspaceError`. The caller holds the layers' lock."""
-    folder = _checked(folder, layers.folder.root)
+    """Import a folder as a base layer. Returns its manifest and the paths that were skipped.
+
+    `without`: files to leave out. Raises `WorkspaceError`. The caller holds the store's lock.
+    """
+    folder = _checked_workspace(folder, layers.folder.root)
     index_path = layers.folder.root / "index" / f"{digest_bytes(os.fsencode(folder))}.json"
     make_folder(index_path.parent)
     index = _load_index(index_path, layers)
     with layers.folder.temporary() as aside:
         incoming = aside / "incoming"
         incoming.mkdir()
-        now = incoming.stat().st_ctime_ns  # by the clock that stamps files
+        now = incoming.stat().st_ctime_ns  # by the clock of file timestamps
         read = _read(
             folder,
             index,
@@ -90,7 +93,7 @@ def import_folder(
     return manifest, tuple(read.skipped)
 
 
-def _checked(folder: Path, store: Path) -> Path:
+def _checked_workspace(folder: Path, store: Path) -> Path:
     try:
         resolved = folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
@@ -105,10 +108,10 @@ def _checked(folder: Path, store: Path) -> Path:
     return resolved
 
 
-def _read(folder: Path, index: Index, incoming: Path, without: Collection[str]) -> _Read:
+def _read(folder: Path, index: ImportIndex, incoming: Path, without: Collection[str]) -> _Read:
     read = _Read(folder.stat(), root_entry(folder))
     try:
-        with closing(walk(folder, lend=0)) as walked:
+        with closing(walk(folder, grant=0)) as walked:
             for found in walked:
                 if found.path in without:
                     read.skipped.append(Skipped(found.path, "Ramify's own database"))
@@ -152,7 +155,7 @@ def _stamp(status: os.stat_result) -> Stamp:
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
-def _read_one(found: Found, read: _Read, index: Index, incoming: Path) -> None:
+def _read_one(found: FoundPath, read: _Read, index: ImportIndex, incoming: Path) -> None:
     path, stamp = found.path, _stamp(found.stat)
     regular = stat.S_ISREG(found.stat.st_mode)
     if regular and index.manifest is not None and index.stamps.get(path) == stamp:
@@ -169,12 +172,12 @@ def _read_one(found: Found, read: _Read, index: Index, incoming: Path) -> None:
         read.inodes.setdefault((found.stat.st_dev, found.stat.st_ino), []).append(path)
 
 
-def _copy_in(found: Found, read: _Read, incoming: Path) -> str:
-    """Copy a file aside and hash the copy, so that what is named is what is kept."""
+def _copy_in(found: FoundPath, read: _Read, incoming: Path) -> str:
+    """Copy a file to incoming/ and hash the copy, so that the digest is that of the kept bytes."""
     name = str(len(read.copied))
     dest = os.open(incoming / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with file(found.name, found.parent, lend=False) as source:
+        with file(found.name, found.parent, grant=False) as source:
             copy_bytes(source, dest)
             if _stamp(os.fstat(source)) != _stamp(found.stat):
                 raise _ChangedWhileRead(found.path)
@@ -186,8 +189,9 @@ def _copy_in(found: Found, read: _Read, incoming: Path) -> str:
 
 
 def _check_unchanged(folder: Path, read: _Read) -> None:
-    """Folders once more, at the end: a name added, removed or replaced meanwhile shows in its folder's times."""
-    with OpenatWalker(folder, lend=0) as tree:
+    """Check the folders once more at the end: if a name was added, removed or replaced meanwhile, the folder's times
+    changed."""
+    with OpenatWalker(folder, grant=0) as tree:
         if _stamp(os.fstat(tree.root)) != _stamp(read.root):
             raise _ChangedWhileRead(".")
         for path, entry in sorted(read.entries.items()):
@@ -195,9 +199,9 @@ def _check_unchanged(folder: Path, read: _Read) -> None:
                 raise _ChangedWhileRead(path)
 
 
-def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> Manifest:
+def _write_layer(read: _Read, index: ImportIndex, incoming: Path, layers: Layers) -> Manifest:
     taken: set[int] = set()
-    with OpenatWalker(incoming) as copies, Reader(layers) as earlier:
+    with OpenatWalker(incoming) as copies, LayerReader(layers) as earlier:
 
         def place(path: str, entry: Entry, parent: int, name: str) -> None:
             if path in read.copied:
@@ -212,27 +216,27 @@ def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> M
             located = LocatedEntry(index.manifest.entries[path], index.manifest.id)
             from_fd, from_name = earlier.descent(located.layer).parent(path)
             inode = os.stat(from_name, dir_fd=from_fd, follow_symlinks=False).st_ino
-            # Two files that were one when last imported, and no longer are, need an inode each.
+            # Two files that were hard links at the last import and no longer are need an inode each.
             (earlier.copy if inode in taken else earlier.link)(path, located, parent, name)
             taken.add(inode)
 
         return layers.write(Manifest(read.entries, read.top), place)
 
 
-def _load_index(path: Path, layers: Layers) -> Index:
-    """The last import's; an empty one where it, or the layer that it speaks of, is gone or unreadable."""
-    known = read_index(path)  # where it is damaged only speed is lost: every file is read again
+def _load_index(path: Path, layers: Layers) -> ImportIndex:
+    """Load the index of the last import. Returns an empty one if it, or its layer, is missing or unreadable."""
+    known = read_index(path)  # a damaged index costs only time: every file is read again
     if known is None or known[0] not in layers:
-        return Index()
+        return ImportIndex()
     try:
         manifest = layers.manifest(known[0])
     except SnapshotCorrupt:
-        return Index()
-    return Index(manifest, {name: stamp for name, stamp in known[1].items() if name in manifest.entries})
+        return ImportIndex()
+    return ImportIndex(manifest, {name: stamp for name, stamp in known[1].items() if name in manifest.entries})
 
 
 def read_index(path: Path) -> tuple[LayerId, dict[str, Stamp]] | None:
-    """An index's layer and stamps; None where there is none that its own checksum bears out."""
+    """Return an index's layer and stamps, or None if its checksum does not match."""
     try:
         encoded = read_store_file(path)
         raw = json.loads(encoded)
@@ -253,51 +257,53 @@ def _save_index(path: Path, layer: LayerId, stamps: Mapping[str, Stamp], aside: 
 
 
 def import_image(path: Path, layers: Layers) -> Manifest:
-    """A root file system's layer. Raises `ImageError`. The caller holds the store's lock."""
+    """Import a root file system, a folder or a tar, as a layer. Raises `ImageError`. The caller holds the store's
+    lock."""
     if path.is_dir():
         try:
             return import_folder(path, layers)[0]
         except WorkspaceError as error:
             raise ImageError(str(error)) from None
     if not path.is_file():
-        raise ImageError(f"{path}: no folder and no tar. Name the folder, or the tar, of a root file system")
+        raise ImageError(f"{path}: neither a folder nor a tar. Name the folder, or the tar, of a root file system")
     with layers.folder.temporary() as aside:
         (aside / "root").mkdir()
         unpack(path, aside / "root")
-        return _moved(aside / "root", layers, {})
+        return _move_into_layer(aside / "root", layers, {})
 
 
-def _moved(folder: Path, layers: Layers, known: Mapping[str, Entry]) -> Manifest:
+def _move_into_layer(folder: Path, layers: Layers, known: Mapping[str, Entry]) -> Manifest:
     scan = scan_tree(folder, known)
     made = Manifest(scan.entries, scan.root)
-    return make_layer_from_upper(Upper(folder, scan, made, View(made)), layers, move=True)
+    return make_layer_from_upper(ReadUpper(folder, scan, made, View(made)), layers, move=True)
 
 
 def import_process_image(folder: Path, images: Layers, like: LayerId) -> Manifest:
-    """Move a folder of process images in. Raises `ForkEngineError` where it holds what cannot be kept.
+    """Move a folder of process images into the store. Raises `ForkEngineError` if it holds anything but files and
+    folders.
 
-    `like`: an image, files of which it may share by hard links: these are not read again.
+    `like`: an image that shares files with it by hard links; these are not read again.
     """
     for found in folder.rglob("*"):
         if not (found.is_dir() or found.is_file()) or found.is_symlink():
-            raise ForkEngineError(f"{found}: neither a file nor a folder, which is all that process images are")
-    made = _moved(folder, images, _shared(folder, images, like) if like and like in images else {})
-    os.utime(images.fs(made.id).parent)  # as new, whoever made it first: see blobs.GRACE_S
+            raise ForkEngineError(f"{found}: neither a file nor a folder. Process images hold nothing else")
+    made = _move_into_layer(folder, images, _shared_files(folder, images, like) if like and like in images else {})
+    os.utime(images.fs(made.id).parent)  # as if new, even if it existed already: see snapshots.GRACE_S
     return made
 
 
-def _shared(folder: Path, images: Layers, like: LayerId) -> dict[str, Entry]:
-    """What of a folder is the same file as one of an image."""
+def _shared_files(folder: Path, images: Layers, like: LayerId) -> dict[str, Entry]:
+    """Return the entries of the files that the folder shares with an image, by path."""
     there = images.fs(like)
     files = {
-        _file(there / path): entry
+        _file_identity(there / path): entry
         for path, entry in images.manifest(like).entries.items()
         if entry.kind is EntryKind.FILE
     }
-    mine = ((path, _file(path)) for path in folder.rglob("*"))
+    mine = ((path, _file_identity(path)) for path in folder.rglob("*"))
     return {str(path.relative_to(folder)): files[file] for path, file in mine if file in files}
 
 
-def _file(path: Path) -> tuple[int, int]:
+def _file_identity(path: Path) -> tuple[int, int]:
     found = path.lstat()
     return (found.st_dev, found.st_ino)

@@ -1,7 +1,7 @@
-"""Layers on disk: written aside, renamed into place, found by id, removed when nothing names them.
+"""Layers on disk: written under tmp/, renamed into place, found by id, removed when nothing names them.
 
-Several threads and processes may use one store. Two who seal equal content race harmlessly: the second finds the
-layer there and drops its own. A lock file keeps removal apart from sealing: sealers share it, a removal has it alone.
+Several threads and processes may use one store. If two of them seal equal content, the second finds the layer there
+and drops its own. A lock file separates deletion from sealing: sealers share it, a deletion holds it exclusively.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """`make` is called for a key that is not there; two threads may both call it, and either result is kept."""
+class LRUCache(Generic[K, V]):
+    """A thread-safe cache of the `size` most recently used values; unlike functools.lru_cache, values can be added.
+
+    A missing value is computed by `make`. If two threads compute the same one, either result is kept.
+    """
 
     def __init__(self, size: int, make: Callable[[K], V]) -> None:
         self._size, self._make = size, make
@@ -61,17 +64,17 @@ _MANIFESTS_KEPT = 256
 
 
 class Layers:
-    """Trees by the digest of their manifests: `layers/`, and `images/` for what processes were dumped as."""
+    """Trees named by the digest of their manifest: `layers/`, and `images/` for process images."""
 
     def __init__(self, folder: StoreFolder, kind: str = "layers") -> None:
         self.folder = folder
         self.kind = kind
         self._layers = folder.root / kind
         make_folder(self._layers)
-        self.manifest = Recent(_MANIFESTS_KEPT, self.read_manifest)
+        self.manifest = LRUCache(_MANIFESTS_KEPT, self.read_manifest)
 
     def fs(self, layer: LayerId) -> Path:
-        """The folder that mounts as it is. Raises `SnapshotCorrupt` where it is gone."""
+        """Return the folder to mount. Raises `SnapshotCorrupt` if it is missing."""
         path = self._layers / layer / "fs"
         if not path.is_dir():
             raise _missing(layer, path)
@@ -84,7 +87,7 @@ class Layers:
         return iter(sorted(LayerId(path.name) for path in self._layers.iterdir()))
 
     def read_manifest(self, layer: LayerId) -> Manifest:
-        """From the disk. Raises `SnapshotCorrupt`. `manifest` does the same once."""
+        """Read a manifest from disk. Raises `SnapshotCorrupt`. `manifest` does the same with a cache."""
         path = self._layers / layer / "manifest.json"
         try:
             return decode(read_store_file(path), layer)
@@ -92,7 +95,7 @@ class Layers:
             raise _missing(layer, path) from None
 
     def write(self, manifest: Manifest, place: Place) -> Manifest:
-        """Make a layer from its manifest; `place` supplies the files. Nothing is written where it exists."""
+        """Create a layer from its manifest, unless it exists. `place` supplies the files."""
         if manifest.id not in self:
             with self.folder.temporary() as aside:
                 fs = aside / "layer" / "fs"
@@ -102,18 +105,18 @@ class Layers:
         return manifest
 
     def adopt(self, manifest: Manifest, fs: Path) -> None:
-        """Make a layer of a folder that holds exactly what `manifest` says. `fs` is its name; it lies under tmp/."""
+        """Turn the folder `fs` under tmp/, whose content is exactly `manifest`, into a layer."""
         write_new(fs.parent / "manifest.json", manifest.encoded)
         self.place(manifest, fs.parent)
 
     def place(self, manifest: Manifest, made: Path) -> None:
-        """The same, where the manifest lies there already."""
+        """Turn the folder `made`, which holds fs/ and its manifest, into a layer."""
         made.chmod(TREE_MODE)
         self.folder.place(made, self.kind, manifest.id)
         self.manifest.put(manifest.id, manifest)
 
     def remove(self, layer: LayerId) -> int:
-        """Remove a layer; the bytes that the disk got back. The caller holds the lock alone."""
+        """Remove a layer and return the bytes freed on disk. The caller holds the lock exclusively."""
         freed = 0
 
         def seen(status: os.stat_result) -> None:
@@ -122,20 +125,20 @@ class Layers:
                 freed += status.st_blocks * 512
 
         with self.folder.temporary() as aside:
-            (self._layers / layer).rename(aside / "gone")  # atomic: a layer is there whole or not at all
+            (self._layers / layer).rename(aside / "gone")  # atomic: a layer exists completely or not at all
             crash_points.point("removed")
             remove_tree(aside / "gone", seen=seen)
         return freed
 
 
-class Reader:
-    """Files of layers by location, for as long as a copy, a merge or a squash takes."""
+class LayerReader:
+    """Reads files of layers. Keeps the layers' folders open for the duration of a copy, merge or squash."""
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
         self._open: dict[LayerId, OpenatWalker] = {}
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> LayerReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -156,18 +159,18 @@ class Reader:
             place_copy(self.descent(located.layer), path, located.entry, parent, name, verify=False)
 
     def read(self, view: View, path: str) -> bytes:
-        """A file's bytes. Raises `PathNotFound`; `SnapshotCorrupt` where they are not what was sealed."""
+        """Return a file's bytes. Raises `PathNotFound`, or `SnapshotCorrupt` if they differ from what was sealed."""
         located = view.locate(path)
         if located is None or located.entry.kind is not EntryKind.FILE:
             what = "nothing" if located is None else f"a {located.entry.kind.value}"
-            raise PathNotFound(f"{path}: {what} there in this snapshot, not a file")
+            raise PathNotFound(f"{path}: there is {what} in this snapshot, not a file")
         with _present(path, located):
             parent, name = self.descent(located.layer).parent(path)
             with file(name, parent) as fd, os.fdopen(os.dup(fd), "rb") as stream:
                 data = stream.read()
         if digest_file(data) != located.entry.digest:
             raise SnapshotCorrupt(
-                f"layer {located.layer}: {path} is not what was sealed. Go back to another snapshot"
+                f"layer {located.layer}: {path} differs from what was sealed. Go back to another snapshot"
             )
         return data
 

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 from ramify.fork_engine.errors import SnapshotCorrupt
 from ramify.fork_engine.filesystem.file_content import digest_bytes
-from ramify.fork_engine.filesystem.openat import split
+from ramify.fork_engine.filesystem.openat import split_path
 from ramify.fork_engine.types import Entry, EntryKind, LayerId
 
 FORMAT = 1
 
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading JSON raises that is none, or says other things than it should."""
+"""The exceptions that reading JSON raises if it is malformed or lacks what it should hold."""
 
 _DEFAULTS = {f.name: f.default for f in fields(Entry) if f.name != "kind"}
 
 
 def canonical_json(value: object) -> bytes:
-    """One spelling for one value: sorted keys, no spaces, ASCII (a name that is not UTF-8 keeps its escapes)."""
+    """Encode a value in its only spelling: sorted keys, no spaces, ASCII (non-UTF-8 names as escapes)."""
     return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that a layer holds. `entries` are as stored: whiteouts and opaque folders are in them."""
+    """The content of a layer. `entries` are as stored: they include whiteouts and opaque folders."""
 
     entries: Mapping[str, Entry]
-    root: Entry  # the layer's own top folder: its mode and time
+    root: Entry  # the layer's top folder: its mode and time
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """The canonical spelling: what lies on disk."""
+        """The canonical JSON that is stored on disk."""
         entries = [{"path": path, **_entry_fields(self.entries[path])} for path in self.paths]
         return canonical_json({"format": FORMAT, "root": _entry_fields(self.root), "entries": entries})
 
@@ -44,12 +44,12 @@ class Manifest:
 
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
-        """Sorted, so that what lies below a folder is one slice."""
+        """All paths, sorted, so that the paths below a folder are one slice."""
         return tuple(sorted(self.entries))
 
     @functools.cached_property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
-        """For each path of a hard-linked file: all paths of that file, sorted."""
+        """For each path of a hard-linked file, all paths of that file, sorted."""
         return link_groups(self.entries)
 
 
@@ -59,17 +59,6 @@ def link_groups(entries: Mapping[str, Entry]) -> dict[str, tuple[str, ...]]:
         if entry.link:
             members.setdefault(entry.link, [entry.link]).append(path)
     return {path: tuple(sorted(group)) for group in members.values() for path in group}
-
-
-def relink(entries: Mapping[str, Entry], groups: Iterable[Iterable[str]]) -> dict[str, Entry]:
-    """`entries` with `link` set anew from groups of paths that share a file."""
-    linked = dict(entries)
-    for group in groups:
-        first, *others = sorted(group)
-        linked[first] = replace(linked[first], link="")
-        for path in others:
-            linked[path] = replace(linked[path], link=first)
-    return linked
 
 
 def _entry_fields(entry: Entry) -> dict[str, object]:
@@ -82,7 +71,7 @@ def _entry_fields(entry: Entry) -> dict[str, object]:
 
 
 def decode(encoded: bytes, expected: LayerId) -> Manifest:
-    """Raises `SnapshotCorrupt` where the bytes are not what `expected` names, or are not a manifest."""
+    """Decode a manifest. Raises `SnapshotCorrupt` if the bytes do not match `expected` or are not a manifest."""
     if digest_bytes(encoded) != expected:
         raise SnapshotCorrupt(
             f"layer {expected}: its manifest does not match its digest. Delete the snapshots that use it, or restore "
@@ -98,18 +87,18 @@ def decode(encoded: bytes, expected: LayerId) -> Manifest:
         manifest = Manifest(entries, _entry(raw["root"]))
     except MALFORMED:
         raise SnapshotCorrupt(
-            f"layer {expected}: its manifest is no manifest, though it has its digest. Nothing can use this layer: "
+            f"layer {expected}: its manifest is malformed, though it matches its digest. Nothing can use this layer: "
             f"`ramify fsck --repair` moves it aside"
         ) from None
     for path, entry in entries.items():
         _check_path(path, entries, expected)
         _check_link(path, entry, entries, expected)
-    manifest.__dict__["id"] = expected  # known: it need not be encoded again to be hashed
+    manifest.__dict__["id"] = expected  # known, so it need not be encoded and hashed again
     return manifest
 
 
 def _entry(item: dict[str, object]) -> Entry:
-    """Raises one of `MALFORMED`."""
+    """Decode one entry. Raises one of `MALFORMED`."""
     known = {name: value for name, value in item.items() if name not in ("path", "kind", "xattrs")}
     for name, value in known.items():
         if type(value) is not type(_DEFAULTS[name]):
@@ -125,8 +114,8 @@ def _entry(item: dict[str, object]) -> Entry:
 
 
 def _check_path(path: str, entries: Mapping[str, Entry], layer: LayerId) -> None:
-    """No manifest, whoever wrote it, may name a place outside the layer's own folder."""
-    above, name = split(path)
+    """Refuse a path outside the layer's folder, whoever wrote the manifest."""
+    above, name = split_path(path)
     parent = entries.get(above)
     inside = not above or (parent is not None and parent.kind is EntryKind.DIR)
     if name in ("", ".", "..") or path.startswith("/") or "\0" in path or not inside:
@@ -134,9 +123,11 @@ def _check_path(path: str, entries: Mapping[str, Entry], layer: LayerId) -> None
 
 
 def _check_link(path: str, entry: Entry, entries: Mapping[str, Entry], layer: LayerId) -> None:
-    """A hard link names the first path of a file in the same layer."""
+    """Refuse a hard link that does not name the first path of a file in the same layer."""
     if not entry.link:
         return
     first = entries.get(entry.link)
     if first is None or first.link or not first.kind is entry.kind is EntryKind.FILE or entry.link >= path:
-        raise SnapshotCorrupt(f"layer {layer}: its manifest links {path!r} to {entry.link!r}, no file's first path")
+        raise SnapshotCorrupt(
+            f"layer {layer}: its manifest links {path!r} to {entry.link!r}, which is not a file's first path"
+        )

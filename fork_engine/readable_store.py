@@ -1,4 +1,4 @@
-"""One folder that holds every snapshot of every world: reading them, and writing them out. `store.py` makes them."""
+"""The read side of a store: read snapshots and write them out. `store.py` makes them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from ramify.fork_engine import checkout as checkouts
 from ramify.fork_engine import view as diff
 from ramify.fork_engine.errors import CheckoutRefused
 from ramify.fork_engine.filesystem.write import Place
-from ramify.fork_engine.fsck.check import Parts
+from ramify.fork_engine.fsck.check import OpenStore
 from ramify.fork_engine.fsck.repair import verify_unflushed
-from ramify.fork_engine.layers import Layers, Reader, Recent
-from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, Stacks, Volatile, base_digest, content_key
+from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
+from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, StackViews, VolatileGlobs, base_digest, content_key
 from ramify.fork_engine.snapshots import Blobs, Snapshots
 from ramify.fork_engine.store_folder import StoreFolder, translate_disk_errors
 from ramify.fork_engine.types import Change, ContentKey, Entry, LayerId, Snapshot, SnapshotId
 from ramify.fork_engine.view import HostOverlayView, View
 
 MAX_LAYERS = 48
-"""Mounting costs a little with each layer, and overlayfs ends at 500: a stack that would be higher is squashed."""
+"""Layers a stack may have before it is squashed. Each layer makes mounting a little slower, and overlayfs allows 500.
+"""
 
 _VIEWS_KEPT = 128
 
@@ -30,9 +31,10 @@ class ReadableStore:
     def __init__(
         self, root: Path, *, volatile: Sequence[str] = DEFAULT_VOLATILE, max_layers: int = MAX_LAYERS
     ) -> None:
-        """Opens the store at `root`, or makes one. `volatile`: globs that the content key leaves out (keys.py).
+        """Open the store at `root`, or create one. `volatile`: globs that content keys leave out (see
+        `snapshot_keys.py`).
 
-        Raises `StoreUnusable`, as every method here does that writes.
+        Raises `StoreUnusable`, as every method does that writes.
         """
         self.root = root.absolute()
         with translate_disk_errors(self.root):
@@ -41,54 +43,59 @@ class ReadableStore:
             self._images = Layers(self._folder, "images")
             self._blobs = Blobs(self._folder)
             self._snapshots = Snapshots(self._folder)
-            self._parts = Parts(self._folder, self._layers, self._images, self._blobs, self._snapshots)
-            self._believe_again()
-        self._volatile = Volatile(volatile)
+            self._parts = OpenStore(self._folder, self._layers, self._images, self._blobs, self._snapshots)
+            self._verify_unflushed()
+        self._volatile = VolatileGlobs(volatile)
         self._max_layers = max_layers
-        self._view = Recent(_VIEWS_KEPT, self._make_view)
-        self._outside_view = Recent(_VIEWS_KEPT, self._make_outside)
-        self._base_digest = Recent(_VIEWS_KEPT, self._make_base_digest)
+        self._view = LRUCache(_VIEWS_KEPT, self._make_view)
+        self._outside_view = LRUCache(_VIEWS_KEPT, self._make_outside)
+        self._base_digest = LRUCache(_VIEWS_KEPT, self._make_base_digest)
 
     # Reading snapshots
 
     def get(self, id: SnapshotId) -> Snapshot:
-        """Raises `SnapshotNotFound`, `SnapshotCorrupt`."""
+        """Return a snapshot. Raises `SnapshotNotFound`, `SnapshotCorrupt`."""
         snapshot, volatile = self._snapshots.load(id)
         if volatile == self._volatile.globs:
             return snapshot
         return replace(snapshot, content_key=self._content_key(snapshot))
 
     def lower_dirs(self, snapshot: Snapshot) -> tuple[Path, ...]:
-        """The folders to mount, the base first (overlayfs wants them the other way round)."""
+        """Return the workspace's folders to mount, base first (overlayfs expects the reverse order)."""
         return tuple(self._layers.fs(layer) for layer in snapshot.layers)
 
     def outside_dirs(self, snapshot: Snapshot) -> tuple[Path, ...]:
-        """The folders of the second stack, the lowest first. The image's is the first, if the world stands on one."""
+        """Return the folders of the stack outside the workspace, lowest first; the image's folder is first if the
+        world has an image."""
         image = () if snapshot.image is None else (self._layers.fs(snapshot.image),)
         return (*image, *(self._layers.fs(layer) for layer in snapshot.outside))
 
     def entries(self, snapshot: Snapshot) -> Mapping[str, Entry]:
-        """The merged view: whiteouts and opaque folders applied. Lazy, sorted, immutable."""
+        """Return the workspace's entries by path, whiteouts and opaque folders applied. Lazy, sorted, immutable."""
         return self._view(snapshot.layers)
 
     def outside(self, snapshot: Snapshot) -> Mapping[str, Entry]:
-        """The same of the second stack. Over the host, whose files nobody listed, a removed path is a whiteout here,
-        and a folder that hides what the host has at its path is opaque."""
+        """Return the entries outside the workspace by path.
+
+        Over the host, whose files are not listed, a removed path is a whiteout, and a folder that hides the host's
+        content is opaque.
+        """
         return self._outside(snapshot)
 
     def changes(self, before: Snapshot, after: Snapshot) -> list[Change]:
-        """Sorted by path. A change of times alone is none."""
+        """Return the changes between two snapshots, sorted by path. A change of times only is not one."""
         return diff.changes(self._view(before.layers), self._view(after.layers))
 
     def read(self, snapshot: Snapshot, path: str) -> bytes:
-        """A file's bytes. Raises `PathNotFound`; `SnapshotCorrupt` where they are not what was sealed."""
-        with Reader(self._layers) as reader:
+        """Return a file's bytes. Raises `PathNotFound`, or `SnapshotCorrupt` if they differ from what was sealed."""
+        with LayerReader(self._layers) as reader:
             return reader.read(self._view(snapshot.layers), path)
 
     # Writing snapshots out
 
     def materialise(self, snapshot: Snapshot, dest: Path) -> None:
-        """A full copy in `dest`, which is missing or empty: hard links, times, attributes and holes kept."""
+        """Copy the whole workspace into `dest`, which is missing or empty, with hard links, times, attributes and
+        holes."""
         dest.mkdir(parents=True, exist_ok=True)
         with self._copies(snapshot) as (view, place):
             checkouts.fill(view, dest, place)
@@ -101,21 +108,22 @@ class ReadableStore:
         force: bool = False,
         only_changes_from: Snapshot | None = None,
     ) -> list[Change]:
-        """Write a snapshot into a user's folder; what was changed there is returned.
+        """Write a snapshot into a user's folder. Returns what was changed there.
 
-        `dest` is missing or empty; with `force`, any folder. With `only_changes_from`, just the changes between the
-        two snapshots go into a folder that still stands, where they fall, as the first. Raises `CheckoutRefused`
-        before anything is written. Never writes outside `dest`, whatever links it or the snapshot holds.
+        `dest` is missing or empty; with `force`, any folder. With `only_changes_from`, only the changes between the
+        two snapshots are applied to an existing folder, which must still match the first snapshot at these paths.
+        Raises `CheckoutRefused` before anything is written. Never writes outside `dest`, whatever links it or the
+        snapshot holds.
         """
         dest = dest.resolve()
         if dest.is_relative_to(self.root.resolve()):
-            raise CheckoutRefused(f"{dest}: lies in the store itself. Name a folder outside {self.root}")
+            raise CheckoutRefused(f"{dest}: it is inside the store itself. Name a folder outside {self.root}")
         if dest.exists() and not dest.is_dir():
             raise CheckoutRefused(f"{dest}: not a folder. Name a folder")
         with self._copies(snapshot) as (view, place):
             try:
                 if only_changes_from is None:
-                    return checkouts.check_out(view, dest, place, force=force)
+                    return checkouts.write_view(view, dest, place, force=force)
                 if not dest.exists():
                     raise CheckoutRefused(f"{dest}: missing. Changes are applied to an existing folder")
                 changes = self.changes(only_changes_from, snapshot)
@@ -126,7 +134,7 @@ class ReadableStore:
     @contextmanager
     def _copies(self, snapshot: Snapshot) -> Iterator[tuple[View, Place]]:
         view = self._view(snapshot.layers)
-        with Reader(self._layers) as reader:
+        with LayerReader(self._layers) as reader:
 
             def place(path: str, entry: Entry, parent: int, name: str) -> None:
                 located = view.locate(path)
@@ -135,19 +143,19 @@ class ReadableStore:
 
             yield view, place
 
-    # What is worked out once
+    # Cached values
 
     def _content_key(self, state: Snapshot) -> ContentKey:
-        return self._key_with(state, self._volatile.globs)
+        return self._content_key_with(state, self._volatile.globs)
 
-    def _key_with(self, state: Snapshot, globs: tuple[str, ...]) -> ContentKey:
-        stacks = Stacks(
+    def _content_key_with(self, state: Snapshot, globs: tuple[str, ...]) -> ContentKey:
+        stacks = StackViews(
             self._view(state.layers),
             self._base_digest((state.base, globs)),
             self._outside(state) if state.outside else None,
             self._base_digest((state.image, globs)) if state.image is not None else "",
         )
-        return content_key(state, stacks, self._volatile if globs == self._volatile.globs else Volatile(globs))
+        return content_key(state, stacks, self._volatile if globs == self._volatile.globs else VolatileGlobs(globs))
 
     def _forget_cached(self) -> None:
         self._layers.manifest.clear()
@@ -156,8 +164,8 @@ class ReadableStore:
         self._outside_view.clear()
         self._base_digest.clear()
 
-    def _believe_again(self) -> None:
-        if notes := self._folder.from_earlier_boots():
+    def _verify_unflushed(self) -> None:
+        if notes := self._folder.unflushed_at_earlier_boots():
             with self._folder.lock(alone=True):
                 verify_unflushed(self._parts, notes)
                 self._folder.forget_earlier_boots()
@@ -167,7 +175,7 @@ class ReadableStore:
         return View(top) if len(layers) == 1 else self._view(layers[:-1]).stacked(top)
 
     def _make_base_digest(self, base: tuple[LayerId, tuple[str, ...]]) -> str:
-        return base_digest(self._layers.manifest(base[0]), Volatile(base[1]))
+        return base_digest(self._layers.manifest(base[0]), VolatileGlobs(base[1]))
 
     def _outside(self, state: Snapshot) -> View:
         return self._outside_view((state.image, state.outside))

@@ -1,4 +1,10 @@
-"""Turning what changed in a world into a layer: from an overlay's upper folder, from a plain tree, from a stack."""
+"""Seal: turn what changed in a world into a layer, from an overlay's upper folder, a plain tree, or a stack of
+layers.
+
+An upper folder that stays in use, because processes other than the shell live in the world, holds everything that
+changed since the world began. `LastSeal` remembers what the previous seal made of it, so that the next layer holds,
+and reads, only what changed since then.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +16,55 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ramify.fork_engine.filesystem.file_content import wait_past_tick
-from ramify.fork_engine.filesystem.openat import OpenatWalker, folder, remove_tree, set_mode, set_xattrs, split
+from ramify.fork_engine.filesystem.openat import (
+    OpenatWalker,
+    folder,
+    parent_folders,
+    remove_tree,
+    set_mode,
+    set_xattrs,
+    split_path,
+)
 from ramify.fork_engine.filesystem.scan import ACL, OPAQUE, Scan, Stamps, is_mark, scan_tree, scan_upper
 from ramify.fork_engine.filesystem.write import place_copy
-from ramify.fork_engine.layers import Layers, Reader
+from ramify.fork_engine.layers import LayerReader, Layers
 from ramify.fork_engine.manifest import Manifest, link_groups
 from ramify.fork_engine.store_folder import write_new
 from ramify.fork_engine.types import Entry, EntryKind, Snapshot
-from ramify.fork_engine.view import View, above, differing, layer_between
+from ramify.fork_engine.view import View, differing, layer_between
 
 _WHITEOUT = Entry(EntryKind.WHITEOUT)
 _OUTSIDE_ROOT = Entry(EntryKind.DIR, 0o755)
 
 
 @dataclass(frozen=True, slots=True)
-class Upper:
-    """An overlay's upper folder, read: the layer that it is to become."""
+class ReadUpper:
+    """The content of an overlay's upper folder, as the layer that it would become."""
 
     folder: Path
     scan: Scan
     manifest: Manifest
-    view: View  # the parent's with the layer on it
+    view: View  # the parent's view with this layer on top
 
     def same(self, parent: View) -> bool:
-        """Whether it changes nothing."""
+        """Return whether the layer changes nothing."""
         return self.view.root == parent.root and not differing(parent, self.view)
 
 
-def read_upper(upper: Path, parent: View, known: Stamps | None = None) -> Upper | None:
-    """None where it changes nothing. Nothing is written. `known`: see `scan_upper`."""
+def read_upper(upper: Path, parent: View, known: Stamps | None = None) -> ReadUpper | None:
+    """Read an upper folder. Returns None if it changes nothing. Writes nothing. `known`: see `scan_upper`."""
     scan = scan_upper(upper, known)
     for skipped in scan.skipped:
-        if skipped.path in parent:  # a socket in place of a file: the file must not come back
+        if skipped.path in parent:  # a socket replaced a file, which must not reappear
             scan.entries[skipped.path] = _WHITEOUT
     manifest = Manifest(scan.entries, scan.root)
     stacked = parent.stacked(manifest)
-    read = Upper(upper, scan, manifest, stacked)
+    read = ReadUpper(upper, scan, manifest, stacked)
     return None if read.same(parent) else read
 
 
-def read_outside(upper: Path, parent: View, known: Stamps | None = None) -> Upper | None:
-    """The same for the second stack, whose top folders are scaffolding: they count where something is in them."""
+def read_outside(upper: Path, parent: View, known: Stamps | None = None) -> ReadUpper | None:
+    """Read the upper folder outside the workspace. Scaffolding folders count only if something is in them."""
     scan = scan_upper(upper, known)
     scan.root = _OUTSIDE_ROOT
     for skipped in scan.skipped:
@@ -59,31 +73,31 @@ def read_outside(upper: Path, parent: View, known: Stamps | None = None) -> Uppe
     needed: set[str] = set()
     for path, entry in scan.entries.items():
         if not _is_scaffold(path, entry, scan, parent):
-            needed.update((path, *above(path)))
+            needed.update((path, *parent_folders(path)))
     manifest = Manifest({path: scan.entries[path] for path in scan.entries if path in needed}, scan.root)
     stacked = parent.stacked(manifest)
-    return Upper(upper, scan, manifest, stacked) if differing(parent, stacked) else None
+    return ReadUpper(upper, scan, manifest, stacked) if differing(parent, stacked) else None
 
 
 def _is_scaffold(path: str, entry: Entry, scan: Scan, parent: View) -> bool:
-    """A folder that whoever made the mounts may have made: it says nothing but its own mode and time.
+    """Return whether a folder may come from setting up the mounts. Such a folder has nothing but a mode and a time.
 
-    What a world makes there itself is opaque, and what it changes is copied up.
+    A folder that a world makes there is opaque, and one that it changes is copied up.
     """
     if entry.kind is not EntryKind.DIR or entry.opaque or entry.xattrs or _copied_up(path, scan):
         return False
     before = parent.get(path)
     if before is not None:
         return before.kind is EntryKind.DIR and before.mode == entry.mode
-    return not any(scan.entries[holder].opaque for holder in above(path))
+    return not any(scan.entries[holder].opaque for holder in parent_folders(path))
 
 
 def _copied_up(path: str, scan: Scan) -> bool:
     return any(is_mark(mark, "origin") for mark in scan.marked.get(path, ()))
 
 
-def make_layer_from_upper(read: Upper, layers: Layers, *, move: bool) -> Manifest:
-    """Make the layer. With `move` the folder itself becomes it, and is gone; where that fails, it is as it was."""
+def make_layer_from_upper(read: ReadUpper, layers: Layers, *, move: bool) -> Manifest:
+    """Create the layer. With `move` the folder itself becomes the layer; if that fails, it is put back."""
     manifest, upper = read.manifest, read.folder
     if move and manifest.entries.keys() >= read.scan.entries.keys() and manifest.id not in layers:
         with layers.folder.temporary() as aside:
@@ -96,7 +110,7 @@ def make_layer_from_upper(read: Upper, layers: Layers, *, move: bool) -> Manifes
                     layers.place(manifest, fs.parent)
                 except BaseException:
                     if fs.exists():
-                        fs.rename(upper)  # what the world wrote is not ours to lose
+                        fs.rename(upper)  # never lose what the world wrote
                     raise
                 return manifest
     _copied(manifest, upper, layers)
@@ -106,8 +120,8 @@ def make_layer_from_upper(read: Upper, layers: Layers, *, move: bool) -> Manifes
 
 
 def _rename(upper: Path, fs: Path) -> bool:
-    """False across file systems."""
-    with folder(upper, lend=0o700):  # renaming a folder writes to it
+    """Rename the folder. Returns False if that would cross file systems."""
+    with folder(upper, grant=0o700):  # renaming a folder needs write permission on it
         try:
             upper.rename(fs)
         except OSError as error:
@@ -118,12 +132,12 @@ def _rename(upper: Path, fs: Path) -> bool:
 
 
 def _normalise(fs: Path, scan: Scan) -> None:
-    """Make a renamed upper folder what its entries say: no foreign attribute, nothing that cannot be kept.
+    """Make a renamed upper folder match its entries: remove foreign attributes and files that no layer can hold.
 
-    First what may find no room, then what cannot be taken back.
+    Steps that may fail for lack of space come first, steps that cannot be undone last.
     """
     opaque = {path for path in scan.marked if path in scan.entries and scan.entries[path].opaque}
-    with OpenatWalker(fs, lend=0o700) as tree:
+    with OpenatWalker(fs, grant=0o700) as tree:
         for path in opaque:
             if OPAQUE not in scan.marked[path]:
                 parent, name = tree.parent(path)
@@ -135,7 +149,7 @@ def _normalise(fs: Path, scan: Scan) -> None:
             os.unlink(name, dir_fd=parent)
             if skipped.path in scan.entries:
                 os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-            holder = split(skipped.path)[0]
+            holder = split_path(skipped.path)[0]
             times = scan.entries[holder].mtime_ns if holder else scan.root.mtime_ns
             os.utime(parent, ns=(times, times))
     _set_modes(fs, {path: scan.entries[path].mode for path, marks in scan.marked.items() if path and ACL in marks})
@@ -144,17 +158,20 @@ def _normalise(fs: Path, scan: Scan) -> None:
 
 
 def _set_modes(fs: Path, modes: Mapping[str, int]) -> None:
-    """Of what had an ACL: its mode spoke of that. A folder comes before what it holds, and no other descent is open:
-    it would give back the modes that it found."""
+    """Set the modes of paths that had an ACL, parents first.
+
+    No other walker may be open: it would restore the modes that it found.
+    """
     if modes:
-        with OpenatWalker(fs, lend=0o700) as tree:
+        with OpenatWalker(fs, grant=0o700) as tree:
             for path, mode in modes.items():
                 parent, name = tree.parent(path)
                 set_mode(name, parent, mode)
 
 
 def _unmark(path: str, marks: list[str], fs: Path, tree: OpenatWalker) -> None:
-    """By name where that is allowed and short enough, which is ten times faster: nobody else has this folder now."""
+    """Remove attributes by path name if that is permitted and the name is short enough: it is ten times faster, and
+    safe because nobody else uses this folder now."""
     try:
         for mark in marks:
             os.removexattr(f"{fs}/{path}", mark, follow_symlinks=False)
@@ -170,7 +187,7 @@ def _nothing(_: str) -> bool:
 
 
 def layer_from_tree(tree: Path, parent: View, layers: Layers) -> Manifest | None:
-    """The layer by which a plain folder differs from the parent's view; None where it does not."""
+    """Return the layer by which a plain folder differs from the parent's view, or None if it does not."""
     scan = scan_tree(tree, parent)
     now = scan.entries
     changed = {path for path, entry in now.items() if entry != parent.get(path)}
@@ -194,12 +211,13 @@ def _copied(manifest: Manifest, source: Path, layers: Layers) -> Manifest:
 
 
 def squashed_layer(view: View, layers: Layers) -> Manifest | None:
-    """All layers above the view's base as one, files linked, not copied. None where they cancel each other out."""
+    """Merge all layers above the view's base into one, with files linked, not copied. Returns None if they change
+    nothing."""
     base = type(view)(view.base)
     if view.root == base.root and not differing(base, view):
         return None
     entries = layer_between(base, view, view.delta)
-    with Reader(layers) as reader:
+    with LayerReader(layers) as reader:
 
         def place(path: str, entry: Entry, parent: int, name: str) -> None:
             located = view.locate(path)
@@ -211,7 +229,7 @@ def squashed_layer(view: View, layers: Layers) -> Manifest | None:
 
 @dataclass(slots=True)
 class LastSeal:
-    """What the last seal of a world's uppers made, where they last_seal. The world keeps it, and hands it in again."""
+    """What the last seal of upper folders that stay in use made. The world passes it to its next seal."""
 
     snapshot: Snapshot | None = None
     _stamps: dict[Path, Stamps] = field(default_factory=dict)
@@ -219,24 +237,24 @@ class LastSeal:
     def known(self, upper: Path) -> Stamps:
         return self._stamps.get(upper, {})
 
-    def note(self, read: Upper | None) -> None:
+    def note(self, read: ReadUpper | None) -> None:
         if read is not None:
             self._stamps[read.folder] = read.scan.stamps
 
     def distrust(self) -> None:
-        """Files may be written without a later time: by a mapping that is there already."""
+        """Read every file at the next seal: a memory mapping may have written without a new timestamp."""
         self._stamps.clear()
 
     def forget(self) -> None:
-        """The uppers are gone, or sealed by moving them."""
+        """Start over: the upper folders are gone, or were moved by a seal."""
         self.snapshot = None
         self._stamps.clear()
 
 
-def since(read: Upper, before: View) -> Upper | None:
-    """The same upper, as the layer that shows it over `before`: with no entries where nothing changed.
+def layer_since(read: ReadUpper, before: View) -> ReadUpper | None:
+    """Return the same upper folder as a layer over `before`, with no entries if nothing changed.
 
-    None where no such layer says the same, as after a folder became opaque: then it is to be taken whole.
+    Returns None if no such layer exists, as after a folder became opaque: the upper folder is then sealed whole.
     """
     changed = set(differing(before, read.view))
     changed.update([member for path in changed for member in read.manifest.groups.get(path, ())])
@@ -248,10 +266,10 @@ def since(read: Upper, before: View) -> Upper | None:
     stacked = before.stacked(made)
     if stacked.root != read.view.root or differing(stacked, read.view):
         return None
-    return Upper(read.folder, read.scan, made, stacked)
+    return ReadUpper(read.folder, read.scan, made, stacked)
 
 
 def _over(before: View, after: View, changed: set[str]) -> Iterator[tuple[str, Entry]]:
-    """A folder that is there already must not hide what it holds there."""
+    """Yield the layer's entries. A folder that exists in `before` must not hide what it holds there."""
     for path, entry in layer_between(before, after, changed).items():
         yield path, replace(entry, opaque=False) if entry.opaque and before.is_folder(path) else entry

@@ -20,12 +20,12 @@ DEFAULT_VOLATILE: tuple[str, ...] = (
     "**/.coverage",
     "**/.coverage.*",
 )
-"""What tools leave behind as a matter of course, out of the content key. Snapshots hold it all the same."""
+"""Files that tools leave behind routinely. Content keys leave them out; snapshots hold them."""
 
 
-class Volatile:
-    """Globs over whole paths: `*` and `?` stay within a name, `**/` is any folders or none. A match covers what is
-    below it."""
+class VolatileGlobs:
+    """Globs that match whole paths: `*` and `?` match within a name, `**/` any number of folders. A match includes
+    everything below it."""
 
     def __init__(self, globs: Sequence[str]) -> None:
         self.globs = tuple(globs)
@@ -41,21 +41,24 @@ def _translate(glob: str) -> str:
     return "(?:" + "".join(tokens.get(part, re.escape(part)) for part in parts) + ")(?:/.*)?"
 
 
-VOLATILE_OUTSIDE = Volatile(("tmp", "var/tmp", "run", "**/.cache", *DEFAULT_VOLATILE))
-"""The same for what lies beside the workspace: temporary folders and caches."""
+VOLATILE_OUTSIDE = VolatileGlobs(("tmp", "var/tmp", "run", "**/.cache", *DEFAULT_VOLATILE))
+"""Default volatile globs outside the workspace: temporary folders and caches."""
 
 UNDEFINED = ContentKey("")
-"""The content key of a state whose processes nothing declares: it serves no reuse."""
+"""The content key of a state with undeclared processes: nothing can be reused from it."""
 
 
 def snapshot_id(state: Snapshot) -> SnapshotId:
-    """Of all that a restore brings back. What version 1 did not know is spelled only where it is there, so that its
-    ids hold."""
+    """Return the digest of everything that a restore brings back.
+
+    Fields that format version 1 did not have are included only if they are set, so that the ids of version 1 stay
+    valid.
+    """
     return SnapshotId(digest_bytes(canonical_json(identity(state))))
 
 
 def identity(state: Snapshot) -> dict[str, object]:
-    """The fields that the id is the digest of, as docs/snapshot-format.md spells them."""
+    """Return the fields that the id is the digest of, as docs/snapshot-format.md defines them."""
     spelled: dict[str, object] = {
         "layers": state.layers,
         "env": dict(state.env),
@@ -75,15 +78,16 @@ def identity(state: Snapshot) -> dict[str, object]:
     return spelled | {name: value for name, value in later.items() if value}
 
 
-def base_digest(base: Manifest, volatile: Volatile) -> str:
-    """What an imported folder holds, times and volatile paths aside: equal for equal folders, whenever imported."""
+def base_digest(base: Manifest, volatile: VolatileGlobs) -> str:
+    """Digest an imported folder without times and volatile paths: equal folders have equal digests, whenever they
+    were imported."""
     files = _lines(((path, base.entries[path]) for path in base.paths), volatile)
     return digest_bytes(canonical_json([_content(base.root), files]))
 
 
 @dataclass(frozen=True, slots=True)
-class Stacks:
-    """A state's two stacks as views, and what they stand on as the content key knows it."""
+class StackViews:
+    """A state's two stacks as views, and the digests of their bases for the content key."""
 
     view: View
     base: str  # the `base_digest` of the view's base
@@ -91,8 +95,9 @@ class Stacks:
     image: str = ""  # the `base_digest` of the image
 
 
-def content_key(state: Snapshot, stacks: Stacks, volatile: Volatile) -> ContentKey:
-    """`UNDEFINED` where the processes are not declared. Costs the paths changed since the base, not the tree."""
+def content_key(state: Snapshot, stacks: StackViews, volatile: VolatileGlobs) -> ContentKey:
+    """Return the content key, or `UNDEFINED` if the processes are not declared. Costs the paths changed since the
+    base."""
     if not state.processes.declared:
         return UNDEFINED
     spelled: dict[str, object] = {
@@ -112,18 +117,18 @@ def content_key(state: Snapshot, stacks: Stacks, volatile: Volatile) -> ContentK
     return ContentKey(digest_bytes(canonical_json(spelled | {name: value for name, value in later.items() if value})))
 
 
-def _differing(view: View, volatile: Volatile) -> list[object]:
-    """The paths that differ from the view's base, by content."""
+def _differing(view: View, volatile: VolatileGlobs) -> list[object]:
+    """Return the paths whose content differs from the view's base."""
     changed = sorted(path for path in view.delta if _content(view.get(path)) != _content(view.base.entries.get(path)))
     return _lines(((path, view.get(path)) for path in changed), volatile)
 
 
 def _content(entry: Entry | None) -> tuple[object, ...] | None:
-    """What a program can see of a path, times and hard links aside."""
+    """Return what a program can see at a path, without times and hard links."""
     if entry is None:
         return None
     return (*entry.content, entry.xattrs) if entry.xattrs else entry.content
 
 
-def _lines(entries: Iterable[tuple[str, Entry | None]], volatile: Volatile) -> list[object]:
+def _lines(entries: Iterable[tuple[str, Entry | None]], volatile: VolatileGlobs) -> list[object]:
     return [(path, _content(entry)) for path, entry in entries if path not in volatile]

@@ -1,4 +1,4 @@
-"""Snapshots on disk: `snapshots/<id>.json`, each with a checksum over all it says."""
+"""Snapshot records on disk (`snapshots/<id>.json`, each with a checksum) and the blobs that they name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ramify.fork_engine.types import ContentKey, LayerId, Processes, ProcessTier
 FORMAT = 2
 READ = (1, 2)
 MERGES = 64
-"""How many later merges a record names: each of them writes it anew, and nothing is computed from them."""
+"""How many later merges a record names. Each addition rewrites the record, and nothing is computed from them."""
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -39,14 +39,16 @@ class Snapshots:
         return iter(sorted(SnapshotId(path.stem) for path in self._folder.glob("*.json")))
 
     def older_than(self, seconds: float) -> list[SnapshotId]:
-        """Those whose record was written longer ago than that, or has a time to come (a clock was set back)."""
+        """Return the snapshots whose record is older than `seconds`, or dated in the future (clock set back)."""
         now = time.time()
         paths = self._folder.glob("*.json")
         return sorted(SnapshotId(path.stem) for path in paths if not 0 <= now - path.stat().st_mtime < seconds)
 
     def save(self, snapshot: Snapshot, volatile: tuple[str, ...]) -> bool:
-        """The caller holds the store's lock since it made or found the snapshot's layers. False where another made it
-        meanwhile, whose record stays."""
+        """Write a snapshot's record. Returns False if another process wrote it meanwhile, whose record is kept.
+
+        The caller has held the store's lock since it made or found the snapshot's layers.
+        """
         with self._store.temporary() as aside:
             write_new(aside / "made", encode(snapshot, volatile))
             with self._writing():
@@ -58,8 +60,11 @@ class Snapshots:
         return True
 
     def note_merge(self, id: SnapshotId, parents: tuple[SnapshotId, ...]) -> None:
-        """Another merge came to this state: its record names those two as well. On disk when this returns, for what
-        it replaces may have been. One that names `MERGES` stays as it is. The caller holds the store's lock."""
+        """Add the parents of another merge with the same result to the snapshot's record, up to `MERGES` of them.
+
+        The record is on disk when this returns, because the one that it replaces may have been. The caller holds the
+        store's lock.
+        """
         with self._writing():
             snapshot, volatile = self.load(id)
             if parents in (snapshot.parents, *snapshot.merges) or len(snapshot.merges) >= MERGES:
@@ -74,7 +79,7 @@ class Snapshots:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One at a time, so that nobody's record is lost to another's."""
+        """Let one writer at a time rewrite records, so that no change is lost."""
         fd = open_lock(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -83,16 +88,16 @@ class Snapshots:
             close_lock(fd)
 
     def load(self, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
-        """The snapshot and the volatile globs that its content key was made with."""
+        """Return the snapshot, and the volatile globs that its content key was computed with."""
         if not _ID.fullmatch(id):
-            raise SnapshotNotFound(f"{id!r} is not a snapshot id: 64 hexadecimal digits are")
+            raise SnapshotNotFound(f"{id!r} is not a snapshot id, which has 64 hexadecimal digits")
         try:
             return decode(read_store_file(self._path(id)), id)
         except FileNotFoundError:
             raise SnapshotNotFound(f"snapshot {id} is not in the store {self._store.root}") from None
 
     def remove(self, ids: Iterable[SnapshotId]) -> None:
-        """For good when this returns, so that what they named may go."""
+        """Delete records. The deletion is on disk when this returns, so that what they named may be deleted next."""
         for id in ids:
             self._path(id).unlink(missing_ok=True)
         flush_folder(self._folder)
@@ -115,7 +120,7 @@ def encode(snapshot: Snapshot, volatile: tuple[str, ...]) -> bytes:
 
 
 def decode(encoded: bytes, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
-    """The snapshot and the volatile globs that its content key was made with. Raises `SnapshotCorrupt`."""
+    """Decode a record: the snapshot, and the volatile globs of its content key. Raises `SnapshotCorrupt`."""
     try:
         raw = json.loads(encoded)
         if encoded != canonical_json(raw) or raw.pop("check") != digest_bytes(canonical_json(raw)):
@@ -133,7 +138,7 @@ def decode(encoded: bytes, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
 
 
 def fields_of(raw: dict[str, Any], id: SnapshotId) -> Snapshot:
-    """A record's fields, unchecked."""
+    """Return a record's fields, unchecked."""
     return Snapshot(
         id=id,
         layers=tuple(LayerId(layer) for layer in raw["layers"]),
@@ -161,17 +166,20 @@ def _processes(raw: dict[str, Any]) -> Processes:
 
 
 def _corrupt(id: SnapshotId) -> SnapshotCorrupt:
-    return SnapshotCorrupt(f"snapshot {id}: its file does not match its digest. Delete it and go back to another one")
+    return SnapshotCorrupt(
+        f"snapshot {id}: its record does not match its digest. Delete it and go back to another snapshot"
+    )
 
 
 GRACE_S = 3600.0
-"""A blob or process image that no snapshot names yet lives so long: its snapshot may still be in the making."""
+"""Seconds for which a blob or process image that no snapshot names is kept: its snapshot may be about to be written.
+"""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Blobs:
-    """The `blobs/` folder of a store."""
+    """The blobs in the store's `blobs/` folder: bytes named by their digest, such as the state of a shell."""
 
     def __init__(self, folder: StoreFolder) -> None:
         self._store = folder
@@ -196,7 +204,7 @@ class Blobs:
         return digest
 
     def get(self, digest: str) -> bytes:
-        """Raises `SnapshotCorrupt` where it is gone or not what its name says."""
+        """Return a blob's bytes. Raises `SnapshotCorrupt` if it is missing or does not match its digest."""
         try:
             data = read_store_file(self._folder / digest)
         except FileNotFoundError:
@@ -206,7 +214,8 @@ class Blobs:
         return data
 
     def remove_unnamed(self, named: set[str]) -> int:
-        """The bytes freed. The caller holds the store's lock alone."""
+        """Delete the blobs that are not in `named` and return the bytes freed. The caller holds the store's lock
+        exclusively."""
         freed = 0
         for digest in self:
             path = self._folder / digest

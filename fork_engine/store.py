@@ -1,7 +1,7 @@
-"""The store: one folder that holds every snapshot of every world, and the operations on them.
+"""The snapshot store: one folder with every snapshot of every world, and the operations on them.
 
-Synchronous; safe for many threads and processes at once. Sealing, merging and content keys cost what changed, not
-what the workspace holds; only the base's manifest is as large as the workspace, and it is read once.
+Synchronous, and safe for many threads and processes at once. Sealing, merging and content keys cost what changed, not
+the size of the workspace. Only the base's manifest is as large as the workspace, and it is read once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ramify.fork_engine.merge.apply import merged_layers
 from ramify.fork_engine.readable_store import ReadableStore
 from ramify.fork_engine.seal import (
     LastSeal,
-    Upper,
+    ReadUpper,
     layer_from_tree,
+    layer_since,
     make_layer_from_upper,
     read_outside,
     read_upper,
-    since,
     squashed_layer,
 )
 from ramify.fork_engine.snapshot_keys import snapshot_id
@@ -45,52 +45,58 @@ from ramify.fork_engine.types import (
     Snapshot,
     SnapshotId,
 )
+from ramify.fork_engine.view import View
 
 NO_PROCESSES = Processes()
 
 
 class SnapshotStore(ReadableStore):
-    """What makes snapshots, and keeps house; what reads them and writes them out is in `reading.py`."""
+    """Makes, merges, checks and deletes snapshots. `readable_store.py` has the methods that read them and write them
+    out."""
 
     # Making snapshots
 
     def import_tree(self, folder: Path, *, image: LayerId | None = None, without: Collection[Path] = ()) -> Imported:
-        """Copy a user's folder into a base layer. Never writes to it; a second time reads only what changed.
-        `image`: what `import_image` returned, for worlds that stand on it. `without`: files to leave out, resolved.
+        """Copy a user's folder into a base layer. The folder is never written to. A second import reads only what
+        changed.
 
-        Raises `WorkspaceError` where the folder is missing, none, unreadable anywhere, or changes meanwhile.
+        `image`: the root file system of worlds over this workspace, as `import_image` returned it. `without`:
+        resolved paths of files to leave out. Raises `WorkspaceError` if the folder is missing, not a folder, not
+        entirely readable, or changes meanwhile.
         """
-        with self._making(flush=True):
+        with self._writing(flush=True):
             manifest, skipped = import_folder(folder, self._layers, without)
             snapshot = self._save(_draft((manifest.id,), image))
         files = [entry for entry in manifest.entries.values() if entry.kind is EntryKind.FILE]
         return Imported(snapshot, skipped, len(files), sum(entry.size for entry in files if not entry.link))
 
     def import_image(self, path: Path) -> LayerId:
-        """Copy a root file system, a folder or a tar of one, into a layer; owners are dropped, devices left out.
+        """Copy a root file system, a folder or a tar of one, into a layer. Owners and devices are dropped.
 
-        Raises `ImageError` where it cannot be read, or where a tar's members would lie outside of it.
+        Raises `ImageError` if it cannot be read, or if a member of the tar would be outside of it.
         """
-        with self._making(flush=True):
+        with self._writing(flush=True):
             return import_image(path, self._layers).id
 
     def put_blob(self, data: bytes) -> str:
-        """Keep bytes for a snapshot that is about to name them; their digest. `flush` makes them durable."""
+        """Store bytes that a snapshot is about to name and return their digest. `flush` makes them durable."""
         with translate_disk_errors(self.root):
             return self._blobs.put(data)
 
     def blob(self, digest: str) -> bytes:
-        """Raises `SnapshotCorrupt` where it is gone or damaged."""
+        """Return a blob's bytes. Raises `SnapshotCorrupt` if it is missing or damaged."""
         return self._blobs.get(digest)
 
     def adopt_process_image(self, folder: Path, like: str = "") -> str:
-        """Take a folder of process images in, for a snapshot that is about to name it. The folder is gone then.
-        `like`: an earlier one that it shares files with, by hard links; they are not read again."""
-        with self._making(flush=False):
+        """Move a folder of process images into the store, for a snapshot that is about to name it, and return its id.
+
+        `like`: an earlier image that shares files with it by hard links; these are not read again.
+        """
+        with self._writing(flush=False):
             return import_process_image(folder, self._images, LayerId(like)).id
 
     def image_dir(self, image: str) -> Path:
-        """The folder of process images. Raises `SnapshotCorrupt` where it is gone."""
+        """Return the folder of a process image. Raises `SnapshotCorrupt` if it is missing."""
         return self._images.fs(LayerId(image))
 
     def seal_upper(
@@ -107,14 +113,15 @@ class SnapshotStore(ReadableStore):
         flush: bool = True,
         last_seal: LastSeal | None = None,
     ) -> Snapshot:
-        """The parent plus what overlayfs upper folders hold; the parent itself where nothing changed.
+        """Seal overlay upper folders: return the parent plus their content, or the parent itself if nothing changed.
 
-        `outside` is the upper of all beside the workspace, paths in it relative to "/". With `move` a folder that
-        changes anything becomes the layer and is gone; else it stays as it is, and costs what changed since the seal
-        that `last_seal` remembers. Nothing may write to it meanwhile, or, moved, ever again. Without `flush` the
-        snapshot is complete and can be forked, but a machine that dies before the next `flush` may lose it.
+        `outside`: the upper folder of everything beside the workspace, with paths relative to "/". With `move`, an
+        upper folder with changes becomes the layer and is gone. Without it the folder stays, and the new layer holds
+        what changed since the seal that `last_seal` remembers. Nothing may write to the folder during the seal or, if
+        it is moved, afterwards. Without `flush` the snapshot is complete and can be forked, but it is lost if the
+        machine dies before the next `flush`.
         """
-        with self._making(flush):
+        with self._writing(flush):
             last_seal = LastSeal() if move or last_seal is None else last_seal
             read = read_upper(upper, self._view(parent.layers), last_seal.known(upper))
             beside = None
@@ -124,41 +131,33 @@ class SnapshotStore(ReadableStore):
             last_seal.note(beside)
             layers, more = parent.layers, parent.outside
             if read is not None:
-                layers = self._sealed_over(read, parent, last_seal, move=move)
+                layers = self._seal_stack(read, parent, last_seal, outside=False, move=move)
             if beside is not None:
-                more = self._sealed_beside(beside, parent, last_seal, move=move)
+                more = self._seal_stack(beside, parent, last_seal, outside=True, move=move)
             draft = replace(parent, layers=layers, outside=more, processes=processes)
             sealed = self._save_child(draft, parent, env, env_unset, cwd)
             last_seal.snapshot = sealed
             return sealed
 
-    def _sealed_over(self, read: Upper, parent: Snapshot, last_seal: LastSeal, *, move: bool) -> tuple[LayerId, ...]:
-        """The workspace's stack."""
-        if last_seal.snapshot is not None:
-            last = last_seal.snapshot.layers
-            made = since(read, self._view(last))
-            if made is not None:
-                if made.same(self._view(last)):
-                    return last
-                self._view.put((*last, made.manifest.id), made.view)
-                return self._stack(last, make_layer_from_upper(made, self._layers, move=False))
-        self._view.put((*parent.layers, read.manifest.id), read.view)
-        return self._stack(parent.layers, make_layer_from_upper(read, self._layers, move=move))
-
-    def _sealed_beside(
-        self, read: Upper, parent: Snapshot, last_seal: LastSeal, *, move: bool
+    def _seal_stack(
+        self, read: ReadUpper, parent: Snapshot, last_seal: LastSeal, *, outside: bool, move: bool
     ) -> tuple[LayerId, ...]:
-        """The second stack."""
+        """Return the stack with a new layer for what `read` changed: over the last seal's stack if there is one and
+        a layer over it exists, else over the parent's."""
+        below, layer = parent, read
         if last_seal.snapshot is not None:
-            last = last_seal.snapshot.outside
-            made = since(read, self._outside(last_seal.snapshot))
-            if made is not None:
-                if made.same(self._outside(last_seal.snapshot)):
-                    return last
-                self._outside_view.put((parent.image, (*last, made.manifest.id)), made.view)
-                return self._stack_outside(last_seal.snapshot, make_layer_from_upper(made, self._layers, move=False))
-        self._outside_view.put((parent.image, (*parent.outside, read.manifest.id)), read.view)
-        return self._stack_outside(parent, make_layer_from_upper(read, self._layers, move=move))
+            before = self._stack_view(last_seal.snapshot, outside)
+            newer = layer_since(read, before)
+            if newer is not None and newer.same(before):
+                return _stack_of(last_seal.snapshot, outside)
+            if newer is not None:
+                below, layer, move = last_seal.snapshot, newer, False
+        stack = (*_stack_of(below, outside), layer.manifest.id)
+        if outside:
+            self._outside_view.put((below.image, stack), layer.view)
+        else:
+            self._view.put(stack, layer.view)
+        return self._stacked(below, make_layer_from_upper(layer, self._layers, move=move), outside=outside)
 
     def seal_tree(
         self,
@@ -171,10 +170,11 @@ class SnapshotStore(ReadableStore):
         processes: Processes = NO_PROCESSES,
         flush: bool = True,
     ) -> Snapshot:
-        """The parent plus what a plain folder, once materialised from it, now has otherwise. Costs a stat a path."""
-        with self._making(flush):
+        """Seal a plain folder that was materialised from the parent: return the parent plus what differs. Costs one
+        stat per path."""
+        with self._writing(flush):
             made = layer_from_tree(tree, self._view(parent.layers), self._layers)
-            layers = parent.layers if made is None else self._stack(parent.layers, made)
+            layers = parent.layers if made is None else self._stacked(parent, made, outside=False)
             return self._save_child(replace(parent, layers=layers, processes=processes), parent, env, env_unset, cwd)
 
     def merge(
@@ -186,30 +186,32 @@ class SnapshotStore(ReadableStore):
         strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
         flush: bool = True,
     ) -> Snapshot:
-        """What both sides changed since `base`, as `ours` and one more layer. Where one side is `base`: the other.
+        """Merge what both sides changed since `base` into a snapshot: `ours` with one more layer.
 
-        Files, variables, directory and processes merge by the same rules; the result's `parents` are both sides. The
-        record of a state that was there before names them in `merges`, up to 64. Where one side has all of the other,
-        it is the result.
-        `strategy` answers each conflict, or is asked for an answer. Raises `MergeConflict` with all that are left.
+        Files, variables, working directory and processes follow the same rules. `strategy` answers every conflict, or
+        is a function that is asked for each. Raises `MergeConflict` with all conflicts that stay unresolved.
+
+        If one side equals `base`, or one side has everything that the other has, that side is the result. Otherwise
+        the result's `parents` are both sides. If the same state existed already, its record names both sides in
+        `merges`, up to 64 pairs.
         """
         if ours.id == base.id:
             return theirs
         if theirs.id == base.id:
             return ours
         if base.image is None and ours.image == theirs.image:
-            base = replace(base, image=ours.image)  # an imported tree names none: both sides' worlds gave it theirs
+            base = replace(base, image=ours.image)  # an imported tree names no image: the worlds of both sides set it
         snapshots = (base, ours, theirs)
         if len({one.image for one in snapshots}) > 1:
-            raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they stand on different images"),))
+            raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they use different images"),))
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
         outside = (self._outside(base), self._outside(ours), self._outside(theirs))
-        with self._making(flush):
+        with self._writing(flush):
             made = merged_layers(snapshots, views, outside, strategy, self._volatile, self._layers, self._blobs)
             draft = replace(
                 ours,
-                layers=ours.layers if made.layer is None else self._stack(ours.layers, made.layer),
-                outside=ours.outside if made.outside is None else self._stack_outside(ours, made.outside),
+                layers=ours.layers if made.layer is None else self._stacked(ours, made.layer, outside=False),
+                outside=ours.outside if made.outside is None else self._stacked(ours, made.outside, outside=True),
                 env=made.state.env,
                 env_unset=made.state.env_unset,
                 cwd=made.state.cwd,
@@ -218,16 +220,17 @@ class SnapshotStore(ReadableStore):
                 merges=(),
             )
             merged = self._save(draft)
-            if merged.id in (ours.id, theirs.id):  # one side had all of the other
+            if merged.id in (ours.id, theirs.id):  # one side has everything that the other has
                 return merged
             if draft.parents not in (merged.parents, *merged.merges):
                 self._snapshots.note_merge(merged.id, draft.parents)
             return replace(merged, parents=draft.parents)
 
     def graft(self, onto: Snapshot, before: Snapshot, after: Snapshot, *, flush: bool = True) -> Snapshot | None:
-        """What `after` changed over `before`, stacked on `onto`, whose content equals `before`'s.
+        """Apply what `after` changed over `before` to `onto`, whose content equals that of `before`.
 
-        Costs the layers, not what they hold. None where `after` does not stand on `before` (a squash, a merge).
+        Costs the number of layers, not their size. Returns None if `after` does not stand on `before` (after a squash
+        or merge).
         """
         made, beside = _added(before.layers, after.layers), _added(before.outside, after.outside)
         if made is None or beside is None or before.image != onto.image:
@@ -238,58 +241,59 @@ class SnapshotStore(ReadableStore):
             return None
         if snapshot_id(stacked) == onto.id:
             return onto
-        with self._making(flush):
+        with self._writing(flush):
             return self._save(stacked)
 
     def layer_bytes(self, layer: LayerId) -> int:
-        """What a layer's files hold, hard links counted once. Raises `SnapshotCorrupt`."""
+        """Return the bytes of a layer's files, with hard links counted once. Raises `SnapshotCorrupt`."""
         return sum(entry.size for entry in self._layers.manifest(layer).entries.values() if not entry.link)
 
     def layer_files(self, layer: LayerId) -> list[str]:
-        """The paths that a layer changes or removes, sorted; no folders, and nothing volatile."""
+        """Return the paths that a layer changes or removes, sorted, without folders and volatile paths."""
         entries = self._layers.manifest(layer).entries
         return sorted(
             path for path, at in entries.items() if at.kind is not EntryKind.DIR and path not in self._volatile
         )
 
     def flush(self) -> None:
-        """All snapshots made so far are on disk when this returns: one flush of the file system, if any is needed."""
+        """Return once all snapshots made so far are on disk: one flush of the file system, if any is needed."""
         with translate_disk_errors(self.root):
             self._folder.flush()
 
     @contextmanager
-    def _making(self, flush: bool) -> Iterator[None]:
+    def _writing(self, flush: bool) -> Iterator[None]:
         with translate_disk_errors(self.root):
             with self._folder.lock():
                 yield
             if flush:
                 self._folder.flush()
 
-    def _stack(self, below: tuple[LayerId, ...], top: Manifest) -> tuple[LayerId, ...]:
-        stacked = (*below, top.id)
-        if len(stacked) <= self._max_layers:
-            return stacked
-        squashed = squashed_layer(self._view(stacked), self._layers)
-        return stacked[:1] if squashed is None else (stacked[0], squashed.id)
+    def _stacked(self, below: Snapshot, top: Manifest, *, outside: bool) -> tuple[LayerId, ...]:
+        """Return the stack of `below` with `top` on it, squashed if it would be higher than `MAX_LAYERS`."""
+        stack = (*_stack_of(below, outside), top.id)
+        if len(stack) <= self._max_layers:
+            return stack
+        whole = replace(below, outside=stack) if outside else replace(below, layers=stack)
+        squashed = squashed_layer(self._stack_view(whole, outside), self._layers)
+        base = () if outside else stack[:1]
+        return base if squashed is None else (*base, squashed.id)
 
-    def _stack_outside(self, below: Snapshot, top: Manifest) -> tuple[LayerId, ...]:
-        stacked = (*below.outside, top.id)
-        if len(stacked) <= self._max_layers:
-            return stacked
-        squashed = squashed_layer(self._outside_view((below.image, stacked)), self._layers)
-        return () if squashed is None else (squashed.id,)
+    def _stack_view(self, snapshot: Snapshot, outside: bool) -> View:
+        return self._outside(snapshot) if outside else self._view(snapshot.layers)
 
     def _save_child(
         self, draft: Snapshot, parent: Snapshot, env: Mapping[str, str], env_unset: Sequence[str], cwd: str
     ) -> Snapshot:
-        """The parent itself where the draft says the same."""
+        """Save the draft as a child of `parent`. Returns the parent itself if they are equal."""
         draft = replace(draft, env=dict(env), env_unset=tuple(sorted(env_unset)), cwd=cwd)
         draft = replace(draft, parents=(parent.id,), merges=())
         return parent if snapshot_id(draft) == parent.id else self._save(draft)
 
     def _save(self, draft: Snapshot) -> Snapshot:
-        """The same state again is the snapshot that it was, with the parents that it had; why its processes were not
-        kept better is this seal's own to say, and no part of the id."""
+        """Save a snapshot, or return the existing one of the same state, with the parents that it has.
+
+        `processes` are always the draft's: their `reason` is not part of the id and belongs to this seal.
+        """
         self._check_named(draft.processes)
         with suppress(SnapshotNotFound, SnapshotCorrupt):
             return replace(self.get(snapshot_id(draft)), processes=draft.processes)
@@ -299,26 +303,27 @@ class SnapshotStore(ReadableStore):
         return replace(self.get(snapshot.id), processes=draft.processes)
 
     def _check_named(self, ran: Processes) -> None:
-        """What a snapshot names is there before it is."""
+        """Check that what the processes name exists, before a record names it."""
         if ran.shell and ran.shell not in self._blobs:
             raise SnapshotCorrupt(f"blob {ran.shell} is not in the store {self.root}: put it there before the seal")
         if ran.image:
             self._images.fs(LayerId(ran.image))
 
-    # Keeping house
+    # Deleting and checking
 
     def present(self, *, older_than_s: float = 0.0) -> list[SnapshotId]:
-        """The snapshots in the store, sorted; those that were made, or made again, later are left out."""
+        """Return the ids of the snapshots in the store, sorted, without those made or confirmed in the last
+        `older_than_s` seconds."""
         return self._snapshots.older_than(older_than_s)
 
     def delete_unreachable(self, keep: Iterable[SnapshotId], *, grace_s: float = 0.0) -> tuple[int, int]:
-        """Delete every snapshot not in `keep` and every layer that none of the rest names: (snapshots, bytes freed).
+        """Delete every snapshot not in `keep`, and all that only they needed. Returns (number of snapshots, bytes
+        freed).
 
-        Safe when killed half way: a layer goes only after every snapshot that names it. What is being made meanwhile
-        by others is complete or waits, but must be in `keep` if it is complete, or younger than `grace_s`. Raises
-        `SnapshotCorrupt`, with nothing deleted, where a kept snapshot cannot be read.
-
-        What crashed processes left half made goes, too.
+        Safe to kill at any point: a layer is deleted only after every snapshot that names it. A snapshot that others
+        complete meanwhile must be in `keep` or younger than `grace_s`; one that is incomplete waits for the lock.
+        What crashed processes left incomplete is removed, too. Raises `SnapshotCorrupt`, with nothing deleted, if a
+        snapshot to be kept cannot be read.
         """
         with translate_disk_errors(self.root), self._folder.lock(alone=True):
             wanted = set(keep)
@@ -330,25 +335,30 @@ class SnapshotStore(ReadableStore):
             freed = sum(self._layers.remove(layer) for layer in list(self._layers) if layer not in layers)
             freed += self._blobs.remove_unnamed({s.processes.shell for s in kept})
             freed += self._remove_images({s.processes.image for s in kept})
-            self._folder.forget_notes()
+            self._folder.drop_notes()
             self._forget_cached()
-            self._folder.forget()  # last: what of it cannot be removed is told when all else is done
+            self._folder.remove_leftovers()  # last, so that an error here is raised when everything else is done
         return len(gone), freed
 
     def fsck(self, *, repair: bool = False, expected: Collection[SnapshotId] = ()) -> FsckReport:
-        """Hold everything in the store against the digest that names it; with `repair`, mend what other copies allow
-        and move the rest to `damaged/`. A repair wants no live worlds: they stand on the layers.
+        """Compare everything in the store with the digest that names it. With `repair`, repair what other copies in
+        the store allow, and move the rest to `damaged/`. No world may be live during a repair, because worlds mount
+        the layers.
 
-        `expected`: snapshots that somebody still names, for nothing in the store tells that one was deleted."""
+        `expected`: snapshots that are referenced from outside. The store itself cannot tell that one of them is
+        missing.
+        """
         with translate_disk_errors(self.root), self._folder.lock(alone=repair):
-            self._forget_cached()  # what they knew may be wrong by now
-            report = fsck(self._parts, repair=repair, expected=expected, key=self._key_with, save=self._save_again)
+            self._forget_cached()  # cached values may be wrong by now
+            report = fsck(
+                self._parts, repair=repair, expected=expected, key=self._content_key_with, save=self._save_again
+            )
         if repair:
             self.flush()
         return report
 
     def _save_again(self, snapshot: Snapshot) -> None:
-        self._forget_cached()  # what they knew may have been mended
+        self._forget_cached()  # cached values may have been repaired
         self._save(snapshot)
 
     def _remove_images(self, named: set[str]) -> int:
@@ -360,12 +370,16 @@ class SnapshotStore(ReadableStore):
         )
 
     def remove_temporary_leftovers(self) -> None:
-        """Remove what crashed processes left half made. What is in use is left alone."""
-        self._folder.forget()
+        """Remove what crashed processes left incomplete. What is in use is kept."""
+        self._folder.remove_leftovers()
+
+
+def _stack_of(snapshot: Snapshot, outside: bool) -> tuple[LayerId, ...]:
+    return snapshot.outside if outside else snapshot.layers
 
 
 def _added(below: tuple[LayerId, ...], stack: tuple[LayerId, ...]) -> tuple[LayerId, ...] | None:
-    """What a stack holds above another one; None where it does not stand on it."""
+    """Return the layers that `stack` has above `below`, or None if it does not stand on it."""
     return stack[len(below) :] if stack[: len(below)] == below else None
 
 

@@ -1,9 +1,9 @@
-"""The store's folder: where things are made, how they get their names, and what is not yet on disk.
+"""The store's folder: temporary folders, final names, locks, and the record of what is not flushed yet.
 
-Whatever is made gets its final name by one rename. Before that, a note is left under `unflushed/BOOT/`; it goes when
-the whole file system has been flushed. A process that dies leaves the kernel's copy, which is whole. A machine that
-dies leaves the note of another boot, and what it names is checked before it is believed (`SnapshotStore` does, when
-it is opened).
+Every object is made under `tmp/` and gets its final name by one rename. Before the rename a note is left under
+`unflushed/BOOT/`. The note is removed once the whole file system has been flushed. If the process dies, the kernel
+still has everything. If the machine dies, the note of the earlier boot remains, and `SnapshotStore` verifies what it
+names when it opens the store.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ramify.fork_engine.filesystem.file_content import sync_file_system, write_a
 from ramify.fork_engine.filesystem.openat import file, remove_tree
 
 FOLDER_MODE, TREE_MODE, FILE_MODE = 0o700, 0o755, 0o644
-"""Of the store's own folders, of the folder of one layer or image within them, of its files; whatever the umask."""
+"""Modes, whatever the umask is: of the store's folders, of the folder of one layer or image, of the store's files."""
 
-_THE_DISKS = {
+_DISK_ERRORS = {
     errno.ENOSPC: "free some space, or delete snapshots",
-    errno.EDQUOT: "free some of the quota, or delete snapshots",
+    errno.EDQUOT: "free some of your quota, or delete snapshots",
     errno.EROFS: "make it writable, or name another store",
-    errno.EIO: "the disk fails: copy the store elsewhere, then `ramify fsck` the copy",
-    errno.EACCES: "make it ours to write, or name another store",
-    errno.EPERM: "make it ours to write, or name another store",
+    errno.EIO: "the disk is failing: copy the store elsewhere, then run `ramify fsck` on the copy",
+    errno.EACCES: "give yourself write permission, or name another store",
+    errno.EPERM: "give yourself write permission, or name another store",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files",
     errno.ENOLCK: "name a store on a file system that can lock files",
@@ -45,7 +45,7 @@ _THE_DISKS = {
 
 
 def make_folder(path: Path) -> None:
-    """One of the store's own, if it is not there. Raises `StoreUnusable` where something else is."""
+    """Create one of the store's folders if it is missing. Raises `StoreUnusable` if something else has its name."""
     try:
         path.mkdir(mode=FOLDER_MODE, parents=True)
     except FileExistsError:
@@ -54,25 +54,25 @@ def make_folder(path: Path) -> None:
     except NotADirectoryError:
         raise unexpected_file_error(path) from None
     else:
-        path.chmod(FOLDER_MODE)  # a set-id bit of the folder above is passed on
+        path.chmod(FOLDER_MODE)  # the parent folder may pass on a set-id bit
 
 
 def drop_default_acl(folder: Path) -> None:
-    """What is made in it has no ACL, as no layer has: a default one, of a folder above, is passed on to all below."""
+    """Remove the folder's default ACL, which everything created in it would inherit: layers have no ACLs."""
     try:
         os.removexattr(folder, "system.posix_acl_default")
     except OSError as error:
-        kept = (errno.EPERM, errno.EROFS)  # another user's, or for reading alone: as it is
+        kept = (errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system: leave it
         if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP, *kept):
             raise
 
 
 def unexpected_file_error(path: Path) -> StoreUnusable:
-    return StoreUnusable(f"{path}: something else stands where the store keeps its own. Move it away, then try again")
+    return StoreUnusable(f"{path}: something else has the name of a file of the store. Move it away, then try again")
 
 
-def sweep(path: Path) -> None:
-    """Remove whatever is there, if anything is."""
+def remove_if_present(path: Path) -> None:
+    """Remove a file or folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:
@@ -80,22 +80,25 @@ def sweep(path: Path) -> None:
 
 
 def read_store_file(path: Path) -> bytes:
-    """A file that the store wrote. Raises FileNotFoundError; `SnapshotCorrupt` where a link, a folder or a pipe
-    stands in its place, which nobody waits for."""
+    """Read a file that the store wrote.
+
+    Raises FileNotFoundError if it is missing, and `SnapshotCorrupt` if a link, folder or pipe has its name. It never
+    blocks on a pipe.
+    """
     try:
         with open_folder(path.parent) as parent, file(path.name, parent) as fd:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise _no_file(path)
+                raise _not_a_file(path)
             with os.fdopen(fd, "rb", closefd=False) as stream:
                 return stream.read()
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise
-        raise _no_file(path) from None
+        raise _not_a_file(path) from None
 
 
-def _no_file(path: Path) -> SnapshotCorrupt:
-    return SnapshotCorrupt(f"{path}: not a file. `ramify fsck --repair` makes it anew where it can")
+def _not_a_file(path: Path) -> SnapshotCorrupt:
+    return SnapshotCorrupt(f"{path}: not a file. `ramify fsck --repair` recreates it if possible")
 
 
 @contextmanager
@@ -113,7 +116,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """A new file, not yet flushed."""
+    """Write a new file. It is not flushed."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         os.fchmod(fd, FILE_MODE)
@@ -124,11 +127,11 @@ def write_new(path: Path, data: bytes) -> None:
 
 @contextmanager
 def translate_disk_errors(root: Path) -> Iterator[None]:
-    """What the disk under the store answers, as `StoreUnusable`."""
+    """Turn errors of the store's disk (no space, read-only, I/O error, …) into `StoreUnusable`."""
     try:
         yield
     except OSError as error:
-        todo = _THE_DISKS.get(error.errno or 0)
+        todo = _DISK_ERRORS.get(error.errno or 0)
         if todo is None:
             raise
         where = f" at {error.filename!r}" if error.filename is not None else ""
@@ -140,10 +143,10 @@ def translate_disk_errors(root: Path) -> Iterator[None]:
 _NOTE = re.compile(r"(layers|images|blobs|snapshots)-([0-9a-f]{64}(?:\.json)?)")
 
 
-class Note(NamedTuple):
-    """What is not yet known to be on disk."""
+class UnflushedNote(NamedTuple):
+    """An object that may not be on disk yet."""
 
-    kind: str  # the folder of the store that holds it
+    kind: str  # the store's folder that holds it
     name: str
 
 
@@ -160,18 +163,19 @@ class StoreFolder:
         drop_default_acl(self.tmp)
 
     def _make_notes(self) -> None:
-        """This boot's. A store that is not ours to write, of an earlier boot, can still be read."""
+        """Create the folder for this boot's notes. A read-only store can still be read without it."""
         try:
             make_folder(self._notes)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES):
                 raise
 
-    # Making
+    # Making objects
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """A folder of our own under tmp/, removed at the end. Its lock says that it is in use (see `forget`)."""
+        """Yield a new folder under tmp/, which is removed at the end. Its lock shows that it is in use (see
+        `forget`)."""
         while (locked := self._new_temporary()) is None:
             pass
         folder, fd = locked
@@ -184,7 +188,7 @@ class StoreFolder:
                 close_lock(fd)
 
     def _new_temporary(self) -> tuple[Path, int] | None:
-        """A new folder and its lock; None where `forget` took it before it was locked."""
+        """Create a temporary folder and lock it. Returns None if it was removed before it was locked."""
         folder = Path(tempfile.mkdtemp(dir=self.tmp))
         try:
             fd = open_lock(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -198,13 +202,13 @@ class StoreFolder:
         return None
 
     def leftovers(self) -> Iterator[Path]:
-        """What crashed processes left under tmp/, each locked against its maker while it is yielded."""
+        """Yield what crashed processes left under tmp/. Each folder is locked while it is yielded."""
         for folder in sorted(self.tmp.iterdir()):
             if folder.is_symlink() or not folder.is_dir():
-                yield folder  # no maker's: they make folders
+                yield folder  # no process of ours made this: they make folders
                 continue
-            with suppress(FileNotFoundError):  # its owner finished meanwhile
-                opened = openat.open_folder(folder, lend=0o700)
+            with suppress(FileNotFoundError):  # its process finished meanwhile
+                opened = openat.open_folder(folder, grant=0o700)
                 try:
                     close_in_children(opened.fd)
                     fcntl.flock(opened.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,14 +219,15 @@ class StoreFolder:
                 finally:
                     opened.close()
 
-    def forget(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove what crashed processes left under tmp/."""
         for folder in self.leftovers():
-            sweep(folder)
+            remove_if_present(folder)
 
     @contextmanager
     def lock(self, *, alone: bool = False) -> Iterator[None]:
-        """Held from finding or making a layer until the snapshot that names it is in place."""
+        """Hold the store's lock: shared while a snapshot and its layers are made, `alone` (exclusive) for deletion
+        and repair."""
         fd = self._open_lock(alone)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
@@ -231,7 +236,7 @@ class StoreFolder:
             close_lock(fd)
 
     def _open_lock(self, alone: bool) -> int:
-        """A store that is not ours to write can still be read, and held against changes meanwhile."""
+        """Open the lock file. A read-only store can be locked as well, so that nothing changes while it is read."""
         path, how = self.root / "lock", os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             fd = open_lock(path, os.O_RDWR | os.O_CREAT | how)
@@ -247,7 +252,7 @@ class StoreFolder:
         return fd
 
     def place(self, made: Path, kind: str, name: str) -> bool:
-        """Give what was made under tmp/ its final name. False where a folder has that name already."""
+        """Rename an object made under tmp/ to its final name. Returns False if a folder has that name already."""
         crash_points.point("written")
         note = self._note(kind, name)
         os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -266,13 +271,13 @@ class StoreFolder:
     # Flushing
 
     def flush(self) -> None:
-        """All that has its name is on disk when this returns. Costs nothing where nothing was made.
+        """Return once every object with a final name is on disk. Costs nothing if nothing was made.
 
-        Of many threads that ask at once one flushes; the next flushes what came meanwhile, and the others find that
-        there is nothing left.
+        If several threads call it at once, one flushes, the next one flushes what was added meanwhile, and the others
+        find nothing left to do.
         """
         with self._flushing:
-            noted = self._renamed()
+            noted = self._notes_of_placed()
             if not noted:
                 return
             with open_folder(self.root) as fd:
@@ -282,46 +287,46 @@ class StoreFolder:
                 note.unlink(missing_ok=True)
             crash_points.point("cleared")
 
-    def _renamed(self) -> list[Path]:
-        """The notes of what had its final name when we looked. The others' must outlast a flush that may be too early
-        for their rename."""
+    def _notes_of_placed(self) -> list[Path]:
+        """Return the notes whose objects have their final names now. A note whose rename is still to come must
+        survive this flush."""
         there = self._notes.iterdir() if self._notes.is_dir() else ()
-        notes = [(path, _parsed(path.name)) for path in there]
+        notes = [(path, _parse_note(path.name)) for path in there]
         return [
             path for path, note in notes if note is not None and os.path.lexists(self.root / note.kind / note.name)
         ]
 
-    def forget_notes(self) -> None:
-        """Drop the notes of what is gone or never got its name. The caller holds the lock alone."""
-        for path in set(self._notes.iterdir()) - set(self._renamed()):
+    def drop_notes(self) -> None:
+        """Remove the notes of objects that were deleted or never renamed. The caller holds the lock exclusively."""
+        for path in set(self._notes.iterdir()) - set(self._notes_of_placed()):
             path.unlink()
 
     def _note(self, kind: str, name: str) -> Path:
         return self._notes / f"{kind}-{name}"
 
-    def from_earlier_boots(self) -> list[Note]:
-        """What was not yet on disk when the machine went down."""
-        parsed = (_parsed(path.name) for boot in self._earlier() for path in boot.iterdir())
+    def unflushed_at_earlier_boots(self) -> list[UnflushedNote]:
+        """Return the objects that were not flushed when the machine went down."""
+        parsed = (_parse_note(path.name) for boot in self._earlier_boots() for path in boot.iterdir())
         return sorted(note for note in parsed if note is not None)
 
     def forget_earlier_boots(self) -> None:
-        for boot in self._earlier():
+        for boot in self._earlier_boots():
             remove_tree(boot)
 
-    def _earlier(self) -> list[Path]:
+    def _earlier_boots(self) -> list[Path]:
         boots = (path for path in self._unflushed.iterdir() if path.is_dir())
         return [boot for boot in boots if boot.name != self._notes.name]
 
-    def strangers(self) -> list[str]:
-        """What lies under unflushed/ and is no note."""
+    def unknown_files(self) -> list[str]:
+        """Return the paths under unflushed/ that are not notes."""
         found = [path for path in self._unflushed.iterdir() if not path.is_dir()]
         found += [path for boot in self._unflushed.iterdir() if boot.is_dir() for path in boot.iterdir()]
-        return sorted(str(path.relative_to(self.root)) for path in found if _parsed(path.name) is None)
+        return sorted(str(path.relative_to(self.root)) for path in found if _parse_note(path.name) is None)
 
 
-def _parsed(name: str) -> Note | None:
+def _parse_note(name: str) -> UnflushedNote | None:
     found = _NOTE.fullmatch(name)
-    return None if found is None else Note(found[1], found[2])
+    return None if found is None else UnflushedNote(found[1], found[2])
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""The words of the fork engine: entries, layers, snapshots, changes, conflicts.
+"""The data types of the fork engine: entries, layers, snapshots, changes, conflicts.
 
-Everything here is immutable. Paths are `str` relative to the world's root folder, `/`-separated, without a
-leading slash, decoded with `os.fsdecode` (so a name that is not UTF-8 carries surrogate escapes).
+Everything here is immutable. Paths are `str` relative to the world's root folder, `/`-separated, without a leading
+slash, decoded with `os.fsdecode` (so a name that is not UTF-8 has surrogate escapes).
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from enum import StrEnum
 from typing import NewType
 
 LayerId = NewType("LayerId", str)
-"""sha256, hex, of a layer's manifest (times included)."""
+"""sha256, in hex, of a layer's manifest (times included)."""
 
 SnapshotId = NewType("SnapshotId", str)
-"""sha256, hex, of everything that a restore brings back: layers (times and links included), environment, cwd."""
+"""sha256, in hex, of everything that a restore brings back: layers (times and links included), environment,
+directory."""
 
 ContentKey = NewType("ContentKey", str)
-"""sha256, hex, of what differs from the base by content, mode, type and attributes: no times, no volatile paths.
-Serves reuse, never restore."""
+"""sha256, in hex, of what differs from the base in content, mode, type and attributes, without times and volatile
+paths. Used for reuse, never to restore."""
 
 
 class EntryKind(StrEnum):
@@ -32,7 +33,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one path is. `digest` is of a file's bytes or of a link's target, "" for a folder."""
+    """What is at one path. `digest` is that of a file's bytes or of a link's target, "" for a folder."""
 
     kind: EntryKind
     mode: int = 0  # permission bits only (S_IMODE)
@@ -40,9 +41,9 @@ class Entry:
     mtime_ns: int = 0
     digest: str = ""
     target: str = ""  # a symlink's target
-    opaque: bool = False  # only in a layer's manifest: the folder hides what the layers below it hold
-    xattrs: tuple[tuple[str, str], ...] = ()  # (name, hex value), sorted; overlay's own are left out
-    link: str = ""  # hard links: the first path (sorted) of the same inode, "" for that path itself
+    opaque: bool = False  # only in a layer's manifest: the folder hides the content of lower layers
+    xattrs: tuple[tuple[str, str], ...] = ()  # (name, hex value), sorted, without overlayfs's own
+    link: str = ""  # for hard links: the first path (sorted) of the same inode, "" for that path itself
 
     @property
     def content(self) -> tuple[str, int, str]:
@@ -53,47 +54,48 @@ class Entry:
 class ProcessTier(StrEnum):
     """How much of a world's processes a snapshot kept. Always reported, never guessed."""
 
-    NONE = "none"  # there were none beside the shell, whose environment and directory are kept
-    DROPPED = "dropped"  # there were some: their files are kept, the processes are not
-    COMMANDS = "commands"  # their recorded start-up commands are kept and run again
-    REPL = "repl"  # its Python sessions are kept, in `image`; what else ran is in `dropped` or `commands`
-    CRIU = "criu"  # dumped whole
+    NONE = "none"  # only the shell ran; its environment and directory are kept
+    DROPPED = "dropped"  # others ran: their files are kept, the processes are not
+    COMMANDS = "commands"  # recorded start-up commands are kept and run again
+    REPL = "repl"  # Python sessions are kept in `image`; other processes are in `dropped` or `commands`
+    CRIU = "criu"  # all processes were dumped
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """What a snapshot kept of what ran. Part of its id, but for `reason`."""
+    """What a snapshot kept of the world's processes. Part of its id, except `reason`."""
 
     tier: ProcessTier = ProcessTier.NONE
-    shell: str = ""  # digest of a blob: the shell's whole state; "" is a fresh shell
-    image: str = ""  # id of a folder of process images (REPL, CRIU); "" where there is none
-    commands: tuple[str, ...] = ()  # what starts again what ran (COMMANDS)
-    dropped: int = 0  # processes that were not kept
+    shell: str = ""  # digest of the blob with the shell's whole state; "" for a new shell
+    image: str = ""  # id of a folder of process images (REPL, CRIU); "" if there is none
+    commands: tuple[str, ...] = ()  # commands that start the processes again (COMMANDS)
+    dropped: int = 0  # number of processes that were not kept
     reason: str = field(default="", compare=False)  # why the tier is not higher, for people
 
     @property
     def declared(self) -> bool:
-        """Whether the snapshot says all that will run in its forks: then what they do can be reused."""
+        """Whether the snapshot declares all that will run in its forks, so that their results can be reused."""
         return self.tier in (ProcessTier.NONE, ProcessTier.COMMANDS) and not self.dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An immutable state of a world. Stacks are bottom first; layers[0] is the imported workspace."""
+    """An immutable state of a world. StackViews are ordered from the bottom; layers[0] is the imported workspace."""
 
     id: SnapshotId
     layers: tuple[LayerId, ...]  # the workspace
-    content_key: ContentKey  # "" while processes live that nothing declares: no reuse then
+    content_key: ContentKey  # "" while undeclared processes live: nothing is reused then
     env: Mapping[str, str] = field(default_factory=dict)  # what differs from the world's start environment
     env_unset: tuple[str, ...] = ()
     cwd: str = ""  # relative to the world's root folder
     processes: Processes = Processes()
-    outside: tuple[LayerId, ...] = ()  # all beside the workspace, paths relative to "/": over the host, or `image`
-    image: LayerId | None = None  # the root file system that the world stands on; None is the host's
+    # everything beside the workspace, paths relative to "/", over the host or `image`
+    outside: tuple[LayerId, ...] = ()
+    image: LayerId | None = None  # root file system of the world; None is the host's
     parents: tuple[SnapshotId, ...] = field(default=(), compare=False)
-    """What it was first made from: one for a seal, (ours, theirs) for a merge. No part of the id."""
+    """What it was first made from: one parent for a seal, (ours, theirs) for a merge. Not part of the id."""
     merges: tuple[tuple[SnapshotId, ...], ...] = field(default=(), compare=False)
-    """(ours, theirs) of the first merges that came to the same state when it was there already."""
+    """(ours, theirs) of later merges with the same result. Not part of the id."""
 
     @property
     def base(self) -> LayerId:
@@ -131,28 +133,29 @@ class ConflictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    path: str  # a file's path, "/…" beside the workspace; for ENV the variable's name, or "cwd"; or "processes"
+    path: str  # a file's path ("/…" outside the workspace), a variable's name or "cwd" (ENV), or "processes"
     kind: ConflictKind
     detail: str = ""
 
 
 class MergeStrategy(StrEnum):
-    """What becomes of a conflict that neither a line merge nor the rest of a three-way merge settles."""
+    """What to do with a conflict that a three-way merge, including the merge by line, cannot resolve."""
 
-    FAIL = "fail"  # it is a `MergeConflict`
+    FAIL = "fail"  # raise `MergeConflict`
     OURS = "ours"
     THEIRS = "theirs"
-    UNION = "union"  # both: lines of either side, mode bits of either, what one removed is kept; else as FAIL
+    UNION = "union"  # keep both: the lines and mode bits of either side, and what one side removed; else as FAIL
 
 
 Resolver = Callable[[Conflict, bytes | None, bytes | None, bytes | None], bytes | MergeStrategy]
-"""Asked for each conflict: (it, what base, ours and theirs hold there: bytes of a file, a link's target, a variable's
-value; None for anything else). Answers with the bytes to put there, or with a strategy for this one."""
+"""A function that is asked for each conflict: (the conflict, what base, ours and theirs hold: a file's bytes, a
+link's target, a variable's value; None for anything else). It returns the bytes to put there, or a strategy for this
+conflict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A path of an imported folder that a snapshot cannot hold, and why."""
+    """A path of an imported folder that a snapshot cannot hold, and the reason."""
 
     path: str
     reason: str

@@ -1,7 +1,7 @@
-"""The merged view: what a stack of layers looks like from above, as overlayfs would show it.
+"""The merged view of a stack of layers, as overlayfs would show it, and the differences between two views.
 
-A view is the base layer's manifest, shared and never copied, under a small dictionary of what the layers above it
-changed. So making a view costs what changed, however large the workspace is.
+A view is the base layer's manifest, which is shared and never copied, plus a small dictionary of what the layers
+above it changed. So making a view costs what changed, however large the workspace is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ramify.fork_engine.filesystem.openat import split
-from ramify.fork_engine.manifest import Manifest, relink
+from ramify.fork_engine.filesystem.openat import parent_folders, split_path
+from ramify.fork_engine.filesystem.scan import relink
+from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind, LayerId
 
 
@@ -26,7 +27,7 @@ class LocatedEntry(NamedTuple):
 
 
 class View(Mapping[str, Entry]):
-    """Paths to entries, whiteouts and opaque folders applied. Immutable; iterates in sorted order."""
+    """Maps paths to entries, with whiteouts and opaque folders applied. Immutable; iterates in sorted order."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class View(Mapping[str, Entry]):
         self.base = base
         self.delta: Mapping[str, LocatedEntry | None] = delta or {}  # against the base; None: removed
         self.manifests: Mapping[LayerId, Manifest] = manifests or {base.id: base}
-        self.root = root or base.root  # the top folder itself, which is no path of the mapping
+        self.root = root or base.root  # the top folder itself, which is not a path of the mapping
 
     def locate(self, path: str) -> LocatedEntry | None:
         if path in self.delta:
@@ -65,7 +66,8 @@ class View(Mapping[str, Entry]):
         )
 
     def _with_link(self, path: str, found: LocatedEntry) -> Entry:
-        """A hard link lasts between those paths of one layer's file that no layer above has replaced."""
+        """Return the entry with its current `link`: hard links hold between those paths of one layer's file that no
+        upper layer replaced."""
         manifest = self.manifests.get(found.layer)
         group = manifest.groups.get(path) if manifest is not None else None
         if group is None:
@@ -79,7 +81,7 @@ class View(Mapping[str, Entry]):
         return sorted(self.delta)
 
     def below(self, folder: str) -> Iterator[str]:
-        """Every path under a folder, unordered."""
+        """Yield every path below a folder, unordered."""
         for path in _slice(self.base.paths, folder):
             if path not in self.delta:
                 yield path
@@ -94,7 +96,8 @@ class View(Mapping[str, Entry]):
     def changed(
         self, changes: Mapping[str, LocatedEntry | None], root: Entry, more: Mapping[LayerId, Manifest]
     ) -> View:
-        """This view with some paths replaced or (None) removed. `more`: manifests of layers newly pointed at."""
+        """Return this view with some paths replaced or (None) removed. `more`: manifests of layers that are new in
+        it."""
         delta = dict(self.delta)
         for path, found in changes.items():
             if found is not None or path in self.base.entries:
@@ -104,9 +107,9 @@ class View(Mapping[str, Entry]):
         return type(self)(self.base, delta, {**self.manifests, **more}, root)
 
     def stacked(self, layer: Manifest) -> View:
-        """This view with one more layer on top."""
+        """Return this view with one more layer on top."""
         changes: dict[str, LocatedEntry | None] = {}
-        for path in layer.paths:  # a folder comes before what it holds
+        for path in layer.paths:  # a folder comes before its content
             entry = layer.entries[path]
             merges = entry.kind is EntryKind.DIR and not entry.opaque
             if not merges and self.is_folder(path):
@@ -119,10 +122,11 @@ class View(Mapping[str, Entry]):
 
 
 class HostOverlayView(View):
-    """A stack over a base that is not known, the host's own folders: what hides something there stays an entry.
+    """The view of a stack over the host's own folders, which are not listed. What hides something of the host is an
+    entry.
 
-    In it a whiteout is an entry, and a folder is opaque where it hides what the base may hold at its path. What lies
-    in an opaque folder hides nothing any more.
+    A whiteout is an entry here, and a folder is opaque if it hides what the host may have at its path. Nothing inside
+    an opaque folder hides anything more.
     """
 
     def __init__(
@@ -143,7 +147,7 @@ class HostOverlayView(View):
 
         for path in layer.paths:
             entry, before = layer.entries[path], now(path)
-            closed = any(_hides(now(folder)) for folder in _above(path))
+            closed = any(_hides(now(folder)) for folder in parent_folders(path))
             if entry.kind is EntryKind.DIR and not entry.opaque:
                 hides = before is not None and (before.opaque or before.kind is not EntryKind.DIR)
             else:
@@ -171,13 +175,9 @@ def _hides(entry: Entry | None) -> bool:
     return entry is not None and entry.opaque
 
 
-def _above(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
-
-
 def differing(before: View, after: View) -> list[str]:
-    """Sorted paths whose entries differ in anything a restore brings back. Costs what changed on a shared base."""
+    """Return the sorted paths whose entries differ in anything that a restore brings back. Costs what changed if the
+    base is shared."""
     if before.base.id == after.base.id:
         touched = before.delta.keys() | after.delta.keys()
         candidates = [path for path in touched if before.locate(path) != after.locate(path)]
@@ -187,7 +187,7 @@ def differing(before: View, after: View) -> list[str]:
 
 
 def _slice(paths: Sequence[str], folder: str) -> Sequence[str]:
-    """The sorted paths below a folder: '0' is the character after '/'."""
+    """Return the sorted paths below a folder. "0" is the character after "/"."""
     if folder == "":
         return paths
     return paths[bisect.bisect_left(paths, folder + "/") : bisect.bisect_left(paths, folder + "0")]
@@ -197,13 +197,14 @@ _WHITEOUT = Entry(EntryKind.WHITEOUT)
 
 
 def changes(before: View, after: View) -> list[Change]:
-    """Sorted by path. Times alone are no change."""
+    """Return the changes from `before` to `after`, sorted by path. A change of times only is not one."""
     found = (change(path, before.get(path), after.get(path)) for path in differing(before, after))
     return [item for item in found if item is not None]
 
 
 def change(path: str, before: Entry | None, after: Entry | None) -> Change | None:
-    """The change of one path; None where only times or hard links differ. Attributes count as contents."""
+    """Return the change of one path, or None if at most times or hard links differ. Extended attributes count as
+    contents."""
     if before is None or after is None:
         if before is after:
             return None
@@ -218,33 +219,27 @@ def change(path: str, before: Entry | None, after: Entry | None) -> Change | Non
 
 
 def layer_between(before: View, after: Mapping[str, Entry], changed: Iterable[str]) -> dict[str, Entry]:
-    """The entries of the layer that, stacked on `before`, shows `after`. They differ in `changed` only.
+    """Return the entries of the layer that turns `before` into `after`, which differ only in the paths `changed`.
 
-    A layer holds the folders above all it names. A hard link whose first path is not in the layer goes to the first
-    that is.
+    A layer also holds every folder above its paths. If the first path of a hard-linked file is not in the layer, the
+    first one that is takes its place.
     """
     layer: dict[str, Entry] = {}
     for path in sorted(changed):
         entry = after.get(path)
         if entry is not None:
             layer[path] = entry
-        elif path in before and _is_folder(after, split(path)[0]):
+        elif path in before and _is_folder(after, split_path(path)[0]):
             layer[path] = _WHITEOUT
         else:
-            continue  # gone with the folder that held it
-        for folder in above(path):
+            continue  # removed together with its folder
+        for folder in parent_folders(path):
             layer.setdefault(folder, after[folder])
     groups: dict[str, list[str]] = {}
     for path, entry in layer.items():
         if entry.link:
             groups.setdefault(entry.link, [entry.link] if entry.link in layer else []).append(path)
     return relink(layer, groups.values())
-
-
-def above(path: str) -> Iterator[str]:
-    """The folders that hold a path, nearest first, the root left out."""
-    while path := split(path)[0]:
-        yield path
 
 
 def _is_folder(entries: Mapping[str, Entry], path: str) -> bool:

@@ -6,12 +6,11 @@ refused with `Unsupported` before it is made. `ramify doctor` prints the flags o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ramify.sandboxes.contract import Limit, WorldSpec
-from ramify.sandboxes.errors import Unsupported, WorldStartFailed
+from ramify.sandboxes.errors import Unsupported
 
 
 class Feature(StrEnum):
@@ -42,17 +41,6 @@ class Feature(StrEnum):
     DISK_LIMIT = "disk limit"
     OPEN_FILES_LIMIT = "open files limit"
     CPU_LIMIT = "processor time limit"
-
-
-FEATURE_OF = {
-    Limit.MEMORY: Feature.MEMORY_LIMIT,
-    Limit.PROCESSES: Feature.PROCESS_LIMIT,
-    Limit.FILE: Feature.FILE_LIMIT,
-    Limit.DISK: Feature.DISK_LIMIT,
-    Limit.OPEN_FILES: Feature.OPEN_FILES_LIMIT,
-    Limit.CPU: Feature.CPU_LIMIT,
-}
-"""The flag for each limit of `Limits`. Timeouts have none: every backend enforces them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +95,3 @@ class Capabilities:
 def flags(nos: Mapping[Feature, str]) -> tuple[Flag, ...]:
     """A flag for every feature: a no for those in `nos`, with its reason, and a yes for all others."""
     return tuple(Flag(feature, not nos.get(feature), nos.get(feature, "")) for feature in Feature)
-
-
-def wanted(spec: WorldSpec) -> Iterator[Feature]:
-    """The features that a world of this specification needs."""
-    if spec.image is not None:
-        yield Feature.IMAGES
-    if spec.network:
-        yield Feature.HOST_NETWORK
-    if spec.startup:
-        yield Feature.COMMANDS
-    for limit in spec.limits.asked():
-        yield FEATURE_OF[limit]
-
-
-def check_supported(able: Capabilities, spec: WorldSpec) -> None:
-    """Raise `Unsupported` for the first feature that `spec` needs and the backend lacks, and `WorldStartFailed` for
-    variables that no process can have."""
-    for name, value in (*spec.env.items(), *spec.secrets.items()):
-        if not name or "=" in name or "\0" in name + value:  # not shown: the value may be a secret
-            raise WorldStartFailed(
-                f"no process can have the variable {name!r}: a name must not be empty or contain '=', and neither "
-                "it nor its value may contain a NUL byte"
-            )
-    for feature in wanted(spec):
-        able.require(feature)

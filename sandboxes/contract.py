@@ -6,17 +6,16 @@ A backend materialises a snapshot as a live `World`; the world runs commands and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
+from typing import NewType, Protocol, runtime_checkable
 
 from ramify.fork_engine.types import Snapshot
-
-if TYPE_CHECKING:
-    from ramify.sandboxes.capabilities import Capabilities
+from ramify.sandboxes.capabilities import Capabilities, Feature
+from ramify.sandboxes.errors import WorldStartFailed
 
 WorldId = NewType("WorldId", str)
 MIB, GIB = 1 << 20, 1 << 30
@@ -33,6 +32,17 @@ class Limit(StrEnum):
     DISK = "disk_bytes"
     OPEN_FILES = "open_files"
     CPU = "cpu_s"
+
+
+FEATURE_OF = {
+    Limit.MEMORY: Feature.MEMORY_LIMIT,
+    Limit.PROCESSES: Feature.PROCESS_LIMIT,
+    Limit.FILE: Feature.FILE_LIMIT,
+    Limit.DISK: Feature.DISK_LIMIT,
+    Limit.OPEN_FILES: Feature.OPEN_FILES_LIMIT,
+    Limit.CPU: Feature.CPU_LIMIT,
+}
+"""The flag for each limit of `Limits`. Timeouts have none: every backend enforces them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,31 @@ class WorldSpec:
     """Whether processes can be dumped whole (CRIU). They then run without the system-call filter, because only the
     machine's root can dump filtered processes: `docs/decisions/037-process-checkpoints-with-criu.md`."""
     startup: tuple[str, ...] = ()  # commands started beside the shell in every world, unless they came with it
+
+
+def required_features(spec: WorldSpec) -> Iterator[Feature]:
+    """The features that a world of this specification needs."""
+    if spec.image is not None:
+        yield Feature.IMAGES
+    if spec.network:
+        yield Feature.HOST_NETWORK
+    if spec.startup:
+        yield Feature.COMMANDS
+    for limit in spec.limits.asked():
+        yield FEATURE_OF[limit]
+
+
+def check_supported(capabilities: Capabilities, spec: WorldSpec) -> None:
+    """Raise `Unsupported` for the first feature that `spec` needs and the backend lacks, and `WorldStartFailed` for
+    variables that no process can have."""
+    for name, value in (*spec.env.items(), *spec.secrets.items()):
+        if not name or "=" in name or "\0" in name + value:  # not shown: the value may be a secret
+            raise WorldStartFailed(
+                f"no process can have the variable {name!r}: a name must not be empty or contain '=', and neither "
+                "it nor its value may contain a NUL byte"
+            )
+    for feature in required_features(spec):
+        capabilities.require(feature)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ramify.sandboxes import confinement_report
 from ramify.sandboxes.agent.messages import Failed, Link, Ran, Ready, Run, Start, View
-from ramify.sandboxes.agent.mount_server import BIGGEST, Answer, Mount, Order, Over, pack, unpack
+from ramify.sandboxes.agent.mount_server import (
+    BIGGEST,
+    MountOverlays,
+    MountReply,
+    MountRequest,
+    Overlay,
+    pack,
+    unpack,
+)
 from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT
 from ramify.sandboxes.backends.copying import CopyBackend
 from ramify.sandboxes.backends.docker.backend import DockerBackend
@@ -23,7 +30,9 @@ from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.capabilities import Capabilities, flags
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.host.fork_server_client import PATIENCE_S, end, find_bash, launch
-from ramify.sandboxes.host.scratch import Session
+from ramify.sandboxes.host.scratch import ScratchSession
+from ramify.sandboxes.linux import cgroups, landlock, seccomp
+from ramify.sandboxes.linux.cgroups import Groups
 from ramify.sandboxes.linux.mount_table import MountTable
 
 INSIDE = "/tmp/tree"
@@ -60,8 +69,8 @@ def probe(folder: Path, bash: str) -> Found:
 
 def _try(folder: Path, bash: str, control: socket.socket, keeping: socket.socket, found: Found) -> str:
     keeping.settimeout(PATIENCE_S)
-    answer, given = _order(
-        keeping, Mount([str(folder / "lower")], [Over(str(folder / "upper"), str(folder / "work"), "")])
+    answer, given = _ask_mount_server(
+        keeping, MountOverlays([str(folder / "lower")], [Overlay(str(folder / "upper"), str(folder / "work"), "")])
     )
     if answer.error:
         return answer.error
@@ -75,11 +84,11 @@ def _try(folder: Path, bash: str, control: socket.socket, keeping: socket.socket
         return _converse(Link(ours), start, given, found)
 
 
-def _order(keeping: socket.socket, order: Order) -> tuple[Answer, list[int]]:
-    keeping.send(pack(order))
+def _ask_mount_server(keeping: socket.socket, request: MountRequest) -> tuple[MountReply, list[int]]:
+    keeping.send(pack(request))
     data, given, _, _ = socket.recv_fds(keeping, BIGGEST, 1, socket.MSG_CMSG_CLOEXEC)
     answer = unpack(data) if data else None
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, MountReply):
         raise OSError("it hung up")
     return answer, given
 
@@ -117,6 +126,7 @@ def capabilities(scratch: Path) -> tuple[Capabilities, ...]:
 
 
 def namespaces(scratch: Path) -> Capabilities:
+    """What the namespace backend can do with worlds under `scratch`."""
     found = _try_namespaces(scratch)
     return Capabilities(
         NamespaceBackend.name,
@@ -125,7 +135,27 @@ def namespaces(scratch: Path) -> Capabilities:
         notes=(
             "the host's files are readable inside, except /tmp, /var/tmp, /run and ramify's own",
             *_coverage(found.uncovered),
-            *confinement_report.notes(),
+            *confinement_notes(),
+        ),
+    )
+
+
+def confinement_notes() -> tuple[str, ...]:
+    """One line for each mechanism that a machine may have or lack. Takes about a millisecond."""
+    filtered = seccomp.why_not()
+    abi = landlock.abi_version()
+    groups = cgroups.find()
+    return (
+        f"system calls are not filtered: {filtered}" if filtered else "system calls are filtered",
+        (
+            f"Landlock: ABI {abi}"
+            if abi >= landlock.ABI_REFER
+            else f"no Landlock: ABI {abi}, where {landlock.ABI_REFER} (Linux 5.19) is needed"
+        ),
+        (
+            "limits: held by the kernel (control groups) and by each world's agent"
+            if isinstance(groups, Groups)
+            else f"limits: only watched by each world's agent, a few times a second: {groups}"
         ),
     )
 
@@ -138,6 +168,7 @@ def _coverage(uncovered: Sequence[str]) -> tuple[str, ...]:
 
 
 def docker() -> Capabilities:
+    """What the docker backend can do."""
     try:
         connect().close()
         reason = ""
@@ -155,6 +186,7 @@ def docker() -> Capabilities:
 
 
 def copy() -> Capabilities:
+    """What the copy backend can do."""
     try:
         find_bash()
         reason = ""
@@ -174,7 +206,7 @@ def _try_namespaces(scratch: Path) -> Found:
         bash = find_bash()
     except BackendUnavailable as error:
         return Found(str(error))
-    session = Session(scratch.resolve())
+    session = ScratchSession(scratch.resolve())
     try:
         session.open()
     except OSError as error:
@@ -191,8 +223,8 @@ def _try_namespaces(scratch: Path) -> Found:
 def _cause(folder: Path) -> str:
     """The most likely obstacle on this machine, and what to do about it."""
     found = []
-    version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
-    if version < OLDEST_KERNEL:
+    abi_version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+    if abi_version < OLDEST_KERNEL:
         found.append(f"Linux {os.uname().release} is too old: 5.12 or later is needed")
     for name, off, remedy in SWITCHES:
         switch = Path("/proc/sys", name)

@@ -25,12 +25,12 @@ from typing import Self
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.capabilities import Capabilities, Feature, check_supported, flags
-from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec
+from ramify.sandboxes.capabilities import Capabilities, Feature, flags
+from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import Unsupported, WorldDied
 from ramify.sandboxes.host.agent_world import check_command
-from ramify.sandboxes.host.concurrency import fork_all, to_the_end
-from ramify.sandboxes.host.scratch import Session, remove_tree
+from ramify.sandboxes.host.concurrency import finish_before_cancelling, fork_all
+from ramify.sandboxes.host.scratch import ScratchSession, remove_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ScriptedBackend:
         self.store, self.script = store, script
         self.capabilities = Capabilities(self.name, flags(missing or {}))
         self.commands: list[tuple[WorldId, str]] = []
-        self._session = Session(scratch)
+        self._session = ScratchSession(scratch)
         self._worlds: list[ScriptedWorld] = []
 
     async def __aenter__(self) -> Self:
@@ -78,7 +78,7 @@ class ScriptedBackend:
         check_supported(self.capabilities, spec)
         world = ScriptedWorld(self, self._session.folder / uuid.uuid4().hex[:12], snapshot)
         try:
-            await to_the_end(asyncio.to_thread(self.store.materialise, snapshot, world.folder))
+            await finish_before_cancelling(asyncio.to_thread(self.store.materialise, snapshot, world.folder))
         except BaseException:
             await world.close()
             raise
@@ -93,6 +93,8 @@ class ScriptedBackend:
 
 
 class ScriptedWorld:
+    """A world of the fake: a folder with a tree, and the script's answers."""
+
     def __init__(self, backend: ScriptedBackend, folder: Path, snapshot: Snapshot) -> None:
         self._backend, self.folder, self._snapshot = backend, folder, snapshot
         self._lock = asyncio.Lock()

@@ -1,7 +1,8 @@
-"""The client: one chat call to any OpenAI-compatible server, with deadline tags, retries and typed errors.
+"""The model client: chat calls to any OpenAI-compatible server, with deadline tags, retries and typed errors.
 
-Every call is streamed on the wire, also where the caller wants the whole answer: so the first token is measured
-where it happens, a server that stops in the middle is noticed, and there is one way to read an answer.
+Start at `LLMClient.chat`. Every call is streamed on the wire, even where the caller wants the whole answer: that way
+the first token is measured when it comes, a server that stops in the middle is noticed, and there is one way to read
+an answer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from ramify.serving.types import ChatRequest, ChatResult, Message
 
 
 class PrefixHints:
-    """Those to one server. It is asked for its models once: a gateway of ours says there that it is one."""
+    """Sends prefix hints to one server, if it is a Ramify gateway. The list of its models says so; it is asked
+    once."""
 
     def __init__(self, http: httpx.AsyncClient, base_url: str) -> None:
         self._http = http
@@ -41,16 +43,18 @@ class PrefixHints:
         self._taken: bool | None = None
 
     async def send(self, messages: Sequence[Message], *, model: str) -> str:
-        """Returns when the prefix is read, or will not be: then why, else "". Raises nothing of the network's, nor of
-        a text that is none (half a surrogate pair)."""
+        """Returns "" once the prefix is read, else the reason why it will not be.
+
+        Network errors become such a reason, and so does a text that has no UTF-8 (half a surrogate pair).
+        """
         try:
             if self._taken is None:
                 listed = await self._http.get(f"{self._base_url}/models")
                 if listed.status_code >= 400:
-                    return f"the server answered {listed.status_code} where it was asked for its models"
+                    return f"the server answered {listed.status_code} when asked for its models"
                 self._taken = wire.GATEWAY_HEADER in listed.headers
             if not self._taken:
-                return "the server is no gateway of Ramify's"
+                return "the server is not a Ramify gateway"
             said = [{"role": one.role, "content": one.content} for one in messages]
             answer = await self._http.post(
                 f"{self._base_url}{wire.PREFIX_PATH}", json={"model": model, "messages": said}
@@ -72,7 +76,7 @@ _ERROR_BODY_BYTES = 64 * 1024
 
 
 class _Retryable(Exception):
-    """An attempt that failed in a way that another may not."""
+    """An attempt failed in a way that a retry may fix."""
 
     def __init__(self, problem: str, *, after_s: float = 0.0, hung: bool = False) -> None:
         self.problem = problem
@@ -82,18 +86,18 @@ class _Retryable(Exception):
 
 
 class LLMClient:
-    """Calls one server. An async context manager; one instance serves any number of calls at once.
+    """Calls one OpenAI-compatible server. An async context manager; one instance serves any number of calls at once.
 
-    `base_url` is what comes before `/chat/completions` (a bare host gets `/v1`). `model` stands in where a request
-    says "default". `timeout_s` bounds a call without a deadline, retries included; `retries` bounds their number.
-    A server that sends nothing for `hang_s` is taken for hung and asked again. Not said, only the time of the whole
-    call bounds the silence, since a call that waits its turn at a gateway hears nothing either, and the gateway
-    itself finds out when its engine hangs.
-
-    `honours_seed` says that the server gives the same answer to the same request with a seed at temperature 0.
-
-    Tags travel in the header only, which a server that does not know it ignores; `send_xargs` puts them into the
-    body too, for a vLLM that is asked directly.
+    base_url: the address before `/chat/completions`; `/v1` is added to a bare host.
+    model: the model to ask where a request says "default".
+    timeout_s: limit in seconds for a call without a deadline, retries included.
+    hang_s: after so many seconds of silence the server is considered hung, and the call is retried. None: only the
+        time of the whole call limits the silence. A call that waits at a gateway hears nothing either, and the
+        gateway itself notices an engine that hangs.
+    retries: how often a failed call is tried again.
+    send_xargs: put the tags into the body too, for a vLLM that is asked directly. They always go into a header, which
+        other servers ignore.
+    honours_seed: the server gives the same answer to the same request with a seed at temperature 0.
     """
 
     def __init__(
@@ -132,12 +136,12 @@ class LLMClient:
             auth=self._authorised if self._api_key else None,
         )
         self._hints = PrefixHints(self._http, self.base_url)
-        self._owner: int | None = None  # the process that has connections, from its first request on
+        self._owner: int | None = None  # the process that opened the connections; None before the first request
 
     @property
     def whom(self) -> tuple[str, str | None]:
-        """The server's address, fit to be shown and kept, and the model that is asked where a request says "default":
-        None where that is the server's own."""
+        """The server's address without secrets, and the model that "default" means (None: the server's own
+        choice)."""
         return self._shown_url, None if self._model == "default" else self._model
 
     async def __aenter__(self) -> Self:
@@ -146,16 +150,16 @@ class LLMClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._owner in (None, os.getpid()):  # in a forked child the connections are its parent's to close
+        if self._owner in (None, os.getpid()):  # in a forked child, the parent closes its connections
             await self._http.aclose()
 
     async def chat(
         self, request: ChatRequest, *, tags: SLOTags | None = None, deadline_s: float | None = None
     ) -> ChatResult:
-        """One whole answer, within `deadline_s` from now (else the tags' deadline, else `timeout_s`).
+        """Return one whole answer within `deadline_s` seconds from now (else the tags' deadline, else `timeout_s`).
 
-        Raises LLMUnavailable or LLMTimeout when retrying did not help in time, LLMRejected when the server refused
-        the request as such, DeadlineInfeasible when the gateway says that it cannot be done in time.
+        Raises LLMUnavailable or LLMTimeout if retries did not help in time, LLMRejected if the server refused the
+        request, and DeadlineInfeasible if the gateway says that the deadline cannot be met.
         """
         stream = ChatStream(self._pieces(request, tags or SLOTags(), deadline_s, restart=True))
         async with stream:
@@ -166,21 +170,24 @@ class LLMClient:
     def stream(
         self, request: ChatRequest, *, tags: SLOTags | None = None, deadline_s: float | None = None
     ) -> ChatStream:
-        """The answer's text as it comes: `async with client.stream(r) as s: async for piece in s: …; s.result`.
+        """Stream the answer's text: `async with client.stream(r) as s: async for piece in s: …; s.result`.
 
-        Errors as in `chat`; but what was given out cannot be taken back, so an answer that breaks after its first
-        piece is not tried again.
+        Raises the errors of `chat`. An answer that breaks after its first piece is not retried, because the caller
+        has seen that piece.
         """
         return ChatStream(self._pieces(request, tags or SLOTags(), deadline_s, restart=False))
 
     async def hint(self, messages: Sequence[Message], *, model: str = "default") -> str:
-        """Have an idle engine behind a Ramify gateway read what calls will begin with; any other server is sent
-        nothing. Returns when that is done, or will not be: then why, else "". A failure is such a reason, too."""
+        """Ask a Ramify gateway to let an idle engine prefill the beginning of future calls; other servers get
+        nothing.
+
+        Returns "" once the prefix is read, else the reason why it will not be. A failure counts as a reason.
+        """
         self._refuse_in_child()
         return self._scrubbed(await self._hints.send(messages, model=self._model if model == "default" else model))
 
     async def models(self) -> tuple[str, ...]:
-        """What the server serves. Asks once, without retries. Errors as in `chat`."""
+        """The names of the models that the server serves. Asks once, without retries. Raises the errors of `chat`."""
         started = self._clock()
         expires = started + min(self._timeout_s, _CONNECT_S)
         try:
@@ -203,7 +210,8 @@ class LLMClient:
     async def _pieces(
         self, request: ChatRequest, tags: SLOTags, deadline_s: float | None, *, restart: bool
     ) -> AsyncGenerator[str | ChatResult, None]:
-        """Attempts until one is whole: its pieces of text (only the last attempt's, unless `restart`), its result."""
+        """Try until one answer is whole. Yields its pieces of text (of the last attempt only, unless `restart`), then
+        its result."""
         started = self._clock()
         limit = next(s for s in (deadline_s, tags.deadline_left(time.time()), self._timeout_s) if s is not None)
         expires = started + limit
@@ -232,7 +240,7 @@ class LLMClient:
     async def _exchange(
         self, request: ChatRequest, tags: SLOTags, expires: float, answer: wire.Answer
     ) -> AsyncGenerator[str, None]:
-        """One request and its answer, read into `answer`; yields the text as it comes."""
+        """Send one request and read its answer into `answer`. Yields the text as it comes."""
         model = self._model if request.model == "default" else request.model
         body = wire.to_body(request, model=model)
         xargs = tags.to_xargs()
@@ -261,7 +269,7 @@ class LLMClient:
             await response.aclose()
 
     async def _send(self, request: httpx.Request, expires: float) -> httpx.Response:
-        """Send, and see an error status as the error that it means."""
+        """Send a request. Raises the error that an error status stands for."""
         self._refuse_in_child()
         response = await self._within(self._http.send(request, stream=True), expires)
         if response.status_code < 400:
@@ -280,12 +288,12 @@ class LLMClient:
         raise self._refused(response.status_code, body, response.headers.get("retry-after"))
 
     def _refuse_in_child(self) -> None:
-        """Two processes on one connection would read each other's answers."""
+        """Raise UsedAfterFork in a forked child: two processes on one connection would read each other's answers."""
         self._owner = self._owner or os.getpid()
         refuse_in_child(self._owner, f"the client for {self._shown_url}", UsedAfterFork)
 
     def _refused(self, status: int, body: Mapping[str, object], retry_after: str | None = None) -> Exception:
-        """What an error body means: try again, or one of our errors."""
+        """The exception that an error body stands for: _Retryable, or an LLMError."""
         error = body.get("error")
         said = error if isinstance(error, Mapping) else {"message": error or body.get("detail") or "no reason given"}
         code = said.get("code")
@@ -307,13 +315,13 @@ class LLMClient:
         )
 
     async def _within(self, work: Awaitable[_T], expires: float) -> _T:
-        """Await one step of an exchange; _Retryable when the server hangs."""
+        """Await one step of an exchange. Raises _Retryable if the server hangs."""
         left = expires - self._clock()
         try:
             async with asyncio.timeout(max(0.0, min(self._hang_s, left))):
                 return await work
         except TimeoutError:
-            waited = "in the time there was" if left <= self._hang_s else f"for {self._hang_s:g} s"
+            waited = "before the deadline" if left <= self._hang_s else f"for {self._hang_s:g} s"
             raise _Retryable(f"it sent nothing {waited}", hung=True) from None
 
     def _given_up(self, failure: _Retryable, *, attempts: int, took_s: float) -> LLMError:
@@ -335,7 +343,7 @@ class LLMClient:
 
 
 class ChatStream:
-    """The pieces of one answer; `result` once they have all come."""
+    """An answer that is being streamed: iterate over its pieces of text; then `result` is the whole."""
 
     def __init__(self, pieces: AsyncGenerator[str | ChatResult, None]) -> None:
         self._pieces = pieces
@@ -344,7 +352,7 @@ class ChatStream:
     @property
     def result(self) -> ChatResult:
         if self._result is None:
-            raise RuntimeError("the answer is not whole yet: read the stream to its end first")
+            raise RuntimeError("the answer is not complete yet: read the stream to its end first")
         return self._result
 
     async def __aenter__(self) -> Self:
@@ -375,7 +383,7 @@ def _told(error: Exception) -> str:
 
 
 def _seconds_of(retry_after: str | None) -> float:
-    """Retry-After in seconds; its date form is rare with model servers, and our own pause serves there."""
+    """The seconds of a Retry-After header; 0 for its date form, which model servers rarely send."""
     try:
         return max(0.0, float(retry_after or 0.0))
     except ValueError:

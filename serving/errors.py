@@ -1,25 +1,29 @@
-"""What can go wrong between a workflow and its model.
+"""The errors of the serving layer.
 
 ServingError
-├── ModelMissing          the weights are not here (and how to fetch them)
+├── ModelMissing          the weights are not here (the message says how to fetch them)
 ├── ModelCorrupt          the weights do not match their sha256
 ├── DownloadFailed        the weights could not be fetched
-├── EngineFailed          the local engine did not start or died
+├── EngineFailed          the local engine did not start, or died
 ├── Exposed               the gateway would let in everybody in the network
 ├── BadTags               a tag is malformed; `.field` names it
-└── LLMError              a call did not give a result; nothing of it counts as done
-    ├── LLMUnavailable    down, refusing, 5xx, a cut stream: retried within the deadline, then this
-    ├── LLMTimeout        it did not answer in the time there was
-    ├── LLMRejected       the server said no (4xx): a retry would not help
-    ├── UsedAfterFork     a client with open connections was used in a forked child
-    └── DeadlineInfeasible  422: it cannot be done in time; `.earliest_feasible_s`
+├── LLMError              a call gave no result; nothing of it counts as done
+│   ├── LLMUnavailable    down, refusing, 5xx, or a cut stream: retried within the deadline, then this
+│   ├── LLMTimeout        no answer before the deadline
+│   ├── LLMRejected       the server refused the request (4xx): a retry would not help
+│   ├── UsedAfterFork     a client with open connections was used in a forked child
+│   └── DeadlineInfeasible  422: the deadline cannot be met; `.earliest_feasible_s`
+└── AnalyzerError         an error of the request analyzer; none of these stops scheduling
+    ├── AnalyzerDown      its process cannot be reached, or does not start
+    ├── BadFrame          a message on its socket cannot be read
+    └── CheckpointCorrupt its saved state is damaged; it starts without it, and says so
 """
 
 from __future__ import annotations
 
 
 class ServingError(Exception):
-    """Anything that the serving layer reports."""
+    """Base class of the errors of the serving layer."""
 
 
 class ModelMissing(ServingError):
@@ -27,11 +31,11 @@ class ModelMissing(ServingError):
 
 
 class ModelCorrupt(ServingError):
-    """The weights are not the bytes that they should be."""
+    """The weights do not match their sha256."""
 
 
 class DownloadFailed(ServingError):
-    """The weights could not be fetched."""
+    """The weights could not be fetched or written."""
 
 
 class EngineFailed(ServingError):
@@ -39,7 +43,7 @@ class EngineFailed(ServingError):
 
 
 class Exposed(ServingError):
-    """The gateway would listen beyond this machine, and no keys are set."""
+    """The gateway would listen beyond this machine, and no API keys are set."""
 
 
 class BadTags(ServingError, ValueError):
@@ -55,15 +59,15 @@ class LLMError(ServingError):
 
 
 class LLMUnavailable(LLMError):
-    """The server is down, fails, or cut the stream, and retrying did not help in time."""
+    """The server is down, fails, or cut the stream, and retries did not help in time."""
 
 
 class LLMTimeout(LLMError):
-    """No answer in the time there was."""
+    """The server did not answer before the deadline."""
 
 
 class LLMRejected(LLMError):
-    """The server refused the request as such."""
+    """The server refused the request (4xx)."""
 
     def __init__(self, message: str, *, status: int, code: str | None = None) -> None:
         self.status = status
@@ -72,11 +76,11 @@ class LLMRejected(LLMError):
 
 
 class UsedAfterFork(LLMError):
-    """A client whose connections another process opened was used in a forked child of it."""
+    """A client whose connections were opened by another process was used in a forked child."""
 
 
 class DeadlineInfeasible(LLMError):
-    """The deadline cannot be met, the gateway says so at once."""
+    """The gateway refused the call, because its deadline cannot be met."""
 
     def __init__(self, message: str, *, earliest_feasible_s: float | None) -> None:
         self.earliest_feasible_s = earliest_feasible_s

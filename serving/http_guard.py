@@ -1,16 +1,17 @@
-"""Which requests an HTTP server of ours answers: one policy, asked before every route.
+"""Access checks before every route of our HTTP servers.
 
-A server on a loopback port is reached by every page that is open in a browser on this machine. Three checks keep
-those pages out. None of them needs a key.
+Every page that is open in a browser on this machine can reach a server on a loopback port. Three checks keep such
+pages out, without any key:
 
-- `Host` must name this server. A page whose own name was made to resolve to this machine (DNS rebinding) sends that
-  name.
-- `Sec-Fetch-Site` and `Origin` must not speak of another site. Browsers set both, and pages cannot change them.
+- `Host` must name this server. A page whose own name was made to resolve to this machine (DNS rebinding) sends its
+  own name.
+- `Sec-Fetch-Site` and `Origin` must not name another site. Browsers set both, and pages cannot change them.
 - A method that may change something needs `content-type: application/json`. A page cannot send that to another site
-  without a CORS preflight, and no server of ours grants one.
+  without a CORS preflight, and none of our servers grants one.
 
 Programs (curl, OpenAI's clients, httpx) send no `Origin`, so the second check never applies to them. An allow-list of
-exact origins would belong into `AccessPolicy.site`, together with the CORS headers that it needs.
+exact origins would belong in `AccessPolicy.site`, together with the CORS headers that it needs. Start at
+`AccessPolicy`; `Guard` is the ASGI middleware that applies it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 JSON = "application/json"
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # those that change nothing here
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing here
 _OWN_SITE = frozenset({b"same-origin", b"none"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_](?:[a-z0-9_.-]{0,253})))(?::([0-9]{0,5}))?")
@@ -43,7 +44,7 @@ _ANSWER_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-reso
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not answered. `param` is the header at fault."""
+    """Why a request is refused. `param` is the header at fault."""
 
     status: int
     code: str
@@ -51,13 +52,13 @@ class Refusal:
     param: str
 
     def body(self) -> bytes:
-        """In the shape of OpenAI's errors."""
+        """The refusal in the shape of OpenAI's errors."""
         said = {"message": self.message, "type": "invalid_request_error", "param": self.param, "code": self.code}
         return json.dumps({"error": said}).encode()
 
 
 class Keys:
-    """The keys of which a client must show one. Without any, everybody is let in."""
+    """API keys, one of which a client must show. Without any, everybody is let in."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._keys = [key.encode() for key in keys]
@@ -66,8 +67,9 @@ class Keys:
         return bool(self._keys)
 
     def shown_in(self, authorization: bytes) -> bool:
-        """Is one of them in that header? The comparison takes as long for a wrong key as for a right one."""
-        scheme, _, key = authorization.partition(b" ")  # a scheme has no case (RFC 9110)
+        """Does that header hold one of the keys? The comparison takes the same time for a wrong key and a right
+        one."""
+        scheme, _, key = authorization.partition(b" ")  # a scheme is case-insensitive (RFC 9110)
         shown = key.strip()
         fits = [hmac.compare_digest(shown, one) for one in self._keys]
         return scheme.lower() == b"bearer" and bool(shown) and any(fits)
@@ -75,26 +77,28 @@ class Keys:
 
 @dataclass(frozen=True)
 class AccessPolicy:
-    """Whom a server answers.
+    """Which requests a server answers.
 
-    `names` are the host names that are its own, beside the loopback addresses and `localhost`. `port`: the only one
-    that `Host` may name; None for any, since a tunnel has another one. `any_address`: it listens beyond this machine,
-    so `Host` may be any IP address, which no DNS server can point elsewhere. `keys`: beyond this machine a valid key
-    stands for the right `Host`, because a page has none.
+    names: the server's own host names, besides the loopback addresses and `localhost`.
+    port: the only port that `Host` may name. None: any, since a tunnel has another one.
+    any_address: the server listens beyond this machine. `Host` may then be any IP address, which no DNS server can
+        point elsewhere.
+    keys: beyond this machine, a valid key replaces the right `Host`, because a page has none.
+    advice: ends a refusal of a wrong host; NAME stands for that host.
     """
 
     names: frozenset[str] = frozenset()
     port: int | None = None
     any_address: bool = False
-    keys: Keys = Keys()  # noqa: RUF009 - it is never changed
+    keys: Keys = Keys()  # noqa: RUF009 - never changed
     advice: str = "use the address that it printed when it started"
 
     def refusal(self, method: str, headers: Headers, http_version: str = "1.1") -> Refusal | None:
-        """None where the request may go on to its route."""
+        """Why the request is refused; None if it may go on to its route."""
         return self.host(headers, http_version) or self.site(headers) or self.content_type(method, headers)
 
     def host(self, headers: Headers, http_version: str = "1.1") -> Refusal | None:
-        """Does `Host` name this server? HTTP/1.0 has none, and no browser speaks it."""
+        """Check that `Host` names this server. HTTP/1.0 has no `Host`, and no browser speaks it."""
         said = _all(headers, b"host")
         if not said and http_version in ("1.0", "0.9"):
             return None
@@ -103,7 +107,7 @@ class AccessPolicy:
         try:
             name, port = authority(said[0].decode("latin-1"))
         except ValueError:
-            return _misdirected(400, "host: the Host header is no host name with an optional port")
+            return _misdirected(400, "host: the Host header is not a host name with an optional port")
         if self._is_ours(name) and self.port in (None, _DEFAULT_PORTS["http"] if port is None else port):
             return None
         if self.any_address and self.keys:
@@ -114,7 +118,7 @@ class AccessPolicy:
         return _misdirected(421, f"host: {name!r} is not a name of this server: {self._advice(name)}")
 
     def site(self, headers: Headers) -> Refusal | None:
-        """Does a page of another site ask? Another port of this machine is another site, too."""
+        """Check that no page of another site asks. Another port of this machine is another site, too."""
         if not _OWN_SITE.issuperset(_all(headers, b"sec-fetch-site")):
             return _cross_site("sec-fetch-site")
         origins = _all(headers, b"origin")
@@ -123,7 +127,7 @@ class AccessPolicy:
         return None
 
     def content_type(self, method: str, headers: Headers) -> Refusal | None:
-        """Does a request that may change something say that it sends JSON?"""
+        """Check that a request which may change something declares JSON."""
         if method in SAFE_METHODS:
             return None
         said = [value.partition(b";")[0].strip().lower() for value in _all(headers, b"content-type")]
@@ -145,7 +149,7 @@ class AccessPolicy:
 
 
 class Guard:
-    """ASGI middleware: asks the policy before anything else sees a request."""
+    """ASGI middleware that asks the policy before anything else sees a request."""
 
     def __init__(self, app: App, policy: AccessPolicy) -> None:
         self._app = app
@@ -155,7 +159,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        method = scope.get("method", "GET")  # a WebSocket begins with one
+        method = scope.get("method", "GET")  # a WebSocket begins with a GET
         refusal = self.refusal(method, scope["path"], scope["headers"], scope.get("http_version", "1.1"))
         if scope["type"] == "websocket":
             await (self._app(scope, receive, send) if refusal is None else _close(receive, send))
@@ -172,25 +176,27 @@ class Guard:
             await _answer(refusal, with_headers)
 
     def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> Refusal | None:
-        """The policy's; a server that needs more than that adds to it here."""
+        """The policy's refusal. A server that needs more checks overrides this."""
         return self._policy.refusal(method, headers, http_version)
 
 
 def authority(text: str) -> tuple[str, int | None]:
-    """A host and its port, as `Host` and origins name them: lower case, addresses in one spelling, no dot at the end.
-    Raises ValueError."""
+    """The host and port of a `Host` header or an origin: lower case, addresses in one spelling, no dot at the end.
+
+    Raises ValueError.
+    """
     found = _AUTHORITY.fullmatch(text.strip().lower())
     if found is None:
-        raise ValueError(f"{text[:80]!r} is no host name")
+        raise ValueError(f"{text[:80]!r} is not a host name")
     address, name, port = found.groups()
     host = name.removesuffix(".") if address is None else str(_unmapped(ipaddress.IPv6Address(address)))
     if port and int(port) > 65535:
-        raise ValueError(f"{text[:80]!r} has no port")
+        raise ValueError(f"{text[:80]!r} has an invalid port")
     return host, int(port) if port else None
 
 
 def as_address(name: str) -> Address | None:
-    """The address that this is; None for a name."""
+    """The IP address that this text is; None for a name."""
     try:
         return _unmapped(ipaddress.ip_address(name.partition("%")[0]))
     except ValueError:
@@ -198,15 +204,15 @@ def as_address(name: str) -> Address | None:
 
 
 def stays_here(host: str) -> bool:
-    """Is every address that a server bound to `host` would listen at one of loopback's? Raises OSError for a name
-    that does not resolve."""
+    """True if a server bound to `host` would listen on loopback addresses only. Raises OSError for a name that does
+    not resolve."""
     found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = [as_address(str(one[4][0])) for one in found]
     return bool(addresses) and all(one is not None and one.is_loopback for one in addresses)
 
 
 def with_target_host(target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    """Where a request's target is a whole URL, its host stands for `Host` (RFC 9112, 3.2.2)."""
+    """If a request's target is a whole URL, its host replaces `Host` (RFC 9112, 3.2.2)."""
     found = _ABSOLUTE.match(target)
     if found is not None and len(_all(headers, b"host")) <= 1:
         headers[:] = [one for one in headers if one[0].lower() != b"host"] + [(b"host", found[1])]
@@ -222,7 +228,7 @@ def _all(headers: Headers, name: bytes) -> list[bytes]:
 
 
 def _same_origin(origin: bytes, hosts: Sequence[bytes]) -> bool:
-    """Is the page that asks one of this server's own? It may have come through a proxy that speaks TLS."""
+    """Is the asking page one of this server's own? It may have come through a proxy that speaks TLS."""
     scheme, found, rest = origin.decode("latin-1").lower().partition("://")
     if not found or scheme not in _DEFAULT_PORTS or len(hosts) != 1:
         return False
@@ -239,7 +245,7 @@ def _misdirected(status: int, message: str) -> Refusal:
 
 
 def _cross_site(header: str) -> Refusal:
-    return Refusal(403, "cross_site", f"{header}: a page of another site asks, and none is allowed here", header)
+    return Refusal(403, "cross_site", f"{header}: a page of another site sent this request: it is refused", header)
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:

@@ -1,9 +1,8 @@
-"""Ranking by letters: the model picks one of several lettered options; its log-probabilities rank them all.
+"""Rank options by letters: the model picks one of several lettered options, and its log-probabilities rank them all.
 
-Works on every OpenAI-compatible server, since it needs only `top_logprobs` of one generated token (scoring a given
-text needs `echo`, which llama.cpp's family refuses). A small model favours early letters: rank the same options in
-more than one order where that matters.
-"""
+This works on every OpenAI-compatible server, because it needs only the `top_logprobs` of one generated token.
+(Scoring a given text needs `echo`, which llama.cpp's family refuses.) A small model favours early letters: where that
+matters, rank the same options in more than one order."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from ramify.serving.types import ChatRequest, ChatResult, user
 
 MAX_OPTIONS = 20  # OpenAI gives at most 20 top_logprobs
 LETTERS = string.ascii_uppercase[:MAX_OPTIONS]
-_FLOOR_MARGIN = 1.0  # how far below the least likely token seen (in nats) an unseen letter is put
+_FLOOR_MARGIN = 1.0  # nats: an unseen letter is put so far below the least likely token seen
 
 
 def letter_request(
     question: str, options: Sequence[str], *, system: str | None = None, model: str = "default"
 ) -> ChatRequest:
-    """Ask which option answers the question: A) …, B) …. The answer's only token carries all the scores.
+    """A request that asks which option answers the question: A) …, B) …. Its only token carries all the scores.
 
-    The question comes first, so that calls with one question and other options share a prefix to be cached.
+    The question comes first, so that calls with the same question share a cacheable prefix.
     """
     if not 1 <= len(options) <= MAX_OPTIONS:
         raise ValueError(f"{len(options)} options: give 1 to {MAX_OPTIONS}, or rank in rounds")
@@ -36,11 +35,10 @@ def letter_request(
 
 
 def letter_scores(result: ChatResult, n: int) -> tuple[float, ...]:
-    """Natural-log probability of each of the n options.
+    """The natural-log probability of each of the n options.
 
-    All spellings of a letter count together ("A", " a", "A)"). A letter that is not among the most likely tokens
-    gets a floor: a little less than the least likely token seen. Raises LLMError where the server gave no
-    log-probabilities.
+    All spellings of a letter ("A", " a", "A)") count together. A letter that is not among the most likely tokens gets
+    a floor a little below the least likely token seen. Raises LLMError if the server gave no log-probabilities.
     """
     if not 1 <= n <= MAX_OPTIONS:
         raise ValueError(f"{n} options: there are 1 to {MAX_OPTIONS}")

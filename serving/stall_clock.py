@@ -1,7 +1,8 @@
-"""Time in which this event loop ran: what a limit on somebody else's silence may count.
+"""A clock that counts only the time in which this event loop ran, and timeouts by that clock.
 
-A gateway may run in the loop of an application (LocalGateway) whose own work holds it up for minutes. What an engine
-sent meanwhile lies unread in its socket, and a limit by the loop's clock is over before anybody has looked.
+A gateway may run in the event loop of an application (LocalGateway) whose own work blocks the loop for minutes. What
+an engine sent meanwhile lies unread in its socket. A timeout by the loop's clock would end before anybody has looked,
+and a live engine would count as silent.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
-TICK_S = 0.25  # the most that a stretch without a turn of the loop counts
-_SPARED = 8  # turns too late after its end that a limit lets pass: each of a loop that is always held up is one
+TICK_S = 0.25  # a stretch without a turn of the loop counts as at most this
+_SPARED = 8  # late turns after its end that a timeout tolerates: in a loop that is always blocked, each turn is late
 
 
 class StallAwareClock:
-    """Seconds, of which those are left out that this loop was held up for. It knows of these only while it is
-    entered, by any number at once: it ticks then."""
+    """Seconds, without those in which the event loop was blocked. It notices blocking only while it is entered (it
+    ticks then); any number of users may enter it at once."""
 
     def __init__(self) -> None:
         self._watchers = 0
         self._last = 0.0  # tick
         self._lost = 0.0
         self._next: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # in which that is
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop of `_next`
 
     def time(self) -> float:
         loop = asyncio.get_running_loop()
@@ -34,7 +35,7 @@ class StallAwareClock:
     def __enter__(self) -> Self:
         self._watchers += 1
         loop = asyncio.get_running_loop()
-        if self._next is None or self._loop is not loop:  # a timer of a loop that has ended never comes
+        if self._next is None or self._loop is not loop:  # the timer of a loop that has ended never fires
             self._loop, self._last = loop, loop.time()
             self._next = loop.call_later(TICK_S, self._tick)
         return self
@@ -44,13 +45,13 @@ class StallAwareClock:
 
     @asynccontextmanager
     async def timeout(self, seconds: float) -> AsyncGenerator[None, None]:
-        """Raises TimeoutError after so many of them."""
+        """Raises TimeoutError after so many seconds of this clock."""
         async with asyncio.timeout(None) as limit:
             with StallAwareTimeout(self, limit, self.time() + seconds):
                 yield
 
     async def wait(self, task: asyncio.Task[None], seconds: float) -> None:
-        """Until that has ended, or so many of them are over."""
+        """Wait until the task has ended, or for so many seconds of this clock."""
         with suppress(TimeoutError):
             async with self.timeout(seconds):
                 await asyncio.wait({task})
@@ -69,7 +70,7 @@ class StallAwareClock:
 
 
 class StallAwareTimeout:
-    """While entered, ends a wait when its clock shows `at`, or what `later` says by then where that is later."""
+    """While entered, ends a wait when the clock shows `at`, or the later time that `later()` then returns."""
 
     __slots__ = ("_at", "_clock", "_due", "_handle", "_later", "_limit", "_spared")
 
@@ -98,11 +99,11 @@ class StallAwareTimeout:
         now = asyncio.get_running_loop().time()
         try:
             left = max(self._at, self._later()) - self._clock.time()
-        except Exception:  # the loop only logs it; without a limit the wait would never end
+        except Exception:  # the loop would only log it, and without a timeout the wait would never end
             self._limit.reschedule(now)
             raise
         if now - self._due > TICK_S and left < TICK_S and self._spared:
-            left, self._spared = TICK_S, self._spared - 1  # who was held up reads first what has come
+            left, self._spared = TICK_S, self._spared - 1  # after a blocked loop, first read what has come
         if left > 0:
             self._look_in(left)
         else:

@@ -1,4 +1,4 @@
-"""Fakes for tests, ours and yours: a model that answers from a script, in place of a transport or behind a port.
+"""Fakes for tests, ours and yours: a scripted model, in place of an httpx transport or behind a port.
 
 model = ScriptedModel(lambda request: "fix line 3")
 async with LLMClient("http://model", transport=model) as client: ...
@@ -35,15 +35,15 @@ from ramify.serving.testing_wire import (
 )
 from ramify.serving.types import ChatRequest, ChatResult, TokenLogprobs
 
-# What a script gives back: the text; or how likely each token is as the first one ({"A": 3, "B": 1}: weights, the
-# heaviest is the text); or everything said.
+# What a script returns: the text; or the weight of each possible first token ({"A": 3, "B": 1}; the heaviest is the
+# text); or the whole result.
 Scripted = str | Mapping[str, float] | ChatResult
 Script = Callable[[ChatRequest], Scripted | Awaitable[Scripted]]
-_ACCESS = AccessPolicy()  # a fake, and still a server on a loopback port
+_ACCESS = AccessPolicy()  # even a fake is a server on a loopback port
 
 
 class Endpoint(StrEnum):
-    """OpenAI's three ways to ask for an answer, by their paths."""
+    """OpenAI's three endpoints that give an answer, by their paths."""
 
     CHAT = "/chat/completions"
     TEXT = "/completions"
@@ -55,19 +55,19 @@ class Endpoint(StrEnum):
 
 
 class Fault(StrEnum):
-    """What goes wrong with one request."""
+    """A fault that befalls one request."""
 
     REFUSE = "refuse"  # no connection
     ERROR_500 = "error_500"
     BUSY_429 = "busy_429"  # with Retry-After: 1
     HANG = "hang"  # never answers
     CUT = "cut"  # stops in the middle of the answer
-    GARBAGE = "garbage"  # 200 with something that is no answer
+    GARBAGE = "garbage"  # 200 with a body that is not an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One completion that was asked for, as it came in."""
+    """One completion that was requested, as it came in."""
 
     request: ChatRequest
     headers: Mapping[str, str]
@@ -83,13 +83,16 @@ class _Reply:
 
 
 class ScriptedModel(httpx.AsyncBaseTransport):
-    """An OpenAI-compatible server without a model. `faults` befall the first requests, one each.
+    """An OpenAI-compatible server without a model.
 
-    `slots` bounds how many requests it works on at once, `delay_s` is how long each takes, and in a
-    stream `token_s` for each token after the first. `endpoints` are those that it has. A script may be a
-    coroutine function, so a test can hold an answer back until it wants it. `calls` are the completions asked for,
-    `finished` those fully answered, in that order; `peak` is the most that were worked on at once.
-    """
+    script: makes the answer to a request. A coroutine function can hold an answer back until the test wants it.
+    faults: befall the first requests, one each.
+    slots: limits how many requests it works on at once.
+    delay_s: seconds that each request takes. token_s: seconds for each streamed token after the first.
+    endpoints: those that it has.
+
+    `calls` are the completions requested, `finished` those fully answered, in that order. `peak` is the largest
+    number of requests worked on at once."""
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class ScriptedModel(httpx.AsyncBaseTransport):
         return httpx.Response(reply.status, headers=headers, stream=_Stream(reply.chunks), request=request)
 
     async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Reply:
-        """Answer one HTTP request. Raises httpx's own errors where the connection is to break."""
+        """Answer one HTTP request. Raises httpx's errors where the connection is to break."""
         if method == "GET" and path.endswith("/models"):
             return _json(200, {"object": "list", "data": [{"id": self.name, "object": "model"}]})
         endpoint = next((e for e in self._endpoints if path.endswith(f"/v1{e}")), None)
@@ -202,7 +205,7 @@ class ScriptedServer:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request a connection. A client that goes away ends the work for it, as in a real engine."""
+        """Serve one request per connection. A client that leaves ends the work for it, as in a real engine."""
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)

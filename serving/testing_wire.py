@@ -1,4 +1,4 @@
-"""A scripted model's answers in OpenAI's shapes: whole bodies and streams, for each of the three endpoints."""
+"""A scripted model's answers in OpenAI's formats: whole bodies and streams, for each of the three endpoints."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def response_of(result: ChatResult) -> dict[str, object]:
 
 
 def response_stream_of(result: ChatResult) -> list[bytes]:
-    """The same as typed events, without a `[DONE]`."""
+    """The answer of `/v1/responses` as a stream of typed events, which ends without `[DONE]`."""
     at = {"item_id": "msg", "output_index": 0, "content_index": 0}
     item = {"id": "msg", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
     part = {"type": "output_text", "text": "", "annotations": []}

@@ -1,4 +1,4 @@
-"""Tags for clients that know nothing of them: one header on what any httpx client sends to the gateway.
+"""Add Ramify's tags to the requests of any httpx client, for libraries that know nothing of them.
 
     transport = TaggingTransport(httpx.AsyncHTTPTransport(), gateway.base_url)
     http = httpx.AsyncClient(transport=transport)
@@ -6,7 +6,7 @@
     with tagged(lambda: SLOTags(compound_id=run, compound_deadline_s=left())):
         await client.chat.completions.create(…)
 
-Outside of `tagged`, for other origins, and where the client has set the header by itself, a request goes as it is.
+A request goes out unchanged outside of `tagged`, to any other origin, and where the client set the header itself.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _current: ContextVar[Tags | None] = ContextVar("ramify_tags", default=None)
 
 @contextmanager
 def tagged(tags: Tags) -> Iterator[None]:
-    """While this is entered, in this task and those that it starts, requests to a gateway carry `tags()`.
+    """While entered, requests of this task, and of tasks that it starts, carry `tags()` to the gateway.
 
-    Asked anew for each request, since what is left of a deadline changes.
+    `tags` is called for each request, because the remaining time changes.
     """
     token = _current.set(tags)
     try:
@@ -38,7 +38,7 @@ def tagged(tags: Tags) -> Iterator[None]:
 
 
 class TaggingTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """Around a transport, asynchronous or not. `gateway`: its base URL; nothing is added for any other origin."""
+    """An httpx transport, sync or async, that tags requests to `gateway` (its base URL) and to no other origin."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport | httpx.BaseTransport, gateway: str) -> None:
         self._inner = inner
@@ -46,13 +46,13 @@ class TaggingTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if not isinstance(self._inner, httpx.AsyncBaseTransport):
-            raise TypeError(f"{type(self._inner).__name__} is no transport of an httpx.AsyncClient")
+            raise TypeError(f"{type(self._inner).__name__} is not a transport of an httpx.AsyncClient")
         self._tag(request)
         return await self._inner.handle_async_request(request)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if not isinstance(self._inner, httpx.BaseTransport):
-            raise TypeError(f"{type(self._inner).__name__} is no transport of an httpx.Client")
+            raise TypeError(f"{type(self._inner).__name__} is not a transport of an httpx.Client")
         self._tag(request)
         return self._inner.handle_request(request)
 

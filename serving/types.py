@@ -1,4 +1,8 @@
-"""What goes to a model and what comes back, as plain data: the client's own view of the OpenAI chat API."""
+"""Chat requests and results as plain data: the client's view of OpenAI's chat API.
+
+Recorded runs store these classes by their qualified names (`ramify.serving.types:ChatResult`): do not rename or move
+them without an alias.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,15 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """One message of a conversation."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One chat completion. Every field changes the result, so every field is part of its digest."""
+    """One chat completion. Every field changes the result, so every field belongs to the request's digest."""
 
     messages: tuple[Message, ...]
     model: str = "default"
@@ -24,13 +30,13 @@ class ChatRequest:
     max_tokens: int = 256
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    top_logprobs: int = 0  # 0: none asked; else the k most likely tokens of each position (OpenAI: at most 20)
-    sample: int = 0  # which of several samples of the same request; never sent, only keyed
+    top_logprobs: int = 0  # the k most likely tokens of each position (OpenAI: at most 20); 0 asks for none
+    sample: int = 0  # tells samples of the same request apart; part of the digest, never sent
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One generated token and the most likely tokens at its place, by log-probability (natural log)."""
+    """One generated token, and the most likely tokens at its position with their natural-log probabilities."""
 
     token: str
     logprob: float
@@ -39,24 +45,26 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where one call's time went, as the gateway measured it. Seconds."""
+    """Where one call's time went, as measured by the gateway. All times in seconds."""
 
     queue_s: float
     first_token_s: float  # from arrival at the gateway to the first token
     total_s: float
-    deadline_s: float | None = None  # what was left at arrival, None for best effort
+    deadline_s: float | None = None  # time left at arrival; None: best effort
     met: bool | None = None  # None for best effort
     attempts: int = 1
     prefill_s: float = 0.0  # from admission to the first token
     decode_s: float = 0.0  # from the first token to the end, in the engine
-    preempted_s: float = 0.0  # begun, and without its slot until it came on with the next token
-    thought_s: float | None = None  # from the first thought to the first word of the answer; None: it did not think
+    preempted_s: float = 0.0  # preempted after its first token, until the next token came
+    thought_s: float | None = None  # from the first thought to the first word of the answer; None: no thinking
     preemptions: int = 0
     replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ChatResult:
+    """The whole answer to a ChatRequest."""
+
     text: str
     finish_reason: str
     model: str
@@ -67,6 +75,6 @@ class ChatResult:
 
 
 def user(content: str, *, system: str | None = None) -> tuple[Message, ...]:
-    """The commonest conversation: one user message, after an optional system message."""
+    """A conversation of one user message, after an optional system message."""
     head: Sequence[Message] = (Message("system", system),) if system else ()
     return (*head, Message("user", content))

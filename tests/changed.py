@@ -1,7 +1,8 @@
 """Print the tests of what has changed since a commit, for `make check`: `python tests/changed.py [COMMIT]`.
 
-A changed test is printed itself. A module `runtime/journal/journal.py` has the tests `tests/runtime/test_journal*.py`.
-A module without tests of its own name has those of its folder. A file outside the packages has none.
+A changed test is printed itself. A module `runtime/journal/refs.py` has the tests
+`tests/runtime/journal/test_refs*.py`. A module without tests of its own name has those of its folder. A file outside
+the packages has none.
 """
 
 from __future__ import annotations
@@ -48,12 +49,17 @@ def mirrors_of(path: Path) -> Iterator[Path]:
 
 def mirrored(path: Path) -> Path | None:
     """The nearest folder of tests that mirrors the folder of a source file."""
-    for folder in (path.parent, *path.parent.parents):
-        alias = ALIASES.get(folder.as_posix())
-        if alias is None and folder.parts[:1] and folder.parts[0] in PACKAGES:
-            alias = folder.as_posix()
-        if alias is not None and (ROOT / "tests" / alias).is_dir():
-            return Path("tests") / alias
+    folder = path.parent.as_posix()
+    for source, tests in ALIASES.items():
+        if f"{folder}/".startswith(f"{source}/"):
+            folder = tests + folder.removeprefix(source)
+            break
+    else:
+        if path.parts[0] not in PACKAGES:
+            return None
+    for mirror in (Path(folder), *Path(folder).parents):
+        if mirror.parts and (ROOT / "tests" / mirror).is_dir():
+            return Path("tests") / mirror
     return None
 
 

@@ -10,9 +10,9 @@ from changed import mirrors_of
     ("source", "tests"),
     [
         ("runtime/journal/refs.py", ["tests/runtime/journal/test_refs.py"]),
-        ("runtime/user_code/scope.py", ["tests/runtime"]),
+        ("runtime/user_code/scope.py", ["tests/runtime/user_code"]),
         ("api/cli/commands/diff.py", ["tests/cli/commands/test_diff.py"]),
-        ("compiler/ir/rewrite.py", ["tests/compiler/passes"]),
+        ("compiler/ir/rewrite.py", ["tests/compiler/ir"]),
         ("tests/runtime/journal/test_refs.py", ["tests/runtime/journal/test_refs.py"]),
         ("tests/story.py", []),
         ("README.md", []),

@@ -1,4 +1,6 @@
-"""One replay as data: what is asked of a child process, and what it answers. JSON, so that results can be kept."""
+"""One replay as data: `Job`, what a worker process is asked, and `Result`, what it answers. Both are stored as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +12,29 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replay.baselines.contenders import CLAIRVOYANT, CLAIRVOYANT_CAPACITY, contender
 from benchmarks.replay.inputs.step_times import SHIPPED, load
 from benchmarks.replay.inputs.workload import SLOS, Arrivals, Mix, Workload
 from benchmarks.replay.score import Score, Tail
-from benchmarks.replay.sources import code_digest, fleet_digest, modules_digest
 from benchmarks.replay.types import Setting
+
+UNKNOWN_CODE = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    contender: str
-    trace: str  # a path
+    """The configuration of one replay."""
+
+    contender: str  # the scheduler's name in `baselines.contenders`
+    trace: str  # path of the trace
     load: float = 1.1
     seed: int = 0
     slo: str = "loose"  # a key of SLOS
     slo_scale: float = 1.0
-    mix: tuple[float, float, float] = (1.0, 1.0, 1.0)  # latency, deadline, compound
+    mix: tuple[float, float, float] = (1.0, 1.0, 1.0)  # shares of latency, deadline and compound programs
     arrivals: str = Arrivals.TRACE.value
     seconds: float = 600.0
     replicas: int = 1
-    steps: str = str(SHIPPED)  # a step-time model's path
+    steps: str = str(SHIPPED)  # path of a step-time model
 
     @property
     def workload(self) -> Workload:
@@ -42,6 +46,7 @@ class Job:
         return Setting(load(Path(self.steps)).step, seconds=self.seconds, replicas=self.replicas)
 
     def but(self, **changes: Any) -> Job:
+        """Return a copy with these fields changed."""
         return replace(self, **changes)
 
     def to_json(self) -> str:
@@ -54,14 +59,14 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Under which its result is kept: other code, another trace or another step model is another key."""
-        return self.key_for(_code(self.contender, self.replicas > 1))
+        """A digest of the configuration, under which the result is stored.
 
-    def key_for(self, code: str) -> str:
-        """The same for what `code`, a digest, makes of these circumstances."""
+        The trace and the step model count by their content, wherever the files are. The code does not count: a
+        result names the code that computed it, and `benchmarks/goodput.py --verify` compares it with the present one.
+        """
         own = asdict(self)
-        own["trace"], own["steps"] = _digest(self.trace), _digest(self.steps)
-        return sha256((json.dumps(own, sort_keys=True) + code).encode()).hexdigest()[:24]
+        own["trace"], own["steps"] = _content(self.trace), _content(self.steps)
+        return sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Result:
     score: Score
     cpu_s: float
     wall_s: float
+    code: str = UNKNOWN_CODE  # version of the code that computed it (`results.code_version`)
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "job": json.loads(self.job.to_json())})
@@ -77,7 +83,8 @@ class Result:
     @classmethod
     def from_json(cls, text: str) -> Result:
         raw = json.loads(text)
-        return cls(Job.from_json(json.dumps(raw["job"])), _score(raw["score"]), raw["cpu_s"], raw["wall_s"])
+        job, code = Job.from_json(json.dumps(raw["job"])), str(raw.get("code", UNKNOWN_CODE))
+        return cls(job, _score(raw["score"]), raw["cpu_s"], raw["wall_s"], code)
 
 
 def _score(raw: Mapping[str, Any]) -> Score:
@@ -89,17 +96,8 @@ def _score(raw: Mapping[str, Any]) -> Score:
 
 
 @lru_cache(maxsize=64)
-def _code(name: str, fleet: bool) -> str:
-    own = code_digest(contender(name))
-    if fleet:
-        own += fleet_digest()
-    if name != CLAIRVOYANT.name:
-        return own
-    return own + modules_digest(["benchmarks.replay.bounds.lp"], repr(CLAIRVOYANT_CAPACITY))
-
-
-@lru_cache(maxsize=64)
-def _digest(path: str) -> str:
+def _content(path: str) -> str:
+    """A digest of a file, or of all files of a folder with their names."""
     at = Path(path)
     files = sorted(at.rglob("*")) if at.is_dir() else [at]
     digest = sha256()

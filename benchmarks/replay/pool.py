@@ -1,6 +1,6 @@
-"""Replays in child processes, several beside each other, each result kept: a run that was cut short goes on.
+"""Runs replays in worker processes, several at once, and stores each result, so that a stopped run can go on.
 
-A child runs in the interpreter that has vLLM, whatever this one is (`ramify.serving.engine.vllm` says which).
+A worker runs in the interpreter that has vLLM, whatever this one is (`ramify.serving.engine.vllm` finds it).
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from benchmarks.replay import keeping
 from benchmarks.replay.errors import NoVllm, ReplayError, WorkerDied
 from benchmarks.replay.jobs import Job, Result
+from benchmarks.replay.results import read_stored, write_stored
 from ramify.serving.engine.vllm import PYTHON_VARIABLE, interpreter
 from ramify.serving.errors import EngineFailed
 
-Told = Callable[[Result, bool], None]  # a result, and whether it was kept from before
+Told = Callable[[Result, bool], None]  # a result, and whether it was stored before
+_ROOT = Path(__file__).resolve().parents[2]
 
 
-class Child:
-    """One child process. Raises NoVllm where no interpreter has vLLM."""
+class WorkerProcess:
+    """One worker process. Raises NoVllm if no interpreter has vLLM. `log`: a file for what it prints."""
 
     def __init__(self, log: Path | None = None) -> None:
         try:
@@ -49,14 +50,16 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"},
+                env=_environment(),
             )
         except OSError as error:
             self._log.close()
             raise self._none(error) from error
 
     def ask(self, question: dict[str, object]) -> dict[str, Any]:
-        """Raises ReplayError for what the child could not do, WorkerDied where it is no more."""
+        """Ask the worker (`worker` lists the questions). Raises ReplayError if it failed, WorkerDied if it has
+        ended.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
@@ -66,7 +69,7 @@ class Child:
             line = ""
         if not line:
             status = self._process.wait()
-            raise WorkerDied(f"the replaying process ended with status {status}: {self._last_words()}{self._more}")
+            raise WorkerDied(f"the replaying process ended with status {status}: {self._last_line()}{self._more}")
         said: dict[str, Any] = json.loads(line)
         if said.get("kind") == "ModuleNotFoundError":
             raise self._none(said["error"])
@@ -74,9 +77,9 @@ class Child:
             raise ReplayError(": ".join(said[part] for part in ("kind", "error") if part in said))
         return said
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self._log.seek(self._begins)
-        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "it said nothing")
+        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "it printed nothing")
 
     def _none(self, why: object) -> NoVllm:
         return NoVllm(
@@ -85,7 +88,7 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):  # what was asked of a child that is gone lies in the buffer still
+        with suppress(BrokenPipeError):  # a question to a dead worker may still be in the buffer
             self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
@@ -96,30 +99,53 @@ class Child:
         self._log.close()
 
 
+def _environment() -> dict[str, str]:
+    """The worker's: it finds `benchmarks` wherever it is started."""
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": path, **quiet}
+
+
 @contextmanager
-def child(log: Path | None = None) -> Iterator[Child]:
-    one = Child(log)
+def worker(log: Path | None = None) -> Iterator[WorkerProcess]:
+    """A worker process for the time of a `with` block."""
+    one = WorkerProcess(log)
     try:
         yield one
     finally:
         one.close()
 
 
-def run_all(
-    jobs: Sequence[Job], kept: Path, told: Told, workers: int = 2, *, within_s: float = float("inf")
-) -> dict[Job, Result]:
-    """The jobs' results, from `kept` where they are there already. The first error ends it; what is done is kept.
+def stored_result(job: Job, folder: Path, code: str | None = None) -> Result | None:
+    """Return the job's result from `folder`, or None; with `code` only if that version of the code computed it."""
+    found = read_stored(folder / f"{job.key}.json", Result.from_json)
+    if found is None or code not in (None, found.code):
+        return None
+    return replace(found, job=job)  # the files that it was computed from may have been elsewhere
 
-    After `within_s` seconds no other replay is begun: then the answer has those that are done.
+
+def run_all(
+    jobs: Sequence[Job],
+    kept: Path,
+    told: Told,
+    workers: int = 2,
+    *,
+    within_s: float = float("inf"),
+    code: str | None = None,
+) -> dict[Job, Result]:
+    """Return the jobs' results: those that are stored in the folder `kept`, and else by replaying, and storing them.
+
+    The first error ends it. After `within_s` seconds no other replay is begun, and only what is done is returned.
+    `code`: use stored results only of this version of the code.
     """
     kept.mkdir(parents=True, exist_ok=True)
     done: dict[Job, Result] = {}
     todo: SimpleQueue[Job] = SimpleQueue()
     missing = 0
     for job in dict.fromkeys(jobs):
-        if found := keeping.kept(kept / f"{job.key}.json", Result.from_json):
-            done[job] = replace(found, job=job)  # the same by its key, if from files at another place
-            told(done[job], True)
+        if found := stored_result(job, kept, code):
+            done[job] = found
+            told(found, True)
         else:
             todo.put(job)
             missing += 1
@@ -143,7 +169,7 @@ def run_all(
             told(answer, False)
     finally:
         with suppress(Empty):
-            while True:  # an error: nobody begins another
+            while True:  # after an error no thread starts another replay
                 todo.get_nowait()
         for thread in threads:
             thread.join()
@@ -157,18 +183,18 @@ def _work(
     number: int,
     until: float,
 ) -> None:
-    """Replays until there is no more, or no time: None is its last word."""
+    """Replay until nothing is left to do, or the time is over. Puts None as its last answer."""
     try:
-        with child(kept / f"child-{number}.log") as one:
+        with worker(kept / f"worker-{number}.log") as one:
             while time.monotonic() < until:
                 job = todo.get_nowait()
                 said = one.ask({"replay": asdict(job)})
                 result = Result.from_json(json.dumps(said))
-                keeping.keep(kept / f"{job.key}.json", result.to_json())
+                write_stored(kept / f"{job.key}.json", result.to_json())
                 answers.put(result)
     except Empty:
         pass
-    except Exception as error:  # noqa: BLE001  # raised again where the results are awaited
+    except Exception as error:  # noqa: BLE001  # raised again in `run_all`
         answers.put(error)
     finally:
         answers.put(None)

@@ -1,4 +1,4 @@
-"""Bytes: hashing, copying with holes kept, flushing. Nothing here knows of layers."""
+"""File contents: hash them, copy them with holes preserved, flush them to disk. Knows nothing of layers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)
-_HOLES_WORTH = 64 << 20  # bytes of holes that are asked for, not read: reading fills the kernel's cache with zeros
+# bytes of holes above which holes are queried and not read: reading them fills the page cache with zeros
+_HOLES_WORTH = 64 << 20
 LARGE = 1 << 30
-"""Bytes beyond which a digest is of what a file holds beside zeros: a hole of a terabyte takes no time."""
+"""Size in bytes above which a file's digest covers only its nonzero blocks, so that a hole of a terabyte costs
+nothing."""
 _FICLONE = 0x40049409  # linux/fs.h: share all extents of another file
 _NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM, errno.EBADF}
-"""What a kernel or file system answers that cannot clone or copy in place: fall back to plain reads and writes."""
+"""Errors of kernels and file systems that cannot clone, or copy in the kernel. The fallback is to read and write."""
 
 
 def digest_bytes(data: bytes) -> str:
@@ -28,13 +30,13 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_fd(fd: int) -> str:
-    """Hex, of an open file from its start; holes count as zeros. sha256, but see `LARGE`."""
+    """Return the digest, in hex, of an open file's whole content, with holes as zeros: sha256, or see `LARGE`."""
     size = os.fstat(fd).st_size
     if size > LARGE:
         return _digest_large(_blocks(fd, size), size)
     hasher = hashlib.sha256()
     offset = _hash_bytes(hasher, fd, 0, _CHUNK)
-    if offset < _CHUNK:  # most files: no more questions
+    if offset < _CHUNK:  # true for most files, which need no further system call
         return hasher.hexdigest()
     status = os.fstat(fd)
     if status.st_size - status.st_blocks * 512 >= _HOLES_WORTH:
@@ -48,7 +50,7 @@ def digest_fd(fd: int) -> str:
 
 
 def digest_file(data: bytes) -> str:
-    """What `digest_fd` says of a file that holds `data`."""
+    """Return the digest that `digest_fd` gives for a file with the content `data`."""
     if len(data) <= LARGE:
         return digest_bytes(data)
     blocks = range(-(-len(data) // _CHUNK))
@@ -56,7 +58,8 @@ def digest_file(data: bytes) -> str:
 
 
 def _digest_large(blocks: Iterable[tuple[int, bytes]], size: int) -> str:
-    """Another function than the small files', so that none of them can be made to have a large one's digest."""
+    """Digest a large file. The hash function differs from that of small files, so that no small file can be given a
+    large file's digest."""
     hasher = hashlib.blake2b(digest_size=32)
     for block, data in blocks:
         if data != _ZEROS[: len(data)]:
@@ -66,7 +69,7 @@ def _digest_large(blocks: Iterable[tuple[int, bytes]], size: int) -> str:
 
 
 def _blocks(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Those that are not all hole, each once, by number."""
+    """Yield (number, bytes) of each block that is not entirely a hole."""
     next_ = 0
     for start, end in _segments(fd, os.fstat(fd)):
         for block in range(max(next_, start // _CHUNK), -(-min(end, size) // _CHUNK)):
@@ -75,7 +78,7 @@ def _blocks(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _hash_bytes(hasher: hashlib._Hash, fd: int, start: int, end: int) -> int:
-    """Where it stopped: at `end`, or where the file ends before."""
+    """Hash the range and return where it stopped: at `end`, or earlier at the end of the file."""
     while start < end and (chunk := os.pread(fd, min(_CHUNK, end - start), start)):
         hasher.update(chunk)
         start += len(chunk)
@@ -88,20 +91,20 @@ def _hash_zeros(hasher: hashlib._Hash, count: int) -> None:
         count -= _CHUNK
 
 
-class Hashing:
-    """Digests on the other processors, while whoever asks for them goes on. hashlib and reads let go of the lock."""
+class HashPool:
+    """Compute digests in other threads while the caller continues. Both hashlib and reads release the GIL."""
 
     _MOST_OPEN = 64
-    _BATCH = 1 << 20  # bytes handed over at once: handing over costs as much as hashing a tenth of it
+    _BATCH = 1 << 20  # bytes handed over at once; handing over costs as much as hashing a tenth of this
 
     def __init__(self) -> None:
         self._pending: list[Future[list[tuple[str, str]]]] = []
         self._batch: list[tuple[str, int]] = []  # (key, open file)
-        self._batched = self._open = 0  # bytes in the batch; files that nobody has closed yet
+        self._batched = self._open = 0  # bytes in the batch; files that are not closed yet
         self._done: dict[str, str] = {}
 
     def start(self, key: str, fd: int, size: int) -> None:
-        """Begin with an open file of about `size` bytes, which may be closed at once."""
+        """Start hashing an open file of about `size` bytes. The caller may close it at once."""
         if self._open >= self._MOST_OPEN:
             self._collect()
         self._batch.append((key, os.dup(fd)))
@@ -111,12 +114,12 @@ class Hashing:
             self._hand_over()
 
     def finish(self) -> dict[str, str]:
-        """All of them, by key."""
+        """Wait for all digests and return them by key."""
         self._collect()
         return self._done
 
     def close(self) -> None:
-        """Where nobody will ask any more: wait, and forget."""
+        """Wait for the pending work and discard its results."""
         for _, fd in self._batch:
             os.close(fd)
         self._batch.clear()
@@ -129,7 +132,7 @@ class Hashing:
 
     def _collect(self) -> None:
         self._hand_over()
-        wait(self._pending)  # also where one failed: the others' files are to be closed
+        wait(self._pending)  # wait for all even if one failed, so that the other files are closed
         for future in self._pending:
             self._done.update(future.result())
         self._pending.clear()
@@ -150,7 +153,8 @@ def _digest_and_close(batch: list[tuple[str, int]]) -> list[tuple[str, str]]:
 
 
 def copy_bytes(source: int, dest: int) -> None:
-    """Copy all of `source` into the empty file `dest`: by reference where the file system can, else holes kept."""
+    """Copy all of `source` into the empty file `dest`: as a reflink if the file system supports it, else with holes
+    kept."""
     try:
         fcntl.ioctl(dest, _FICLONE, source)
         return
@@ -167,7 +171,7 @@ def copy_bytes(source: int, dest: int) -> None:
 
 
 def _segments(fd: int, stat: os.stat_result) -> Iterator[tuple[int, int]]:
-    """The (start, end) ranges that hold data."""
+    """Yield the (start, end) ranges of a file that hold data."""
     if stat.st_blocks * 512 >= stat.st_size:
         yield 0, stat.st_size
         return
@@ -184,7 +188,8 @@ def _segments(fd: int, stat: os.stat_result) -> Iterator[tuple[int, int]]:
 
 
 def _copy_in_kernel(source: int, dest: int, start: int, end: int) -> bool:
-    """False where the kernel cannot; an end that comes early (a file cut meanwhile) is the caller's to notice."""
+    """Copy a range inside the kernel. Returns False if the kernel cannot. If the file was truncated meanwhile, the
+    copy is short, and the caller must check for that."""
     while start < end:
         try:
             copied = os.copy_file_range(source, dest, end - start, start, start)
@@ -218,20 +223,20 @@ def _libc() -> ctypes.CDLL:
 
 
 def sync_file_system(fd: int) -> None:
-    """Flush the whole file system that `fd` lies on: one call for any number of new files."""
+    """Flush the whole file system that `fd` is on: one system call for any number of new files."""
     if _libc().syncfs(fd) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
-_CLOCK_REALTIME_COARSE = 5  # linux/time.h; what stamps files. The time module has no name for it
+_CLOCK_REALTIME_COARSE = 5  # linux/time.h: the clock of file timestamps, which the time module has no name for
 
 
 def wait_past_tick(mtime_ns: int) -> None:
-    """Return once a file written from now on gets a later time than `mtime_ns`, which was seen on a file.
+    """Wait until a file written from now on gets a later timestamp than `mtime_ns`, a timestamp that a scan has seen.
 
-    The clock that stamps files stands still for up to 10 ms. Without this wait a write right after a scan could leave
-    size and time as they were, and the next scan would not see it.
+    The clock of file timestamps advances in steps of up to 10 ms. Without this wait, a write directly after a scan
+    could leave size and time unchanged, and the next scan would miss it.
     """
     while 0 <= mtime_ns - time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) < 50_000_000:
         time.sleep(0.001)

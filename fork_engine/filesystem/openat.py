@@ -1,8 +1,8 @@
-"""Walking a tree by open folders, so that no link and no renamed parent ever leads out of it.
+"""Walk a tree by file descriptors (openat), so that no symbolic link and no renamed folder can lead out of it.
 
-Every open is relative to an open folder with O_NOFOLLOW (openat). A folder or file of ours that its own mode keeps
-us from reading (000, 0o200) is opened by lending it the bits for as long as it takes; its mode is content and comes
-back.
+Every path component is opened relative to an open folder, with O_NOFOLLOW. If a folder or file that belongs to us has
+a mode that keeps us from opening it (000, 0200), its mode is widened while it is open and then restored, because the
+mode is part of a snapshot's content.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def split(path: str) -> tuple[str, str]:
-    """(folder, name) of a path inside a tree; the root folder is ""."""
+def split_path(path: str) -> tuple[str, str]:
+    """Return (folder, name) of a path inside a tree. The root folder is ""."""
     folder, _, name = path.rpartition("/")
     return folder, name
 
 
+def parent_folders(path: str) -> Iterator[str]:
+    """Yield the folders above a path, nearest first, without the root."""
+    while path := split_path(path)[0]:
+        yield path
+
+
 def proc_path(fd: int) -> str:
-    """A path to exactly this open file, for calls that take no descriptor of an O_PATH open."""
+    """Return a path to exactly this open file, for system calls that do not accept an O_PATH descriptor."""
     return f"/proc/self/fd/{fd}"
 
 
 @dataclass(slots=True)
 class OpenFolder:
-    """An open folder and, where its mode was widened for us, the mode to give back."""
+    """An open folder and, if its mode was widened to open it, the mode to restore."""
 
     fd: int
     restore: int | None = None
@@ -46,47 +52,50 @@ class OpenFolder:
             os.close(self.fd)
 
 
-def open_folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o500) -> OpenFolder:
-    """Open a folder, never a link to one. `lend`: permission bits that it must give us, lent where it is ours.
+def open_folder(name: str | Path, dir_fd: int | None = None, *, grant: int = 0o500) -> OpenFolder:
+    """Open a folder, but never a link to one. `grant`: permission bits to add to its mode while it is open, if it is
+    ours.
 
-    Raises NotADirectoryError for a link or a file (ELOOP is turned into it), PermissionError where we may not.
+    Raises NotADirectoryError for a link or a file (also in place of ELOOP), PermissionError if the folder is not
+    accessible.
     """
     try:
         fd = os.open(name, _DIR, dir_fd=dir_fd)
     except PermissionError:
-        return _open_closed_folder(name, dir_fd, lend)
+        return _open_closed_folder(name, dir_fd, grant)
     try:
         ours = os.geteuid()
-        if ours == 0:  # whom no mode keeps out
+        if ours == 0:  # root: no mode restricts it
             return OpenFolder(fd)
         found = os.fstat(fd)
         mode = stat.S_IMODE(found.st_mode)
-        if found.st_uid != ours or mode & lend == lend:
+        if found.st_uid != ours or mode & grant == grant:
             return OpenFolder(fd)
-        os.fchmod(fd, mode | lend)
+        os.fchmod(fd, mode | grant)
         return OpenFolder(fd, mode)
     except BaseException:
         os.close(fd)
         raise
 
 
-def _open_closed_folder(name: str | Path, dir_fd: int | None, lend: int) -> OpenFolder:
-    """One whose mode keeps us out: lent through a descriptor that needs no right to read."""
+def _open_closed_folder(name: str | Path, dir_fd: int | None, grant: int) -> OpenFolder:
+    """Open a folder whose mode denies it to us: an O_PATH descriptor, which needs no read permission, widens the
+    mode."""
     pinned = os.open(name, _PATH, dir_fd=dir_fd)
     try:
         found = os.fstat(pinned)
         mode = stat.S_IMODE(found.st_mode)
-        lent = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and mode & lend != lend
+        lent = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and mode & grant != grant
         if lent:
-            Path(proc_path(pinned)).chmod(mode | lend)
+            Path(proc_path(pinned)).chmod(mode | grant)
         return OpenFolder(os.open(".", _DIR, dir_fd=pinned), mode if lent else None)
     finally:
         os.close(pinned)
 
 
 @contextmanager
-def folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o500) -> Iterator[int]:
-    opened = open_folder(name, dir_fd, lend=lend)
+def folder(name: str | Path, dir_fd: int | None = None, *, grant: int = 0o500) -> Iterator[int]:
+    opened = open_folder(name, dir_fd, grant=grant)
     try:
         yield opened.fd
     finally:
@@ -94,14 +103,14 @@ def folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o500) ->
 
 
 @contextmanager
-def file(name: str, dir_fd: int, *, lend: bool = True) -> Iterator[int]:
-    """A regular file open for reading. `lend`: also one of ours that its mode hides from us."""
+def file(name: str, dir_fd: int, *, grant: bool = True) -> Iterator[int]:
+    """Open a regular file for reading. With `grant`, also a file of ours whose mode denies reading."""
     try:
         fd = os.open(name, _FILE, dir_fd=dir_fd)
     except PermissionError:
-        if not lend:
+        if not grant:
             raise
-        with _lent(name, dir_fd, stat.S_IRUSR) as pinned:
+        with _widened(name, dir_fd, stat.S_IRUSR) as pinned:
             fd = os.open(proc_path(pinned), _FILE & ~os.O_NOFOLLOW)
             try:
                 yield fd
@@ -115,8 +124,8 @@ def file(name: str, dir_fd: int, *, lend: bool = True) -> Iterator[int]:
 
 
 @contextmanager
-def _lent(name: str, dir_fd: int, bits: int) -> Iterator[int]:
-    """An O_PATH descriptor of a file that has `bits` for as long as this lasts."""
+def _widened(name: str, dir_fd: int, bits: int) -> Iterator[int]:
+    """Yield an O_PATH descriptor of a file whose mode includes `bits` inside this block."""
     pinned = os.open(name, _PATH, dir_fd=dir_fd)
     try:
         mode = stat.S_IMODE(os.fstat(pinned).st_mode)
@@ -130,7 +139,7 @@ def _lent(name: str, dir_fd: int, bits: int) -> Iterator[int]:
 
 
 def set_mode(name: str, dir_fd: int, mode: int) -> None:
-    """Of a file or folder, never of what a link leads to."""
+    """Set the mode of a file or folder, never of the target of a link."""
     pinned = os.open(name, _PATH, dir_fd=dir_fd)
     try:
         Path(proc_path(pinned)).chmod(mode)
@@ -139,8 +148,8 @@ def set_mode(name: str, dir_fd: int, mode: int) -> None:
 
 
 def set_xattrs(name: str, dir_fd: int, *, drop: Callable[[str], bool], add: Mapping[str, bytes]) -> None:
-    """Change attributes of one file or folder, which need not be writable by its mode."""
-    with _lent(name, dir_fd, stat.S_IRUSR | stat.S_IWUSR) as pinned:
+    """Change extended attributes of a file or folder, even if its mode forbids writing."""
+    with _widened(name, dir_fd, stat.S_IRUSR | stat.S_IWUSR) as pinned:
         for attribute in os.listxattr(proc_path(pinned)):
             if drop(attribute):
                 os.removexattr(proc_path(pinned), attribute)
@@ -149,12 +158,12 @@ def set_xattrs(name: str, dir_fd: int, *, drop: Callable[[str], bool], add: Mapp
 
 
 class OpenatWalker:
-    """The open folders from a root down to where we stand; moving to a neighbour reopens only what differs."""
+    """The open folders from a root down to the current one. Moving to a neighbour reopens only what differs."""
 
-    def __init__(self, root: Path, *, lend: int = 0o500) -> None:
-        self._lend = lend
+    def __init__(self, root: Path, *, grant: int = 0o500) -> None:
+        self._lend = grant
         self._parts: list[str] = []
-        self._open = [open_folder(root.resolve(), lend=lend)]
+        self._open = [open_folder(root.resolve(), grant=grant)]
 
     def __enter__(self) -> OpenatWalker:
         return self
@@ -167,20 +176,20 @@ class OpenatWalker:
         return self._open[0].fd
 
     def folder(self, path: str) -> int:
-        """The descriptor of the folder at `path`, valid until the next call."""
+        """Return a descriptor of the folder at `path`, valid until the next call."""
         parts = path.split("/") if path else []
         same = 0
         while same < min(len(parts), len(self._parts)) and parts[same] == self._parts[same]:
             same += 1
         self._pop_to(same)
         for part in parts[same:]:
-            self._open.append(open_folder(part, self._open[-1].fd, lend=self._lend))
+            self._open.append(open_folder(part, self._open[-1].fd, grant=self._lend))
             self._parts.append(part)
         return self._open[-1].fd
 
     def parent(self, path: str) -> tuple[int, str]:
-        """The descriptor of the folder that holds `path`, and its name there."""
-        above, name = split(path)
+        """Return (a descriptor of the folder that holds `path`, its name in that folder)."""
+        above, name = split_path(path)
         return self.folder(above), name
 
     def _pop_to(self, depth: int) -> None:
@@ -196,7 +205,7 @@ class OpenatWalker:
 
 @dataclass(slots=True)
 class _Emptying:
-    """A folder that is being removed: which one it is, and the folders that are left in it."""
+    """A folder that is being emptied: its identity, and the folders that are left in it."""
 
     inode: tuple[int, int]
     folders: list[str]
@@ -205,21 +214,24 @@ class _Emptying:
 def remove_tree(
     name: str | Path, dir_fd: int | None = None, *, seen: Callable[[os.stat_result], None] | None = None
 ) -> None:
-    """Remove a folder and all below it, whatever its folders' modes are and however deep they lie: one is open at a
-    time. Files are unlinked, never chmodded: their inodes may be shared with a layer. `seen` gets the stat of each
-    file just before it goes."""
-    fd = open_folder(name, dir_fd, lend=0o700).fd
+    """Remove a folder and everything below it, whatever the modes and however deep: only one folder is open at a
+    time.
+
+    Files are unlinked and never chmodded, because a layer may share their inodes. `seen` gets each file's stat just
+    before the file is removed.
+    """
+    fd = open_folder(name, dir_fd, grant=0o700).fd
     try:
         levels = [_without_files(fd, seen)]
         while True:
             if levels[-1].folders:
-                fd = _instead(fd, open_folder(levels[-1].folders[-1], fd, lend=0o700).fd)
+                fd = _replace_fd(fd, open_folder(levels[-1].folders[-1], fd, grant=0o700).fd)
                 levels.append(_without_files(fd, seen))
                 continue
             levels.pop()
             if not levels:
                 break
-            fd = _instead(fd, os.open("..", _DIR, dir_fd=fd))
+            fd = _replace_fd(fd, os.open("..", _DIR, dir_fd=fd))
             _check_still(fd, levels[-1].inode)
             os.rmdir(levels[-1].folders.pop(), dir_fd=fd)
     finally:
@@ -227,7 +239,7 @@ def remove_tree(
     os.rmdir(name, dir_fd=dir_fd)
 
 
-def _instead(fd: int, other: int) -> int:
+def _replace_fd(fd: int, other: int) -> int:
     os.close(fd)
     return other
 
@@ -247,14 +259,14 @@ def _without_files(fd: int, seen: Callable[[os.stat_result], None] | None) -> _E
 
 
 def _check_still(fd: int, inode: tuple[int, int]) -> None:
-    """The way up must lead to where we came from."""
+    """Check that ".." led back to the folder that we came from."""
     found = os.fstat(fd)
     if (found.st_dev, found.st_ino) != inode:
-        raise OSError(errno.EBUSY, "a folder was moved while it was removed")
+        raise OSError(errno.EBUSY, "a folder was moved while it was being removed")
 
 
 def remove_any(name: str, dir_fd: int) -> None:
-    """Remove whatever is called so, if anything is."""
+    """Remove a file or folder of this name, if there is one."""
     try:
         os.unlink(name, dir_fd=dir_fd)
     except FileNotFoundError:

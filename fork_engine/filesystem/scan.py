@@ -1,4 +1,4 @@
-"""What a folder on disk holds, as entries. Reads only, but for modes lent and given back (descent.py)."""
+"""Scan a folder on disk into entries. Only reads, except for modes that are widened and restored (`openat.py`)."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ramify.fork_engine.errors import ForkEngineError
-from ramify.fork_engine.filesystem.file_content import Hashing, digest_bytes, digest_fd
+from ramify.fork_engine.filesystem.file_content import HashPool, digest_bytes, digest_fd
 from ramify.fork_engine.filesystem.openat import file, open_folder, proc_path
-from ramify.fork_engine.manifest import relink
 from ramify.fork_engine.types import Entry, EntryKind, Skipped
 
 OPAQUE = "user.overlay.opaque"
-MAX_DEPTH = 400  # folders inside folders: each is an open descriptor and a Python frame while we are below it
+MAX_DEPTH = 400  # nested folders: each one is an open descriptor and a Python frame while the walk is below it
 
 ACL = "system.posix_acl_access"
 _FOREIGN = frozenset({"security.capability", ACL, "system.posix_acl_default"})
-"""What an import does not take either: a world that was sealed would else differ from a copy of its snapshot."""
-_ACL_ENTRY = struct.Struct("<HHI")  # linux/posix_acl_xattr.h: tag, permissions, whose; after four bytes of version
+"""Extended attributes that an import leaves out too. Otherwise a sealed world would differ from a copy of its
+snapshot."""
+_ACL_ENTRY = struct.Struct("<HHI")  # linux/posix_acl_xattr.h: tag, permissions, id; they follow four bytes of version
 _ACL_GROUP, _ACL_MASK = 0x04, 0x10
-_SMALL = 1 << 15  # bytes: below it handing a file to another thread costs more than hashing it
+_SMALL = 1 << 15  # bytes: handing a smaller file to another thread costs more than hashing it
 
 _WHITEOUT = Entry(EntryKind.WHITEOUT)
 _SKIP_REASONS = {
@@ -37,18 +37,18 @@ _SKIP_REASONS = {
 
 
 class TooDeep(ForkEngineError):
-    """Folders nested so deep that a walk would run out of descriptors."""
+    """The folders are nested so deep that a walk would run out of descriptors."""
 
 
 @dataclass(slots=True)
-class Found:
-    """One path met on a walk. Descriptors are valid until the walk goes on."""
+class FoundPath:
+    """One path found on a walk. Its descriptors are valid until the walk continues."""
 
     path: str
     name: str
     parent: int
     stat: os.stat_result
-    folder: int = -1  # an open descriptor where it is a folder
+    folder: int = -1  # an open descriptor if it is a folder
     _attributes: list[str] | None = None
 
     @property
@@ -62,7 +62,7 @@ class Found:
 
     @property
     def mode(self) -> int:
-        """As it is once its ACL is dropped."""
+        """Its mode without its ACL."""
         mode = stat.S_IMODE(self.stat.st_mode)
         if stat.S_ISLNK(self.stat.st_mode) or ACL not in self.attributes:
             return mode
@@ -70,12 +70,12 @@ class Found:
 
 
 Stamp = tuple[int, int, int, int]
-"""By which a file is known to be as it was: inode, size, when it was written, and its inode, which nobody can set."""
+"""Identifies an unchanged file: inode, size, modification time, and inode change time, which no program can set."""
 
 Stamps = Mapping[str, tuple[Stamp, str]]
-"""Of files, by path, each with its digest."""
+"""Stamp and digest of each file, by path."""
 
-_TICK_NS = 50_000_000  # a file that was touched so lately may be written again without a later stamp
+_TICK_NS = 50_000_000  # a file changed more recently than this may be written again without a later timestamp
 
 
 @dataclass(slots=True)
@@ -83,22 +83,24 @@ class Scan:
     root: Entry
     entries: dict[str, Entry] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
-    marked: dict[str, list[str]] = field(default_factory=dict)  # foreign xattrs by path ("" for the root)
+    marked: dict[str, list[str]] = field(default_factory=dict)  # foreign attributes by path ("" is the root)
     stamps: Stamps = field(default_factory=dict)
-    owners: dict[str, int] = field(default_factory=dict)  # of what is not its top folder's owner's
+    owners: dict[str, int] = field(default_factory=dict)  # owners that differ from that of the top folder, by path
 
 
-def walk(root: Path, *, lend: int = 0o500) -> Generator[Found, None, None]:
-    """Everything below `root`, a folder before what it holds, without following links. `lend`: see `open_folder`;
-    with 0 nothing is lent. OSError passes through with the path inside the tree as its filename."""
-    opened = open_folder(root.resolve(), lend=lend)
+def walk(root: Path, *, grant: int = 0o500) -> Generator[FoundPath, None, None]:
+    """Yield everything below `root`, each folder before its content, without following links.
+
+    `grant`: see `open_folder`; 0 widens no mode. An OSError gets the path inside the tree as its filename.
+    """
+    opened = open_folder(root.resolve(), grant=grant)
     try:
-        yield from _walk(opened.fd, "", lend, 0)
+        yield from _walk(opened.fd, "", grant, 0)
     finally:
         opened.close()
 
 
-def _walk(fd: int, prefix: str, lend: int, depth: int) -> Generator[Found, None, None]:
+def _walk(fd: int, prefix: str, grant: int, depth: int) -> Generator[FoundPath, None, None]:
     if depth > MAX_DEPTH:
         raise TooDeep(f"{prefix[:80]}…: folders nested more than {MAX_DEPTH} deep. Flatten them, or leave them out")
     with os.scandir(fd) as found:
@@ -108,21 +110,21 @@ def _walk(fd: int, prefix: str, lend: int, depth: int) -> Generator[Found, None,
         try:
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
-                yield Found(path, name, fd, status)
+                yield FoundPath(path, name, fd, status)
                 continue
-            opened = open_folder(name, fd, lend=lend)
+            opened = open_folder(name, fd, grant=grant)
         except OSError as error:
             error.filename = path
             raise
         try:
-            yield Found(path, name, fd, status, opened.fd)
-            yield from _walk(opened.fd, path + "/", lend, depth + 1)
+            yield FoundPath(path, name, fd, status, opened.fd)
+            yield from _walk(opened.fd, path + "/", grant, depth + 1)
         finally:
             opened.close()
 
 
-def entry_of(found: Found, digest: Callable[[Found], str]) -> Entry | None:
-    """The entry of a path as it lies there; None for what an entry cannot be. `digest` reads a file where needed."""
+def entry_of(found: FoundPath, digest: Callable[[FoundPath], str]) -> Entry | None:
+    """Return a path's entry, or None if its kind cannot be an entry. `digest` reads a file if needed."""
     kind, mode, mtime = stat.S_IFMT(found.stat.st_mode), found.mode, found.stat.st_mtime_ns
     if kind == stat.S_IFDIR:
         return Entry(EntryKind.DIR, mode, mtime_ns=mtime, xattrs=_xattrs(found.folder, found.attributes))
@@ -138,7 +140,7 @@ def entry_of(found: Found, digest: Callable[[Found], str]) -> Entry | None:
 
 
 def root_entry(root: Path) -> Entry:
-    """The top folder itself: mode and time alone, for these are what a mount shows of the uppermost layer's."""
+    """Return the top folder's own entry: only its mode and time, which a mount takes from the uppermost layer."""
     status = root.stat()
     mode = stat.S_IMODE(status.st_mode)
     if ACL in _list_xattrs(os.fspath(root.resolve())):
@@ -147,26 +149,29 @@ def root_entry(root: Path) -> Entry:
 
 
 def _mode_without(where: int | str, mode: int) -> int:
-    """The mode of a file whose ACL is dropped. Under an ACL the mode's group bits say what anybody named in it may do
-    at most; what the file's own group may, which is often less, is an entry of its own."""
+    """Return the mode of a file without its ACL.
+
+    With an ACL, the mode's group bits are the upper limit for everybody whom the ACL names. The rights of the file's
+    own group, often fewer, are an entry of the ACL.
+    """
     entries = _ACL_ENTRY.iter_unpack(os.getxattr(where, ACL)[4:])
     said: dict[int, int] = {tag: allowed for tag, allowed, _ in entries if tag in (_ACL_GROUP, _ACL_MASK)}
     return mode & ~stat.S_IRWXG | (said[_ACL_GROUP] & said.get(_ACL_MASK, 0o7)) << 3
 
 
-def skip(found: Found) -> Skipped:
+def skip(found: FoundPath) -> Skipped:
     return Skipped(found.path, _SKIP_REASONS.get(stat.S_IFMT(found.stat.st_mode), "of a kind that cannot be kept"))
 
 
-def hash_file(found: Found) -> str:
+def hash_file(found: FoundPath) -> str:
     with file(found.name, found.parent) as fd:
         return digest_fd(fd)
 
 
-def _file_xattrs(found: Found) -> tuple[tuple[str, str], ...]:
+def _file_xattrs(found: FoundPath) -> tuple[tuple[str, str], ...]:
     if not any(map(_is_users, found.attributes)):
         return ()
-    with file(found.name, found.parent) as fd:  # values, unlike names, need the right to read
+    with file(found.name, found.parent) as fd:  # values need read permission, names do not
         return _xattrs(fd, found.attributes)
 
 
@@ -179,19 +184,21 @@ def _is_users(name: str) -> bool:
 
 
 def is_overlays(name: str) -> bool:
-    """Whether an extended attribute is overlayfs's own bookkeeping, or was set by a world under such a name."""
+    """Return whether overlayfs uses this attribute itself, or a world set one of that name."""
     return name.startswith(("user.overlay.", "trusted.overlay."))
 
 
 def is_foreign(name: str) -> bool:
-    """Whether an extended attribute is in no layer, and so taken from a file that becomes part of one."""
+    """Return whether layers leave this attribute out."""
     return is_overlays(name) or name in _FOREIGN
 
 
 def is_mark(name: str, what: str) -> bool:
-    """Whether overlayfs itself wrote it and means `what`. By either spelling: mounts with userxattr write user.*,
-    root's may write trusted.*. What a world sets under such a name is stored one deeper, as
-    `user.overlay.overlay.opaque`, and means nothing."""
+    """Return whether overlayfs itself set this attribute to mean `what`, in either spelling.
+
+    Mounts with userxattr write user.*, root's mounts may write trusted.*. If a world sets such a name, overlayfs
+    stores it one level deeper, as `user.overlay.overlay.opaque`, which has no meaning.
+    """
     return name in (f"user.overlay.{what}", f"trusted.overlay.{what}")
 
 
@@ -204,14 +211,25 @@ def _list_xattrs(where: int | str) -> list[str]:
         raise
 
 
+def relink(entries: Mapping[str, Entry], groups: Iterable[Iterable[str]]) -> dict[str, Entry]:
+    """Return `entries` with `link` set from groups of paths that share a file."""
+    linked = dict(entries)
+    for group in groups:
+        first, *others = sorted(group)
+        linked[first] = replace(linked[first], link="")
+        for path in others:
+            linked[path] = replace(linked[path], link=first)
+    return linked
+
+
 def link_inodes(entries: Mapping[str, Entry], inodes: Mapping[tuple[int, int], list[str]]) -> dict[str, Entry]:
     return relink(entries, (paths for paths in inodes.values() if len(paths) > 1))
 
 
 def scan_tree(root: Path, known: Mapping[str, Entry]) -> Scan:
-    """A plain folder. A file whose size and mtime are those in `known` is not read again."""
+    """Scan a plain folder. A file with the size and mtime that `known` has is not read again."""
 
-    def digest(found: Found) -> str:
+    def digest(found: FoundPath) -> str:
         before = known.get(found.path)
         if (
             before is not None
@@ -237,9 +255,10 @@ def scan_tree(root: Path, known: Mapping[str, Entry]) -> Scan:
 
 
 def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
-    """An overlayfs upper folder: whiteouts and opaque folders read as such, foreign attributes noted.
+    """Scan the upper folder of an overlay mount: read whiteouts and opaque folders as such, and note foreign
+    attributes.
 
-    `known`: the `stamps` of an earlier scan of the same folder; what has the same one is not read again.
+    `known`: the `stamps` of an earlier scan of the same folder. A file with the same stamp is not read again.
     """
     result = Scan(root_entry(root))
     owner = root.stat().st_uid
@@ -248,9 +267,9 @@ def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
     if marks := list(filter(is_foreign, _list_xattrs(os.fspath(root)))):
         result.marked[""] = marks
     inodes: dict[tuple[int, int], list[str]] = {}
-    with closing(Hashing()) as hashing, closing(walk(root)) as walked:
+    with closing(HashPool()) as hashing, closing(walk(root)) as walked:
 
-        def digest(found: Found) -> str:
+        def digest(found: FoundPath) -> str:
             now = found.stat
             stamp = (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
             if max(now.st_mtime_ns, now.st_ctime_ns) < steady:
@@ -287,12 +306,12 @@ def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
     return result
 
 
-def _note_inode(inodes: dict[tuple[int, int], list[str]], found: Found, entry: Entry) -> None:
+def _note_inode(inodes: dict[tuple[int, int], list[str]], found: FoundPath, entry: Entry) -> None:
     if entry.kind is EntryKind.FILE and found.stat.st_nlink > 1:
         inodes.setdefault((found.stat.st_dev, found.stat.st_ino), []).append(found.path)
 
 
-def _overlay_marks(found: Found) -> list[str]:
+def _overlay_marks(found: FoundPath) -> list[str]:
     marks = list(filter(is_foreign, found.attributes))
     for name in marks:
         if is_mark(name, "redirect") or is_mark(name, "metacopy"):

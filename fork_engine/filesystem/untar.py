@@ -1,9 +1,9 @@
-"""A root file system from a tar, whoever made it.
+"""Unpack the tar of a root file system, which may be hostile.
 
-Members are written into an empty folder by open folders (descent.py), never by paths: no link in the tar leads a
-later member out of it, absolute names and links point into the world's own root, as they will when it runs. What no
-root file system has is refused: `..` in a name, a hard link to what is not in the tar, more bytes than there is room
-for. Devices and sockets are left out; owners are dropped.
+Members are written by file descriptors (`openat.py`), never by path, so no link in the tar can lead a later member
+out of the folder. Absolute names and links refer to the world's own root, as they will when it runs. Refused are:
+`..` in a name, a hard link to something that is not in the tar, more bytes than the disk has room for. Devices and
+sockets are left out, and owners are dropped.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import IO, cast
 
 from ramify.fork_engine.errors import ImageError
 from ramify.fork_engine.filesystem.file_content import write_all
-from ramify.fork_engine.filesystem.openat import OpenatWalker, remove_any
+from ramify.fork_engine.filesystem.openat import OpenatWalker, parent_folders, remove_any
 from ramify.fork_engine.filesystem.scan import MAX_DEPTH
-from ramify.fork_engine.view import above
 
 MAX_MEMBERS = 5_000_000
 _NO_SUCH_MEMBER = {
@@ -32,29 +31,32 @@ _NO_SUCH_MEMBER = {
     errno.E2BIG, errno.EMLINK, errno.EOVERFLOW, errno.ENOTEMPTY, errno.EFBIG,
 }  # fmt: skip
 _CHUNK = 1 << 20
-_KEPT_XATTRS = "SCHILY.xattr.user."  # how pax headers spell an attribute of the user's
+_KEPT_XATTRS = "SCHILY.xattr.user."  # the spelling of user attributes in pax headers
 
 
 @dataclass(slots=True)
 class _Unpacking:
     tar: Path
     tree: OpenatWalker
-    linked: OpenatWalker  # where hard links come from
-    room: int  # bytes that files may still have, holes with them: all is read again to be named
-    folders: dict[str, tuple[int, int]] = field(default_factory=dict)  # path → mode and time, set when all is there
+    linked: OpenatWalker  # for the targets of hard links
+    room: int  # bytes left for files, including holes, because everything is read again to be digested
+    folders: dict[str, tuple[int, int]] = field(default_factory=dict)  # path → mode and time, set at the end
     count: int = 0
 
 
 def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
-    """Fill the empty folder `dest`. `room`: bytes of data that the tar may hold; the free space of the disk by
-    default. Raises `ImageError`; what was written until then stays in `dest`."""
+    """Unpack `tar` into the empty folder `dest`. Raises `ImageError` and leaves in `dest` what was written until
+    then.
+
+    `room`: bytes that the tar may hold; by default the free space of the disk.
+    """
     status = os.statvfs(dest)
     room = status.f_bavail * status.f_frsize if room is None else room
     try:
         with (
             tarfile.open(tar, errorlevel=2) as opened,
-            OpenatWalker(dest, lend=0o700) as tree,
-            OpenatWalker(dest, lend=0o700) as linked,
+            OpenatWalker(dest, grant=0o700) as tree,
+            OpenatWalker(dest, grant=0o700) as linked,
         ):
             unpacking = _Unpacking(tar, tree, linked, room)
             for member in opened:
@@ -67,16 +69,16 @@ def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
     except OSError as error:
         if error.errno not in _NO_SUCH_MEMBER:
             raise
-        raise ImageError(f"{tar}: a member that no file system holds ({error}). Make the tar anew") from None
+        raise ImageError(f"{tar}: a member that no file system can hold ({error}). Create the tar again") from None
     except (tarfile.TarError, EOFError, UnicodeError, OverflowError, zlib.error, lzma.LZMAError) as error:
-        raise ImageError(f"{tar}: not a tar that can be read whole ({error}). Make it again with tar") from None
+        raise ImageError(f"{tar}: not a complete tar ({error}). Create it again with tar") from None
 
 
 def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpacking) -> None:
-    path = _inside(member.name, unpacking.tar)
+    path = _member_path(member.name, unpacking.tar)
     unpacking.count += 1
     if unpacking.count > MAX_MEMBERS:
-        raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members: no root file system has so many")
+        raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members, which no root file system has")
     if member.ischr() or member.isblk():
         return
     if member.isdir():
@@ -84,8 +86,8 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
         unpacking.folders[path] = (stat.S_IMODE(member.mode), _time_ns(member))
         return
     if not path:
-        raise _refused(unpacking.tar, member.name, "it is the root itself, and no folder")
-    _holders(path, unpacking)
+        raise _refused(unpacking.tar, member.name, "it is the root itself, but not a folder")
+    _ensure_parents(path, unpacking)
     parent, name = unpacking.tree.parent(path)
     remove_any(name, parent)
     for lost in [known for known in unpacking.folders if known == path or known.startswith(path + "/")]:
@@ -105,8 +107,8 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
         raise _refused(unpacking.tar, member.name, f"its type {member.type!r} is unknown")
 
 
-def _inside(name: str, tar: Path) -> str:
-    """A member's path below the root. An absolute one is meant so: tars of a root often begin with "/"."""
+def _member_path(name: str, tar: Path) -> str:
+    """Return a member's path below the root. Absolute names are accepted: tars of a root often begin with "/"."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name:
         raise _refused(tar, name, "its name leads out of the root file system")
@@ -115,34 +117,34 @@ def _inside(name: str, tar: Path) -> str:
     return "/".join(parts)
 
 
-def _holders(path: str, unpacking: _Unpacking) -> None:
-    for folder in reversed(list(above(path))):
+def _ensure_parents(path: str, unpacking: _Unpacking) -> None:
+    for folder in reversed(list(parent_folders(path))):
         _folder(folder, unpacking)
 
 
 def _folder(path: str, unpacking: _Unpacking) -> None:
-    """A folder at the path. A link there is followed by nobody: where a tar writes through one, it is refused."""
+    """Make sure that a folder is at the path. A tar that writes through a link is refused."""
     if not path or path in unpacking.folders:
         return
-    _holders(path, unpacking)
+    _ensure_parents(path, unpacking)
     parent, name = unpacking.tree.parent(path)
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
     except FileExistsError:
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            raise _refused(unpacking.tar, path, "another member made a link or a file of the folder") from None
+            raise _refused(unpacking.tar, path, "another member replaced the folder by a link or a file") from None
     unpacking.folders.setdefault(path, (0o755, 0))
 
 
 def _link(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
-    target = _inside(member.linkname, unpacking.tar)
+    target = _member_path(member.linkname, unpacking.tar)
     try:
         from_fd, from_name = unpacking.linked.parent(target)
         found = os.stat(from_name, dir_fd=from_fd, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         raise _refused(unpacking.tar, member.name, f"it is a hard link to {target!r}, not in the tar") from None
     if not stat.S_ISREG(found.st_mode):
-        raise _refused(unpacking.tar, member.name, f"it is a hard link to {target!r}, which is no file")
+        raise _refused(unpacking.tar, member.name, f"it is a hard link to {target!r}, which is not a file")
     parent, name = unpacking.tree.parent(path)
     os.link(from_name, name, src_dir_fd=from_fd, dst_dir_fd=parent, follow_symlinks=False)
 
@@ -164,18 +166,18 @@ def _file(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpackin
         os.fchmod(fd, stat.S_IMODE(member.mode))
         os.utime(fd, ns=(_time_ns(member),) * 2)
     except OverflowError:
-        raise _refused(unpacking.tar, member.name, f"its size, {member.size}, is no file's") from None
+        raise _refused(unpacking.tar, member.name, f"no file can have its size, {member.size}") from None
     finally:
         os.close(fd)
 
 
 def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> Iterator[tuple[int, bytes]]:
-    """What is not a hole, by offset."""
-    ranges = cast("list[tuple[int, int]] | None", member.sparse)  # typeshed has it as bytes
+    """Yield (offset, bytes) of everything that is not a hole."""
+    ranges = cast("list[tuple[int, int]] | None", member.sparse)  # typeshed declares it as bytes
     ranges = [(0, member.size)] if ranges is None else ranges
     for start, length in ranges:
         if start < 0 or length < 0 or start + length > member.size:
-            raise _refused(unpacking.tar, member.name, "its map of holes makes no sense")
+            raise _refused(unpacking.tar, member.name, "its map of holes is invalid")
         source.seek(start)
         end = start + length
         while start < end:
@@ -187,7 +189,7 @@ def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> 
 
 
 def _time_ns(member: tarfile.TarInfo) -> int:
-    """Exact where the tar is (pax)."""
+    """Return the modification time in nanoseconds. Exact if the tar is (pax)."""
     try:
         return int(Decimal(member.pax_headers.get("mtime", str(member.mtime))) * 10**9)
     except ArithmeticError:
@@ -195,4 +197,4 @@ def _time_ns(member: tarfile.TarInfo) -> int:
 
 
 def _refused(tar: Path, name: str, why: str) -> ImageError:
-    return ImageError(f"{tar}: its member {name!r} is refused: {why}. Make the tar anew from a root file system")
+    return ImageError(f"{tar}: its member {name!r} is refused: {why}. Create the tar again from a root file system")

@@ -1,4 +1,4 @@
-"""Making a tree on disk from entries: layers, plain copies, checkouts into an empty folder."""
+"""Create a tree on disk from entries: layers, plain copies, checkouts into an empty folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ramify.fork_engine.filesystem.scan import OPAQUE
 from ramify.fork_engine.types import Entry, EntryKind
 
 Place = Callable[[str, Entry, int, str], None]
-"""Makes one file, whole: (its path, its entry, the open folder that shall hold it, its name there)."""
+"""Creates one complete file: (its path, its entry, the open folder that will hold it, its name there)."""
 
 
 def write_tree(root: Path, entries: Mapping[str, Entry], top: Entry, place: Place) -> None:
-    """Fill the empty folder `root`, `top` when done. Folders stay ours to write until the end, then get their modes
+    """Fill the empty folder `root`; `top` is its own entry. Folders stay writable until the end, then get their modes
     and times."""
     paths = sorted(entries)
-    with OpenatWalker(root, lend=0o700) as to, OpenatWalker(root, lend=0o700) as linked:
+    with OpenatWalker(root, grant=0o700) as to, OpenatWalker(root, grant=0o700) as linked:
         for path in paths:
             entry = entries[path]
             parent, name = to.parent(path)
@@ -43,7 +43,7 @@ def write_tree(root: Path, entries: Mapping[str, Entry], top: Entry, place: Plac
 
 
 def make_special(entry: Entry, parent: int, name: str) -> None:
-    """A link, a FIFO or a whiteout."""
+    """Create a link, a FIFO or a whiteout."""
     if entry.kind is EntryKind.WHITEOUT:
         os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
         return
@@ -60,9 +60,9 @@ def make_special(entry: Entry, parent: int, name: str) -> None:
 
 
 def finish_folder(entry: Entry, parent: int, name: str, *, times: bool = True) -> None:
-    opened = open_folder(name, parent, lend=0o700)
+    opened = open_folder(name, parent, grant=0o700)
     try:
-        opened.restore = None  # the entry's mode is what shall stay
+        opened.restore = None  # keep the entry's mode
         if entry.opaque:
             os.setxattr(opened.fd, OPAQUE, b"y")
         finish(entry, opened.fd, times=times)
@@ -71,7 +71,7 @@ def finish_folder(entry: Entry, parent: int, name: str, *, times: bool = True) -
 
 
 def finish(entry: Entry, fd: int, *, times: bool = True) -> None:
-    """Attributes, mode and, last, times of an open file or folder."""
+    """Set the attributes, the mode and, last, the times of an open file or folder."""
     for name, value in entry.xattrs:
         os.setxattr(fd, name, bytes.fromhex(value))
     os.fchmod(fd, entry.mode)
@@ -80,7 +80,7 @@ def finish(entry: Entry, fd: int, *, times: bool = True) -> None:
 
 
 def create_file(entry: Entry, parent: int, name: str, fill: Callable[[int], None]) -> None:
-    """A new file with the entry's mode, times and attributes; `fill` writes its bytes."""
+    """Create a file with the entry's mode, times and attributes. `fill` writes its bytes."""
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
     try:
         fill(fd)
@@ -94,7 +94,7 @@ def place_bytes(data: bytes, entry: Entry, parent: int, name: str) -> None:
 
 
 def place_copy(source: OpenatWalker, at: str, entry: Entry, parent: int, name: str, *, verify: bool) -> None:
-    """Copy the file at `at`. `verify`: raise where the copy is not what `entry` says."""
+    """Copy the file at `at`. With `verify`, raise if the copy does not match `entry`."""
 
     def fill(dest: int) -> None:
         from_fd, from_name = source.parent(at)
@@ -107,7 +107,8 @@ def place_copy(source: OpenatWalker, at: str, entry: Entry, parent: int, name: s
 
 
 def place_link(source: OpenatWalker, at: str, entry: Entry, parent: int, name: str) -> None:
-    """The very file at `at` (immutable, as all in a layer is); a copy where a file system's link limit is reached."""
+    """Hard-link the file at `at`, which is immutable as everything in a layer. Copies it if the file system's link
+    limit is reached."""
     from_fd, from_name = source.parent(at)
     try:
         os.link(from_name, name, src_dir_fd=from_fd, dst_dir_fd=parent, follow_symlinks=False)

@@ -1,7 +1,7 @@
-"""Finding what is wrong in a store: everything in it is held against the digest that names it. Only reads.
+"""Find the damage in a store: compare everything in it with the digest that names it. Reads only.
 
-A tree is wrong where it shows anything that its manifest does not say, or the other way round: bytes, size, kind,
-mode, time, attributes, links, opaque folders, whiteouts. docs/snapshot-format.md says what may lie in a store.
+A tree is damaged if it and its manifest differ in anything: bytes, size, kind, mode, time, attributes, links, opaque
+folders, whiteouts. docs/snapshot-format.md lists what a store may hold.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from ramify.fork_engine.errors import ForkEngineError, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.filesystem.openat import folder
 from ramify.fork_engine.filesystem.scan import OPAQUE, Scan, scan_upper
-from ramify.fork_engine.fsck.permissions import faults, owner
+from ramify.fork_engine.fsck.permissions import owner, wrong_permissions
 from ramify.fork_engine.importer import read_index
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import Manifest
@@ -30,7 +30,7 @@ ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Part(StrEnum):
-    """The folders of a store, by name."""
+    """The parts of a store, by the names of their folders."""
 
     LAYERS = "layers"
     IMAGES = "images"
@@ -48,9 +48,10 @@ class Damage(StrEnum):
     UNREADABLE = "unreadable"
     MANIFEST = "bad manifest"
     RECORD = "bad record"
-    MODE = "not as the store makes it"  # mode or owner of its own files and folders: lets others in, or keeps us out
-    LEFTOVER = "left by a crash"  # harmless: takes only room
-    INDEX = "bad index"  # harmless: costs only time
+    # wrong mode or owner of a file or folder of the store itself: others get in, or we are kept out
+    MODE = "not as the store makes it"
+    LEFTOVER = "left by a crash"  # harmless: only takes space
+    INDEX = "bad index"  # harmless: only costs time
 
 
 HARMLESS = frozenset({Damage.LEFTOVER, Damage.INDEX})
@@ -59,9 +60,9 @@ HARMLESS = frozenset({Damage.LEFTOVER, Damage.INDEX})
 @dataclass(frozen=True, slots=True)
 class Problem:
     part: Part
-    name: str  # a layer's id, a snapshot's, a file's name
+    name: str  # id of a layer or snapshot, or name of a file
     damage: Damage
-    path: str = ""  # inside the layer; "." is its top folder
+    path: str = ""  # path inside the layer; "." is its top folder
     detail: str = ""
 
     def __str__(self) -> str:
@@ -72,22 +73,22 @@ class Problem:
 
 
 @dataclass(slots=True)
-class Findings:
+class CheckFindings:
     problems: list[Problem] = field(default_factory=list)
     checked: dict[Part, int] = field(default_factory=dict)
     scans: dict[tuple[Part, str], Scan] = field(default_factory=dict)  # of each tree that can be read
     manifests: dict[tuple[Part, str], Manifest] = field(default_factory=dict)
-    snapshots: dict[SnapshotId, Snapshot] = field(default_factory=dict)  # of each record whose digests are right
-    volatile: dict[SnapshotId, tuple[str, ...]] = field(default_factory=dict)  # what its content key leaves out
+    snapshots: dict[SnapshotId, Snapshot] = field(default_factory=dict)  # of each record whose digests match
+    volatile: dict[SnapshotId, tuple[str, ...]] = field(default_factory=dict)  # globs left out of its content key
 
     def bad(self, part: Part) -> set[str]:
-        """The names in a part that something is wrong with."""
+        """Return the names in a part that have a problem."""
         return {p.name for p in self.problems if p.part is part}
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """A store, opened up."""
+class OpenStore:
+    """The open parts of a store."""
 
     folder: StoreFolder
     layers: Layers
@@ -103,36 +104,38 @@ _TOP = {part.value for part in Part if part is not Part.STORE} | {"unflushed", "
 
 
 Key = Callable[[Snapshot, tuple[str, ...]], ContentKey]
-"""The content key of a snapshot, with these globs left out, from the layers themselves."""
+"""Computes a snapshot's content key from its layers, with these globs left out."""
 
 
-def check(parts: Parts, key: Key, expected: Collection[SnapshotId] = ()) -> Findings:
-    """All of a store. `expected`: snapshots that somebody still names. The caller holds the store's lock, so that
-    nothing is deleted meanwhile."""
-    found = Findings()
-    records = _names(parts.folder.root / Part.SNAPSHOTS)  # first: what they name is there before them
+def check(parts: OpenStore, key: Key, expected: Collection[SnapshotId] = ()) -> CheckFindings:
+    """Check a whole store. `expected`: snapshots that are still referenced from outside the store.
+
+    The caller holds the store's lock, so that nothing is deleted meanwhile.
+    """
+    found = CheckFindings()
+    records = _names(parts.folder.root / Part.SNAPSHOTS)  # listed first: what a record names exists before the record
     for part, layers in parts.trees():
         names = _names(parts.folder.root / part)
         found.checked[part] = len(names)
         for name in names:
-            found.problems += _foreign(part, name) or check_tree(part, layers, LayerId(name), found)
+            found.problems += _unknown_name(part, name) or check_tree(part, layers, LayerId(name), found)
     names = _names(parts.folder.root / Part.BLOBS)
     found.checked[Part.BLOBS] = len(names)
     for name in names:
-        found.problems += _foreign(Part.BLOBS, name) or check_blob(parts, name)
+        found.problems += _unknown_name(Part.BLOBS, name) or check_blob(parts, name)
     found.checked[Part.SNAPSHOTS] = len(records)
     for name in records:
-        found.problems += _foreign(Part.SNAPSHOTS, name, ".json") or check_record(parts, name, found)
+        found.problems += _unknown_name(Part.SNAPSHOTS, name, ".json") or check_record(parts, name, found)
     for id in sorted(set(expected) - {SnapshotId(name.removesuffix(".json")) for name in records}):
         found.problems.append(Problem(Part.SNAPSHOTS, id, Damage.MISSING))
-    found.problems += missing(parts, found)
-    found.problems += wrong_keys(found, key, {(problem.part, problem.name) for problem in found.problems})
+    found.problems += missing_objects(parts, found)
+    found.problems += wrong_content_keys(found, key, {(problem.part, problem.name) for problem in found.problems})
     found.problems += _indexes(parts)
     found.problems += _modes(parts)
     found.problems += [
         Problem(Part.STORE, name, Damage.EXTRA) for name in sorted(set(_names(parts.folder.root)) - _TOP)
     ]
-    found.problems += [Problem(Part.STORE, name, Damage.EXTRA) for name in parts.folder.strangers()]
+    found.problems += [Problem(Part.STORE, name, Damage.EXTRA) for name in parts.folder.unknown_files()]
     found.problems += [Problem(Part.TMP, path.name, Damage.LEFTOVER) for path in parts.folder.leftovers()]
     return found
 
@@ -141,34 +144,34 @@ def _names(at: Path) -> list[str]:
     return sorted(path.name for path in at.iterdir())
 
 
-def _modes(parts: Parts) -> Iterator[Problem]:
-    for kind, name, path, wrong in faults(parts.folder.root):
+def _modes(parts: OpenStore) -> Iterator[Problem]:
+    for kind, name, path, wrong in wrong_permissions(parts.folder.root):
         part = Part(kind) if kind else Part.STORE
         known = name.removesuffix(".json") if part is Part.SNAPSHOTS else name
         yield Problem(part, known, Damage.MODE, f"../{path}" if path else "", wrong)
 
 
-def _foreign(part: Part, name: str, ending: str = "") -> list[Problem]:
+def _unknown_name(part: Part, name: str, ending: str = "") -> list[Problem]:
     known = name.endswith(ending) and ID.fullmatch(name.removesuffix(ending))
     return [] if known else [Problem(part, name, Damage.EXTRA)]
 
 
-def check_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -> list[Problem]:
-    """One layer or process image: its manifest against its name, its folder against the manifest."""
+def check_tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings) -> list[Problem]:
+    """Check one layer or process image: its manifest against its name, its folder against the manifest."""
     top = layers.folder.root / part / id
     problems: list[Problem] = []
     if top.is_symlink():
-        problems.append(Problem(part, id, Damage.EXTRA, ".", "a link in the layer's place"))
+        problems.append(Problem(part, id, Damage.EXTRA, ".", "a link has the layer's name"))
     try:
         if stat.S_IMODE(top.stat().st_mode) & 0o500 != 0o500:
-            problems.append(Problem(part, id, Damage.UNREADABLE, detail="closed by its mode"))
+            problems.append(Problem(part, id, Damage.UNREADABLE, detail="its mode denies access"))
         with folder(top.resolve()):
             return problems + _check_open_tree(part, layers, id, found)
     except OSError as error:
         return [*problems, Problem(part, id, Damage.UNREADABLE, detail=error.strerror or "")]
 
 
-def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -> list[Problem]:
+def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings) -> list[Problem]:
     top = layers.folder.root / part / id
     extra = sorted(set(_names(top)) - {"fs", "manifest.json"})
     problems = [Problem(part, id, Damage.EXTRA, f"../{name}") for name in extra]
@@ -190,7 +193,8 @@ def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -
 
 
 def _owners(part: Part, id: LayerId, scan: Scan, fs: Path) -> Iterator[Problem]:
-    """What another user owns, no world of an ordinary user can write over. Root's can, and give files away."""
+    """Find paths that belong to another user: a world of an ordinary user cannot overwrite them. Root's worlds may
+    give files away."""
     mine, top = owner(fs.parent.parent.parent), fs.stat().st_uid
     if mine == 0:
         return
@@ -202,7 +206,7 @@ def _owners(part: Part, id: LayerId, scan: Scan, fs: Path) -> Iterator[Problem]:
 
 def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan) -> Iterator[Problem]:
     if scan.root != manifest.root:
-        yield Problem(part, id, Damage.CHANGED, ".", changed(manifest.root, scan.root))
+        yield Problem(part, id, Damage.CHANGED, ".", differing_fields(manifest.root, scan.root))
     for path in sorted(manifest.entries.keys() | scan.entries.keys() | {skipped.path for skipped in scan.skipped}):
         said, seen = manifest.entries.get(path), scan.entries.get(path)
         if said is None:
@@ -210,21 +214,21 @@ def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan) -> Ite
         elif seen is None:
             yield Problem(part, id, Damage.MISSING, path)
         elif said != seen:
-            yield Problem(part, id, Damage.CHANGED, path, changed(said, seen))
+            yield Problem(part, id, Damage.CHANGED, path, differing_fields(said, seen))
     for path, marks in scan.marked.items():
         entry = manifest.entries.get(path)
         if set(marks) != ({OPAQUE} if entry is not None and entry.opaque else set()):
-            yield Problem(part, id, Damage.CHANGED, path or ".", "attributes that no layer has")
+            yield Problem(part, id, Damage.CHANGED, path or ".", "attributes that layers do not have")
 
 
-def changed(said: Entry, seen: Entry) -> str:
-    """Which fields differ, for people."""
+def differing_fields(said: Entry, seen: Entry) -> str:
+    """Return the names of the fields that differ, for people."""
     words = {"digest": "bytes", "mtime_ns": "time", "xattrs": "attributes", "link": "hard links"}
     differing = [f.name for f in fields(Entry) if getattr(said, f.name) != getattr(seen, f.name)]
     return ", ".join(words.get(name, name) for name in differing)
 
 
-def check_blob(parts: Parts, digest: str) -> list[Problem]:
+def check_blob(parts: OpenStore, digest: str) -> list[Problem]:
     try:
         parts.blobs.get(digest)
     except (SnapshotCorrupt, OSError):
@@ -232,7 +236,7 @@ def check_blob(parts: Parts, digest: str) -> list[Problem]:
     return []
 
 
-def check_record(parts: Parts, name: str, found: Findings) -> list[Problem]:
+def check_record(parts: OpenStore, name: str, found: CheckFindings) -> list[Problem]:
     id = SnapshotId(name.removesuffix(".json"))
     try:
         found.snapshots[id], found.volatile[id] = parts.snapshots.load(id)
@@ -241,8 +245,8 @@ def check_record(parts: Parts, name: str, found: Findings) -> list[Problem]:
     return []
 
 
-def needs(snapshot: Snapshot) -> set[tuple[Part, str]]:
-    """All that a snapshot cannot be restored without."""
+def needed_by(snapshot: Snapshot) -> set[tuple[Part, str]]:
+    """Return every object that a snapshot needs to be restored."""
     trees = {*snapshot.layers, *snapshot.outside, *((snapshot.image,) if snapshot.image else ())}
     kept = {(Part.LAYERS, str(layer)) for layer in trees}
     if snapshot.processes.image:
@@ -252,8 +256,8 @@ def needs(snapshot: Snapshot) -> set[tuple[Part, str]]:
     return kept
 
 
-def missing(parts: Parts, found: Findings) -> list[Problem]:
-    named = {one for snapshot in found.snapshots.values() for one in needs(snapshot)}
+def missing_objects(parts: OpenStore, found: CheckFindings) -> list[Problem]:
+    named = {one for snapshot in found.snapshots.values() for one in needed_by(snapshot)}
     return [
         Problem(part, name, Damage.MISSING)
         for part, name in sorted(named)
@@ -261,17 +265,18 @@ def missing(parts: Parts, found: Findings) -> list[Problem]:
     ]
 
 
-def wrong_keys(found: Findings, key: Key, bad: Set[tuple[Part, str]]) -> list[Problem]:
-    """A key that is not its snapshot's would give a step another one's result. Of those that need nothing `bad`."""
+def wrong_content_keys(found: CheckFindings, key: Key, bad: Set[tuple[Part, str]]) -> list[Problem]:
+    """Find snapshots whose content key is wrong, which could give a step another step's result. Snapshots that need
+    something in `bad` are skipped."""
     return [
         Problem(Part.SNAPSHOTS, id, Damage.RECORD, detail="content key")
         for id, snapshot in found.snapshots.items()
-        if id in found.volatile and not needs(snapshot) & bad
+        if id in found.volatile and not needed_by(snapshot) & bad
         if key(snapshot, found.volatile[id]) != snapshot.content_key
     ]
 
 
-def _indexes(parts: Parts) -> list[Problem]:
+def _indexes(parts: OpenStore) -> list[Problem]:
     indexes = parts.folder.root / Part.INDEX
     if not indexes.is_dir():
         return [Problem(Part.STORE, Part.INDEX, Damage.EXTRA, detail="no folder")] if os.path.lexists(indexes) else []

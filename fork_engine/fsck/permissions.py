@@ -1,8 +1,8 @@
-"""Modes and owner of what a store is made of: who else may read what worlds left, and whether worlds can write over
-it.
+"""Modes and owners of the store's own files: who can read what worlds left, and whether worlds can overwrite it.
 
-A layer's files have the modes that the world gave them, set-id bits too: that its folders are shut is what keeps
-others from running them. A world of an ordinary user cannot copy up what another user owns.
+The files of a layer have the modes that the world gave them, including set-id bits. Other users cannot run them
+because the store's folders are closed to them. A world of an ordinary user cannot copy up a file that another user
+owns.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ _SHUT = stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR | stat.S_ISUID | stat.S_ISGID
 
 
 def owner(root: Path) -> int:
-    """Whose store it is: the owner of most of its folders, for one may have been given away."""
+    """Return the store's owner: the owner of most of its folders, since a single one may have been given away."""
     found = [(root / name).lstat().st_uid for name in FOLDERS if (root / name).is_dir()]
     return Counter(found).most_common(1)[0][0] if found else os.geteuid()
 
 
-def faults(root: Path) -> Iterator[tuple[str, str, str, str]]:
-    """What of the store's own has a mode or an owner that the store does not give: (folder, name, path, what is
-    wrong).
+def wrong_permissions(root: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Find wrong modes and owners of the store's own files: (folder, name, path, what is wrong). Reads only.
 
-    The folder is "" for what lies at the top; the path is "manifest.json" or "" in a tree. Reads only.
+    The folder is "" for names at the top. In a tree the path is "manifest.json" or "".
     """
     mine = owner(root)
     for name in FOLDERS:
-        link = "a link: move the folder to its place" if (root / name).is_symlink() else ""
+        link = "a link: move the folder here" if (root / name).is_symlink() else ""
         if wrong := link or _wrong(root / name, stat.S_IFDIR, FOLDER_MODE, mine):
             yield "", name, "", wrong
     if wrong := _shut(root / "lock", mine):
@@ -58,7 +57,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _wrong(path: Path, kind: int, mode: int, mine: int) -> str:
-    """Of what is not there, or is something else, others speak."""
+    """Describe a wrong mode or owner; "" if the path is missing or of another kind, which other checks report."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -72,7 +71,8 @@ def _wrong(path: Path, kind: int, mode: int, mine: int) -> str:
 
 
 def _shut(lock: Path, mine: int) -> str:
-    """The lock may be kept from its owner too, in a store that is only read; never be open to others."""
+    """Describe a wrong mode of the lock file. In a store that is only read, even its owner may lack access; others
+    never have any."""
     status = lock.lstat()
     found = stat.S_IMODE(status.st_mode)
     told = [f"mode {found:04o}, not 0600"] if found & _SHUT else []
@@ -81,15 +81,15 @@ def _shut(lock: Path, mine: int) -> str:
 
 
 def restore_permissions(folder: StoreFolder) -> None:
-    """Give all of `faults` the mode and the owner that the store gives. What may not be given is left.
+    """Set the right mode and owner wherever `wrong_permissions` finds a wrong one. What is not permitted is left.
 
-    Raises `StoreUnusable` for root in another user's store: what it mended would be root's, and no world of theirs
-    could write over it.
+    Raises `StoreUnusable` for root in another user's store: what root repaired would belong to root, and that user's
+    worlds could not overwrite it.
     """
     root, mine = folder.root, owner(folder.root)
     if os.geteuid() == 0 != mine:
         raise StoreUnusable(f"the store {root} belongs to user {mine}. Run `ramify fsck --repair` as that user")
-    for kind, name, inner, _ in list(faults(root)):
+    for kind, name, inner, _ in list(wrong_permissions(root)):
         path = root / kind / name / inner
         if path.is_symlink():
             continue
@@ -101,11 +101,11 @@ def restore_permissions(folder: StoreFolder) -> None:
                 _take(path, mine, folder)
             path.chmod(mode)
         except PermissionError:
-            continue  # the check that follows says so
+            continue  # the following check reports it
 
 
 def _take(path: Path, mine: int, folder: StoreFolder) -> None:
-    """A file that another user owns and we may read is ours as a copy. Raises PermissionError."""
+    """Take over a file that another user owns: replace it by our copy. Raises PermissionError."""
     if os.geteuid() == 0:
         os.chown(path, mine, -1, follow_symlinks=False)
         return

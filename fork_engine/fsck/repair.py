@@ -1,79 +1,90 @@
-"""Checking and mending a store as a whole, and believing it again after the machine went down."""
+"""Check and repair a whole store, and verify unflushed objects after the machine went down.
+
+A repair uses only other copies in the same store. A tree is rebuilt from its manifest: intact files are linked, each
+other file is copied from any place in the store that has the same bytes. A manifest is rebuilt from its tree if the
+digest confirms it. A snapshot's record is written again if some record file still holds every field of its id.
+What cannot be repaired is moved to `damaged/`, together with the snapshots that need it.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.errors import ForkEngineError, SnapshotCorrupt
 from ramify.fork_engine.filesystem.file_content import digest_bytes, digest_fd
 from ramify.fork_engine.filesystem.openat import OpenatWalker, file
 from ramify.fork_engine.filesystem.write import place_bytes, place_copy, place_link, write_tree
 from ramify.fork_engine.fsck.check import (
     HARMLESS,
     ID,
+    CheckFindings,
     Damage,
-    Findings,
     Key,
+    OpenStore,
     Part,
-    Parts,
     Problem,
     check,
     check_blob,
     check_record,
     check_tree,
-    missing,
-    needs,
-    wrong_keys,
+    missing_objects,
+    needed_by,
+    wrong_content_keys,
 )
 from ramify.fork_engine.fsck.permissions import owner, restore_permissions
 from ramify.fork_engine.layers import Layers
-from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.mend_records import record
-from ramify.fork_engine.store_folder import Note, make_folder, sweep, write_new
+from ramify.fork_engine.manifest import MALFORMED, Manifest
+from ramify.fork_engine.snapshot_keys import snapshot_id
+from ramify.fork_engine.snapshots import fields_of
+from ramify.fork_engine.store_folder import UnflushedNote, make_folder, read_store_file, remove_if_present, write_new
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Snapshot, SnapshotId
 
-DAMAGED = "damaged"  # the store's folder for what could not be mended
+DAMAGED = "damaged"  # the store's folder for what could not be repaired
 _EMPTY = digest_bytes(b"")
 
 
-class CannotMend(ForkEngineError):
-    """Bytes that are nowhere else in the store."""
+class NoOtherCopy(ForkEngineError):
+    """No other copy of the bytes is in the store."""
 
 
-def mend(parts: Parts, found: Findings) -> tuple[set[Problem], dict[SnapshotId, Snapshot], list[str]]:
-    """Mend what can be: (the problems that are gone, records to be written, what was moved aside).
+def repair_objects(
+    parts: OpenStore, found: CheckFindings
+) -> tuple[set[Problem], dict[SnapshotId, Snapshot], list[str]]:
+    """Repair what can be repaired. Returns (the problems solved, the records to write, the names moved aside).
 
-    The caller holds the store's lock alone.
+    The caller holds the store's lock exclusively.
     """
     mended: set[Problem] = set()
     aside: list[str] = []
     copies = _Copies(parts, found)
     for part, layers in parts.trees():
         for name in sorted(found.bad(part)):
-            if _tree(part, layers, LayerId(name), found, copies):
+            if _repair_tree(part, layers, LayerId(name), found, copies):
                 mended |= {p for p in found.problems if (p.part, p.name) == (part, name)}
             else:
-                aside += copies.take_away(part, name)
-    for old in copies.aside - set(aside):  # only now: one tree's wrong bytes may have been another's right ones
-        sweep(parts.folder.root / DAMAGED / old)
-    broken = {name for name in found.bad(Part.SNAPSHOTS) if ID.fullmatch(name)}
-    records = {id: made for id in broken if (made := record(parts, SnapshotId(id), found))}
+                aside += copies.move_tree_aside(part, name)
+    for old in copies.aside - set(aside):  # not earlier: the wrong bytes of one tree may be the right ones of another
+        remove_if_present(parts.folder.root / DAMAGED / old)
+    sound = {**_readable_records(parts, found), **found.snapshots}
+    broken = {SnapshotId(name) for name in found.bad(Part.SNAPSHOTS) if ID.fullmatch(name)}
+    records = {id: sound[id] for id in broken if id in sound}
     mended |= {p for p in found.problems if p.part is Part.SNAPSHOTS and p.name in records}
     for problem in found.problems:
         path = parts.folder.root / problem.part / problem.name
         if problem.part is Part.STORE:
             path = parts.folder.root / problem.name
         if problem.damage is Damage.MODE:
-            continue  # what could be done was
+            continue  # restore_permissions has done what is possible
         if problem.damage in (Damage.LEFTOVER, Damage.INDEX):
             if problem.damage is Damage.INDEX:
-                sweep(path)
+                remove_if_present(path)
             mended.add(problem)
         elif problem.part in (Part.STORE, Part.BLOBS) and problem.damage is not Damage.MISSING:
             aside.append(move_aside(parts, path))
@@ -83,12 +94,28 @@ def mend(parts: Parts, found: Findings) -> tuple[set[Problem], dict[SnapshotId, 
             aside.append(move_aside(parts, path))
             mended.add(problem)
     mended |= {p for p in found.problems if p.damage is Damage.EXTRA and not p.path}
-    parts.folder.forget()
-    return mended, {SnapshotId(id): made for id, made in records.items()}, aside
+    parts.folder.remove_leftovers()
+    return mended, records, aside
 
 
-def move_aside(parts: Parts, path: Path) -> str:
-    """Into `damaged/`, under a name of its own; that name."""
+def _readable_records(parts: OpenStore, found: CheckFindings) -> dict[SnapshotId, Snapshot]:
+    """Return the snapshots of the damaged record files that still hold every field of the id, as the id confirms.
+
+    Fields that the id does not cover are dropped: nothing confirms them.
+    """
+    folder = parts.folder.root / Part.SNAPSHOTS
+    readable: dict[SnapshotId, Snapshot] = {}
+    for name in found.bad(Part.SNAPSHOTS):
+        with suppress(OSError, SnapshotCorrupt, *MALFORMED):
+            raw = json.loads(read_store_file(folder / f"{name}.json"))
+            snapshot = fields_of({**raw, "content_key": "", "parents": (), "merges": ()}, SnapshotId(""))
+            id = snapshot_id(snapshot)
+            readable[id] = replace(snapshot, id=id)
+    return readable
+
+
+def move_aside(parts: OpenStore, path: Path) -> str:
+    """Move a path into `damaged/` under an unused name, and return that name."""
     folder = parts.folder.root / DAMAGED
     make_folder(folder)
     for number in itertools.count():
@@ -99,19 +126,19 @@ def move_aside(parts: Parts, path: Path) -> str:
     raise AssertionError
 
 
-def lost(found: Findings, gone: set[tuple[Part, str]]) -> list[SnapshotId]:
-    """The snapshots that need something of `gone`, or whose own record is."""
+def lost_snapshots(found: CheckFindings, gone: set[tuple[Part, str]]) -> list[SnapshotId]:
+    """Return the snapshots that need something in `gone`, or whose own record is in it."""
     own = {SnapshotId(name) for part, name in gone if part is Part.SNAPSHOTS}
-    return sorted(own | {id for id, snapshot in found.snapshots.items() if needs(snapshot) & gone})
+    return sorted(own | {id for id, snapshot in found.snapshots.items() if needed_by(snapshot) & gone})
 
 
 class _Copies:
-    """Where in the store bytes of a digest lie, as the check read them, wherever their tree is now."""
+    """Finds bytes by digest in the trees that the check read, also after a tree was moved."""
 
-    def __init__(self, parts: Parts, found: Findings) -> None:
+    def __init__(self, parts: OpenStore, found: CheckFindings) -> None:
         self.found = found
         self._parts = parts
-        self._aside: dict[tuple[Part, str], str] = {}  # what was taken away: its name under damaged/
+        self._aside: dict[tuple[Part, str], str] = {}  # trees moved aside → their names under damaged/
         self._roots: dict[str, list[tuple[tuple[Part, str], str]]] = {}
         for tree, scan in found.scans.items():
             for path, entry in scan.entries.items():
@@ -123,20 +150,21 @@ class _Copies:
         return set(self._aside.values())
 
     def fs(self, part: Part, name: str) -> Path:
-        """Where the tree is that the check read under this name."""
+        """Return the current place of the tree that the check read under this name."""
         aside = self._aside.get((part, name))
         root = self._parts.folder.root
         return (root / part / name if aside is None else root / DAMAGED / aside) / "fs"
 
-    def take_away(self, part: Part, name: str) -> list[str]:
-        """Out of its place; its name under `damaged/`, none where nothing was there."""
+    def move_tree_aside(self, part: Part, name: str) -> list[str]:
+        """Move a tree aside. Returns its name under `damaged/`, or nothing if there was no tree."""
         old = self._parts.folder.root / part / name
         if os.path.lexists(old):
             self._aside[part, name] = move_aside(self._parts, old)
         return [self._aside[part, name]] if (part, name) in self._aside else []
 
     def foreign(self, part: Part, name: str) -> set[str]:
-        """The paths of a tree that another user owns, or that have an attribute of no layer: a link would keep it."""
+        """Return the paths of a tree that must be copied and not linked: they belong to another user or have an
+        attribute that no layer has."""
         scan, mine = self.found.scans.get((part, name)), owner(self._parts.folder.root)
         if scan is None:
             return set()
@@ -148,11 +176,14 @@ class _Copies:
 
     @functools.cached_property
     def manifests(self) -> list[Manifest]:
-        """Of every tree as it lies there, whatever it is called."""
+        """The manifests of all trees as they are on disk, whatever their names."""
         return [Manifest(scan.entries, scan.root) for scan in self.found.scans.values()]
 
     def place(self, entry: Entry, parent: int, name: str) -> None:
-        """Raises `CannotMend`. A copy is read again: a tree that was mended since may stand in its place."""
+        """Copy a file from another place in the store. Raises `NoOtherCopy`.
+
+        The source is hashed again, because it may have been replaced by a repaired tree.
+        """
         if entry.digest == _EMPTY:
             place_bytes(b"", entry, parent, name)
             return
@@ -164,23 +195,23 @@ class _Copies:
                 if same:
                     place_copy(tree, path, entry, parent, name, verify=False)
                     return
-        raise CannotMend(f"no other copy of {entry.digest} is in the store")
+        raise NoOtherCopy(f"no other copy of {entry.digest} is in the store")
 
 
-def _tree(part: Part, layers: Layers, id: LayerId, found: Findings, copies: _Copies) -> bool:
-    """Whether one tree is mended. A manifest that is gone is any tree's that has this digest."""
+def _repair_tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings, copies: _Copies) -> bool:
+    """Repair one tree and return whether that succeeded. A missing manifest is taken from any tree of this digest."""
     top = layers.folder.root / part / id
     if top.is_dir() and not top.is_symlink():
         top.chmod(0o700)
     manifest = found.manifests.get((part, id)) or next((m for m in copies.manifests if m.id == id), None)
     if manifest is not None:
         found.manifests[part, id] = manifest
-        return _rebuilt(part, layers, id, manifest, copies)
+        return _rebuild_tree(part, layers, id, manifest, copies)
     return False
 
 
-def _rebuilt(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies: _Copies) -> bool:
-    """Whether the tree stands again as its manifest says."""
+def _rebuild_tree(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies: _Copies) -> bool:
+    """Rebuild a tree from its manifest and return whether that succeeded."""
     scan = copies.found.scans.get((part, id))
     seen = scan.entries if scan is not None else {}
     foreign = copies.foreign(part, id)
@@ -188,7 +219,8 @@ def _rebuilt(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies
         fs = aside / "layer" / "fs"
         fs.mkdir(parents=True)
         sources = [OpenatWalker(copies.fs(part, id))] if scan is not None else []
-        taken: dict[tuple[int, int], str] = {}  # inodes that this tree has: two paths share one only as links do
+        # inodes used in this tree: two paths share one only if they are hard links
+        taken: dict[tuple[int, int], str] = {}
 
         def place(path: str, entry: Entry, parent: int, name: str) -> None:
             now = seen.get(path) if path not in foreign else None
@@ -202,13 +234,13 @@ def _rebuilt(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies
 
         try:
             write_tree(fs, manifest.entries, manifest.root, place)
-        except CannotMend:
+        except NoOtherCopy:
             return False
         finally:
             for source in sources:
                 source.close()
         write_new(fs.parent / "manifest.json", manifest.encoded)
-        copies.take_away(part, id)
+        copies.move_tree_aside(part, id)
         layers.place(manifest, fs.parent)
     return True
 
@@ -222,7 +254,7 @@ def _inode(tree: OpenatWalker, path: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class FsckReport:
-    """What a check found. After a repair `lost` names the snapshots that are gone for good, before it those that
+    """The result of a check. `lost`: after a repair, the snapshots that are gone for good; without one, those that
     cannot be trusted."""
 
     checked: Mapping[Part, int]
@@ -233,14 +265,14 @@ class FsckReport:
 
     @property
     def left(self) -> tuple[Problem, ...]:
-        """What is still wrong."""
+        """Return the problems that were not repaired."""
         mended = set(self.mended)
         return tuple(problem for problem in self.problems if problem not in mended)
 
     @property
     def status(self) -> int:
-        """As `git fsck` has it: bit 1 for what is damaged, bit 2 for what is missing; 0 also where only leftovers
-        were found."""
+        """Return an exit status like that of `git fsck`: bit 1 for damage, bit 2 for missing objects, 0 if only
+        leftovers were found."""
         left = [problem for problem in self.left if problem.damage not in HARMLESS]
         misses = any(problem.damage is Damage.MISSING for problem in left)
         damaged = any(problem.damage is not Damage.MISSING for problem in left)
@@ -248,47 +280,50 @@ class FsckReport:
 
 
 def fsck(
-    parts: Parts, *, repair: bool, expected: Collection[SnapshotId], key: Key, save: Callable[[Snapshot], object]
+    parts: OpenStore, *, repair: bool, expected: Collection[SnapshotId], key: Key, save: Callable[[Snapshot], object]
 ) -> FsckReport:
-    """`save` writes a snapshot's record. The caller holds the lock, alone where it shall be repaired."""
+    """Check a store and, with `repair`, repair it. `save` writes a snapshot's record.
+
+    The caller holds the store's lock, exclusively for a repair.
+    """
     found = check(parts, key, expected)
     repair = repair and bool(found.problems)
     mended: set[Problem] = set()
     before = found.problems
     if repair and any(problem.damage is Damage.MODE for problem in before):
-        restore_permissions(parts.folder)  # first of all: much may look damaged that could only not be read
+        restore_permissions(parts.folder)  # first, because a wrong mode can make sound objects look damaged
         found = check(parts, key, expected)
         mended = set(before) - set(found.problems)
     records: dict[SnapshotId, Snapshot] = {}
     aside: list[str] = []
     if repair:
-        more, records, aside = mend(parts, found)
+        more, records, aside = repair_objects(parts, found)
         mended |= more
         found.snapshots.update(records)
         known = {(problem.part, problem.name) for problem in found.problems}
-        found.problems += [one for one in missing(parts, found) if (one.part, one.name) not in known]
-    gone = _gone(found, mended)
-    if repair:  # what stood on damaged layers could not be told before
-        wrong = set(wrong_keys(found, key, gone)) - mended
+        found.problems += [one for one in missing_objects(parts, found) if (one.part, one.name) not in known]
+    gone = _untrusted(found, mended)
+    if repair:  # keys of snapshots on damaged layers could not be checked before
+        wrong = set(wrong_content_keys(found, key, gone)) - mended
         records.update({SnapshotId(one.name): found.snapshots[SnapshotId(one.name)] for one in wrong})
         mended |= wrong
         found.problems += wrong - set(found.problems)
-    lost_ones = lost(found, gone)
+    lost_ones = lost_snapshots(found, gone)
     if repair:
         _write_records(parts, lost_ones, records, aside, save)
     problems = tuple(dict.fromkeys((*before, *found.problems)))
     return FsckReport(found.checked, problems, tuple(sorted(mended, key=str)), tuple(lost_ones), tuple(aside))
 
 
-def _gone(found: Findings, mended: set[Problem]) -> set[tuple[Part, str]]:
-    """What cannot be trusted. A mode or an owner says nothing of the bytes."""
+def _untrusted(found: CheckFindings, mended: set[Problem]) -> set[tuple[Part, str]]:
+    """Return the objects that cannot be trusted. A wrong mode or owner says nothing about the bytes."""
     spared = {*HARMLESS, Damage.MODE}
     left = (problem for problem in found.problems if problem not in mended and problem.damage not in spared)
     return {(problem.part, problem.name) for problem in left}
 
 
 def _write_records(
-    parts: Parts,
+    parts: OpenStore,
     gone: list[SnapshotId],
     records: Mapping[SnapshotId, Snapshot],
     aside: list[str],
@@ -300,14 +335,17 @@ def _write_records(
             aside.append(move_aside(parts, folder / f"{id}.json"))
     for id, snapshot in records.items():
         if id not in gone:
-            sweep(folder / f"{id}.json")
+            remove_if_present(folder / f"{id}.json")
             save(snapshot)
 
 
-def verify_unflushed(parts: Parts, notes: list[Note]) -> list[SnapshotId]:
-    """After the machine went down: of what was not yet flushed, drop all that is not whole, and the snapshots that
-    need it. Those are returned; nobody was promised them. The caller holds the lock alone."""
-    found, bad = Findings(), set[tuple[Part, str]]()
+def verify_unflushed(parts: OpenStore, notes: list[UnflushedNote]) -> list[SnapshotId]:
+    """After the machine went down, delete the unflushed objects that are incomplete, and the snapshots that need
+    them.
+
+    Returns the deleted snapshots, none of which had been reported as durable. The caller holds the lock exclusively.
+    """
+    found, bad = CheckFindings(), set[tuple[Part, str]]()
     trees = dict(parts.trees())
     for note in notes:
         part, name = Part(note.kind), note.name
@@ -322,14 +360,14 @@ def verify_unflushed(parts: Parts, notes: list[Note]) -> list[SnapshotId]:
             problems = check_record(parts, name, found)
         if problems:
             bad.add((part, name))
-            sweep(path)
+            remove_if_present(path)
     dropped = []
     for note in notes:
         if note.kind == Part.SNAPSHOTS:
             id = SnapshotId(note.name.removesuffix(".json"))
             snapshot = found.snapshots.get(id)
-            whole = snapshot is not None and all((parts.folder.root / p / n).exists() for p, n in needs(snapshot))
+            whole = snapshot is not None and all((parts.folder.root / p / n).exists() for p, n in needed_by(snapshot))
             if not whole:
-                sweep(parts.folder.root / Part.SNAPSHOTS / note.name)
+                remove_if_present(parts.folder.root / Part.SNAPSHOTS / note.name)
                 dropped.append(id)
     return dropped

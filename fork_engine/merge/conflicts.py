@@ -1,4 +1,4 @@
-"""What becomes of a conflict: by a strategy, or by asking whoever merges."""
+"""How merge conflicts are answered: by a strategy, or by the caller's function."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ Sides = tuple[bytes | None, bytes | None, bytes | None]
 
 @dataclass(slots=True)
 class ConflictHandler:
-    """Answers each conflict, and keeps those that nobody settles."""
+    """Answers conflicts and collects those that stay unresolved in `unresolved`."""
 
     strategy: MergeStrategy | Resolver
-    left: list[Conflict] = field(default_factory=list)
+    unresolved: list[Conflict] = field(default_factory=list)
 
     def answer(
-        self, conflict: Conflict, sides: Callable[[], Sides], *, idle: MergeStrategy = MergeStrategy.FAIL
+        self, conflict: Conflict, sides: Callable[[], Sides], *, default: MergeStrategy = MergeStrategy.FAIL
     ) -> bytes | MergeStrategy:
-        """Bytes to put there, or OURS, THEIRS, UNION. What is left is answered OURS, so that all conflicts are found.
+        """Return the bytes to put there, or OURS, THEIRS or UNION. An unresolved conflict is answered with OURS, so
+        that the merge goes on and finds all conflicts.
 
-        `idle`: the answer where nobody gives one, for a path that tools leave behind and no merge should fail on.
+        `default`: the answer if nobody gives one, for paths such as caches on which no merge should fail.
         """
-        answer = self.strategy if isinstance(self.strategy, MergeStrategy) else self._asked(conflict, sides())
+        answer = self.strategy if isinstance(self.strategy, MergeStrategy) else self._ask(conflict, sides())
         if answer is MergeStrategy.FAIL:
-            answer = idle
-        return self.leave(conflict) if answer is MergeStrategy.FAIL else answer
+            answer = default
+        return self.leave_unresolved(conflict) if answer is MergeStrategy.FAIL else answer
 
-    def _asked(self, conflict: Conflict, sides: Sides) -> bytes | MergeStrategy:
-        """What the caller's function says; `MergeStrategy` by its name, too. Raises `ForkEngineError` for no answer:
-        taken for "ours" it would lose work."""
+    def _ask(self, conflict: Conflict, sides: Sides) -> bytes | MergeStrategy:
+        """Call the caller's function. It may return a strategy's name. Raises `ForkEngineError` for any other value:
+        taking it as "ours" would lose work."""
         assert not isinstance(self.strategy, MergeStrategy)
         answer = self.strategy(conflict, *sides)
         if isinstance(answer, bytes):
@@ -42,11 +43,11 @@ class ConflictHandler:
             return MergeStrategy(answer)
         except ValueError:
             raise ForkEngineError(
-                f'{conflict.path}: asked how to settle "{conflict.kind.value}", the merge\'s function answered '
-                f"{answer!r}. Let it return bytes or a MergeStrategy"
+                f'{conflict.path}: asked how to resolve "{conflict.kind.value}", the merge\'s function returned '
+                f"{answer!r}. It must return bytes or a MergeStrategy"
             ) from None
 
-    def leave(self, conflict: Conflict) -> MergeStrategy:
-        """Nothing settles it: the merge will fail."""
-        self.left.append(conflict)
+    def leave_unresolved(self, conflict: Conflict) -> MergeStrategy:
+        """Record the conflict as unresolved: the merge will fail."""
+        self.unresolved.append(conflict)
         return MergeStrategy.OURS

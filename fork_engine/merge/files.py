@@ -1,10 +1,10 @@
-"""Three-way merge of two views over the paths that either side changed. Pure but for reading texts to merge.
+"""Three-way merge of the files of two views, over the paths that either side changed. Writes nothing.
 
-A path changed on one side only is taken from there; equal changes are taken once. A file changed on both sides is
-merged field by field: mode, attributes, contents, where contents are merged by line if all three are UTF-8. Times
-never conflict. What does not fit is a typed conflict, which the settler answers.
+A path changed on one side only is taken from that side. Equal changes are taken once. A file changed on both sides is
+merged field by field: mode, attributes, contents; contents are merged by line if all three versions are UTF-8. Times
+never conflict. Everything else is a typed conflict, which the conflict handler answers.
 
-In a view over an open base (see `HostOverlayView`) a whiteout stands for "removed", and is merged as such.
+In a view over the host's own files (`HostOverlayView`) a whiteout means "removed" and is merged as such.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ramify.fork_engine.filesystem.file_content import digest_file
+from ramify.fork_engine.filesystem.openat import parent_folders
 from ramify.fork_engine.merge.conflicts import ConflictHandler
 from ramify.fork_engine.merge.lines import merge_lines
-from ramify.fork_engine.snapshot_keys import Volatile
+from ramify.fork_engine.snapshot_keys import VolatileGlobs
 from ramify.fork_engine.types import Conflict, ConflictKind, Entry, EntryKind, LayerId, MergeStrategy
-from ramify.fork_engine.view import LocatedEntry, View, above, differing
+from ramify.fork_engine.view import LocatedEntry, View, differing
 
 T = TypeVar("T")
-NO_LAYER = LayerId("")  # where a file that the merge composed is located: it is in no layer yet
+NO_LAYER = LayerId("")  # the layer of a composed file: it is in none yet
 
 
 @dataclass(slots=True)
 class Merged:
-    """What to change on `ours`. Composed files take their bytes from `texts` or from another place, `copies`."""
+    """The changes to make on `ours`. Composed files take their bytes from `texts` or from the place in `copies`."""
 
     changes: dict[str, LocatedEntry | None] = field(default_factory=dict)
     texts: dict[str, bytes] = field(default_factory=dict)
@@ -34,7 +35,7 @@ class Merged:
     root: Entry = field(default_factory=lambda: Entry(EntryKind.DIR))
 
     def drop(self, path: str) -> None:
-        """Ours stays as it is there."""
+        """Leave the path as it is in ours."""
         self.changes.pop(path, None)
         self.texts.pop(path, None)
         self.copies.pop(path, None)
@@ -42,28 +43,28 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What is merged, and how its conflicts are named and answered."""
+    """The three sides of a merge, and how conflicts are named and answered."""
 
     base: View
     ours: View
     theirs: View
     read: Callable[[View, str], bytes]
-    settler: ConflictHandler
-    volatile: Volatile
-    prefix: str = ""  # before the path in a conflict: "/" for what lies beside the workspace
+    handler: ConflictHandler
+    volatile: VolatileGlobs
+    prefix: str = ""  # put before the path in a conflict: "/" outside the workspace
 
     def conflict(self, path: str, kind: ConflictKind, detail: str) -> Conflict:
         return Conflict(self.prefix + path, kind, detail)
 
     def answer(
-        self, path: str, conflict: Conflict, *, idle: MergeStrategy = MergeStrategy.OURS
+        self, path: str, conflict: Conflict, *, default: MergeStrategy = MergeStrategy.OURS
     ) -> bytes | MergeStrategy:
-        """`idle`: of a volatile path, where nobody says otherwise."""
+        """Ask for an answer to the conflict. `default`: the answer for a volatile path if nobody gives one."""
 
         def sides() -> tuple[bytes | None, bytes | None, bytes | None]:
             return self.bytes_of(self.base, path), self.bytes_of(self.ours, path), self.bytes_of(self.theirs, path)
 
-        return self.settler.answer(conflict, sides, idle=idle if path in self.volatile else MergeStrategy.FAIL)
+        return self.handler.answer(conflict, sides, default=default if path in self.volatile else MergeStrategy.FAIL)
 
     def bytes_of(self, view: View, path: str) -> bytes | None:
         entry = view.get(path)
@@ -75,14 +76,14 @@ class Sides:
 
 
 def merge_views(sides: Sides) -> Merged:
-    """What the settler leaves is the caller's to raise."""
+    """Merge the files of both sides. The caller raises the conflicts that the handler leaves unresolved."""
     merged = Merged()
     for path in differing(sides.base, sides.theirs):
         _merge_path(path, sides, merged)
     _keep_links(sides, merged)
     _link_composed(sides, merged)
-    _mend_additions(sides, merged)
-    _mend_removals(sides, merged)
+    _resolve_additions(sides, merged)
+    _resolve_removals(sides, merged)
     _merge_root(sides, merged)
     return merged
 
@@ -93,12 +94,12 @@ def _same(one: Entry | None, other: Entry | None) -> bool:
     return one.content == other.content and one.xattrs == other.xattrs and one.opaque == other.opaque
 
 
-def _gone(entry: Entry | None) -> bool:
+def _is_gone(entry: Entry | None) -> bool:
     return entry is None or entry.kind is EntryKind.WHITEOUT
 
 
 def _time(base: Entry | None, ours: Entry, theirs: Entry) -> int:
-    """The one that changed; of two the later."""
+    """Return the time that changed; if both did, the later one."""
     changed = _three_way(base.mtime_ns if base else None, ours.mtime_ns, theirs.mtime_ns)
     return max(ours.mtime_ns, theirs.mtime_ns) if changed is None else changed
 
@@ -113,11 +114,11 @@ def _merge_path(path: str, sides: Sides, merged: Merged) -> None:
     elif not _same(theirs, base):
         conflict = _merge_both(path, base, ours, theirs, sides, merged)
         if conflict is not None:
-            _settle(path, conflict, sides, merged)
+            _resolve(path, conflict, sides, merged)
 
 
-def _settle(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None:
-    """Both sides changed one path. OURS is what stands there already."""
+def _resolve(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None:
+    """Resolve a conflict at one path. For OURS nothing needs to be done."""
     merged.drop(path)
     answer = sides.answer(path, conflict)
     if answer is MergeStrategy.UNION:
@@ -131,7 +132,7 @@ def _settle(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None
 def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes | MergeStrategy:
     ours, theirs = sides.ours.get(path), sides.theirs.get(path)
     if conflict.kind is ConflictKind.CHANGED_REMOVED:
-        return MergeStrategy.THEIRS if _gone(ours) else MergeStrategy.OURS
+        return MergeStrategy.THEIRS if _is_gone(ours) else MergeStrategy.OURS
     files = ours is not None and theirs is not None and ours.kind is theirs.kind is EntryKind.FILE
     if conflict.kind is ConflictKind.BOTH_CHANGED and files and ours is not None and theirs is not None:
         base = sides.bytes_of(sides.base, path) or b""
@@ -150,11 +151,12 @@ def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes
         if ours.kind is EntryKind.FILE:
             merged.copies[path] = found
         return MergeStrategy.OURS
-    return sides.settler.leave(conflict)
+    return sides.handler.leave_unresolved(conflict)
 
 
 def _compose(path: str, data: bytes, sides: Sides, merged: Merged) -> None:
-    """A file of these bytes. All else is as ours has it, or theirs where ours has no file there."""
+    """Put a file with these bytes at the path. Its other fields are those of ours, or of theirs if ours has no file
+    there."""
     files = [
         entry for view in (sides.ours, sides.theirs) if (entry := view.get(path)) and entry.kind is EntryKind.FILE
     ]
@@ -170,9 +172,9 @@ def _merge_root(sides: Sides, merged: Merged) -> None:
     mode = _three_way(sides.base.root.mode, ours.mode, theirs.mode)
     if mode is None:
         conflict = sides.conflict(".", ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
-        answer = sides.settler.answer(conflict, lambda: (None, None, None))
+        answer = sides.handler.answer(conflict, lambda: (None, None, None))
         if isinstance(answer, bytes):
-            answer = sides.settler.leave(conflict)
+            answer = sides.handler.leave_unresolved(conflict)
         modes = {MergeStrategy.THEIRS: theirs.mode, MergeStrategy.UNION: ours.mode | theirs.mode}
         mode = modes.get(answer, ours.mode)
     merged.root = replace(ours, mode=mode, mtime_ns=_time(sides.base.root, ours, theirs))
@@ -181,9 +183,9 @@ def _merge_root(sides: Sides, merged: Merged) -> None:
 def _merge_both(
     path: str, base: Entry | None, ours: Entry | None, theirs: Entry | None, sides: Sides, merged: Merged
 ) -> Conflict | None:
-    """Both sides changed the path, differently. None where the two fit together after all."""
-    if ours is None or theirs is None or _gone(ours) is not _gone(theirs):
-        gone = "ours" if _gone(ours) else "theirs"
+    """Merge a path that both sides changed differently. Returns a conflict, or None if the changes are compatible."""
+    if ours is None or theirs is None or _is_gone(ours) is not _is_gone(theirs):
+        gone = "ours" if _is_gone(ours) else "theirs"
         return sides.conflict(path, ConflictKind.CHANGED_REMOVED, f"removed by {gone}, changed by the other")
     if ours.kind is not theirs.kind:
         detail = f"a {ours.kind.value} in ours, a {theirs.kind.value} in theirs"
@@ -211,7 +213,7 @@ def _merge_both(
             merged.copies[path] = found
     entry = replace(entry, mode=mode, xattrs=xattrs, link="", opaque=ours.opaque or theirs.opaque)
     for side, before in ((sides.theirs, theirs), (sides.ours, ours)):
-        if _same(entry, before):  # one side has it all: nothing to compose
+        if _same(entry, before):  # the result equals one side: nothing to compose
             merged.texts.pop(path, None)
             merged.copies.pop(path, None)
             if side is sides.theirs:
@@ -222,7 +224,7 @@ def _merge_both(
 
 
 def _three_way(base: T | None, ours: T, theirs: T) -> T | None:
-    """None where both changed it, differently."""
+    """Return the merged value, or None if both sides changed it differently."""
     if ours == theirs or theirs == base:
         return ours
     return theirs if ours == base else None
@@ -235,7 +237,7 @@ def _merge_lines(path: str, base: Entry | None, sides: Sides) -> bytes | None:
 
 
 def _keep_links(sides: Sides, merged: Merged) -> None:
-    """A file that theirs linked to one which did not change: take both, or they would be two."""
+    """If theirs hard-linked a changed file to an unchanged path, take both paths, so that they stay one file."""
     for path, located in list(merged.changes.items()):
         manifest = sides.theirs.manifests.get(located.layer) if located is not None else None
         for member in manifest.groups.get(path, ()) if manifest is not None else ():
@@ -246,7 +248,7 @@ def _keep_links(sides: Sides, merged: Merged) -> None:
 
 
 def _link_composed(sides: Sides, merged: Merged) -> None:
-    """What is one file on both sides, and was composed the same at each of its paths, is one again."""
+    """Link the paths that are one file on both sides and were composed equally."""
     files: dict[tuple[str, str], str] = {}
     for path in sorted(path for path, located in merged.changes.items() if located and located.layer == NO_LAYER):
         ours, theirs, composed = sides.ours.get(path), sides.theirs.get(path), merged.changes[path]
@@ -258,19 +260,19 @@ def _link_composed(sides: Sides, merged: Merged) -> None:
             merged.changes[path] = LocatedEntry(replace(composed.entry, link=first), NO_LAYER)
 
 
-def _mend_additions(sides: Sides, merged: Merged) -> None:
-    """Theirs put something into a folder that ours removed or replaced: no single path shows that conflict."""
+def _resolve_additions(sides: Sides, merged: Merged) -> None:
+    """Handle paths that theirs added to a folder that ours removed or replaced: no one path shows this conflict."""
     for path in sorted(path for path, located in merged.changes.items() if located is not None):
-        broken = [folder for folder in above(path) if not _is_folder(folder, sides, merged)]
-        if not broken or merged.changes.get(path) is None or _whiteout(merged.changes[path]):
+        broken = [folder for folder in parent_folders(path) if not _is_folder(folder, sides, merged)]
+        if not broken or merged.changes.get(path) is None or _is_whiteout(merged.changes[path]):
             continue
-        kind = ConflictKind.CHANGED_REMOVED if _result(broken[-1], sides, merged) is None else ConflictKind.TYPE
-        conflict = sides.conflict(path, kind, f"ours has no folder {broken[-1]} any more")
+        kind = ConflictKind.CHANGED_REMOVED if _result_at(broken[-1], sides, merged) is None else ConflictKind.TYPE
+        conflict = sides.conflict(path, kind, f"ours has removed the folder {broken[-1]}")
         answer = sides.answer(path, conflict)
         if answer is MergeStrategy.UNION and kind is ConflictKind.CHANGED_REMOVED:
             answer = MergeStrategy.THEIRS
         elif answer is MergeStrategy.UNION:
-            answer = sides.settler.leave(conflict)
+            answer = sides.handler.leave_unresolved(conflict)
         if answer is MergeStrategy.OURS:
             merged.drop(path)
             continue
@@ -279,20 +281,20 @@ def _mend_additions(sides: Sides, merged: Merged) -> None:
             _compose(path, answer, sides, merged)
 
 
-def _mend_removals(sides: Sides, merged: Merged) -> None:
-    """Theirs removed or replaced a folder in which ours has something of its own."""
+def _resolve_removals(sides: Sides, merged: Merged) -> None:
+    """Handle folders that theirs removed or replaced and in which ours has something of its own."""
     for path in sorted(merged.changes):
         if path not in merged.changes or _is_folder(path, sides, merged) or not sides.ours.is_folder(path):
             continue
-        kind = ConflictKind.CHANGED_REMOVED if _removed(merged.changes[path]) else ConflictKind.TYPE
-        below = [child for child in sides.ours.below(path) if not _removed(_result(child, sides, merged))]
+        kind = ConflictKind.CHANGED_REMOVED if _is_removed(merged.changes[path]) else ConflictKind.TYPE
+        below = [child for child in sides.ours.below(path) if not _is_removed(_result_at(child, sides, merged))]
         kept: set[str] = set()
-        for child in sorted(below, reverse=True):  # what is in a folder decides for the folder
+        for child in sorted(below, reverse=True):  # a kept child keeps its folder
             if child in kept:
                 continue
             holds = any(other.startswith(child + "/") for other in below)
-            if not holds and _keeps(child, kind, path, sides, merged):
-                kept.update((child, *above(child)))
+            if not holds and _keeps_child(child, kind, path, sides, merged):
+                kept.update((child, *parent_folders(child)))
             else:
                 merged.changes[child] = None
         if kept:
@@ -302,29 +304,29 @@ def _mend_removals(sides: Sides, merged: Merged) -> None:
                     merged.drop(folder)
 
 
-def _keeps(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Merged) -> bool:
-    """Whether what ours has in a folder that theirs removed stays."""
-    conflict = sides.conflict(child, kind, f"theirs has no folder {folder} any more")
-    answer = sides.answer(child, conflict, idle=MergeStrategy.THEIRS)
+def _keeps_child(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Merged) -> bool:
+    """Return whether ours keeps its path in a folder that theirs removed."""
+    conflict = sides.conflict(child, kind, f"theirs has removed the folder {folder}")
+    answer = sides.answer(child, conflict, default=MergeStrategy.THEIRS)
     if answer is MergeStrategy.UNION and kind is ConflictKind.TYPE:
-        answer = sides.settler.leave(conflict)
+        answer = sides.handler.leave_unresolved(conflict)
     if isinstance(answer, bytes):
         _compose(child, answer, sides, merged)
     return answer is not MergeStrategy.THEIRS
 
 
-def _removed(located: LocatedEntry | None) -> bool:
+def _is_removed(located: LocatedEntry | None) -> bool:
     return located is None or located.entry.kind is EntryKind.WHITEOUT
 
 
-def _whiteout(located: LocatedEntry | None) -> bool:
+def _is_whiteout(located: LocatedEntry | None) -> bool:
     return located is not None and located.entry.kind is EntryKind.WHITEOUT
 
 
-def _result(path: str, sides: Sides, merged: Merged) -> LocatedEntry | None:
+def _result_at(path: str, sides: Sides, merged: Merged) -> LocatedEntry | None:
     return merged.changes[path] if path in merged.changes else sides.ours.locate(path)
 
 
 def _is_folder(path: str, sides: Sides, merged: Merged) -> bool:
-    located = _result(path, sides, merged)
+    located = _result_at(path, sides, merged)
     return located is not None and located.entry.kind is EntryKind.DIR

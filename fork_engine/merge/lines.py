@@ -1,4 +1,4 @@
-"""Merging texts by line."""
+"""Line-based three-way merge of text files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from merge3 import Merge3
 
 MOST_BYTES = 4 << 20
-"""Of each side: beyond it a merge by line takes seconds, and nobody wrote the file by hand."""
+"""Size limit of each side in bytes. A merge of larger files takes seconds, and nobody wrote them by hand."""
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes, *, union: bool = False) -> bytes | None:
-    """The clean merge by line; None where there is none: a conflict, no UTF-8, or too large. Lines end as in bytes,
-    by LF, CRLF or CR, and keep their ends. With `union`, where both changed the same lines it holds ours and then
-    theirs."""
+    """Merge three versions by line. Returns None on a conflict, if a side is not UTF-8, or above `MOST_BYTES`.
+
+    Lines end with LF, CRLF or CR and keep their ends. With `union`, lines that both sides changed are kept from ours
+    and then from theirs, so there is no conflict.
+    """
     if max(map(len, (base, ours, theirs))) > MOST_BYTES or b"\0" in base + ours + theirs:
         return None
     try:
@@ -34,7 +36,7 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes, *, union: bool = False)
 
 
 def _ended(lines: Sequence[bytes], *, more: bool) -> list[bytes]:
-    """A text's last line has no end, perhaps; it needs one where lines follow."""
+    """End the last line with a newline if more lines follow."""
     ended = list(lines)
     if more and ended and ended[-1] == ended[-1].rstrip(b"\r\n"):
         ended[-1] += b"\n"

@@ -1,8 +1,8 @@
-"""Three-way merge of what a snapshot holds beside its files: variables, directory, processes.
+"""Three-way merge of what a snapshot holds beside its files: variables, working directory, processes, shells.
 
-A variable is set, unset, or as the world started; a value changed on one side only is taken from there. What ran on
-one side goes on in the merge; where both sides have live processes of their own, that is a conflict: two memories
-cannot be made one. What two shells know is merged item by item (`shells.py`).
+A variable is set, unset, or as the world started. A value changed on one side only is taken from there. Processes of
+one side continue in the merge; if both sides have live processes of their own, that is a conflict, because two
+memories cannot be merged. The states of two shells are merged item by item.
 """
 
 from __future__ import annotations
@@ -15,58 +15,60 @@ from ramify.fork_engine.snapshots import Blobs
 from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Processes, ProcessTier, Snapshot
 
 Value = tuple[bool, str] | None
-"""(whether it is set, to what); None is as the world started."""
+"""(whether it is set, its value), or None if it is as the world started."""
 
 _LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU)
-_OTHER_SHELLS = "two shells in a format that is not merged"
+_OTHER_SHELLS = "two shells in a format that cannot be merged"
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class MergedState:
     env: dict[str, str]
     env_unset: tuple[str, ...]
     cwd: str
     processes: Processes
-    made: bytes = b""  # a shell's state that the merge composed, to be kept and named in `processes`
+    made: bytes = b""  # a composed shell state, to be stored as a blob and named in `processes`
 
 
-def merge_states(base: Snapshot, ours: Snapshot, theirs: Snapshot, settler: ConflictHandler, blobs: Blobs) -> State:
+def merge_states(
+    base: Snapshot, ours: Snapshot, theirs: Snapshot, handler: ConflictHandler, blobs: Blobs
+) -> MergedState:
     sides = (base, ours, theirs)
     values = [_values(side) for side in sides]
     env: dict[str, str] = {}
     unset: list[str] = []
     for name in sorted({name for side in values for name in side}):
-        merged = _merge_value(name, (values[0].get(name), values[1].get(name), values[2].get(name)), settler)
+        merged = _merge_value(name, (values[0].get(name), values[1].get(name), values[2].get(name)), handler)
         if merged is not None and merged[0]:
             env[name] = merged[1]
         elif merged is not None:
             unset.append(name)
-    where = _merge_value("cwd", ((True, base.cwd), (True, ours.cwd), (True, theirs.cwd)), settler)
+    where = _merge_value("cwd", ((True, base.cwd), (True, ours.cwd), (True, theirs.cwd)), handler)
     cwd = where[1] if where is not None else ""
-    state = State(env, tuple(unset), cwd, _merge_processes(sides, settler))
-    return _with_shell(state, sides, settler, blobs)
+    state = MergedState(env, tuple(unset), cwd, _merge_processes(sides, handler))
+    return _merge_shell(state, sides, handler, blobs)
 
 
 def _values(side: Snapshot) -> dict[str, Value]:
     return {**dict.fromkeys(side.env_unset, (False, "")), **{name: (True, value) for name, value in side.env.items()}}
 
 
-def _merge_value(name: str, at: tuple[Value, Value, Value], settler: ConflictHandler) -> Value:
+def _merge_value(name: str, at: tuple[Value, Value, Value], handler: ConflictHandler) -> Value:
     base, ours, theirs = at
     if ours == theirs or theirs == base:
         return ours
     if ours == base:
         return theirs
-    conflict = Conflict(name, ConflictKind.ENV, f"{_shown(ours)} in ours, {_shown(theirs)} in theirs")
-    answer = settler.answer(conflict, lambda: (_bytes(base), _bytes(ours), _bytes(theirs)))
+    conflict = Conflict(name, ConflictKind.ENV, f"{_described(ours)} in ours, {_described(theirs)} in theirs")
+    answer = handler.answer(conflict, lambda: (_bytes(base), _bytes(ours), _bytes(theirs)))
     if isinstance(answer, bytes):
         return (True, answer.decode("utf-8", "surrogateescape"))
     if answer is MergeStrategy.UNION:
-        answer = settler.leave(conflict)  # no value is two
+        answer = handler.leave_unresolved(conflict)  # a variable has one value: there is no union
     return theirs if answer is MergeStrategy.THEIRS else ours
 
 
-def _shown(value: Value) -> str:
+def _described(value: Value) -> str:
     return "as at the start" if value is None else repr(value[1]) if value[0] else "unset"
 
 
@@ -74,11 +76,11 @@ def _bytes(value: Value) -> bytes | None:
     return value[1].encode("utf-8", "surrogateescape") if value is not None and value[0] else None
 
 
-def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], settler: ConflictHandler) -> Processes:
-    """Without the shells' state."""
+def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], handler: ConflictHandler) -> Processes:
+    """Merge the processes, without the shells' states."""
     base, ours, theirs = (replace(side.processes, shell="") for side in sides)
     if ours == theirs:
-        return replace(ours, reason=_all(ours.reason, theirs.reason))
+        return replace(ours, reason=_join_reasons(ours.reason, theirs.reason))
     if theirs == base:
         return ours
     if ours == base:
@@ -87,26 +89,26 @@ def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], settler: Confli
     dropped = max(ours.dropped, theirs.dropped)
     if not live:
         tier = ProcessTier.NONE if ours.tier is theirs.tier is ProcessTier.NONE else ProcessTier.DROPPED
-        return Processes(tier, dropped=dropped, reason=_all(ours.reason, theirs.reason))
+        return Processes(tier, dropped=dropped, reason=_join_reasons(ours.reason, theirs.reason))
     if len(live) == 1 and base.tier not in _LIVE:
-        return replace(live[0], dropped=dropped, reason=_all(live[0].reason, ours.reason, theirs.reason))
+        return replace(live[0], dropped=dropped, reason=_join_reasons(live[0].reason, ours.reason, theirs.reason))
     conflict = Conflict(
         "processes", ConflictKind.PROCESSES, f"{ours.tier.value} in ours, {theirs.tier.value} in theirs"
     )
-    answer = settler.answer(conflict, lambda: (None, None, None))
+    answer = handler.answer(conflict, lambda: (None, None, None))
     if answer is MergeStrategy.UNION and all(one.tier is ProcessTier.COMMANDS for one in (ours, theirs)):
         more = tuple(command for command in theirs.commands if command not in ours.commands)
-        reason = _all(ours.reason, theirs.reason)
+        reason = _join_reasons(ours.reason, theirs.reason)
         return replace(ours, commands=ours.commands + more, dropped=dropped, reason=reason)
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
-        answer = settler.leave(conflict)
+        answer = handler.leave_unresolved(conflict)
     return theirs if answer is MergeStrategy.THEIRS else ours
 
 
-def _with_shell(
-    merged: State, sides: tuple[Snapshot, Snapshot, Snapshot], settler: ConflictHandler, blobs: Blobs
-) -> State:
-    """With the shell of the side that changed it, or with what both made of theirs."""
+def _merge_shell(
+    merged: MergedState, sides: tuple[Snapshot, Snapshot, Snapshot], handler: ConflictHandler, blobs: Blobs
+) -> MergedState:
+    """Add the shell of the side that changed it, or the merge of both."""
     base, ours, theirs = (side.processes.shell for side in sides)
     ran = merged.processes
     one = ours if ours == theirs or theirs == base else theirs if ours == base else None
@@ -114,26 +116,27 @@ def _with_shell(
         return replace(merged, processes=replace(ran, shell=""))
     try:
         read = [blobs.get(shell) if shell else b"" for shell in (base, ours, theirs)]
-        made, gave_way = merge_shells((read[0], read[1], read[2]), merged.env, settler)
+        made, gave_way = merge_shells((read[0], read[1], read[2]), merged.env, handler)
     except UnknownShell:
         if one is None:
-            return replace(merged, processes=_one_shell(ran, ours, theirs, settler))
+            return replace(merged, processes=_choose_shell(ran, ours, theirs, handler))
         return replace(merged, processes=replace(ran, shell=one))
-    return replace(merged, made=made, processes=replace(ran, reason=_all(ran.reason, gave_way)))
+    return replace(merged, made=made, processes=replace(ran, reason=_join_reasons(ran.reason, gave_way)))
 
 
-def _one_shell(ran: Processes, ours: str, theirs: str, settler: ConflictHandler) -> Processes:
-    """Of two that cannot be merged: the one that is asked for, else a fresh one. The record says it."""
+def _choose_shell(ran: Processes, ours: str, theirs: str, handler: ConflictHandler) -> Processes:
+    """Choose between two shells that cannot be merged: the one that the strategy names, else a new one. `reason`
+    records it."""
     conflict = Conflict("shell", ConflictKind.PROCESSES, _OTHER_SHELLS)
-    answer = settler.answer(conflict, lambda: (None, None, None), idle=MergeStrategy.UNION)
+    answer = handler.answer(conflict, lambda: (None, None, None), default=MergeStrategy.UNION)
     if isinstance(answer, bytes):
-        answer = settler.leave(conflict)  # nobody writes a shell's state by hand
+        answer = handler.leave_unresolved(conflict)  # a shell's state cannot be given as bytes
     stands = {MergeStrategy.OURS: ours, MergeStrategy.THEIRS: theirs}.get(answer, "")
-    what = f"{answer.value} stands" if stands else "a fresh one starts"
+    what = f"{answer.value} is kept" if stands else "a new one starts"
     told = f"{_OTHER_SHELLS}: {what}, with the variables and directory of both"
-    return replace(ran, shell=stands, reason=_all(ran.reason, told))
+    return replace(ran, shell=stands, reason=_join_reasons(ran.reason, told))
 
 
-def _all(*reasons: str) -> str:
-    """Each once: none hides another."""
+def _join_reasons(*reasons: str) -> str:
+    """Join the reasons, each once, so that none hides another."""
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))

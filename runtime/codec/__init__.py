@@ -1,1 +1,6 @@
-"""Codec."""
+"""Values to JSON and back: everything that crosses a step's boundary and everything that the journal stores.
+
+Start at `codec.py` (`encode`, `decode`, `digest`). `encoder.py` and `decoder.py` handle one kind of value each way,
+`type_names.py` names types, `persisted_names.py` keeps the stored names of Ramify's own types when classes move, and
+`legacy_digests.py` computes the digests of earlier versions. `return_types.py` checks a step's declared return type.
+"""

@@ -15,16 +15,16 @@ import pathlib
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from types import FunctionType, NoneType
 from typing import Any, cast
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
-from ramify.runtime.codec.encoder import BASES, IPS, TAG, is_url
+from ramify.runtime.codec.object_state import BASES, IPS, TAG, is_url
+from ramify.runtime.codec.times import decode_zone
 from ramify.runtime.codec.type_names import resolve
 from ramify.runtime.errors import NotSerialisable
 
@@ -85,7 +85,7 @@ class Decoder:
 
     def _placed(self, found: Any, value: Any) -> Any:
         if "z" in value:
-            found = found.replace(tzinfo=_zone(value["z"]))
+            found = found.replace(tzinfo=decode_zone(value["z"]))
         return found.replace(fold=1) if value.get("fold") else found
 
     def _path(self, body: Any, _: Any) -> pathlib.Path:
@@ -255,20 +255,6 @@ class Decoder:
         return error
 
 
-def _zone(told: Mapping[str, Any]) -> tzinfo:
-    if "key" in told:
-        try:
-            return ZoneInfo(told["key"])
-        except Exception as error:
-            raise NotSerialisable(f"a stored time is in the zone {told['key']!r}: {error}") from error
-    if "pydantic" in told:
-        from pydantic_core import TzInfo
-
-        return TzInfo(told["pydantic"])
-    days, seconds, microseconds = told["offset"]
-    return timezone(timedelta(days, seconds, microseconds), *told["name"])
-
-
 @functools.lru_cache(maxsize=1024)
 def _fields_of(cls: Any) -> Mapping[str, Any]:
     return {field.name: field for field in dataclasses.fields(cls)}
@@ -326,7 +312,7 @@ _READERS: Mapping[str, Callable[[Decoder, Any, Any], Any]] = {
     "time": Decoder._time,
     "timedelta": lambda _, v, __: timedelta(seconds=v),
     "delta": lambda _, v, __: timedelta(*v),
-    "tz": lambda _, v, __: _zone(v),
+    "tz": lambda _, v, __: decode_zone(v),
     "tuple": lambda self, v, _: tuple(self._items(v)),
     "set": lambda self, v, _: set(self._items(v)),
     "frozenset": lambda self, v, _: frozenset(self._items(v)),

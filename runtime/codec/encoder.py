@@ -19,33 +19,38 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import json
 import math
 import re
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
-from types import MemberDescriptorType, NoneType
-from typing import Any, NamedTuple, cast
+from types import NoneType
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from ramify.runtime.codec.object_state import distinct_parts
+from ramify.runtime.codec.decoder import Decoder
+from ramify.runtime.codec.object_state import (
+    IPS,
+    TAG,
+    dataclass_layout,
+    distinct_parts,
+    error_slots,
+    is_cached_property,
+    is_url,
+    model_json,
+    pydantic_error_type,
+    refusal,
+    slots_of,
+)
+from ramify.runtime.codec.times import encode_date, encode_datetime, encode_timedelta, encode_tzinfo
 from ramify.runtime.codec.type_names import ref_of
 from ramify.runtime.errors import NotSerialisable
-
-TAG = "$"
-IPS = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
-_URLS = ("_BaseUrl", "_BaseMultiHostUrl", "Url", "MultiHostUrl")
-BASES: Mapping[str, type] = {
-    kind.__name__: kind for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset)
-}
-"""Built-in types whose subclasses are stored by value."""
 
 _PLAIN = frozenset((NoneType, bool, int))
 _STR = frozenset((str,))
@@ -189,59 +194,6 @@ class Encoder:
     def _const(self, value: object, _: str) -> Any:
         return {TAG: "const", "v": repr(value)}
 
-    # Times
-
-    def _date(self, value: date, _: str) -> Any:
-        return {TAG: "date", "v": value.isoformat()}
-
-    def _datetime(self, value: datetime | time, where: str) -> Any:
-        zone = value.tzinfo
-        kept: dict[str, Any] = {TAG: "datetime" if isinstance(value, datetime) else "time"}
-        if zone is None or (type(zone) is timezone and len(cast(Any, zone).__getinitargs__()) == 1):
-            kept["v"] = value.isoformat()
-        else:
-            kept |= {"v": value.replace(tzinfo=None).isoformat(), "z": self._zone(zone, where)}
-            if type(zone) is ZoneInfo and ZoneInfo(zone.key) is not zone:  # not from the cache: it may differ
-                self._refuse_other_zone(value, zone, where)
-        return {**kept, "fold": 1} if value.fold else kept
-
-    def _refuse_other_zone(self, value: datetime | time, zone: ZoneInfo, where: str) -> None:
-        known = value.replace(tzinfo=ZoneInfo(zone.key))
-        if known != value or known.utcoffset() != value.utcoffset():
-            raise NotSerialisable(
-                f"{where} has a time zone {zone.key!r} that differs from this machine's of that name"
-            )
-
-    def _zone(self, zone: tzinfo, where: str) -> Any:
-        if type(zone) is timezone:
-            offset, *name = cast(Any, zone).__getinitargs__()
-            return {"offset": [offset.days, offset.seconds, offset.microseconds], "name": name}
-        if type(zone) is ZoneInfo and zone.key is not None:
-            try:
-                ZoneInfo(zone.key)
-            except Exception as error:
-                raise NotSerialisable(f"{where} has the time zone {zone.key!r}: {error}") from error
-            return {"key": zone.key}
-        if type(zone).__module__.startswith("pydantic_core") and type(zone).__name__ == "TzInfo":
-            return {"pydantic": zone.__reduce__()[1][0]}
-        kind = f"{type(zone).__module__}.{type(zone).__qualname__}"
-        raise NotSerialisable(
-            f"{where} has a {kind} for its time zone: use zoneinfo.ZoneInfo or datetime.timezone in its place"
-        )
-
-    def _tz(self, value: tzinfo, where: str) -> Any:
-        return {TAG: "tz", "v": self._zone(value, where)}
-
-    def _timedelta(self, value: timedelta, _: str) -> Any:
-        seconds = value.total_seconds()
-        try:
-            exact = timedelta(seconds=seconds) == value
-        except OverflowError:
-            exact = False
-        if exact:
-            return {TAG: "timedelta", "v": seconds}
-        return {TAG: "delta", "v": [value.days, value.seconds, value.microseconds]}
-
     # Objects
 
     def _object(self, value: Any, where: str) -> Any:
@@ -266,7 +218,7 @@ class Encoder:
             return self._sub(base, value, where)
         if dataclasses.is_dataclass(value):
             return self._dataclass(value, where)
-        raise _refused(value, where)
+        raise refusal(value, where)
 
     def _enum(self, value: Enum, where: str) -> Any:
         kind = type(value)
@@ -284,8 +236,6 @@ class Encoder:
     def _by_value(self, value: Enum, where: str) -> Any:
         """Return the encoded value of an enum member. Raises `NotSerialisable` if decoding it gives another
         member."""
-        from ramify.runtime.codec.decoder import Decoder
-
         encoded = self._any(value.value, where)
         if type(value)(Decoder().decode(encoded)) is not value:
             raise NotSerialisable(where)
@@ -305,8 +255,12 @@ class Encoder:
 
     def _state(self, value: object, where: str) -> dict[str, Any]:
         """Return the attributes of an object that has items as well."""
-        state = {name: one for name, one in getattr(value, "__dict__", {}).items() if not _cached(type(value), name)}
-        state |= _slots(value)
+        state = {
+            name: one
+            for name, one in getattr(value, "__dict__", {}).items()
+            if not is_cached_property(type(value), name)
+        }
+        state |= slots_of(value)
         origin = state.pop("__orig_class__", None)
         kept = {} if origin is None else {"orig": ref_of(origin, where)}
         if state:
@@ -315,7 +269,7 @@ class Encoder:
 
     def _dataclass(self, value: Any, where: str) -> Any:
         cls: Any = type(value)
-        ref, layout = ref_of(cls, where), _layout(cls)
+        ref, layout = ref_of(cls, where), dataclass_layout(cls)
         self.unsure = self.unsure or not layout.plain
         fields = {}
         for name in layout.fields:
@@ -338,7 +292,7 @@ class Encoder:
         kept = {}
         if (origin := state.pop("__orig_class__", None)) is not None:
             kept["orig"] = ref_of(origin, where)
-        more = {name: one for name, one in state.items() if not _cached(cls, name)}
+        more = {name: one for name, one in state.items() if not is_cached_property(cls, name)}
         if more:
             kept["more"] = {name: self._any(one, f"{where}.{name}") for name, one in more.items()}
         return kept
@@ -348,7 +302,7 @@ class Encoder:
         try:
             return self._model_state(cls, value, where, ref)
         except NotSerialisable as refused:
-            if (by_itself := _model_json(cls, value)) is None:
+            if (by_itself := model_json(cls, value)) is None:
                 raise
             del refused
         kept = {TAG: "pydantic", "t": ref, "v": by_itself}
@@ -362,7 +316,7 @@ class Encoder:
         kept: dict[str, Any] = {TAG: "model", "t": ref, "v": fields}
         if names - state.keys():
             kept["unset"] = sorted(names - state.keys())
-        more = {name: one for name, one in state.items() if name not in names and not _cached(cls, name)}
+        more = {name: one for name, one in state.items() if name not in names and not is_cached_property(cls, name)}
         if more:
             kept["more"] = {name: self._any(one, f"{where}.{name}") for name, one in more.items()}
         if value.__pydantic_fields_set__ != names:
@@ -381,7 +335,7 @@ class Encoder:
         self.unsure = True
         args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # OSError.args has no file names
         state = {name: v for name, v in vars(value).items() if name not in _OF_ITS_RUN}
-        slots = _slots_of_error(value)
+        slots = error_slots(value)
         if "obj" in slots and isinstance(value, AttributeError):  # the object may be of any type
             try:
                 Encoder()._any(slots["obj"], where)
@@ -393,12 +347,12 @@ class Encoder:
     def _of_pydantic_core(self, value: Any, where: str) -> Any:
         cls = type(value)
         if cls.__name__ == "TzInfo":
-            return self._tz(value, where)
+            return encode_tzinfo(self, value, where)
         if cls.__name__ != "ValidationError":
-            raise _refused(value, where)
+            raise refusal(value, where)
         self.unsure = True
         title, errors, mode, hide = value.__reduce__()[1]
-        lines = [{**line, "type": _error_type(line["type"])} for line in errors]
+        lines = [{**line, "type": pydantic_error_type(line["type"])} for line in errors]
         parts = [title, lines, mode, hide, *([] if value.__cause__ is None else [value.__cause__])]
         return {TAG: "validation", "v": [self._any(one, where) for one in parts]}
 
@@ -427,126 +381,10 @@ WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
     type(Path()): Encoder._path,
     PurePosixPath: Encoder._purepath,
     PureWindowsPath: Encoder._purepath,
-    date: Encoder._date,
-    datetime: Encoder._datetime,
-    time: Encoder._datetime,
-    timedelta: Encoder._timedelta,
-    timezone: Encoder._tz,
-    ZoneInfo: Encoder._tz,
+    date: encode_date,
+    datetime: encode_datetime,
+    time: encode_datetime,
+    timedelta: encode_timedelta,
+    timezone: encode_tzinfo,
+    ZoneInfo: encode_tzinfo,
 }
-
-
-def _error_type(told: Any) -> Any:
-    """Return the type of a pydantic error: pydantic's own name, or the parts of a validator's custom error."""
-    return told if isinstance(told, str) else (told.type, told.message_template, told.context)
-
-
-def is_url(cls: type) -> bool:
-    return any(
-        kind.__module__ in ("pydantic.networks", "pydantic_core._pydantic_core") and kind.__name__ in _URLS
-        for kind in cls.__mro__
-    )
-
-
-def _refused(value: object, where: str) -> NotSerialisable:
-    cls = type(value)
-    if isinstance(value, Awaitable):
-        what = getattr(value, "__qualname__", cls.__qualname__)
-        if hasattr(cls, "__aenter__"):
-            return NotSerialisable(
-                f"{where} is a context manager ({what}), not the value inside it: write `async with` around "
-                "the call, and pass the value"
-            )
-        return NotSerialisable(f"{where} is an awaitable ({what}), not its result: write `await`")
-    if hasattr(cls, "get_secret_value"):
-        return NotSerialisable(
-            f"{where} is a {cls.__module__}.{cls.__qualname__}: the journal stores no secrets. Read it inside the "
-            "step that uses it"
-        )
-    return NotSerialisable(
-        f"{where} is a {cls.__module__}.{cls.__qualname__}, which the journal cannot keep. "
-        "Pass JSON values, dataclasses, enums, paths, bytes, tuples, sets or pydantic models across a step"
-    )
-
-
-def _model_json(cls: Any, value: Any) -> Any:
-    """Return a model's own JSON; None if validating it does not give back an equal model."""
-    try:
-        body = value.model_dump(mode="json", by_alias=True)
-        back = cls.model_validate(body)
-        json.dumps(body)
-    except Exception:  # noqa: BLE001  a validator or a serialiser of the user's own
-        return None
-    if type(back) is not type(value) or not same(back.__dict__, value.__dict__):
-        return None
-    if (back.__pydantic_extra__ or {}) != (value.__pydantic_extra__ or {}):
-        return None
-    return (
-        body if getattr(back, "__pydantic_private__", None) == getattr(value, "__pydantic_private__", None) else None
-    )
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal and of the same types, in all their parts."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if hasattr(type(one), "__pydantic_validator__") and hasattr(one, "model_dump"):
-        return same(one.__dict__, other.__dict__) and one.model_fields_set == other.model_fields_set
-    if dataclasses.is_dataclass(one):
-        names = [field.name for field in dataclasses.fields(one)]
-        return all(same(getattr(one, name, None), getattr(other, name, None)) for name in names)
-    if isinstance(one, float):
-        return repr(one) == repr(other)
-    if isinstance(one, datetime | time):
-        zones = [(type(each.tzinfo), str(each.tzinfo), each.fold) for each in (one, other)]
-        return one.replace(tzinfo=None) == other.replace(tzinfo=None) and zones[0] == zones[1]
-    return bool(one == other)
-
-
-def _slots(value: Any) -> dict[str, Any]:
-    cls: Any = type(value)
-    return {name: getattr(value, name) for name in _slot_names(cls) if hasattr(value, name)}
-
-
-@functools.lru_cache(maxsize=1024)
-def _slot_names(cls: Any) -> tuple[str, ...]:
-    return tuple(
-        name
-        for owner in cls.__mro__
-        for name, found in vars(owner).items()
-        if isinstance(found, MemberDescriptorType) and owner.__module__ != "builtins" and not name.startswith("__")
-    )
-
-
-def _slots_of_error(error: BaseException) -> dict[str, Any]:
-    """Return the state that is not in `__dict__`: `__slots__`, and the attributes of built-in exception classes."""
-    classes = (cls for cls in type(error).__mro__ if cls not in (OSError, BaseExceptionGroup))  # theirs are in args
-    names = {name for cls in classes for name, d in vars(cls).items() if isinstance(d, MemberDescriptorType)}
-    found = ((name, getattr(error, name, None)) for name in sorted(names) if not name.startswith("__"))
-    return {name: v for name, v in found if v is not None and not any(v is one for one in error.args)}
-
-
-def _cached(cls: type, name: str) -> bool:
-    return isinstance(getattr(cls, name, None), functools.cached_property)
-
-
-class _Layout(NamedTuple):
-    """Where the state of a dataclass lies. `slots`: slots that are not fields. `plain`: an instance can be restored
-    by setting its fields, because no field is a custom descriptor."""
-
-    fields: dict[str, None]
-    slots: tuple[str, ...]
-    plain: bool
-
-
-@functools.lru_cache(maxsize=1024)
-def _layout(cls: Any) -> _Layout:
-    names = dict.fromkeys(field.name for field in dataclasses.fields(cls))
-    found = [vars(owner)[name] for name in names for owner in cls.__mro__ if name in vars(owner)]
-    plain = not any(hasattr(one, "__set__") and not isinstance(one, MemberDescriptorType) for one in found)
-    slots = tuple(name for name in _slot_names(cls) if name not in names)
-    return _Layout(names, slots, plain and cls.__getattribute__ is object.__getattribute__)

@@ -1,8 +1,8 @@
-"""How a stored value names its type, and which types a stored name may find.
+"""How a stored value names its type, and which types a stored name may refer to.
 
-A name is `module:Qualified.Name`; a parametrised generic is an object that names its origin and its arguments. A name
-only ever finds what the program has: a module that is loaded, or that the run's own code imports somewhere. A stored
-row cannot have any other module imported.
+A name is `module:Qualified.Name`. A parametrised generic is a JSON object that names its origin and its arguments. A
+name refers only to modules that are loaded, or that the run's own code imports somewhere; a stored row cannot cause
+the import of any other module.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ramify.runtime.codec.persisted_names import present_name, stored_name
 from ramify.runtime.errors import NotSerialisable
-from ramify.runtime.user_code.workflow_loader import canonical_module, is_main_module, targets
+from ramify.runtime.user_code.workflow_loader import (
+    canonical_module,
+    files_of,
+    imported_names,
+    is_main_module,
+    targets,
+)
 
 Ref = Any
-"""JSON: a string, or an object for what is built of several types."""
+"""JSON: a string, or an object for a type that is composed of several types."""
 
 _NONE = "None"
 
 
 def ref_of(found: Any, where: str) -> Ref:
-    """The reference to a class or another type. Raises `NotSerialisable` where it would not find it again."""
+    """Return the reference to a class or another type. Raises `NotSerialisable` if it could not be resolved again."""
     ref = _ref(found, where)
     if not isinstance(ref, str):
         try:
@@ -93,7 +99,7 @@ def _named(found: Any, where: str) -> str:
 
 
 def resolve(ref: Ref, find: Callable[[str], Any] | None = None) -> Any:
-    """What a reference names. Raises `NotSerialisable`. `find`: by which names are looked up."""
+    """Return the type that a reference names. `find`: looks up names. Raises `NotSerialisable`."""
     find = find or _find
     if isinstance(ref, str):
         if ref == _NONE:
@@ -117,8 +123,8 @@ def resolve(ref: Ref, find: Callable[[str], Any] | None = None) -> Any:
     return origin[args if len(args) != 1 else args[0]]
 
 
-def own(name: str) -> Any:
-    """As `resolve` finds names, but Ramify's own types alone: for whoever only looks at what others stored."""
+def resolve_own(name: str) -> Any:
+    """Look up a name among Ramify's own types only, for commands that read the stored values of others."""
     if not name.startswith("ramify."):
         raise NotSerialisable(f"a stored value is a {name}, and not what Ramify itself recorded there")
     return _find(name)
@@ -162,7 +168,7 @@ def _imported(name: str) -> types.ModuleType:
 
 
 def _above(name: str) -> list[str]:
-    """The modules that hold this one, outermost first, and itself, as far as the run's code names them."""
+    """Return the packages of a module, outermost first, and the module, as far as the run's code imports them."""
     parts = name.split(".")
     every = [".".join(parts[: n + 1]) for n in range(len(parts))]
     named = _names()
@@ -184,9 +190,8 @@ def _names() -> frozenset[str]:
 
 @functools.lru_cache(maxsize=8)
 def _names_in(targets: frozenset[tuple[str, str]]) -> frozenset[str]:
-    """The modules that these files import, also inside functions, and the user's own files that they import."""
-    from ramify.runtime.reuse.fingerprints import files_of, imported_names
-
+    """Return the modules that these files import, also inside functions, and those that the imported user's files
+    import."""
     found, seen = set[str](), set[str]()
     todo = [(file, getattr(sys.modules.get(module), "__package__", None) or "") for file, module in targets]
     while todo:

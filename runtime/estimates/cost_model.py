@@ -30,7 +30,7 @@ class Cost(StrEnum):
 
 
 @dataclass(slots=True)
-class Line:
+class CostLine:
     """The line seconds = a + b * size through weighted observations."""
 
     weight: float = 0.0
@@ -64,10 +64,10 @@ class Line:
 class CostModel:
     """The fitted lines, by operation and name. Only RECOMPUTE has names: those of steps."""
 
-    _lines: dict[tuple[Cost, str], Line] = field(default_factory=dict)
+    _lines: dict[tuple[Cost, str], CostLine] = field(default_factory=dict)
 
     def observe(self, cost: Cost, seconds: float, *, size: float = 0.0, name: str = "") -> None:
-        self._lines.setdefault((cost, name), Line()).observe(size, seconds)
+        self._lines.setdefault((cost, name), CostLine()).observe(size, seconds)
 
     def predict(self, cost: Cost, *, size: float = 0.0, name: str = "") -> float | None:
         """Return the predicted seconds, or None without an observation."""

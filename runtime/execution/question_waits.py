@@ -2,8 +2,8 @@
 
 A question without an answer suspends its task. The other tasks of the workflow continue: running steps are not
 stopped, and more questions may be asked. When nothing in the run makes progress any more, every suspended task gets
-`Asked`, which unwinds the workflow, and the run ends in the state WAITING with all open questions. If a person
-answers before that, the task of that question continues.
+`AnswersNeeded`, which unwinds the workflow, and the run ends in the state WAITING with all open questions. If a
+person answers before that, the task of that question continues.
 
 An answer is bound to the key of its question, so the order in which a replay reaches the questions does not matter.
 """
@@ -27,7 +27,7 @@ UNWIND_S = 1.0
 _TURNS = 5  # turns of the event loop within which a resumed task starts its next operation
 
 
-class Asked(BaseException):
+class AnswersNeeded(BaseException):
     """Unwinds the workflow. Not an `Exception`, so that the workflow's own `except Exception` does not catch it."""
 
     def __init__(self, keys: Collection[str] = ()) -> None:
@@ -36,8 +36,8 @@ class Asked(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The functions of a run that `Asking` calls.
+class RunCallbacks:
+    """The functions of a run that `QuestionWaits` calls.
 
     works: returns whether an operation of the run is in progress.
     pulse: returns a value that changes with each operation.
@@ -53,14 +53,14 @@ class Surroundings:
     waits_on: Callable[[Collection[str]], None]
 
 
-class Asking:
+class QuestionWaits:
     """The questions of one run in this process.
 
     answers: encoded answers, by the key of the question.
     asked: keys of questions that earlier processes of the run asked and that were open when this process began.
     """
 
-    def __init__(self, around: Surroundings, *, answers: Mapping[str, str], asked: Collection[str]) -> None:
+    def __init__(self, around: RunCallbacks, *, answers: Mapping[str, str], asked: Collection[str]) -> None:
         self._around = around
         self._answers = dict(answers)
         self._before = frozenset(asked)
@@ -69,7 +69,7 @@ class Asking:
         self._tasks: dict[str, asyncio.Task[Any] | None] = {}
         self._watch: asyncio.Task[None] | None = None
         self._main: asyncio.Task[Any] | None = None
-        self._told = False
+        self._reported = False
 
     def begin(self) -> None:
         """Call this in the task that will run the workflow function, right before it."""
@@ -91,8 +91,8 @@ class Asking:
         return sorted(self._before - self._met)
 
     async def wait(self, key: str) -> str:
-        """Suspend this task until a person answers; return the encoded answer. Raises `Asked`, or the error that
-        stops the run."""
+        """Suspend this task until a person answers; return the encoded answer. Raises `AnswersNeeded`, or the error
+        that stops the run."""
         future = asyncio.get_running_loop().create_future()
         self._parked[key], self._tasks[key] = future, asyncio.current_task()
         if self._watch is None:
@@ -120,7 +120,7 @@ class Asking:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001  for example a lost database: the waiting tasks must hear of it
-            self._raise(error)
+            self._stop_waiting(error)
         finally:
             self._watch = None
 
@@ -129,18 +129,18 @@ class Asking:
         looked = loop.time()
         while self._parked:
             if await self._nothing_works():
-                if await self._answered():
+                if await self._resume_answered():
                     continue
-                self._raise(self._around.stop(Asked(self._parked)))
-                await self._unwound()
+                self._stop_waiting(self._around.stop(AnswersNeeded(self._parked)))
+                await self._cancel_if_stuck()
                 return
-            if self._around.works() and not self._told:
-                self._told = True
+            if self._around.works() and not self._reported:
+                self._reported = True
                 self._around.waits_on(tuple(self._parked))
             await asyncio.sleep(BUSY_S)
             if loop.time() - looked >= LOOK_S:
                 looked = loop.time()
-                await self._answered()
+                await self._resume_answered()
 
     async def _nothing_works(self) -> bool:
         before = self._state()
@@ -152,7 +152,7 @@ class Asking:
             await asyncio.sleep(SETTLE_S)
         return bool(self._parked) and not self._around.works() and self._state() == before
 
-    async def _unwound(self) -> None:
+    async def _cancel_if_stuck(self) -> None:
         """Cancel a workflow that does not end by itself, for example because it waits for a queue whose worker task
         was unwound. `end` cancels this coroutine."""
         while self._main is not None:
@@ -164,7 +164,7 @@ class Asking:
     def _state(self) -> object:
         return self._around.pulse(), tuple(self._parked)
 
-    async def _answered(self) -> bool:
+    async def _resume_answered(self) -> bool:
         """Resume the tasks whose questions were answered; return whether there were any."""
         found = await self._around.look()
         self._answers.update(found)
@@ -175,17 +175,17 @@ class Asking:
                 future.set_result(found[key])
         return bool(answered)
 
-    def _raise(self, error: BaseException) -> None:
+    def _stop_waiting(self, error: BaseException) -> None:
         for key, future in self._parked.items():
             if future.done():
                 continue
-            future.set_exception(Asked(error.keys) if isinstance(error, Asked) else error)
+            future.set_exception(AnswersNeeded(error.keys) if isinstance(error, AnswersNeeded) else error)
             task = self._tasks[key]
             if task is not None:
-                task.add_done_callback(_heard)
+                task.add_done_callback(_retrieve_exception)
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Retrieve the task's exception, so that asyncio does not log it: the run reports it."""
     if not task.cancelled():
         task.exception()

@@ -16,7 +16,7 @@ from ramify.runtime.codec import codec
 from ramify.runtime.codec.legacy_digests import digest_in_journal
 from ramify.runtime.errors import RunWaiting
 from ramify.runtime.events import Noticed
-from ramify.runtime.execution.question_waits import Asked, Asking, Surroundings
+from ramify.runtime.execution.question_waits import AnswersNeeded, QuestionWaits, RunCallbacks
 from ramify.runtime.execution.run import Run, RunScope, new_row, seal_before
 from ramify.runtime.journal.inbox import OpenQuestion, as_question, listed, unanswered_rows
 from ramify.runtime.records import AnswerRecord, OpRecord, OpStatus, RunId
@@ -70,7 +70,7 @@ def _row(scope: RunScope, op: OpId, key: str, question: str, result: str, status
     )
 
 
-def asking_of(run: Run, store: RunStore, ops: Sequence[OpRecord], answers: Sequence[AnswerRecord]) -> Asking:
+def asking_of(run: Run, store: RunStore, ops: Sequence[OpRecord], answers: Sequence[AnswerRecord]) -> QuestionWaits:
     """Make the run's object for open questions, from its journal and the stored answers. Fills `run.questions`."""
     rows = [row for row in ops if row.kind is OpKind.INTERRUPT]
     run.questions.update((row.key, row) for row in unanswered_rows(rows))
@@ -87,14 +87,14 @@ def asking_of(run: Run, store: RunStore, ops: Sequence[OpRecord], answers: Seque
             )
         )
 
-    return Asking(
-        Surroundings(run.works, lambda: run.journal.pulse, run.journal.stop, look, waits_on),
+    return QuestionWaits(
+        RunCallbacks(run.works, lambda: run.journal.pulse, run.journal.stop, look, waits_on),
         answers={one.key: one.answer_json for one in answers},
         asked=run.questions,
     )
 
 
-def waiting(run: Run, asked: Asked) -> RunWaiting:
+def waiting(run: Run, asked: AnswersNeeded) -> RunWaiting:
     """Return the error with which the run ends, which lists every open question."""
     questions = [as_question(row) for key, row in run.questions.items() if key in asked.keys]
     return run_waiting(run.record.id, questions)

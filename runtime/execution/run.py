@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.codec import codec
+from ramify.runtime.effects.fence import EffectfulStep
 from ramify.runtime.errors import NotAwaited
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.execution.model_calls import LLMCalls
@@ -33,15 +34,14 @@ from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunReco
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.user_code.call_sites import CallSite, find_op
 from ramify.runtime.user_code.sandbox import Sandbox
-from ramify.runtime.user_code.task_waits import LEFT, Begun, Waits
-from ramify.runtime.worlds.recovery import Made, Recovery
-from ramify.runtime.worlds.world_pool import Branch, WorldPool
+from ramify.runtime.user_code.task_waits import LEFT, BegunStep, TaskWaits
+from ramify.runtime.worlds.recovery import Recovery
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool
 from ramify.sandboxes.errors import SandboxError
 from ramify.serving.types import ChatRequest, ChatResult
 
 if TYPE_CHECKING:
-    from ramify.runtime.execution.question_waits import Asking
-    from ramify.runtime.execution.step_call import StepDef
+    from ramify.runtime.execution.question_waits import QuestionWaits
 
 
 @dataclass(eq=False, slots=True)
@@ -60,9 +60,9 @@ class Run:
     recovery: Recovery
     costs: CostModel = field(default_factory=CostModel)
     # the steps that were called, by name: their compensate hooks are needed later
-    steps: dict[str, StepDef] = field(default_factory=dict)
+    steps: dict[str, EffectfulStep] = field(default_factory=dict)
     # open questions (None: the front end handles them itself), and the rows of open questions by key
-    asking: Asking | None = None
+    asking: QuestionWaits | None = None
     questions: dict[str, OpRecord] = field(default_factory=dict)
     # a step failed in an earlier process of this run: unsealed changes are sealed before the next step
     careful: bool = False
@@ -72,9 +72,9 @@ class Run:
     working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
 
     # the steps that were called and have not ended, by key
-    begun: dict[str, Begun] = field(default_factory=dict)
+    begun: dict[str, BegunStep] = field(default_factory=dict)
     # which of their tasks somebody waited for, and the rows of abandoned steps that were stopped
-    waits: Waits = field(default_factory=Waits)
+    waits: TaskWaits = field(default_factory=TaskWaits)
     left: list[OpRecord] = field(default_factory=list)
     # the number of operations in progress that are neither steps nor model calls
     at_work: int = 0
@@ -131,7 +131,7 @@ class Run:
             await self.journal.record(row)
         return self.left
 
-    def _refuse(self, forgotten: list[Begun]) -> NoReturn:
+    def _refuse(self, forgotten: list[BegunStep]) -> NoReturn:
         names = ", ".join(sorted({begun.step.__qualname__ for begun in forgotten}))
         for begun in forgotten:
             if not begun.started:
@@ -212,7 +212,7 @@ async def seal_before(scope: RunScope, key: str) -> None:
         branch.unsealed = False
     else:
         return
-    branch.stands(Made(sealed, "what was sealed late", refused="the plan seals nothing there"))
+    branch.stands(StateOrigin(sealed, "what was sealed late", refused="the plan seals nothing there"))
 
 
 def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramify.compiler.plan import ADDED, Effect, OpId, OpKind, PlanOp
+from ramify.fork_engine.gc_pins import Ground
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
 from ramify.runtime.errors import BadArguments, EffectRefused
@@ -20,7 +21,6 @@ from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
-from ramify.runtime.worlds.gc_pins import Ground
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | No
     if inspect.iscoroutinefunction(step.function):
         if step.sandbox_parameter is not None:
             arguments[step.sandbox_parameter] = face
-        return await InOneProcess(_call_bound(step.function, arguments), f"step {step.name!r}")
+        return await InOneProcess(_call_by_name(step.function, arguments), f"step {step.name!r}")
     if step.sandbox_parameter is not None and face is not None:
         arguments[step.sandbox_parameter] = SyncSandbox(face, asyncio.get_running_loop())
-    return await in_thread(_call_bound, step.function, arguments, what=f"step {step.name!r}")
+    return await in_thread(_call_by_name, step.function, arguments, what=f"step {step.name!r}")
 
 
-def _call_bound(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _call_by_name(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Call with arguments by name; supports positional-only and variadic parameters."""
     signature = _signature(function)
     bound = signature.bind_partial()
@@ -104,7 +104,7 @@ class StepTimeout(TimeoutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class StepCall:
     """A call of a step: its scope, arguments and journal key."""
 
     scope: RunScope
@@ -141,13 +141,13 @@ class Pending:
         return f"{self.key}|SEAL"
 
 
-async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> tuple[str, Any]:
+async def run_attempt(call: StepCall, face: Sandbox | None, attempt: int) -> tuple[str, Any]:
     """Run the step's code once. Returns the encoded result, and the decoded one, which a resumed run would see."""
-    step = pending.step
+    step = call.step
     limit = asyncio.timeout(step.timeout)
     try:
         async with limit:
-            value = await run_code(pending, face, attempt)
+            value = await run_code(call, face, attempt)
     except TimeoutError as error:
         if limit.expired():
             raise StepTimeout(f"step {step.name!r} took longer than its timeout of {step.timeout:g} s") from error
@@ -155,14 +155,14 @@ async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> t
     finally:
         if face is not None:
             face.end()
-    return _kept(pending, value)
+    return _encode_result(call, value)
 
 
-def _kept(pending: Pending, value: Any) -> tuple[str, Any]:
+def _encode_result(call: StepCall, value: Any) -> tuple[str, Any]:
     """Encode the result. Raises `ResultNotKept` for an irreversible step, because its effect has happened."""
-    fence = pending.fence()
+    fence = call.fence()
     try:
-        result_json = codec.encode(value, f"step {pending.step.name!r}: its result")
+        result_json = codec.encode(value, f"step {call.step.name!r}: its result")
         return result_json, codec.decode(result_json)
     except Exception as error:
         if fence is None:
@@ -170,15 +170,15 @@ def _kept(pending: Pending, value: Any) -> tuple[str, Any]:
         raise fence.result_lost(str(error)) from error
 
 
-async def run_code(pending: Pending, face: Sandbox | None, attempt: int) -> Any:
-    scope = replace(pending.scope, step=StepFrame(pending.step.name, pending.key, pending.op, face, attempt))
-    pending.scope.run.journal.forget_place(f"{pending.key}|a{attempt}")
+async def run_code(call: StepCall, face: Sandbox | None, attempt: int) -> Any:
+    scope = replace(call.scope, step=StepFrame(call.step.name, call.key, call.op, face, attempt))
+    call.scope.run.journal.forget_place(f"{call.key}|a{attempt}")
     with entered(scope):
-        return await call_step(pending.step, codec.decode(pending.arguments), face)
+        return await call_step(call.step, codec.decode(call.arguments), face)
 
 
-def reusable_commands(pending: Pending, attempt: int, ground: Ground) -> ReusableCommands:
+def reusable_commands(call: StepCall, attempt: int, ground: Ground) -> ReusableCommands:
     def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
-        return new_row(pending.scope, kind, op, key)
+        return new_row(call.scope, kind, op, key)
 
-    return ReusableCommands(pending.scope.run, f"{pending.key}|a{attempt}", pending.op.id, blank, ground)
+    return ReusableCommands(call.scope.run, f"{call.key}|a{attempt}", call.op.id, blank, ground)

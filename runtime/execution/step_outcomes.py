@@ -11,33 +11,33 @@ from typing import Any
 from ramify.compiler.plan import Effect, OpKind
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
-from ramify.runtime.effects.fence import KILLED, Fence, Known
+from ramify.runtime.effects.fence import KILLED, Fence, KnownEffect
 from ramify.runtime.errors import EffectInDoubt, HiddenWrites, NotSerialisable, ResultNotKept, WrongReuse
 from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.estimates.recorded_runs import files_written
 from ramify.runtime.events import Level, Recovered
-from ramify.runtime.execution.step_call import Pending, StepTimeout, run_code
-from ramify.runtime.journal.journal import RAISED
+from ramify.runtime.execution.step_call import StepCall, StepTimeout, run_code
+from ramify.runtime.journal.recorded_run import RAISED
 from ramify.runtime.records import DOUBTFUL, EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.user_code.sandbox import Sandbox
-from ramify.runtime.worlds.recovery import Made
+from ramify.runtime.worlds.world_pool import StateOrigin
 from ramify.sandboxes.contract import World
 from ramify.sandboxes.errors import SandboxError
 
 _SUMMARY = 80
 _TAIL = 800
 
-_FROM_WITHOUT = (StepTimeout, NotSerialisable, SandboxError, WrongReuse)
+_NOT_FROM_THE_CODE = (StepTimeout, NotSerialisable, SandboxError, WrongReuse)
 """Errors that do not come from the step's code, so they do not say that its effect did not happen."""
 
 
-def came_back(pending: Pending, world: World | None, fork_s: float | None) -> dict[str, str]:
+def restore_attrs(call: StepCall, world: World | None, fork_s: float | None) -> dict[str, str]:
     """Return row attributes about how the branch of a resumed run got its world back, and emit an event. Empty if the
     branch had a live world.
 
     The alternative to restoring is to recompute the steps for which the journal answered.
     """
-    run, branch = pending.scope.run, pending.scope.branch
+    run, branch = call.scope.run, call.scope.branch
     if world is None or fork_s is None:
         return {}
     served, branch.served_s = branch.served_s, 0.0
@@ -55,20 +55,20 @@ def came_back(pending: Pending, world: World | None, fork_s: float | None) -> di
 
 
 async def seal_world(
-    pending: Pending, world: World | None, fork_s: float | None, held: AsyncExitStack
+    call: StepCall, world: World | None, fork_s: float | None, held: AsyncExitStack
 ) -> tuple[Snapshot | None, dict[str, str]]:
     """Seal the world after a step. Returns its snapshot, None if the plan has no seal here, and row attributes with
     the times of fork and seal."""
-    run, timings = pending.scope.run, dict[str, str]()
+    run, timings = call.scope.run, dict[str, str]()
     if fork_s is not None and world is not None:
         timings |= {"fork_ms": f"{fork_s * 1000:.3f}", "layers": str(len(world.snapshot.layers))}
-    if world is not None and pending.aside and pending.step.effect is not Effect.READONLY:
-        await _refuse_changes(pending, world)
-    if world is None or pending.aside or run.seal_op(pending.op) is None:
-        return pending.scope.branch.snapshot if pending.aside else None, timings
+    if world is not None and call.aside and call.step.effect is not Effect.READONLY:
+        await _refuse_changes(call, world)
+    if world is None or call.aside or run.seal_op(call.op) is None:
+        return call.scope.branch.snapshot if call.aside else None, timings
     await held.enter_async_context(run.reuse.pins.held())
     before, begun = world.snapshot, time.perf_counter()
-    held.enter_context(run.journal.ending(pending.scope.branch.path))  # the seal is flushed when the row is committed
+    held.enter_context(run.journal.ending(call.scope.branch.path))  # the seal is flushed when the row is committed
     sealed = await world.seal(flush=False)
     if sealed.layers != before.layers:
         held_bytes = await asyncio.to_thread(run.snapshots.layer_bytes, sealed.layers[-1])
@@ -77,15 +77,15 @@ async def seal_world(
     return sealed, timings
 
 
-async def _refuse_changes(pending: Pending, world: World) -> None:
+async def _refuse_changes(call: StepCall, world: World) -> None:
     """Raise `HiddenWrites` if a step that the compiler considers read-only changed files: its changes must not be
     lost."""
     before = world.snapshot
-    async with pending.scope.run.reuse.pins.held():
+    async with call.scope.run.reuse.pins.held():
         after = await world.seal(flush=False)
     if after.content_key != before.content_key:
         raise HiddenWrites(
-            f"step {pending.step.name!r} ran beside others, because its code writes no files, but something that "
+            f"step {call.step.name!r} ran beside others, because its code writes no files, but something that "
             'it calls does: it is run again in its turn. Declare it with @step(effect="revertible")'
         )
 
@@ -95,27 +95,27 @@ def is_reusable_state(sealed: Snapshot | None) -> bool:
     return sealed is not None and bool(sealed.content_key) and sealed.tier is ProcessTier.NONE
 
 
-def barrier_of(pending: Pending) -> dict[str, str]:
+def barrier_of(call: StepCall) -> dict[str, str]:
     """Return the row attribute for the plan's BARRIER of an irreversible step, which the effect's intent
     fulfilled."""
-    irreversible = pending.step.effect is Effect.IRREVERSIBLE
-    barrier = pending.scope.run.plan.before(pending.op, OpKind.BARRIER) if irreversible else None
+    irreversible = call.step.effect is Effect.IRREVERSIBLE
+    barrier = call.scope.run.plan.before(call.op, OpKind.BARRIER) if irreversible else None
     return {} if barrier is None else {"barrier": barrier.id}
 
 
 async def commit_step(
-    pending: Pending, row: OpRecord, sealed: Snapshot | None, effect: EffectRecord | None = None
+    call: StepCall, row: OpRecord, sealed: Snapshot | None, effect: EffectRecord | None = None
 ) -> None:
     """Commit the step's row, its effect and, if its world changed, the SEAL row and its checkpoint: one
     transaction."""
-    run, branch = pending.scope.run, pending.scope.branch
-    seal_op = run.seal_op(pending.op)
+    run, branch = call.scope.run, call.scope.branch
+    seal_op = run.seal_op(call.op)
     if sealed is None or seal_op is None or (sealed.id == branch.snapshot.id and not branch.unsealed):
         await run.journal.record(row, effect=effect)
     else:
         seal = replace(
             row,
-            key=pending.seal_key,
+            key=call.seal_key,
             op_id=seal_op.id,
             kind=OpKind.SEAL,
             result_json=None,
@@ -124,42 +124,42 @@ async def commit_step(
             started_at=row.ended_at,
             attrs={"tier": sealed.tier.value},
         )
-        await run.journal.record(row, seal, checkpoint=(branch, sealed, pending.step.name), effect=effect)
+        await run.journal.record(row, seal, checkpoint=(branch, sealed, call.step.name), effect=effect)
     if sealed is not None:
-        branch.stands(state_after(pending, sealed, row))
+        branch.stands(state_after(call, sealed, row))
         branch.unsealed = False
 
 
-def state_after(pending: Pending, snapshot: Snapshot, row: OpRecord) -> Made:
+def state_after(call: StepCall, snapshot: Snapshot, row: OpRecord) -> StateOrigin:
     """Return the state after a step and how to recompute it: by running the step again, unless that could repeat an
     effect."""
-    step, run = pending.step, pending.scope.run
+    step, run = call.step, call.scope.run
     what, attempt = f"step {step.name!r}", int(row.attrs.get("attempt", 0))
     if step.effect is Effect.IRREVERSIBLE and not step.outside.idempotent:
-        return Made(snapshot, what, refused="it is irreversible and not declared to be repeatable")
+        return StateOrigin(snapshot, what, refused="it is irreversible and not declared to be repeatable")
     if step.effect is Effect.UNKNOWN and not step.reuse:
-        return Made(snapshot, what, refused="its effect is unknown and it is not declared to be repeatable")
+        return StateOrigin(snapshot, what, refused="its effect is unknown and it is not declared to be repeatable")
 
     async def again(before: Snapshot) -> Snapshot:
         world = await run.worlds.fresh(before)
         try:
             face = Sandbox(world)
             try:
-                await run_code(pending, face, attempt)  # its model calls are served from the journal
+                await run_code(call, face, attempt)  # its model calls are served from the journal
             finally:
                 face.end()
             return await run.recovery.sealed(world.seal)
         finally:
             await world.close()
 
-    return Made(snapshot, what, again, seconds=row.ended_at - row.started_at)
+    return StateOrigin(snapshot, what, again, seconds=row.ended_at - row.started_at)
 
 
-async def accept_effect(pending: Pending, fence: Fence, known: Known, begun: float) -> Any:
+async def accept_effect(call: StepCall, fence: Fence, known: KnownEffect, begun: float) -> Any:
     """Record a step whose effect took place before: use its known result, and leave the world unchanged."""
-    run, branch = pending.scope.run, pending.scope.branch
+    run, branch = call.scope.run, call.scope.branch
     result = codec.decode(known.result_json)
-    row = pending.row(
+    row = call.row(
         result_json=known.result_json,
         result_digest=codec.digest_text(known.result_json),
         snapshot_in=branch.snapshot.id,
@@ -186,13 +186,13 @@ async def settle_failed_effect(fence: Fence, error: BaseException, result_json: 
         fence.journal.stop(
             error
         )  # a workflow that catches the error and calls the step again would repeat the effect
-    elif isinstance(error, Exception) and not isinstance(error, _FROM_WITHOUT):
+    elif isinstance(error, Exception) and not isinstance(error, _NOT_FROM_THE_CODE):
         await fence.journal.settle(fence.failed(error))
     else:
         await fence.doubt(f"the step was ended by {type(error).__name__}")
 
 
-def as_effect_in_doubt(pending: Pending, fence: Fence, error: Exception, *, began: bool) -> Exception:
+def as_effect_in_doubt(call: StepCall, fence: Fence, error: Exception, *, began: bool) -> Exception:
     """Return the error that an irreversible step raises when `error` ended it.
 
     If an earlier attempt is in doubt, a workflow that catches `error` would believe that nothing happened; so the
@@ -202,13 +202,13 @@ def as_effect_in_doubt(pending: Pending, fence: Fence, error: Exception, *, bega
     now = fence.journal.effect(fence.key)
     if now is None or now.status not in DOUBTFUL or isinstance(error, EffectInDoubt | WrongReuse):
         return error
-    if began and isinstance(error, _FROM_WITHOUT):
+    if began and isinstance(error, _NOT_FROM_THE_CODE):
         return error
-    run, how = pending.scope.run, "asks its reconcile hook" if fence.outside.reconcile else "sends it under that key"
+    run, how = call.scope.run, "asks its reconcile hook" if fence.outside.reconcile else "sends it under that key"
     doubt = EffectInDoubt(
         f"step {fence.step!r} on branch {fence.branch} raised {type(error).__name__}: {error}. That says nothing "
-        f"about the attempt before it ({now.note or KILLED}): it is unknown whether its effect happened (idempotency key "
-        f"{now.idempotency_key}). `ramify resume {fence.run}` {how} again; or find out, then: `ramify approve "
+        f"about the attempt before it ({now.note or KILLED}): it is unknown whether its effect happened (idempotency "
+        f"key {now.idempotency_key}). `ramify resume {fence.run}` {how} again; or find out, then: `ramify approve "
         f"{fence.run} {fence.step} --done` (with --result JSON) if it did, or `--again` if it did not",
         run_id=fence.run,
         key=fence.key,
@@ -218,13 +218,13 @@ def as_effect_in_doubt(pending: Pending, fence: Fence, error: Exception, *, bega
 
 
 async def record_failure(
-    pending: Pending, error: Exception, face: Sandbox | None, begun: float, entry: Snapshot | None
+    call: StepCall, error: Exception, face: Sandbox | None, begun: float, entry: Snapshot | None
 ) -> None:
     """Record a failed step for people to read, and add the same as a note to the error. A resume uses the row only if
     the run was waiting for a person after it."""
-    run = pending.scope.run
+    run = call.scope.run
     shown = f"{type(error).__name__}: {error}"
-    where = f"step {pending.step.name!r} on branch {pending.scope.branch.path}"
+    where = f"step {call.step.name!r} on branch {call.scope.branch.path}"
     last = ""
     if face is not None and face.last is not None:
         tail = (face.last.stdout + face.last.stderr)[-_TAIL:].strip()
@@ -233,20 +233,20 @@ async def record_failure(
         )
     error.add_note(f"raised in {where}, on the world of snapshot {entry.id[:12] if entry else '(none)'}{last}")
     await run.journal.record(
-        pending.row(
+        call.row(
             status=OpStatus.FAILED,
             error=shown,
             snapshot_in=entry.id if entry else None,
             started_at=begun,
             summary=EffectStatus.IN_DOUBT if isinstance(error, EffectInDoubt) else one_line(shown),
-            attrs={**({"last_output": last} if last else {}), **_kept(error)},
+            attrs={**({"last_output": last} if last else {}), **_encoded_error(error)},
         )
     )
     if not hasattr(error, "__ramify_step__"):
-        error.__ramify_step__ = (pending.step.name, pending.scope.branch.path)  # type: ignore[attr-defined]
+        error.__ramify_step__ = (call.step.name, call.scope.branch.path)  # type: ignore[attr-defined]
 
 
-def _kept(error: Exception) -> dict[str, str]:
+def _encoded_error(error: Exception) -> dict[str, str]:
     try:
         return {RAISED: codec.encode(error)}
     except NotSerialisable:

@@ -1,4 +1,4 @@
-"""Performing a step: serve it, take over an equal one, or run it on its branch's world and seal."""
+"""Perform a step: serve it from the journal, reuse an equal one, or run it on its branch's world and seal."""
 
 from __future__ import annotations
 
@@ -29,67 +29,67 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.run import RunScope, seal_before, start_prefork
-from ramify.runtime.execution.step_call import Pending, StepDef, bind_with_defaults, reusable_commands, run_attempt
+from ramify.runtime.execution.step_call import StepCall, StepDef, bind_with_defaults, reusable_commands, run_attempt
 from ramify.runtime.execution.step_outcomes import (
     accept_effect,
     as_effect_in_doubt,
     barrier_of,
-    came_back,
     commit_step,
     is_reusable_state,
     one_line,
     record_failure,
+    restore_attrs,
     seal_world,
     settle_failed_effect,
     state_after,
 )
 from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse.fingerprints import code_fingerprint
-from ramify.runtime.reuse.reuse import ASKED, Question
+from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
 from ramify.runtime.user_code.sandbox import Sandbox
-from ramify.runtime.user_code.task_waits import LEFT, Begun
+from ramify.runtime.user_code.task_waits import LEFT, BegunStep
 from ramify.runtime.worlds.world_pool import Branch
 
 FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
-"""What doing the step again does not mend."""
+"""Errors after which a step is not retried, because a retry cannot succeed."""
 
-_MOST_LEFT_OUT = 5  # parameters with defaults that are tried as new ones
+_MOST_ADDED_PARAMETERS = 5  # how many parameters with defaults are tried as parameters that were added later
 
 
 def begin_step(
     scope: RunScope, step: StepDef, op: PlanOp, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Awaitable[Any]:
-    """Give out the step's key now, in program order, and return what performs it.
+    """Take the step's key now, in program order, and return the awaitable that performs the step.
 
-    Raises `PlanMismatch` where the plan has another step at this place, and `BadArguments`.
+    Raises `PlanMismatch` if the plan has another step at this place, and `BadArguments`.
     """
     if op.kind is OpKind.RUN and op.step != step.name:
         raise PlanMismatch(
-            f"the plan runs step {op.step!r} at {op.site}, but {step.name!r} was called there: the name of a step "
-            "must mean the same step whenever a workflow runs; call another one by a name of its own"
+            f"the plan runs step {op.step!r} at {op.site}, but {step.name!r} was called there: a name must mean the "
+            "same step whenever a workflow runs; use different names for different steps"
         )
     scope.run.steps[step.name] = step
     bound, defaults = bind_with_defaults(step, args, kwargs)
     arguments = codec.encode(bound, f"step {step.name!r}: arguments")
     args_digest = _digest(scope, op, bound, defaults, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
-    performing = _perform(Pending(scope, step, op, key, args_digest, arguments, defaults))
+    performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults))
     assert isinstance(performing, CoroutineType)
-    performing.__qualname__ = f"step {step.name!r}"  # what Python warns of where it is not awaited
+    performing.__qualname__ = f"step {step.name!r}"  # the name in Python's warning if it is never awaited
     caller = asyncio.current_task()
     scope.run.waits.watch(caller)
-    scope.run.begun[key] = Begun(performing, caller)
+    scope.run.begun[key] = BegunStep(performing, caller)
     return performing
 
 
 def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], arguments: str) -> str:
-    """Of the arguments, as the journal knows them: parameters that the step did not have yet are left out, where they
-    have their defaults."""
+    """Return the digest of the arguments by which the journal knows the call. Parameters that were added to the step
+    later are left out if they have their defaults."""
     journal, path = scope.run.journal, scope.branch.path
     now = digest_in_journal(journal, bound, arguments)
     if not defaults or not journal.has_digests or journal.has_place(path, op.id, now[:16]):
         return now
-    newest = sorted(defaults, key=list(bound).index, reverse=True)[:_MOST_LEFT_OUT]
+    newest = sorted(defaults, key=list(bound).index, reverse=True)[:_MOST_ADDED_PARAMETERS]
     for count in range(1, len(newest) + 1):
         for names in combinations(newest, count):
             less = {name: value for name, value in bound.items() if name not in names}
@@ -99,226 +99,225 @@ def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozen
     return now
 
 
-async def _perform(pending: Pending) -> Any:
-    run, branch = pending.scope.run, pending.scope.branch
+async def _perform(call: StepCall) -> Any:
+    run, branch = call.scope.run, call.scope.branch
     task = asyncio.current_task()
     assert task is not None  # an awaitable runs in a task
     outer, began = run.working.get(task), run.clock()
     run.working[task] = branch.path
-    run.begun[pending.key].task = task
+    run.begun[call.key].task = task
     run.waits.watch(task)
     try:
-        if pending.step.effect is Effect.PURE:
-            return await _perform_here(pending, on_world=False)
-        aside: Pending | None = None
+        if call.step.effect is Effect.PURE:
+            return await _serve_or_execute(call, on_world=False)
+        aside: StepCall | None = None
         async with branch.lock:
-            if run.careful or pending.op.kind is OpKind.BREAK:
-                await seal_before(pending.scope, pending.key)
-            beside = "beside" in pending.op.attrs
-            wrote = beside and run.journal.changed(pending.key)  # before a resume: it waits as long as it did then
-            reads = beside or pending.step.effect is Effect.READONLY
+            if run.careful or call.op.kind is OpKind.BREAK:
+                await seal_before(call.scope, call.key)
+            beside = "beside" in call.op.attrs
+            wrote = beside and run.journal.changed(call.key)  # it wrote in an earlier process: run it in turn again
+            reads = beside or call.step.effect is Effect.READONLY
             if reads and not wrote and await _is_all_sealed(branch):
                 copy = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
-                aside = replace(pending, aside=True, scope=replace(pending.scope, branch=copy))
+                aside = replace(call, aside=True, scope=replace(call.scope, branch=copy))
             if not beside or (aside is None and not wrote):
-                return await _perform_on(aside or pending)
+                return await _perform_on_world(aside or call)
         try:
             if aside is not None:
-                return await _perform_on(aside)
-            await asyncio.sleep(0)  # what was called together with it begins where it began then
-        except HiddenWrites as error:  # it is no reader: again, in its turn on the branch
+                return await _perform_on_world(aside)
+            await asyncio.sleep(0)  # lets the steps that were called together with it begin first, as they did then
+        except HiddenWrites as error:  # it is not read-only: run it again in its turn on the branch
             run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, str(error), 0.0))
         async with branch.lock:
-            return await _perform_on(pending)
+            return await _perform_on_world(call)
     except asyncio.CancelledError as error:
         if LEFT in error.args:
             said = f"CancelledError: {LEFT}"
-            run.left.append(pending.row(status=OpStatus.FAILED, error=said, started_at=began, summary=said))
+            run.left.append(call.row(status=OpStatus.FAILED, error=said, started_at=began, summary=said))
         raise
     finally:
-        run.begun.pop(pending.key, None)
+        run.begun.pop(call.key, None)
         del run.working[task]
         if outer is not None:
             run.working[task] = outer
 
 
 async def _is_all_sealed(branch: Branch) -> bool:
-    """Whether the branch's snapshot is all that its world holds, so that a fork of it is as good."""
+    """Whether the branch's snapshot contains everything in its world, so that a fork of it is equivalent."""
     if branch.unsealed or branch.lost:
         return False
     return branch.world is None or not await branch.world.background_processes()
 
 
-async def _perform_on(pending: Pending) -> Any:
+async def _perform_on_world(call: StepCall) -> Any:
     try:
-        return await _perform_here(pending, on_world=True)
+        return await _serve_or_execute(call, on_world=True)
     finally:
-        if pending.aside:  # whatever it left there goes with it
-            await pending.scope.run.worlds.drop(pending.scope.branch)
+        if call.aside:  # its separate world is not needed any more
+            await call.scope.run.worlds.drop(call.scope.branch)
 
 
-async def _perform_here(pending: Pending, *, on_world: bool) -> Any:
-    run, branch = pending.scope.run, pending.scope.branch
-    if (row := run.journal.served(pending.key, at=branch.snapshot if on_world else None)) is not None:
+async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
+    run, branch = call.scope.run, call.scope.branch
+    if (row := run.journal.served(call.key, at=branch.snapshot if on_world else None)) is not None:
         if row.snapshot_out is not None:
-            sealed = run.journal.served(pending.seal_key)
+            sealed = run.journal.served(call.seal_key)
             if sealed is not None:
                 branch.checkpoint = run.journal.checkpoint_of(sealed)
             if row.snapshot_out != branch.snapshot.id:
                 now = await run.recovery.get(row.snapshot_out, sealed.result_digest if sealed is not None else "")
-                branch.stands(state_after(pending, now, row))
+                branch.stands(state_after(call, now, row))
         branch.served_s += row.ended_at - row.started_at if on_world else 0.0
         return codec.decode(row.result_json or "null")
-    if (raised := run.journal.failed(pending.key, at=branch.snapshot if on_world else None)) is not None:
+    if (raised := run.journal.failed(call.key, at=branch.snapshot if on_world else None)) is not None:
         raise raised
-    if pending.step.effect is Effect.IRREVERSIBLE and run.journal.knows(pending.key):
+    if call.step.effect is Effect.IRREVERSIBLE and run.journal.knows(call.key):
         raise Diverged(
-            f"step {pending.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
-            "than the branch stands in now, so its result does not fit and it is not done again. "
+            f"step {call.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
+            "than the branch is in now, so its result does not fit and it is not done again. "
             "The order of a workflow's calls must not depend on timing"
         )
-    if pending.step.effect is Effect.UNKNOWN and run.was_changed and run.journal.knows(pending.key):
+    if call.step.effect is Effect.UNKNOWN and run.was_changed and run.journal.knows(call.key):
         raise Diverged(
-            f"step {pending.step.name!r} on branch {branch.path} was done, but the code that was changed since has "
+            f"step {call.step.name!r} on branch {branch.path} was done, but the code that was changed since has "
             "brought the branch into another state, so its result does not fit. What it may do outside is not "
             "declared, so it is not done again: declare its effect, or keep the new code from changing the world "
             "before it"
         )
-    if (
-        pending.step.effect is Effect.UNKNOWN
-        and pending.is_once
-        and run.journal.unreached_step_at(branch.path, pending.op.id)
-    ):
+    if call.step.effect is Effect.UNKNOWN and call.is_once and run.journal.unreached_step_at(branch.path, call.op.id):
         raise Diverged(
-            f"step {pending.step.name!r} on branch {branch.path} was done with other arguments than the code "
-            "that was changed since gives it. What it may do outside is not declared, so it is not done again: "
-            "declare its effect, or bring back what gave it its arguments"
+            f"step {call.step.name!r} on branch {branch.path} was done with other arguments than the changed code "
+            "gives it. What it may do outside is not declared, so it is not done again: "
+            "declare its effect, or restore the code that computed its arguments"
         )
     if not on_world:
-        start_prefork(pending.scope, pending.op)
-    question = _question(pending) if on_world else None
-    if question is None:
-        return await _execute(pending, None, on_world=on_world)
-    async with run.reuse.alone(question):
+        start_prefork(call.scope, call.op)
+    query = _reuse_query(call) if on_world else None
+    if query is None:
+        return await _execute(call, None, on_world=on_world)
+    async with run.reuse.alone(query):
         checked = run.reuse.to_be_checked()
         async with run.reuse.pins.held():
-            begun, source = time.perf_counter(), await run.reuse.find(question)
+            begun, source = time.perf_counter(), await run.reuse.find(query)
             if source is not None and not checked:
                 state = await run.reuse.applied(source, branch.snapshot)
                 if state is not None:
-                    return await _take_over(pending, question, source, state, begun)
-        return await _execute(pending, question, on_world=True, expected=source if checked else None)
+                    return await _reuse_result(call, query, source, state, begun)
+        return await _execute(call, query, on_world=True, expected=source if checked else None)
 
 
-def _question(pending: Pending) -> Question | None:
-    """What the step is about to compute, from its code, its inputs and the state of its world; None where it may not
-    be reused. Where no print covers all that it can see, the run bounds the reuse."""
-    run, branch = pending.scope.run, pending.scope.branch
-    planned = run.plan.step(pending.step.name)
-    if pending.op.kind is OpKind.RUN and "shared" not in pending.op.attrs:
+def _reuse_query(call: StepCall) -> ReuseQuery | None:
+    """Return the step's reuse query, from its code, its inputs and the state of its world; None if it is not
+    reusable. If no fingerprint covers everything that the step can see, results are reused only inside the run."""
+    run, branch = call.scope.run, call.scope.branch
+    planned = run.plan.step(call.step.name)
+    if call.op.kind is OpKind.RUN and "shared" not in call.op.attrs:
         return None
-    if not pending.step.reuse or planned is None or branch.unsealed or branch.snapshot.tier is not ProcessTier.NONE:
+    if not call.step.reuse or planned is None or branch.unsealed or branch.snapshot.tier is not ProcessTier.NONE:
         return None
     if not branch.snapshot.content_key:
-        return None  # something that nobody declared runs in the world: no key says what the step would meet
-    around = (run.reuse.environment, code_fingerprint(pending.step.function))
+        return None  # an undeclared process runs in the world, so its state has no key
+    around = (run.reuse.environment, code_fingerprint(call.step.function))
     scope = [f"run {run.record.id}"] if None in around else list(around)
-    operation = ["step", scope, pending.step.name, planned.code_digest, codec.digest_as_given(pending.arguments)]
-    return Question(codec.digest(operation), branch.snapshot)
+    operation = ["step", scope, call.step.name, planned.code_digest, codec.digest_as_given(call.arguments)]
+    return ReuseQuery(codec.digest(operation), branch.snapshot)
 
 
-async def _take_over(pending: Pending, question: Question, source: OpRecord, snapshot: Snapshot, begun: float) -> Any:
-    """Another branch, or another run, was in this state with these inputs: take its result and its world's change."""
-    run, branch = pending.scope.run, pending.scope.branch
+async def _reuse_result(call: StepCall, query: ReuseQuery, source: OpRecord, snapshot: Snapshot, begun: float) -> Any:
+    """Use the result and the change of an equal step, of another branch or run, and record that."""
+    run, branch = call.scope.run, call.scope.branch
     layers, now = len(snapshot.layers), run.clock()
     restore = run.costs.predict(Cost.RESTORE, size=layers)
-    choice = Choice("take over", restore, run.costs.predict(Cost.RECOMPUTE, name=pending.step.name))
+    choice = Choice("take over", restore, run.costs.predict(Cost.RECOMPUTE, name=call.step.name))
     took = time.perf_counter() - begun
     run.costs.observe(Cost.RESTORE, took, size=layers)
-    row = pending.row(
+    row = call.row(
         result_json=source.result_json,
         result_digest=source.result_digest,
         snapshot_in=branch.snapshot.id,
         snapshot_out=snapshot.id,
-        lineage_key=question.lineage_key,
+        lineage_key=query.lineage_key,
         reused_from=f"{source.run_id}#{source.seq}",
         started_at=now,
         ended_at=now,
         summary=source.summary,
         attrs={**choice.attrs(took), "layers": str(layers), **{k: v for k, v in source.attrs.items() if k == ASKED}},
     )
-    await commit_step(pending, row, snapshot)
+    await commit_step(call, row, snapshot)
     return codec.decode(source.result_json or "null")
 
 
 async def _execute(
-    pending: Pending, question: Question | None, *, on_world: bool, expected: OpRecord | None = None
+    call: StepCall, query: ReuseQuery | None, *, on_world: bool, expected: OpRecord | None = None
 ) -> Any:
     async with AsyncExitStack() as held:
-        return await _execute_and_commit(pending, question, on_world=on_world, expected=expected, held=held)
+        return await _execute_and_commit(call, query, on_world=on_world, expected=expected, held=held)
 
 
 async def _execute_and_commit(
-    pending: Pending, question: Question | None, *, on_world: bool, expected: OpRecord | None, held: AsyncExitStack
+    call: StepCall, query: ReuseQuery | None, *, on_world: bool, expected: OpRecord | None, held: AsyncExitStack
 ) -> Any:
-    """Run the step's code, again as often as `retry` says, each time from the state where it began.
+    """Run the step's code, with up to `retry` more attempts, each from the state where the step began, and commit.
 
-    An attempt that does not come to its end (it raised, was cancelled, gave what cannot be kept, or lost its world)
-    leaves nothing: its world is dropped with all that still runs in it. `expected`: a row that is to be checked.
-    `held` gets the pins that keep what is sealed until it is committed.
+    An attempt that fails (it raised, was cancelled, returned a value that cannot be stored, or lost its world) leaves
+    no files: its world is dropped, with all processes in it.
+
+    query: the step's reuse query, None if it is not reusable.
+    expected: a reusable row that is checked against this execution.
+    held: gets the pins that protect the new snapshot until it is committed.
     """
-    run, branch, fence = pending.scope.run, pending.scope.branch, pending.fence()
-    if fence is None:  # one that reaches outside asks its own ledger first
+    run, branch, fence = call.scope.run, call.scope.branch, call.fence()
+    if fence is None:  # an irreversible step consults the ledger of effects first
         run.journal.refuse_when_stopped()
-    elif run.journal.effect(pending.key) is None:
-        refuse_unstorable_return(pending.step.function, f"step {pending.step.name!r}")
+    elif run.journal.effect(call.key) is None:
+        refuse_unstorable_return(call.step.function, f"step {call.step.name!r}")
     begun, entry = run.clock(), branch.snapshot
     attempt, recovered = 0, dict[str, str]()
     while True:
         face: Sandbox | None = None
         result_json: str | None = None
-        begins = False  # its effect, in this attempt
+        begins = False  # whether the effect was begun in this attempt
         try:
             world, fork_s = await run.worlds.acquire(branch) if on_world else (None, None)
-            recovered |= came_back(pending, world, fork_s)
+            recovered |= restore_attrs(call, world, fork_s)
             if world is not None:
                 held.callback((ground := run.reuse.pins.ground()).close)
-                face = Sandbox(world, reusable_commands(pending, attempt, ground))
+                face = Sandbox(world, reusable_commands(call, attempt, ground))
             if fence is not None and (known := await fence.open()) is not None:
-                return await accept_effect(pending, fence, known, begun)
+                return await accept_effect(call, fence, known, begun)
             begins = True
-            result_json, value = await run_attempt(pending, face, attempt)
-            sealed, timings = await seal_world(pending, world, fork_s, held)
+            result_json, value = await run_attempt(call, face, attempt)
+            sealed, timings = await seal_world(call, world, fork_s, held)
             if expected is not None:
                 was = await run.reuse.applied(expected, entry)
-                what = f"step {pending.step.name!r}"
+                what = f"step {call.step.name!r}"
                 run.reuse.compare(expected, what, codec.digest_text(result_json), was, sealed)
             break
         except BaseException as error:
             await held.aclose()
             if on_world:
                 await run.worlds.drop(branch)
-            if fence is not None and begins:  # else the error says nothing of the effect: a doubt stays one
+            if fence is not None and begins:  # otherwise the error says nothing about the effect
                 await settle_failed_effect(fence, error, result_json)
             if not isinstance(error, Exception):
                 raise
-            if attempt < pending.step.retry and not branch.lost and not isinstance(error, FINAL):
+            if attempt < call.step.retry and not branch.lost and not isinstance(error, FINAL):
                 attempt += 1
-                why = f"step {pending.step.name!r}: {type(error).__name__}: {error}"
+                why = f"step {call.step.name!r}: {type(error).__name__}: {error}"
                 run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, why, run.clock() - begun))
                 continue
-            failure = error if fence is None else as_effect_in_doubt(pending, fence, error, began=begins)
+            failure = error if fence is None else as_effect_in_doubt(call, fence, error, began=begins)
             if not isinstance(failure, HiddenWrites):
-                await record_failure(pending, failure, face, begun, entry if on_world else None)
+                await record_failure(call, failure, face, begun, entry if on_world else None)
             if failure is not error:
                 raise failure from error
             raise
-    row = pending.row(
+    row = call.row(
         result_json=result_json,
         result_digest=codec.digest_text(result_json),
         snapshot_in=entry.id if on_world else None,
         snapshot_out=sealed.id if sealed is not None else None,
-        lineage_key=question.lineage_key if question is not None and is_reusable_state(sealed) else None,
+        lineage_key=query.lineage_key if query is not None and is_reusable_state(sealed) else None,
         started_at=begun,
         ended_at=run.clock(),
         summary=one_line(value),
@@ -326,14 +325,14 @@ async def _execute_and_commit(
             **timings,
             **recovered,
             **({"attempt": str(attempt)} if attempt else {}),
-            **({} if fence is None else barrier_of(pending)),
-            **({} if question is None else run.reuse.asked(pending.key)),
+            **({} if fence is None else barrier_of(call)),
+            **({} if query is None else run.reuse.asked(call.key)),
         },
     )
     run.costs.learn([row])
     if world is not None and sealed is None:
         branch.unsealed = True
-    await commit_step(pending, row, sealed, None if fence is None else fence.done(result_json))
+    await commit_step(call, row, sealed, None if fence is None else fence.done(result_json))
     if world is not None:
         await run.worlds.rest(branch)
     return value

@@ -1,7 +1,7 @@
-"""Workflows that are generators: what they yield is passed on as it comes, and is their result as a list.
+"""Workflows that are generators: their items are streamed as they are yielded, and the list of items is the result.
 
-What was yielded is not journalled: a resumed run goes through its function again and yields the same again, since all
-that its values come from is recorded. Whoever streams a run a second time hears it from the beginning.
+Items are not journalled: a resumed run executes its function again and yields the same items, because everything that
+they depend on is recorded. If a run is streamed a second time, the stream starts at the beginning.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ _listener: ContextVar[Hear | None] = ContextVar("ramify_listener", default=None)
 
 
 async def outcome(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a workflow's function gives: its value, or all that it yields. One that is not async runs in a thread.
+    """Run a workflow's function. Returns its value, or the list of its items. A function that is not async runs in a
+    thread.
 
-    Raises `NotSerialisable` where it yields what cannot be kept.
+    Raises `NotSerialisable` if it yields an item that cannot be stored.
     """
     hear = _listener.get()
-    _listener.set(None)  # it is for this run, not for those that it may start
+    _listener.set(None)  # the listener is for this run only, not for runs that it starts
     items: list[Any] = []
 
     async def yielded(item: Any) -> None:
@@ -85,17 +86,18 @@ def _all_of(made: Generator[Any, None, Any], hear: Callable[[Any], object]) -> N
         except StopIteration as end:
             if end.value is not None:
                 raise TypeError(
-                    f"a workflow that yields returns {end.value!r} besides: what it yields is its result, so yield "
-                    "that too, or return nothing"
+                    f"a workflow that yields also returns {end.value!r}: its items are its result, so yield the "
+                    "value, or return nothing"
                 ) from None
             return
         hear(item)
 
 
 class Stream(Generic[T]):
-    """What a workflow yields, as it comes: `async for item in stream`, or `for item in stream` in a plain function.
+    """The items of a workflow as they are yielded: `async for item in stream`, or `for item in stream` in a plain
+    function.
 
-    `alone`: iterates where no run and no loop is.
+    `alone`: iterates the items outside a run, if no event loop is running.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Stream(Generic[T]):
             return self._waiting()
         if running_loop() is not None:
             raise WouldBlock(
-                "a stream was read with `for` where an event loop runs, which would stand still meanwhile. "
+                "a stream was read with `for` while an event loop runs, which would be blocked. "
                 "Write `async for item in workflow.stream(...)`, or read it in a thread (`asyncio.to_thread`)"
             )
         return self._alone(self._items)
@@ -130,21 +132,23 @@ class Stream(Generic[T]):
                     return
                 yield item
         finally:
-            with suppress(Abandoned):  # it was raised before, by what was cancelled
+            with suppress(Abandoned):  # the cancelled call raised it before
                 start_on_run_loop(what, self._items.aclose)
 
 
 class _ReaderLeft(Exception):
-    """Told to what yields, never to its generator: that is closed."""
+    """Raised where an item is delivered after the reader has left; the generator itself is closed instead."""
 
 
 async def streamed(
     run: Callable[[], Coroutine[Any, Any, Any]], *, in_turn: bool = False
 ) -> AsyncGenerator[Any, None]:
-    """What `run` yields, at most one item ahead of the reader. Left early, the run is cancelled, to be resumed.
+    """Yield the items of `run`, which is at most one item ahead of the reader. If the reader leaves early, the run is
+    cancelled and can be resumed.
 
-    `in_turn`: not ahead at all. So a part of a run begins nothing beside what reads it; left early, it is closed
-    where it yielded, as a generator is, and its `finally` may still begin steps.
+    in_turn: the run waits until the reader asks for the next item. So a workflow inside a run starts no operation
+        beside its reader. If the reader leaves early, it is closed at its `yield`, like a generator, and its
+        `finally` blocks may still run steps.
     """
     ready: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
     more: asyncio.Queue[bool] = asyncio.Queue()
@@ -152,7 +156,7 @@ async def streamed(
     here = asyncio.get_running_loop()
 
     async def hear(item: Any) -> None:
-        await await_on_loop(here, lambda: ready.put(item))  # the run may be on its runtime's
+        await await_on_loop(here, lambda: ready.put(item))  # the run may be on another loop, its runtime's
         if in_turn and not await more.get():
             raise _ReaderLeft
 
@@ -185,4 +189,4 @@ async def streamed(
         task.cancel()
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # whoever read it was told, or has left
+            task.exception()  # the reader got the error, or has left

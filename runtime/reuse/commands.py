@@ -13,18 +13,18 @@ from dataclasses import replace
 from typing import Protocol
 
 from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine.gc_pins import Ground
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.cost_model import Choice, Cost, CostModel
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import OpRecord, RunRecord
-from ramify.runtime.reuse.reuse import Question, Reuse
+from ramify.runtime.reuse.reuse import Reuse, ReuseQuery
 from ramify.runtime.user_code.sandbox import Command
-from ramify.runtime.worlds.gc_pins import Ground
 from ramify.sandboxes.contract import Limit, RunResult, World
 
 
-class Commanding(Protocol):
+class CommandRun(Protocol):
     """What reusable commands need from their run."""
 
     @property
@@ -52,7 +52,7 @@ class ReusableCommands:
 
     def __init__(
         self,
-        run: Commanding,
+        run: CommandRun,
         place: str,
         op: OpId,
         blank: Callable[[OpKind, OpId, str], OpRecord],
@@ -66,27 +66,27 @@ class ReusableCommands:
         digest = codec.digest([command.text, command.stdin, dict(command.env or {}), command.cwd])
         key = self._run.journal.key(self._place, "command", digest[:16])
         async with reuse.pins.held():
-            question = Question(codec.digest(["command", self._scope(), digest]), await world.seal(flush=False))
-            self._ground.moved(question.state.id)
-        return await self._answer(world, command, key, question)
+            query = ReuseQuery(codec.digest(["command", self._scope(), digest]), await world.seal(flush=False))
+            self._ground.moved(query.state.id)
+        return await self._answer(world, command, key, query)
 
-    async def _answer(self, world: World, command: Command, key: str, question: Question) -> RunResult:
+    async def _answer(self, world: World, command: Command, key: str, query: ReuseQuery) -> RunResult:
         reuse = self._run.reuse
-        if not question.state.content_key:
+        if not query.state.content_key:
             return await command.run(world)  # a background process runs, so the world's state has no key
-        async with reuse.alone(question):
+        async with reuse.alone(query):
             checked = reuse.to_be_checked()
             async with reuse.pins.held():
-                source = await reuse.find(question)
+                source = await reuse.find(query)
                 if source is not None and not checked:
                     begun = time.perf_counter()
-                    state = await reuse.applied(source, question.state)
+                    state = await reuse.applied(source, query.state)
                     if state is not None:
-                        return await self._take_over(world, key, question, source, state, begun)
-            return await self._perform(world, command, key, question, source if checked else None)
+                        return await self._reuse_result(world, key, query, source, state, begun)
+            return await self._perform(world, command, key, query, source if checked else None)
 
-    async def _take_over(
-        self, world: World, key: str, question: Question, source: OpRecord, state: Snapshot, begun: float
+    async def _reuse_result(
+        self, world: World, key: str, query: ReuseQuery, source: OpRecord, state: Snapshot, begun: float
     ) -> RunResult:
         costs, layers = self._run.costs, len(state.layers)
         choice = Choice(
@@ -94,11 +94,11 @@ class ReusableCommands:
             costs.predict(Cost.RESTORE, size=layers),
             costs.predict(Cost.RECOMPUTE, name=source.step or ""),
         )
-        if state.id != question.state.id:
+        if state.id != query.state.id:
             await world.rollback(state)
         took = time.perf_counter() - begun
         costs.observe(Cost.RESTORE, took, size=layers)
-        row = self._row(key, question, source.step or "", source.summary, source.result_json or "null")
+        row = self._row(key, query, source.step or "", source.summary, source.result_json or "null")
         await self._run.journal.record(
             replace(
                 row,
@@ -112,7 +112,7 @@ class ReusableCommands:
         return result
 
     async def _perform(
-        self, world: World, command: Command, key: str, question: Question, expected: OpRecord | None
+        self, world: World, command: Command, key: str, query: ReuseQuery, expected: OpRecord | None
     ) -> RunResult:
         begun, started = time.perf_counter(), self._run.clock()
         result = await command.run(world)
@@ -121,28 +121,28 @@ class ReusableCommands:
         ended = not (result.timed_out or result.truncated or result.limit is not Limit.NONE)
         name = result.command[:_SHOWN]
         said = result.stdout.strip().splitlines()[-1:] or [f"exit {result.exit_code}"]
-        row = self._row(key, question, name, said[0][:80], codec.encode(replace(result, duration_s=0.0)))
+        row = self._row(key, query, name, said[0][:80], codec.encode(replace(result, duration_s=0.0)))
         async with self._run.reuse.pins.held():
             after = await world.seal(flush=False)
             if expected is not None and ended:
-                was = await self._run.reuse.applied(expected, question.state)
+                was = await self._run.reuse.applied(expected, query.state)
                 self._run.reuse.compare(expected, f"command {name!r}", row.result_digest, was, after)
             self._run.costs.observe(Cost.RECOMPUTE, took, name=name)
             # no content key: the command left an undeclared background process
-            lineage = question.lineage_key if ended and after.content_key else None
+            lineage = query.lineage_key if ended and after.content_key else None
             await self._run.journal.record(
                 replace(row, snapshot_out=after.id, started_at=started, lineage_key=lineage)
             )
         return result
 
-    def _row(self, key: str, question: Question, name: str, said: str, result_json: str) -> OpRecord:
+    def _row(self, key: str, query: ReuseQuery, name: str, said: str, result_json: str) -> OpRecord:
         return replace(
             self._blank(OpKind.COMMAND, self._op, key),
             step=name,
             result_json=result_json,
             result_digest=codec.digest_text(result_json),
-            snapshot_in=question.state.id,
-            lineage_key=question.lineage_key,
+            snapshot_in=query.state.id,
+            lineage_key=query.lineage_key,
             summary=said,
         )
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.codec import codec
@@ -30,12 +31,11 @@ from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, Settings
 from ramify.runtime.reuse.single_flight import SingleFlight
 from ramify.runtime.store import RunStore
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.serving.types import ChatRequest, ChatResult
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ReuseQuery:
     """An operation that is about to run, and its state. `operation`: a digest of everything except the world's
     state."""
 
@@ -59,10 +59,10 @@ class Sampler:
         return self._share > 0 and self._chance.random() < self._share
 
 
-class Level(Protocol):
+class ReuseLookup(Protocol):
     """One source of earlier results."""
 
-    async def find(self, question: Question) -> OpRecord | None: ...
+    async def find(self, query: ReuseQuery) -> OpRecord | None: ...
 
 
 class OwnRunLookup:
@@ -72,8 +72,8 @@ class OwnRunLookup:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def find(self, question: Question) -> OpRecord | None:
-        return self._journal.computed(question.lineage_key)
+    async def find(self, query: ReuseQuery) -> OpRecord | None:
+        return self._journal.computed(query.lineage_key)
 
 
 class AllRunsLookup:
@@ -82,8 +82,8 @@ class AllRunsLookup:
     def __init__(self, store: RunStore) -> None:
         self._store = store
 
-    async def find(self, question: Question) -> OpRecord | None:
-        return await self._store.reusable(question.lineage_key)
+    async def find(self, query: ReuseQuery) -> OpRecord | None:
+        return await self._store.reusable(query.lineage_key)
 
 
 ASKED = "asked"
@@ -122,7 +122,7 @@ class Reuse:
         self._model = model
         self.pins = Pins(locks)
         self._journal = journal
-        self.levels: Sequence[Level] = (OwnRunLookup(journal), AllRunsLookup(store))
+        self.levels: Sequence[ReuseLookup] = (OwnRunLookup(journal), AllRunsLookup(store))
         self._snapshots = snapshots
         self.flights = SingleFlight(locks)
         self.to_be_checked = check.hit
@@ -130,15 +130,15 @@ class Reuse:
     def close(self) -> None:
         self.flights.close()
 
-    def alone(self, question: Question) -> AbstractAsyncContextManager[None]:
+    def alone(self, query: ReuseQuery) -> AbstractAsyncContextManager[None]:
         """Hold the operation: while this block runs, nobody else computes it. Call `find` first inside the block."""
-        return self.flights.alone(question.lineage_key)
+        return self.flights.alone(query.lineage_key)
 
-    async def find(self, question: Question) -> OpRecord | None:
+    async def find(self, query: ReuseQuery) -> OpRecord | None:
         """Return the row with the earlier result, None if it must be computed. Hold a pin from here to the commit of
         the row that names it."""
         for level in self.levels:
-            found = await level.find(question)
+            found = await level.find(query)
             if found is not None and found.attrs.get(ASKED, self._model) == self._model:
                 return found
         return None

@@ -1,17 +1,15 @@
-"""The database: runs, journal rows, checkpoints, model calls, effects. The only package, beside LangGraph's saver,
-that imports SQLAlchemy.
+"""The database of runs, journal rows, checkpoints, model calls, effects and answers, on SQLite or PostgreSQL.
 
-address.py     where a database is: a SQLite file, a PostgreSQL server
-tables.py      the tables as they are now
-migrate.py     whether a database has them; upgrade.py and versions/ bring it there (revisions.py: their names)
-rows.py        records to rows and back; texts.py: strings that a database cannot hold
-statements.py  what is written
-committer.py   the thread that writes, and waits for a server that is gone
-failures.py    the databases' errors in our words
-tallies.py     how much was done in a run
-store.py       RunStore
-reader.py      the reading half of it for commands that only look, without SQLAlchemy
-unwritable.py  looking into a file that cannot be written
+Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, only this package imports SQLAlchemy.
+
+- `address.py`: where a database is; `engines.py`: connections to it; `database_errors.py`: its errors, with advice.
+- `tables.py`: the present tables; `migrate.py`, `upgrade.py` and `versions/` bring a database to them.
+- `rows.py`: records to rows and back; `stored_texts.py`, `blobs.py`: long texts, each stored once.
+- `statements.py`: what is written; `run_committer.py`: the thread that writes, in group commits; `retries.py`.
+- `store_queries.py`: what RunStore reads.
+- `run_store.py`: RunStore; `reader.py`: its read methods for short commands, without SQLAlchemy; `run_counts.py`.
+- `run_locks.py`: one process per run; `pooler_check.py`: refuses poolers that share sessions.
+- `readonly_sqlite.py`: files that cannot be written; `wal_preallocation.py`: faster commits.
 """
 
 from __future__ import annotations

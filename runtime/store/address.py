@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`file` is set for SQLite only, `server` for PostgreSQL. `str` shows it without its password."""
+    """The address of a database: `file` for SQLite, `server` for PostgreSQL. `str` hides the password."""
 
     file: Path | None
     server: URL | None = None
 
     @property
     def url(self) -> URL:
-        """As SQLAlchemy, which only a server's address needs to be read, takes it."""
+        """The address as a SQLAlchemy URL. A file's address is read without SQLAlchemy."""
         if self.server is not None:
             return self.server
         from sqlalchemy import URL
@@ -35,7 +35,7 @@ class Address:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file that SQLite makes of the database, resolved; none on a server."""
+        """All files that SQLite makes for the database, as resolved paths; empty for a server."""
         if self.file is None:
             return ()
         file = self.file.resolve()
@@ -46,7 +46,7 @@ class Address:
 
 
 def parse(address: str | Path) -> Address:
-    """A path, `sqlite:///FILE` or `postgresql://HOST/DATABASE`. Raises `StoreError` for anything else."""
+    """Parse a path, `sqlite:///FILE` or `postgresql://HOST/DATABASE`. Raises `StoreError` for anything else."""
     if isinstance(address, Path) or "://" not in address:
         return Address(Path(address))
     from sqlalchemy import make_url
@@ -55,14 +55,14 @@ def parse(address: str | Path) -> Address:
     try:
         url = make_url(address)
     except (ArgumentError, ValueError):
-        raise StoreError(_USAGE) from None  # not shown: it may hold a password
+        raise StoreError(_USAGE) from None  # the address is not shown: it may contain a password
     match url.get_backend_name():
         case "sqlite" if url.database not in (None, "", ":memory:"):
             return Address(Path(str(url.database)))
         case "postgresql" | "postgres":
             return Address(None, url.set(drivername="postgresql+psycopg"))
         case "sqlite":
-            raise StoreError("a database in memory keeps nothing: name a file, sqlite:///FILE")
+            raise StoreError("a database in memory is lost at the end: name a file, sqlite:///FILE")
         case other:
             raise StoreError(f"no store for {other}: {_USAGE}")
 

@@ -1,4 +1,5 @@
-"""Long texts by content, in and out of the database: each once, those that grow against what they grew from."""
+"""The table `blobs`: long texts by content, each stored once, and a growing text as a difference to its
+predecessor."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from ramify.runtime.records import RunId
 from ramify.runtime.store import rows, tables
 from ramify.runtime.store.stored_texts import Digest, Packed, pack, to_bytes, unpack
 
-_RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # whose last texts are at hand, how many of each, and of how many bytes
+_RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # cached: runs, texts per run, characters per text at most
 _AT_ONCE = 500  # names in one query: SQLite takes 32766, PostgreSQL 65535
 
 
-class Recent:
-    """The last texts that each run named: new ones are written against them. Used by the committing thread alone.
+class RecentTexts:
+    """The last texts that the rows of each run name, as bases for new texts. Only the committing thread uses it.
 
-    Only what a committed row of the same run names may be a base: it is there for as long as the run is.
+    A base must be named by a committed row of the same run: then it exists for as long as the run does.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class Recent:
         return name, pack(text, to_bytes(text), reversed(there.items()))
 
     def named(self, run: RunId | None, texts: Iterable[str]) -> None:
-        """Rows of that run that name these are durable."""
+        """Add texts that committed rows of that run name."""
         if run is None:
             return
         there = self._runs.setdefault(run, OrderedDict())
@@ -49,7 +50,7 @@ class Recent:
             self._runs.popitem(last=False)
 
     def forget(self, run: RunId) -> None:
-        """A run begins, perhaps under the name of one that was deleted; or its plan is replaced, and so deleted."""
+        """Drop the texts of a run that begins, perhaps under the id of a deleted one, or whose plan is replaced."""
         self._runs.pop(run, None)
 
 
@@ -65,12 +66,12 @@ def row(name: Digest, packed: Packed) -> dict[str, Any]:
 
 
 def load(connection: Connection, names: Collection[Digest]) -> Mapping[Digest, str]:
-    """Raises `KeyError` for a text that is not there, `ValueError` for one that is not what its name says."""
+    """Return texts by digest. Raises `KeyError` for a missing text, `ValueError` for one that was altered."""
     return rows.unaltered(unpack(names, family(connection, names)))
 
 
 def family(connection: Connection, names: Collection[Digest]) -> dict[Digest, Packed]:
-    """These, and all that they are written against. Mostly the bases are among them: one query is enough then."""
+    """Return these texts and all of their bases. Usually the bases are among the texts, and one query is enough."""
     found: dict[Digest, Packed] = {}
     _fetch(connection, _THESE, names, found)
     missing = {one.base for one in found.values() if one.base is not None} - found.keys()
@@ -95,7 +96,7 @@ def _packed(one: Row[Any]) -> Packed:
 
 
 def _chains() -> Any:
-    """The texts of `names` with their bases, and their bases' bases."""
+    """Return the query for the texts of `names` with all of their bases."""
     blobs = tables.blobs
     start = select(blobs.c.digest, blobs.c.base).where(blobs.c.digest.in_(bindparam("names", expanding=True)))
     chain = start.cte("chain", recursive=True)
@@ -108,9 +109,9 @@ _THESE = select(tables.blobs).where(tables.blobs.c.digest.in_(bindparam("names",
 
 
 def delete_unused(connection: Connection, named: Collection[Digest], columns: Iterable[Any]) -> None:
-    """Delete those of these texts, and of what they are written against, that nothing stands on any more.
+    """Delete those of these texts, and of their bases, that no row and no other text refers to any more.
 
-    `columns`: all that name a text.
+    `columns`: all columns that name a text.
     """
     candidates = family(connection, named)
     kept: set[Digest] = set()

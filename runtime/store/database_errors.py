@@ -1,4 +1,4 @@
-"""The database's errors in our words: what is wrong, with which database, and what to do."""
+"""Translate the databases' errors: what is wrong, with which database, and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT_S = 30.0
 
-# By SQLite's primary result code, the part of its name before the second underscore.
+# By SQLite's primary result code: its name up to the second underscore.
 ADVICE = {
     "SQLITE_FULL": "the disk is full: free some space, then `ramify resume`",
     "SQLITE_READONLY": "it cannot be written: check the permissions of file and folder, or use another --home",
@@ -29,38 +29,38 @@ ADVICE = {
     "SQLITE_NOTADB": "it is not a database: move it away, or use another --home",
     "SQLITE_CORRUPT": "it is damaged: move it away (keep its -wal file with it), or use another --home",
     "SQLITE_IOERR": "the disk failed to read or write: check the disk and its free space",
-    "SQLITE_BUSY": f"another process has locked it for over {BUSY_TIMEOUT_S:.0f} s: end that one, then try again",
-    "SQLITE_LOCKED": f"another process has locked it for over {BUSY_TIMEOUT_S:.0f} s: end that one, then try again",
-    "SQLITE_CONSTRAINT": "a row of that name is there already, or names one that is not: is the run worked on twice?",
+    "SQLITE_BUSY": f"another process has locked it for over {BUSY_TIMEOUT_S:.0f} s: end it, then try again",
+    "SQLITE_LOCKED": f"another process has locked it for over {BUSY_TIMEOUT_S:.0f} s: end it, then try again",
+    "SQLITE_CONSTRAINT": "a row exists already, or names one that does not: do two processes work on the run?",
 }
 
 SHARED_SESSIONS = (
-    "a connection pooler stands before it that gives each transaction another session (as PgBouncer does with "
-    "pool_mode = transaction or statement), and a run's lock lasts as long as a session. Name the server's own "
+    "it is behind a connection pooler that gives each transaction another session (as PgBouncer does with "
+    "pool_mode = transaction or statement), but a run's lock needs a session of its own. Use the server's own "
     "address, or have the pooler use pool_mode = session for this database"
 )
 
-# By PostgreSQL's SQLSTATE, or the class that its first two characters are.
+# By PostgreSQL's SQLSTATE, or its class (the first two characters).
 SERVER_ADVICE = {
     **dict.fromkeys(("42P05", "26000"), SHARED_SESSIONS),  # prepared statements that another client made
-    "08P01": "a pooler that stands before the server refused it: name the server's own address, or give us sessions "
-    "there (pool_mode = session, with room for some connections a process)",
-    "08": "the connection broke: see that the server runs, then `ramify resume`",
+    "08P01": "a connection pooler refused it: use the server's own address, or set pool_mode = session there, with "
+    "several connections per process",
+    "08": "the connection broke: check that the server runs, then `ramify resume`",
     "23": ADVICE["SQLITE_CONSTRAINT"],
     "25006": "it cannot be written: it is read-only (a standby?)",
-    "28": "it does not let this user in: check the address",
+    "28": "it refuses this user: check the address",
     "3D000": "there is no such database: create it",
-    "42501": "this user may not: let it create the schema `ramify`, or use it",
+    "42501": "this user lacks a permission: allow it to create or use the schema `ramify`",
     "53100": "the server's disk is full: free some space, then `ramify resume`",
     "53300": "the server takes no more connections: end some, then `ramify resume`",
     "57P": "the server was shut down: start it, then `ramify resume`",
 }
-NO_SERVER = "no server answers there: see that it runs, then `ramify resume`"
+NO_SERVER = "no server answers there: check that it runs, then `ramify resume`"
 
 
 @contextmanager
 def as_store_errors(address: Address) -> Iterator[None]:
-    """Turn whatever the database or the folder under it raises into a `StoreError`."""
+    """Raise errors of the database, and of its folder, as `StoreError`."""
     try:
         yield
     except Exception as error:
@@ -71,7 +71,7 @@ def as_store_errors(address: Address) -> Iterator[None]:
 
 
 def _said(error: Exception, address: Address) -> str | None:
-    """None for what is neither the database's nor the folder's."""
+    """Return the message for an error; None if neither the database nor its folder raised it."""
     if _is_drivers(error):
         return f"refused: {_describe(error)}"
     if isinstance(error, sqlite3.Error):
@@ -87,13 +87,13 @@ def _said(error: Exception, address: Address) -> str | None:
 
 
 def _loaded(module: str, name: str) -> type[Exception] | tuple[()]:
-    """An error's class; nothing where its module was not imported, so that none was raised."""
+    """Return an error class, or () if its module is not imported, so that no such error can have been raised."""
     found = sys.modules.get(module)
     return () if found is None else getattr(found, name)
 
 
 def _is_drivers(error: BaseException) -> TypeIs[DBAPIError]:
-    """Whether it is a driver's error as SQLAlchemy passes it on."""
+    """Whether it is a driver's error that SQLAlchemy wrapped."""
     return isinstance(error, _loaded("sqlalchemy.exc", "DBAPIError"))
 
 
@@ -123,7 +123,7 @@ def _state(error: DBAPIError) -> str:
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether a server went away, is on its way back, or has no room for us now: the same may do later."""
+    """Whether the server is gone, is starting, or takes no more connections, so that a retry may succeed."""
     if not _is_drivers(error) or isinstance(error.orig, sqlite3.Error):
         return False
     state = _state(error)
@@ -133,29 +133,29 @@ def is_connection_lost(error: BaseException) -> bool:
 
 
 def sessions_are_shared(error: BaseException) -> bool:
-    """Whether PostgreSQL has, or misses, a prepared statement of this session as no session of ours can: or a pooler
-    refuses transactions."""
+    """Whether the error shows that a pooler shares our session: an unknown or duplicate prepared statement, or a
+    refused transaction."""
     if not _is_drivers(error):
         return False
     return _state(error) in ("42P05", "26000") or (_state(error) == "08P01" and "pooling" in str(error.orig))
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether another process kept SQLite's file locked for longer than one waits for it."""
+    """Whether another process locked SQLite's file for longer than the busy timeout."""
     found = error.orig if _is_drivers(error) else error
     return isinstance(found, sqlite3.Error) and getattr(found, "sqlite_errorname", "").startswith("SQLITE_BUSY")
 
 
 def is_serialization_failure(error: BaseException) -> bool:
-    """Whether PostgreSQL gave this transaction up for another's sake: the same may do now."""
+    """Whether PostgreSQL aborted the transaction because of a concurrent one, so that a retry may succeed."""
     return _is_drivers(error) and _state(error) in ("40001", "40P01")
 
 
 def is_duplicate_key(error: BaseException) -> bool:
-    """Whether a row that PostgreSQL was given as new was there."""
+    """Whether PostgreSQL refused a new row because its key exists."""
     return _is_drivers(error) and _state(error) == "23505"
 
 
 def divided(error: BaseException) -> bool:
-    """Whether PostgreSQL was asked to divide by zero, with which a statement says that a count was none."""
+    """Whether PostgreSQL divided by zero, by which one of our statements reports that a count was zero."""
     return _is_drivers(error) and _state(error) == "22012"

@@ -1,7 +1,7 @@
-"""Engines: one that reads, for any task of the event loop, and one whose only connection writes.
+"""SQLAlchemy engines for a database: an async one that reads, and one whose only connection writes.
 
-SQLite: transactions begin when ours do, and wait for locks. PostgreSQL: our tables stand in a schema of their own,
-since a database may be shared (LangGraph's saver has a table `checkpoints`, too).
+On SQLite, transactions begin explicitly and wait for locks. On PostgreSQL, our tables are in a schema of their own,
+because a database may be shared (LangGraph's saver also has a table `checkpoints`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S
 from ramify.runtime.store.revisions import SCHEMA
-from ramify.runtime.store.wal_preallocation import Room
+from ramify.runtime.store.wal_preallocation import LogPreallocation
 
 CONNECT_TIMEOUT_S = 5
 
 PRAGMAS = (
-    f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}",  # first: the next ones may have to wait
+    f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}",  # first, because the next ones may have to wait
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",  # a commit that was answered survives a power cut
+    "PRAGMA synchronous = FULL",  # a confirmed commit survives a power cut
     "PRAGMA foreign_keys = ON",
 )
 
 
 def probe(path: Path) -> None:
-    """Open and close the file. Raises where that cannot be done: aiosqlite would, too, but would leave a thread
-    behind that answers an event loop which may be closed by then."""
+    """Open and close the file, to raise early if that fails. aiosqlite would raise too, but leave a thread behind
+    that calls an event loop which may be closed by then."""
     sqlite3.connect(path).close()
 
 
 def reader(address: Address) -> AsyncEngine:
-    """Raises `StoreError` where PostgreSQL's driver is not installed."""
+    """Return the engine for reading. Raises `StoreError` if PostgreSQL's driver is not installed."""
     if address.file is not None:
         engine = create_async_engine(address.url.set(drivername="sqlite+aiosqlite"))
         prepare(engine.sync_engine)
@@ -56,8 +56,8 @@ def reader(address: Address) -> AsyncEngine:
 
 
 def writer(address: Address) -> Engine:
-    """Its transactions take SQLite's write lock when they begin: one that read first and asked for the lock later
-    would be refused at once if another process wrote in between."""
+    """Return the engine for writing. Its transactions take SQLite's write lock when they begin: a transaction that
+    reads first and asks for the lock later fails at once if another process wrote in between."""
     if address.file is not None:
         engine = create_engine(address.url.set(drivername="sqlite"))
         prepare(engine)
@@ -81,16 +81,18 @@ _SERVER = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ramify"}
 
 
 def prepare(engine: Engine) -> None:
-    """Make an engine on a SQLite file behave as the above says."""
+    """Set up an engine on a SQLite file: pragmas, explicit transactions, and preallocation of the log."""
     bind_to_process(engine)
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
 
 
 def bind_to_process(engine: Engine) -> Engine:
-    """Keep an engine's connections from children that are forked: a child that asks for one gets `UsedAfterFork`, and
-    the child's copies of sockets to a server are closed. There is nobody on the other end to say goodbye to then, so
-    that PostgreSQL ends our session, with its locks, when this process ends."""
+    """Keep an engine's connections from forked children: a child that asks for one gets `UsedAfterFork`.
+
+    The child's copies of sockets to a server are closed. So PostgreSQL ends our session, with its locks, when this
+    process ends, even if a child lives on.
+    """
     event.listen(engine, "connect", _opened_here)
     event.listen(engine, "checkout", _used_here)
     return engine
@@ -111,12 +113,12 @@ _OWNER = "the process that opened it"
 
 
 def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # the driver begins nothing by itself: `_on_begin` does
+    connection.isolation_level = None  # the driver does not begin transactions by itself: `_on_begin` does
     cursor = connection.cursor()
     for pragma in PRAGMAS:
         cursor.execute(pragma)
-    cursor.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'")  # a name is bytes
-    record.info[_ROOM] = Room(Path(os.fsdecode(cursor.fetchone()[0] + b"-wal")))
+    cursor.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'")  # file names are bytes
+    record.info[_ROOM] = LogPreallocation(Path(os.fsdecode(cursor.fetchone()[0] + b"-wal")))
     cursor.close()
 
 
@@ -125,7 +127,7 @@ _ROOM = "room in the log"
 
 def _on_begin(connection: Connection) -> None:
     own: Any = connection.connection.dbapi_connection
-    if isinstance(own, sqlite3.Connection) and own.in_transaction:  # `transaction` was faster
+    if isinstance(own, sqlite3.Connection) and own.in_transaction:  # `transaction` has begun it
         return
     write = connection.get_execution_options().get("write", False)
     with driver_errors(connection):
@@ -135,8 +137,8 @@ def _on_begin(connection: Connection) -> None:
 
 
 class driver_errors:
-    """Statements of each transaction go to the driver itself inside, since SQLAlchemy takes longer over them than the
-    database does. The driver's errors come out as SQLAlchemy's, as from anything else."""
+    """A context in which statements may go to the driver directly, because SQLAlchemy takes longer for them than the
+    database. The driver's errors are raised as SQLAlchemy's."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -159,10 +161,13 @@ class driver_errors:
 
 @contextmanager
 def transaction(connection: Connection, *, single: bool = False) -> Iterator[Callable[[], None]]:
-    """A transaction that the driver itself begins and ends: `Connection.begin` takes as long as the rest of a small
-    one. It gives what commits; without it, all is rolled back. What is done through SQLAlchemy inside is part of it.
-    On SQLite it takes the write lock at once. On PostgreSQL the connection is one that commits by itself; `single`:
-    one statement is all there is, so that it may."""
+    """A write transaction that the driver itself begins and ends: `Connection.begin` takes as long as the rest of a
+    small transaction.
+
+    Yields the function that commits; if it is not called, the transaction is rolled back. Statements through
+    SQLAlchemy in the block are part of the transaction. On SQLite it takes the write lock at once. On PostgreSQL the
+    connection is in autocommit mode. `single`: the block has only one statement, which may commit itself.
+    """
     own: Any = connection.connection.driver_connection
     try:
         with driver_errors(connection):
@@ -170,7 +175,7 @@ def transaction(connection: Connection, *, single: bool = False) -> Iterator[Cal
                 own.execute("BEGIN IMMEDIATE")
                 connection.info[_ROOM].make()
             elif not single:
-                own.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # who waited for a lock sees what came before
+                own.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # after waiting for a lock, see earlier commits
             yield own.commit
     except BaseException:
         if not connection.invalidated:
@@ -181,7 +186,7 @@ def transaction(connection: Connection, *, single: bool = False) -> Iterator[Cal
 
 @contextmanager
 def looking(connection: Connection) -> Iterator[None]:
-    """As `transaction`, for what only reads: on SQLite all of it sees one state, and waits for no writer."""
+    """Like `transaction`, for reading: on SQLite the whole block sees one state and does not wait for writers."""
     own: Any = connection.connection.driver_connection
     if isinstance(own, sqlite3.Connection):  # psycopg begins by itself
         with driver_errors(connection):
@@ -196,16 +201,16 @@ def looking(connection: Connection) -> Iterator[None]:
 
 def _in_our_schema(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
-    # first, not alone: the saver's tables stand where its user has them, and may be written in the same transaction
+    # keep the user's search path: the saver's tables are there, and may be written in the same transaction
     cursor.execute(f"SELECT set_config('search_path', '{SCHEMA}, ' || current_setting('search_path'), false)")
     cursor.execute("SET default_transaction_isolation TO 'read committed'")  # as the saver's transactions are
-    cursor.execute("SET synchronous_commit TO on")  # a commit that was answered survives a power cut
+    cursor.execute("SET synchronous_commit TO on")  # a confirmed commit survives a power cut
     cursor.close()
     connection.commit()
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's new names durable."""
+    """Make new names in the folder durable (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -214,7 +219,7 @@ def sync_folder(folder: Path) -> None:
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, None] | asyncio.Future[Any]) -> None:
-    """Await `work`; a cancelled caller hears of it only when the work is over, done or failed."""
+    """Await `work` to its end, even if the caller is cancelled; the cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

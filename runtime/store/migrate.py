@@ -1,7 +1,7 @@
-"""How a database gets to the present tables. Alembic does it, and is imported only where there is something to do.
+"""Migrate a database to the present tables. Alembic does it, and is imported only if there is something to do.
 
-SQLite says its version itself (`PRAGMA user_version`), as it did before there was alembic: such homes are taken over
-where they stand. PostgreSQL has a table for it, alembic's, in our schema.
+SQLite stores its version in `PRAGMA user_version`, also in databases that were made before alembic was used.
+PostgreSQL stores it in alembic's version table, in our schema.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MIGRATION_LOCK = 0x72616D696679  # PostgreSQL's advisory locks have numbers: "r
 
 
 def bring_up_to_date(engine: Engine, address: Address) -> None:
-    """Make the tables, or what they lack. Raises as `check`."""
+    """Make missing tables and apply missing migrations. Raises as `check` does."""
     with engine.connect() as connection:
         with connection.begin():
             current = check(connection, address)
@@ -30,7 +30,7 @@ def bring_up_to_date(engine: Engine, address: Address) -> None:
 
 
 def version_of(connection: Connection) -> int:
-    """How many revisions this database has had; one more than there are for one that this ramify does not know."""
+    """Return how many revisions the database has had; for an unknown revision, one more than there are."""
     if connection.dialect.name == "sqlite":
         return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
     if connection.exec_driver_sql(f"SELECT to_regclass('{SCHEMA}.{VERSION_TABLE}')").scalar_one() is None:
@@ -43,9 +43,9 @@ def version_of(connection: Connection) -> int:
 
 
 def check(connection: Connection, address: Address) -> bool:
-    """Whether the database is at the present version; False where `migrate` has work to do.
+    """Whether the database is at the present version; False if `migrate` has work to do.
 
-    Raises `StoreError` for a database that a newer ramify wrote, or that is none of ours.
+    Raises `StoreError` for a database of a newer ramify or of another program.
     """
     version = version_of(connection)
     if version > len(REVISIONS):
@@ -59,19 +59,19 @@ def check(connection: Connection, address: Address) -> bool:
 
 
 _TABLES_THERE = {
-    # the saver's tables may be there before ours
+    # the saver's tables may exist before ours
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE substr(tbl_name, 1, 7) <> 'ramify_'",
     "postgresql": f"SELECT count(*) FROM pg_tables WHERE schemaname = '{SCHEMA}'",
 }
 
 
 def migrate(connection: Connection, address: Address) -> None:
-    """Bring the database to the present version. The caller's write transaction makes it all or nothing."""
+    """Bring the database to the present version, inside the caller's write transaction."""
     on_server = connection.dialect.name == "postgresql"
     if on_server:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
         connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-    if check(connection, address):  # asked again, under the lock: another process may have been first
+    if check(connection, address):  # checked again under the lock: another process may have been first
         return
     from ramify.runtime.store.upgrade import upgrade
 

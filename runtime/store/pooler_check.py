@@ -1,13 +1,12 @@
 """Refuse a connection pooler that gives each transaction another session, such as PgBouncer in transaction mode.
 
-A run's lock, the search path and prepared statements belong to a session of PostgreSQL. Behind such a pooler one
-client's transactions use several sessions, and several clients use one: two machines could hold the same lock at
-once.
+A run's lock, the search path and prepared statements belong to a session of PostgreSQL. Behind such a pooler the
+transactions of one client use several sessions, and several clients share one: two machines could hold the same lock.
 
-A session is known by the pid of its server process. The protocol tells a client that pid when it connects. Where the
-server, asked by SQL, gives the same one, nothing stands in between. Otherwise there is a pooler, and it is put to the
-test: two connections of ours must have different pids, each the same in every transaction. A pooler in session mode
-passes. Each batch that is committed later checks the pid again (committer.py).
+A session is identified by the pid of its server process, which the protocol reports when a client connects. If the
+server reports the same pid by SQL, there is no pooler. Otherwise the pooler is tested: two connections must have
+different pids, and each must keep its pid in all transactions. A pooler in session mode passes. Each later batch
+checks the pid again (`run_committer.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ ROUNDS = 3
 
 
 class SessionsShared(StoreError):
-    """The database is reached through a pooler that keeps no session for a client."""
+    """The database is behind a pooler that does not keep a session per client."""
 
 
 def refuse_shared_sessions(engine: Engine, address: object) -> None:
-    """Raises `SessionsShared`. Nothing on SQLite."""
+    """Raise `SessionsShared` if a pooler shares sessions. Does nothing on SQLite."""
     if engine.dialect.name != "postgresql":
         return
     try:
@@ -50,8 +49,8 @@ def refused(address: object) -> SessionsShared:
 
 
 def session_of(connection: Connection) -> int:
-    """The pid of the server process that has this transaction."""
-    # never twice the same text: the driver prepares a statement that it sees again and again
+    """Return the pid of the server process that executes this transaction."""
+    # each time another text, because the driver prepares statements that are repeated
     return int(connection.exec_driver_sql(f"SELECT pg_backend_pid() /* {next(_numbers)} */").scalar_one())
 
 
@@ -66,7 +65,7 @@ def _is_direct(connection: Connection) -> bool:
 
 
 def _share(one: Connection, other: Connection) -> bool:
-    """Whether two clients were seen to share a session, or one to change its own."""
+    """Whether two connections share a session, or one of them changes its session."""
     ones: set[int] = set()
     others: set[int] = set()
 
@@ -76,9 +75,9 @@ def _share(one: Connection, other: Connection) -> bool:
     for _ in range(ROUNDS):
         with one.begin():
             ones.add(session_of(one))
-        with other.begin():  # it has a session for the whole block
+        with other.begin():  # this connection keeps a session for the whole block
             others.add(session_of(other))
-            if seen():  # asked at once: the other would wait for ever where this is the pool's only session
+            if seen():  # checked at once: if the pool has only one session, the next line would wait for ever
                 return True
             with one.begin():
                 ones.add(session_of(one))

@@ -1,8 +1,9 @@
-"""Reader: what RunStore reads, for a command that only looks and then ends.
+"""Reader: the read methods of RunStore, for short commands that only read.
 
-It goes to the driver itself. SQLAlchemy takes several times longer to import than such a command has, and asyncio as
-long as its queries, so neither is loaded here. The tables' shape is not told again: a row is what the database says
-that it has. Its methods are RunStore's, coroutines that never wait: `at_once` runs one to its end.
+It uses the database driver directly. Importing SQLAlchemy takes several times as long as such a command, and
+importing asyncio as long as its queries, so this module loads neither. Rows have the columns that the database
+reports, so the tables are not declared again. The methods are coroutines like RunStore's, but they never wait:
+`at_once` runs one.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ _NAMES_SNAPSHOTS = (
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing but a `Reader`."""
+    """Run a coroutine that awaits only `Reader` methods, and return its result."""
     try:
         work.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     work.close()
-    raise AssertionError("it waited for something else than a Reader")
+    raise AssertionError("the coroutine awaited something other than a Reader")
 
 
 class Reader:
-    """One connection to the database at an address, which is there and at the present version."""
+    """Reads a database, which must exist and be at the present version, over one connection."""
 
     def __init__(self, connection: Any, address: Address) -> None:
         self.connection = connection
@@ -84,7 +85,7 @@ class Reader:
         return self._of_run("checkpoints", run_id, rows.checkpoint_record, after)
 
     async def checkpoint_names(self, prefix: str, limit: int) -> list[tuple[str, str]]:
-        """The ids that begin so, of any run, and their labels."""
+        """Return the ids of checkpoints that begin with `prefix`, of all runs, and their labels."""
         query = f"SELECT id, label FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id LIMIT {int(limit)}"
         return [(row["id"], row["label"]) for row in self._rows(query, (prefix, prefix + "~"))]
 
@@ -93,12 +94,12 @@ class Reader:
         return rows.with_attempts(last, self._ledger("attempts", run_id)) if earlier else last
 
     async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
-        """As `RunStore.answers`."""
+        """Like `RunStore.answers`."""
         mine, values = ("", ()) if run_id is None else (" WHERE run_id = ?", (run_id,))
         return self._records(f"SELECT * FROM answers{mine} ORDER BY n", values, rows.answer_record)
 
     async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
-        """As `RunStore.interrupts`."""
+        """Like `RunStore.interrupts`."""
         mine, values = (
             ("= ?", (run_id,)) if run_id is not None else ("IN (SELECT id FROM runs WHERE status <> 'done')", ())
         )
@@ -106,7 +107,7 @@ class Reader:
         return self._records(query, values, rows.op_record)
 
     async def doubts(self) -> list[EffectRecord]:
-        """As `RunStore.doubts`."""
+        """Like `RunStore.doubts`."""
         statuses = sorted(status.value for status in DOUBTFUL)
         query = f"SELECT * FROM effects WHERE status IN ({', '.join('?' * len(statuses))}) ORDER BY n"
         return self._records(query, statuses, rows.effect_record)
@@ -115,7 +116,7 @@ class Reader:
         return self._records(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
 
     async def live_snapshots(self, runs: Collection[RunId] | None = None) -> set[SnapshotId]:
-        """Every snapshot that a row names; a row of these runs, where they are given."""
+        """Return every snapshot that a row names, of all runs or of these."""
         if runs is None:
             query = " UNION ".join(f"SELECT {column} AS name FROM {table}" for table, column in _NAMES_SNAPSHOTS)
             return {SnapshotId(row["name"]) for row in self._rows(query) if row["name"] is not None}
@@ -127,7 +128,7 @@ class Reader:
         return found
 
     async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
-        """How much was done in each of these runs."""
+        """Return the counts of each of these runs."""
         if not run_ids:
             return {}
         those = f"({', '.join('?' * len(run_ids))})"
@@ -149,7 +150,7 @@ class Reader:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
     def _texts(self, names: Collection[Digest]) -> Mapping[Digest, str]:
-        """Raises `KeyError` for one that is not there, `ValueError` for one that was altered."""
+        """Return texts by digest. Raises `KeyError` for a missing text, `ValueError` for one that was altered."""
         packed: dict[Digest, Packed] = {}
         missing = set(names)
         while missing:
@@ -173,14 +174,14 @@ class Reader:
             fetched = cursor.fetchall()
         found = [dict(zip(names, row, strict=True)) for row in fetched]
         for name, column in zip(names, zip(*fetched, strict=True), strict=False):
-            if ESCAPED in "".join([value for value in column if type(value) is str]):  # in few columns ever
+            if ESCAPED in "".join([value for value in column if type(value) is str]):  # rare
                 for row in found:
                     row[name] = unescape_text(row[name]) if type(row[name]) is str else row[name]
         return found
 
     def _refresh(self) -> None:
-        """A connection that sees nothing of what was written since is left for another one."""
-        if isinstance(self.connection, readonly_sqlite.Still) and self.connection.is_old:
+        """Replace a connection to a copy by a newer one if the file was written since."""
+        if isinstance(self.connection, readonly_sqlite.FrozenConnection) and self.connection.is_old:
             newer = _current(self.address)
             self.connection.close()
             self.connection = newer
@@ -188,9 +189,9 @@ class Reader:
 
 @contextmanager
 def reading(address: str | Path | Address) -> Iterator[Reader]:
-    """The database there, brought to the present version where an older Ramify left it. It has to exist.
+    """Open the database for reading; it must exist. A database of an older Ramify is migrated first.
 
-    Raises `StoreError` where it cannot be used.
+    Raises `StoreError` if it cannot be used.
     """
     where = address if isinstance(address, Address) else addresses.parse(address)
     reader = Reader(_current(where), where)
@@ -201,7 +202,7 @@ def reading(address: str | Path | Address) -> Iterator[Reader]:
 
 
 def _current(address: Address) -> Any:
-    """A connection to the database at the present version; to a copy of it where it cannot be written."""
+    """Return a connection to the database at the present version, or to a migrated copy if it cannot be written."""
     connection = _connected(address)
     try:
         if _is_current(connection, address):
@@ -214,7 +215,7 @@ def _current(address: Address) -> Any:
     return _connected(address, bring=True) if copy is None else copy
 
 
-def _copy(address: Address, file: Path, connection: Any) -> readonly_sqlite.Still | None:
+def _copy(address: Address, file: Path, connection: Any) -> readonly_sqlite.FrozenConnection | None:
     from ramify.runtime.store.engines import writer
     from ramify.runtime.store.migrate import migrate
 
@@ -233,7 +234,7 @@ def _copy(address: Address, file: Path, connection: Any) -> readonly_sqlite.Stil
 def _connected(address: Address, *, bring: bool = False) -> Any:
     with as_store_errors(address):
         if address.file is not None and not bring:
-            # not made where it is missing; each SELECT by itself sees one state
+            # a missing file is not created; each SELECT by itself sees one state
             return readonly_sqlite.connected(address.file, timeout_s=BUSY_TIMEOUT_S)
         from ramify.runtime.store.engines import writer
         from ramify.runtime.store.migrate import bring_up_to_date
@@ -245,7 +246,7 @@ def _connected(address: Address, *, bring: bool = False) -> Any:
             if bring:
                 bring_up_to_date(engine, address)
             connection = engine.raw_connection()
-            connection.detach()  # closing it ends it
+            connection.detach()  # so that closing it does not return it to the pool
             return connection
         finally:
             engine.dispose()

@@ -1,10 +1,13 @@
-"""Looking into a SQLite file that nobody here may write: a home on a read-only disk, or another user's.
+"""Read a SQLite file that this process may not write: a home on a read-only disk, or of another user.
 
-SQLite wants to make a file beside a database that keeps a log, also to read it. Where that cannot be, and a process
-works on the database or was killed, its files are there and are read with it. Where the last process ended well
-there is no log, and the file is all that there is. A log that lies there alone, as in a copy, is read beside a copy
-of the file. In these two cases a connection sees nothing of what somebody writes later: `Still`. The
-same holds where an earlier Ramify left the file: a copy in memory is brought to the present version.
+SQLite needs to create a file beside a database in WAL mode, even to read it. If that is not possible:
+
+- If a process works on the database, or was killed, its files exist, and SQLite reads with them.
+- If the last process ended properly there is no log, and the database file alone is read.
+- If there is only a log, as in a copied folder, database and log are copied to memory.
+- If an earlier Ramify wrote the database, a copy in memory is migrated to the present version.
+
+In the last three cases the connection does not see later writes: it is a `FrozenConnection`.
 """
 
 from __future__ import annotations
@@ -21,15 +24,15 @@ _C = TypeVar("_C", bound=sqlite3.Connection)
 _Stamp = list[tuple[int, int, int] | None]
 
 
-class Still(sqlite3.Connection):
-    """Sees the database as it was when it was opened."""
+class FrozenConnection(sqlite3.Connection):
+    """A connection that sees the database as it was when it was opened."""
 
     file: Path
     stamp: _Stamp
 
     @property
     def is_old(self) -> bool:
-        """Whether somebody has written since."""
+        """Whether the file was written since."""
         return _stamp(self.file) != self.stamp
 
 
@@ -37,9 +40,9 @@ _REFUSED = {"SQLITE_CANTOPEN", "SQLITE_READONLY"}
 
 
 def connected(file: Path, *, timeout_s: float) -> sqlite3.Connection:
-    """A connection for who only reads, in the driver's own mode of commits. The file is not made where it is missing.
+    """Open a connection for reading, in autocommit mode. A missing file is not created.
 
-    Raises `sqlite3.Error` where it cannot be read, or is no database.
+    Raises `sqlite3.Error` if the file cannot be read or is no database.
     """
     try:
         return _opened(file, "mode=rw", timeout_s, sqlite3.Connection)
@@ -49,18 +52,18 @@ def connected(file: Path, *, timeout_s: float) -> sqlite3.Connection:
             raise
     stamp, log = _stamp(file), _log(file)
     whole = not log.exists() or not log.stat().st_size
-    still = _opened(file, "mode=ro&immutable=1", timeout_s, Still) if whole else _copied(file, log)
+    still = _opened(file, "mode=ro&immutable=1", timeout_s, FrozenConnection) if whole else _copy_to_memory(file, log)
     still.file, still.stamp = file, stamp
     return still
 
 
-def upgraded(file: Path, read: sqlite3.Connection, upgrade: Callable[[Path], None]) -> Still | None:
-    """What an earlier Ramify left, at the present version: a copy in memory. None where the file can be written, and
-    so brought up to date itself. `upgrade` is called with the copy's file."""
+def upgraded(file: Path, read: sqlite3.Connection, upgrade: Callable[[Path], None]) -> FrozenConnection | None:
+    """Return a migrated copy in memory of a database of an earlier Ramify; None if the file can be written, so that
+    it can be migrated itself. `upgrade`: migrates the file of a copy."""
     if os.access(file, os.W_OK) and os.access(file.parent, os.W_OK):
         return None
     stamp = _stamp(file)
-    with _beside(file) as copy:
+    with _temporary_copy(file) as copy:
         with closing(sqlite3.connect(copy)) as target:
             read.backup(target)
         upgrade(copy)
@@ -74,7 +77,7 @@ def _log(file: Path) -> Path:
 
 
 def _stamp(file: Path) -> _Stamp:
-    """Another one once the file or its log was written to."""
+    """Return a value that changes when the file or its log is written."""
     found: _Stamp = []
     for each in (file, _log(file)):
         try:
@@ -95,32 +98,32 @@ def _opened(file: Path, how: str, timeout_s: float, kind: type[_C]) -> _C:
         factory=kind,
     )
     try:
-        connection.execute("PRAGMA schema_version")  # until something is read, nothing is opened
+        connection.execute("PRAGMA schema_version")  # SQLite opens the file only when something is read
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _copied(file: Path, log: Path) -> Still:
-    """The file with its log, in memory."""
-    with _beside(file) as copy:
+def _copy_to_memory(file: Path, log: Path) -> FrozenConnection:
+    """Copy the file with its log to memory."""
+    with _temporary_copy(file) as copy:
         for each in (file, log):
             (copy.parent / each.name).write_bytes(each.read_bytes())
         return _in_memory(copy)
 
 
 @contextmanager
-def _beside(file: Path) -> Iterator[Path]:
-    """Where a copy of the file may lie for a moment."""
+def _temporary_copy(file: Path) -> Iterator[Path]:
+    """Yield the path for a temporary copy of the file."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="ramify-look-") as folder:
         yield Path(folder) / file.name
 
 
-def _in_memory(file: Path) -> Still:
-    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Still)
+def _in_memory(file: Path) -> FrozenConnection:
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=FrozenConnection)
     with closing(sqlite3.connect(file)) as copy:
         copy.backup(memory)
     return memory

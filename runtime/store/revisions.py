@@ -1,6 +1,6 @@
-"""The versions that a database has had, as names; what they do stands under `versions/`."""
+"""The names of the database revisions, oldest first. The migrations are in `versions/`."""
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 VERSION_TABLE = "ramify_version"
 SCHEMA = "ramify"
-"""PostgreSQL's schema for our tables: a database may be shared."""
+"""The schema of our tables on PostgreSQL, where a database may be shared."""

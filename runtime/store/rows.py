@@ -1,5 +1,5 @@
-"""Records to rows and back. A row has its record's fields by name, but for long texts (a blob's digest) and for
-values that are not scalars (JSON)."""
+"""Convert records to database rows and back. A row has the fields of its record by name. Long texts are replaced by
+their digest in `blobs`, and values that are not scalars by JSON."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ BLOBS: Mapping[str, tuple[str, ...]] = {
     "attempts": ("args", "result"),
     "answers": ("answer",),
 }
-"""By table: the fields NAME_json of a record whose text stands in `blobs`; the row's column is NAME_blob."""
+"""By table: the fields NAME_json of a record whose text is in `blobs`. The row's column is NAME_blob."""
 _BLOB = "_blob"
 
 
 def digest(text: str) -> str:
-    """A blob's name. Lone surrogates count as they are."""
+    """Return the digest that names a text in `blobs`. Lone surrogates are encoded as they are."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def unaltered(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """These texts by their names. Raises `ValueError` for one that is not what its name says."""
+    """Return the texts. Raises `ValueError` if the digest of one is not its name."""
     if altered := next((name for name, text in texts.items() if digest(text) != name), None):
-        raise ValueError(f"the text {altered[:12]} was altered, or damaged: its digest is another one")
+        raise ValueError(f"the text {altered[:12]} was altered or damaged: its digest differs")
     return texts
 
 
 def texts(table: Table, record: RunRecord | OpRecord | LLMRecord | EffectRecord | AnswerRecord) -> list[str]:
-    """The long texts that must be in `blobs` before the record's row."""
+    """Return the texts that must be in `blobs` before the record's row."""
     found = (getattr(record, f"{name}_json") for name in BLOBS[table.name])
     return [text for text in found if text is not None]
 
@@ -76,7 +76,7 @@ def run_row(run: RunRecord) -> dict[str, Any]:
 
 
 def settings_json(settings: Settings) -> str:
-    """What was not said is left out: an older Ramify that is still at work in this home reads what it knows."""
+    """Encode settings without unset values, so that an older Ramify that works in the same home can read them."""
     return json.dumps({name: value for name, value in asdict(settings).items() if value not in (None, False)})
 
 
@@ -101,13 +101,13 @@ def checkpoint_row(checkpoint: CheckpointRecord) -> dict[str, Any]:
 
 
 def names_in(found: Sequence[Row]) -> set[str]:
-    """The long texts that rows of one query name."""
+    """Return the digests of the texts that the rows of one query name."""
     columns = _blob_columns(found)
     return {row[column] for row in found for column in columns if row[column] is not None}
 
 
 def with_texts(found: Sequence[Row], texts: Mapping[str, str]) -> list[Row]:
-    """NAME_json in the place of each NAME_blob, in rows of one query."""
+    """Replace each NAME_blob by NAME_json, in the rows of one query."""
     columns = [(column, f"{column.removesuffix(_BLOB)}_json") for column in _blob_columns(found)]
     if not columns:
         return list(found)
@@ -154,8 +154,8 @@ def effect_record(row: Row) -> EffectRecord:
 
 
 def with_attempts(last: Sequence[EffectRecord], earlier: Iterable[EffectRecord]) -> list[EffectRecord]:
-    """A ledger in the order of the first intents, of each effect all attempts up to the last, however many there have
-    been since that was read."""
+    """Return the ledger in the order of the first intents, with all attempts of each effect up to the one in `last`.
+    Attempts that were written after `last` was read are left out."""
     attempts: dict[str, list[EffectRecord]] = {}
     for one in earlier:
         attempts.setdefault(one.key, []).append(one)

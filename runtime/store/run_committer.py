@@ -1,18 +1,21 @@
-"""One thread that writes: what waits when a transaction begins is committed with it, at the price of one fsync.
+"""Group commits of the run store: one thread writes, and all jobs that wait when a transaction begins share it.
 
-**Siblings.** Steps that end at about the same time share a transaction. Each announces its commit when its code has
-ended (`coming`), before its world is sealed; a batch waits for those, no longer than about what an fsync costs. The
-layers of all of them are flushed at once (`barrier`), before the rows that name them.
+**Siblings.** Steps that end at about the same time share a transaction and its fsync. Each step announces its commit
+when its code has ended (`coming`), before its world is sealed. A batch waits for announced commits, but not longer
+than about the time of an fsync. The layers of the whole batch are flushed once (`barrier`), before the rows that name
+them.
 
-**What nobody waits for** (`linger_s`) stays in the queue until something urgent comes, or its time is up, so that it
-shares that transaction; what was submitted before is never durable later. LangGraph's saver hands its rows to this
-thread where its tables lie in the same database: a node's row, its writes and the checkpoint are one commit then.
+**Lingering jobs** (`linger_s`), for which nobody waits, stay in the queue until an urgent job comes or their time is
+up, so that they share that transaction. The order of submission is kept. LangGraph's saver submits its rows here if
+its
+tables are in the same database: then a node's row, its writes and the checkpoint are one commit.
 
-**A server that goes away.** The batch is tried again, with growing pauses, until `patience_s` is over. Whether a
-commit whose answer was lost took place is not guessed: each batch first writes its number under this writer's name,
-and finds it there already where it did. The one connection also holds the locks of the runs (PostgreSQL's advisory
-locks): what the server forgets with the connection is taken again before anything else is written, and where another
-process was faster, nothing more is written for that run.
+**Lost connections** to a server. The batch is retried, with growing pauses, for up to `patience_s`. If the answer to
+a
+commit was lost, the retry finds out whether the commit took place: each batch first writes its number under this
+writer's id. The connection also holds the locks of the runs (PostgreSQL's advisory locks). After a reconnect the
+locks are taken again before anything is written. If another process has taken a run over meanwhile, nothing more is
+written for that run.
 """
 
 from __future__ import annotations
@@ -34,24 +37,30 @@ from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import statements, tables
-from ramify.runtime.store.blobs import Recent
-from ramify.runtime.store.database_errors import is_connection_lost, is_serialization_failure
+from ramify.runtime.store.blobs import RecentTexts
+from ramify.runtime.store.database_errors import is_connection_lost
 from ramify.runtime.store.pooler_check import refused, session_of
+from ramify.runtime.store.retries import FIRST_PAUSE_S as FIRST_PAUSE_S
+from ramify.runtime.store.retries import LONGEST_PAUSE_S as LONGEST_PAUSE_S
+from ramify.runtime.store.retries import PATIENCE_S as PATIENCE_S
+from ramify.runtime.store.retries import Retries
 
 Work = Callable[[Connection], None]
 Barrier = Callable[[], None]
 
 LINGER_S = 0.005
-JOIN_NEXT_COMMIT_S = 0.1  # how long what nobody waits for stays uncommitted, where a commit is about to come
-PATIENCE_S = 30.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+JOIN_NEXT_COMMIT_S = 0.1  # how long a lingering job waits for a commit that is expected soon
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One commit: what it does in the transaction, after `texts` are there, and what must be on disk before.
+    """One commit.
 
-    `linger_s`: how long it may stay uncommitted. `undone` hears of each transaction that was rolled back with it.
+    work: writes the rows, inside the transaction.
+    texts: long texts that the rows name; they are written before.
+    barrier: makes durable what the rows name; called before the transaction.
+    linger_s: how long the job may stay uncommitted, in seconds.
+    undone: called after each rollback of a transaction with this job.
     """
 
     work: Work
@@ -60,19 +69,23 @@ class Job:
     barrier: Barrier | None = None
     linger_s: float = 0.0
     undone: Callable[[], None] | None = None
-    begins: bool = False  # the run is new, or gets another plan: no text is written against one of before
+    begins: bool = False  # the run is new, or gets another plan: its earlier texts must not be bases
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
     job: Job
     due: float = 0.0
-    alone: bool = False  # no transaction of ours: a lock
+    alone: bool = False  # a lock operation, which needs a batch of its own
     future: Future[None] = field(default_factory=Future)
 
 
 class RunCommitter:
-    """`clock`: Unix seconds. Any thread may submit; `close` commits what waits."""
+    """Commits jobs in groups, in a thread of its own. Any thread may submit; `close` commits all that is queued.
+
+    clock: returns Unix seconds. timer: returns monotonic seconds.
+    linger_s: how long a batch waits for announced commits. patience_s: how long a lost server is retried.
+    """
 
     def __init__(
         self,
@@ -91,52 +104,54 @@ class RunCommitter:
         self._name = secrets.token_hex(8)
         self._batches = 0
         self._connection: Connection | None = None
-        self._session = 0  # on a server, the connection's: our locks are that session's
+        self._session = 0  # the connection's session on the server, which owns our locks
         self._held: set[RunId] = set()
         self._lost: set[RunId] = set()
         self._queue: deque[_Waiting] = deque()
         self._announced = 0
-        self._recent = Recent()
+        self._recent = RecentTexts()
         self._guests: list[Callable[[], None]] = []
         self._closed = False
         self._broken: BaseException | None = None  # what ended the thread
         self._owner = os.getpid()
-        self._lock = threading.RLock()  # entered as it is: Ctrl-C inside a Condition's own entry leaves it locked
+        self._lock = threading.RLock()  # entered directly: Ctrl-C inside `Condition.__enter__` would leave it locked
         self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._serve, name="ramify-store", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, coming: AnnouncedCommit | None = None) -> Future[None]:
-        """The future is done when the job is durable. `coming`: the announcement that this is the commit of."""
+        """Queue a job. The future is done when the job is durable. `coming`: the announcement that this job
+        fulfils."""
         return self._put(_Waiting(job, self._timer() + job.linger_s), coming)
 
     def before_end(self, leave: Callable[[], None]) -> None:
-        """`leave` is called when this is about to close, and may submit still."""
+        """Register a function that is called when this committer is about to close. It may still submit jobs."""
         self._guests.append(leave)
 
     def hurry(self) -> None:
-        """What lingers is due now."""
+        """Make all lingering jobs due now."""
         with self._lock:
             for one in self._queue:
                 one.due = 0.0
             self._changed.notify_all()
 
     def coming(self) -> AnnouncedCommit:
-        """Announce a commit: what is submitted meanwhile waits for it, a little. Use as a context manager."""
+        """Announce a commit, for which other jobs wait a little. Use the result as a context manager."""
         with self._lock:
             self._announced += 1
         return AnnouncedCommit(self)
 
     def hold(self, run: RunId) -> Future[None]:
-        """Lock a run against processes on other machines; `RunLocked` where one of them has it. PostgreSQL only."""
-        return self._put(_Waiting(Job(lambda connection: self._take(connection, run)), alone=True), None)
+        """Lock a run against processes on other machines, on PostgreSQL. The future raises `RunLocked` if one has
+        it."""
+        return self._put(_Waiting(Job(lambda connection: self._take_lock(connection, run)), alone=True), None)
 
     def let_go(self, run: RunId) -> Future[None]:
-        return self._put(_Waiting(Job(lambda connection: self._give(connection, run)), alone=True), None)
+        return self._put(_Waiting(Job(lambda connection: self._release_lock(connection, run)), alone=True), None)
 
     def close(self) -> None:
         if os.getpid() != self._owner:
-            return  # a forked child's copy, without the thread: its parent commits what waits
+            return  # a forked child's copy has no thread: the parent commits the queue
         for leave in self._guests:
             leave()
         with self._lock:
@@ -145,17 +160,17 @@ class RunCommitter:
         self._thread.join()
 
     def arrived(self) -> None:
-        """One of those announced is there, or will not come."""
+        """Note that an announced commit has come, or will not come."""
         with self._lock:
             self._announced -= 1
             self._changed.notify_all()
 
     def _put(self, waiting: _Waiting, coming: AnnouncedCommit | None) -> Future[None]:
         refuse_in_child(self._owner, "the database", UsedAfterFork)
-        waiting.future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
+        waiting.future.set_running_or_notify_cancel()  # cancelling the waiter does not cancel the work
         with self._lock:
             if self._broken is not None:
-                raise _ended(self._broken) from self._broken
+                raise _thread_ended(self._broken) from self._broken
             if self._closed:
                 raise StoreError("the database is not open any more: its store was closed")
             self._queue.append(waiting)
@@ -164,33 +179,33 @@ class RunCommitter:
             self._changed.notify_all()
         return waiting.future
 
-    # Below: on the thread
+    # On the committing thread
 
     def _serve(self) -> None:
         batch: Sequence[_Waiting] | None = None
         try:
-            while (batch := self._next()) is not None:
+            while (batch := self._next_batch()) is not None:
                 crash_points.point("batch taken")
                 self._commit(batch)
         except BaseException as error:
-            self._end_by(error, batch)
+            self._fail_all(error, batch)
             raise
         finally:
             if self._connection is not None:
                 self._connection.close()
 
-    def _end_by(self, error: BaseException, batch: Sequence[_Waiting] | None) -> None:
-        """This thread ends: nothing that waits, or is submitted later, is left without an answer."""
+    def _fail_all(self, error: BaseException, batch: Sequence[_Waiting] | None) -> None:
+        """Fail all queued jobs, because this thread ends by an error; later submissions raise it."""
         with self._lock:
             self._broken = error
             left = [*(batch or ()), *self._queue]
             self._queue.clear()
         for one in left:
             if not one.future.done():
-                one.future.set_exception(_ended(error))
+                one.future.set_exception(_thread_ended(error))
 
-    def _next(self) -> list[_Waiting] | None:
-        """All that waits, once some of it is due and nobody is about to join; None at the end."""
+    def _next_batch(self) -> list[_Waiting] | None:
+        """Return all queued jobs when one of them is due and announced commits have come; None at the end."""
         with self._lock:
             while (due_in := self._due_in()) is None or (due_in > 0 and not self._closed):
                 if self._closed:
@@ -208,26 +223,26 @@ class RunCommitter:
 
     def _commit(self, batch: list[_Waiting]) -> None:
         if len(batch) > 1 and any(one.alone for one in batch):
-            self._each(batch)
+            self._commit_one_by_one(batch)
             return
         try:
             for barrier in {one.job.barrier for one in batch if one.job.barrier is not None}:
                 barrier()
                 crash_points.point("layers flushed")
             self._batches += 1
-            self._patiently(batch)
+            self._commit_with_retries(batch)
         except BaseException as error:  # noqa: BLE001  # handed to whoever waits
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
             else:
-                self._each(batch)  # one of them spoiled it for all
+                self._commit_one_by_one(batch)  # one job may have made the whole batch fail
             return
         crash_points.point("batch committed")
         for one in batch:
             one.future.set_result(None)
 
-    def _each(self, batch: list[_Waiting]) -> None:
-        """Each for itself; but nothing of a run after what nobody waited for and what did not go in."""
+    def _commit_one_by_one(self, batch: list[_Waiting]) -> None:
+        """Commit each job on its own. If a lingering job of a run fails, fail all later jobs of that run."""
         broken: dict[RunId, BaseException] = {}
         for one in batch:
             run = one.job.run
@@ -238,31 +253,27 @@ class RunCommitter:
             if run is not None and one.job.linger_s and (error := one.future.exception()) is not None:
                 broken[run] = error
 
-    def _patiently(self, batch: list[_Waiting]) -> None:
-        until, pause = self._timer() + self._patience_s, FIRST_PAUSE_S
+    def _commit_with_retries(self, batch: list[_Waiting]) -> None:
+        retries = Retries(self._patience_s, self._timer)
         while True:
             try:
-                self._once(batch)
+                self._transact(batch)
                 return
             except Exception as error:
                 for undone in {one.job.undone for one in batch if one.job.undone is not None}:
                     undone()
-                if (
-                    not (is_connection_lost(error) or is_serialization_failure(error))
-                    or self._timer() + pause > until
-                ):
+                if (pause_s := retries.pause_after(error)) is None:
                     raise
                 if is_connection_lost(error):
                     self._disconnect()
-            self._sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+            self._sleep(pause_s)
 
-    def _once(self, batch: list[_Waiting]) -> None:
+    def _transact(self, batch: list[_Waiting]) -> None:
         connection = self._connected()
         with connection.begin() as transaction:
             crash_points.point("transaction begun")
-            if self._on_server and not batch[0].alone and not self._numbered(connection):
-                transaction.rollback()  # this very batch: its answer was lost, not the batch
+            if self._on_server and not batch[0].alone and not self._write_batch_number(connection):
+                transaction.rollback()  # this batch was committed before; only the answer was lost
                 return
             for one in batch:
                 if one.job.begins and one.job.run is not None:
@@ -277,8 +288,8 @@ class RunCommitter:
         for one in batch:
             self._recent.named(one.job.run, one.job.texts)
 
-    def _numbered(self, connection: Connection) -> bool:
-        """Write the batch's number; False where it stands there."""
+    def _write_batch_number(self, connection: Connection) -> bool:
+        """Write the batch's number. Returns False if the number is there already."""
         values = {"id": self._name, "batch": self._batches, "at": self._clock()}
         put = statements.insert(connection, tables.writers).values(values)
         newer = {"batch": put.excluded.batch, "at": put.excluded.at}
@@ -297,17 +308,17 @@ class RunCommitter:
                 if self._on_server:
                     with connection.begin():
                         self._session = session_of(connection)
-                self._take_again(connection)
+                self._retake_locks(connection)
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
 
-    def _take_again(self, connection: Connection) -> None:
+    def _retake_locks(self, connection: Connection) -> None:
         with connection.begin():
             for run in sorted(self._held):
-                if not self._locked(connection, run):
+                if not self._try_lock(connection, run):
                     self._held.discard(run)
                     self._lost.add(run)
 
@@ -317,14 +328,14 @@ class RunCommitter:
             connection.invalidate()
             connection.close()
 
-    def _take(self, connection: Connection, run: RunId) -> None:
-        if run not in self._held and not self._locked(connection, run):
+    def _take_lock(self, connection: Connection, run: RunId) -> None:
+        if run not in self._held and not self._try_lock(connection, run):
             raise RunLocked(f"run {run} is being worked on by a process on another machine: wait for it or stop it")
         self._held.add(run)
         self._lost.discard(run)
 
-    def _locked(self, connection: Connection, run: RunId) -> bool:
-        """Take the run's lock, if nobody else has it, and see that it is in the session that all of ours use."""
+    def _try_lock(self, connection: Connection, run: RunId) -> bool:
+        """Try to take the run's lock on the server. Checks that the connection still has its own session."""
         asked = "SELECT pg_try_advisory_lock(%s), pg_backend_pid()"
         locked, session = connection.exec_driver_sql(asked, (lock_number(run),)).one()
         if session != self._session:
@@ -334,7 +345,7 @@ class RunCommitter:
     def _refused(self) -> StoreError:
         return refused(self._engine.url.render_as_string())
 
-    def _give(self, connection: Connection, run: RunId) -> None:
+    def _release_lock(self, connection: Connection, run: RunId) -> None:
         if run in self._held:
             connection.exec_driver_sql("SELECT pg_advisory_unlock(%s)", (lock_number(run),))
         self._held.discard(run)
@@ -343,7 +354,7 @@ class RunCommitter:
 
 @dataclass(eq=False, slots=True)
 class AnnouncedCommit:
-    """An announced commit. It is over with its submission or with the block, whichever is first."""
+    """An announced commit. The announcement ends with the submission or with the block, whichever comes first."""
 
     _committer: RunCommitter
     _there: bool = False
@@ -361,13 +372,13 @@ class AnnouncedCommit:
 
 
 def lock_number(run: RunId, what: str = "run") -> int:
-    """The run's among PostgreSQL's advisory locks, a signed 64-bit number. `what` it is held for: to work on the run,
-    or to "stop" it."""
+    """Return the number of a run's advisory lock in PostgreSQL, a signed 64-bit integer. `what`: "run" for working on
+    the run, "stop" for cancelling it."""
     return int.from_bytes(hashlib.sha256(f"ramify {what} {run}".encode()).digest()[:8], signed=True)
 
 
 def held_elsewhere(connection: Connection, runs: Iterable[RunId], what: str = "run") -> set[RunId]:
-    """Which of these runs any process on any machine holds for that, as the server knows it."""
+    """Return those of these runs that a process on any machine has locked."""
     rows = connection.exec_driver_sql(
         "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 "
         "AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -376,15 +387,15 @@ def held_elsewhere(connection: Connection, runs: Iterable[RunId], what: str = "r
     return {run for run in runs if lock_number(run, what) % (1 << 64) in there}
 
 
-def _ended(error: BaseException) -> StoreError:
+def _thread_ended(error: BaseException) -> StoreError:
     return StoreError(
-        f"the thread that commits has ended ({type(error).__name__}: {error}): close this Runtime or app and resume "
+        f"the committing thread has ended ({type(error).__name__}: {error}): close this Runtime or app and resume "
         "its runs with a new one"
     )
 
 
 def _taken_over(run: RunId | None) -> RunLocked:
     return RunLocked(
-        f"the connection to the database broke, and a process on another machine took run {run} over: "
-        "this one has stopped working on it"
+        f"the connection to the database broke, and a process on another machine took over run {run}: "
+        "this process has stopped working on it"
     )

@@ -1,4 +1,4 @@
-"""How much was done in a run, counted by the database. Plain SQL, which both databases and both readers take."""
+"""Counts of what happened in a run, as plain SQL that both databases and both readers (RunStore, Reader) use."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ramify.runtime.records import ROOT, OpStatus, RunId
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What happened in a run so far."""
+    """How many operations of each kind happened in a run so far."""
 
-    steps: int = 0  # done, those taken over included
-    reused: int = 0  # taken over from another branch or run
+    steps: int = 0  # done, including reused ones
+    reused: int = 0  # results taken from another branch or run
     failed: int = 0  # attempts that raised
-    forks: int = 0  # worlds forked: branches, beside the root, on which something happened
+    forks: int = 0  # branches besides the root on which something happened
     merges: int = 0
     llm_calls: int = 0
 
 
 def ops_query(run_ids: str) -> str:
-    """One row a run: its id and a Tally's fields, but for the model calls. `run_ids`: what stands behind IN."""
+    """Return the query for one row per run: its id and the fields of a Tally, without the model calls. `run_ids`: the
+    expression after IN."""
     done = f"status = '{OpStatus.DONE}'"
     step = f"kind = '{OpKind.RUN}' AND {done}"
     counts = {
@@ -38,13 +39,14 @@ def ops_query(run_ids: str) -> str:
 
 
 def llm_query(run_ids: str) -> str:
+    """Return the query for the number of model calls per run. `run_ids`: the expression after IN."""
     return f"SELECT run_id, count(*) AS calls FROM llm WHERE run_id IN {run_ids} GROUP BY run_id"
 
 
 def counted(
     run_ids: Sequence[RunId], ops: Iterable[Mapping[str, Any]], llm: Iterable[Mapping[str, Any]]
 ) -> dict[RunId, Tally]:
-    """From the rows of both queries."""
+    """Combine the rows of both queries to one Tally per run."""
     done = {row["run_id"]: {name: row[name] for name in row if name != "run_id"} for row in ops}
     calls = {row["run_id"]: row["calls"] for row in llm}
     return {run_id: Tally(**done.get(run_id, {}), llm_calls=calls.get(run_id, 0)) for run_id in run_ids}

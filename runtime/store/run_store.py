@@ -1,72 +1,62 @@
-"""RunStore: what the runtime remembers, on SQLite or PostgreSQL.
+"""RunStore: reads and writes the runtime's records, on SQLite or PostgreSQL.
 
-One `commit` is one transaction: the rows of an operation, the checkpoint that it made, the model calls that it used
-and the run's own row are there together or not at all. Commits that are asked for at the same time share one (and
-one fsync). Readers (`ramify ls` beside a run) never wait for the writer.
+One `commit` is atomic: the rows of an operation, the checkpoint that it made, the model calls that it used and the
+run's own row are stored together or not at all. Concurrent commits share a transaction and its fsync. Readers, such
+as `ramify ls` beside a run, never wait for the writer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, String, Table, bindparam, select, text, union
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Connection, Engine, text
 
 from ramify.fork_engine.close_on_fork import refuse_in_child
-from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.errors import RunLocked, RunNotFound, StoreError, UsedAfterFork
+from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import (
-    DOUBTFUL,
     AnswerRecord,
-    CheckpointId,
     CheckpointRecord,
     EffectRecord,
     LLMRecord,
     OpRecord,
-    OpStatus,
     RunId,
     RunRecord,
     RunUpdate,
-    Settings,
 )
 from ramify.runtime.store import address as addresses
-from ramify.runtime.store import blobs, rows, run_committer, run_counts, statements, tables
-from ramify.runtime.store.database_errors import as_store_errors, is_connection_lost
+from ramify.runtime.store import rows, run_committer, statements, tables
+from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
 from ramify.runtime.store.migrate import bring_up_to_date
 from ramify.runtime.store.pooler_check import refuse_shared_sessions
 from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, Barrier, Job, RunCommitter
-from ramify.runtime.store.run_counts import Tally
+from ramify.runtime.store.store_queries import StoreQueries
 
 T = TypeVar("T")
 
-_IDS = bindparam("ids", type_=String(), expanding=True)
 _HOLD_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
-class RunStore:
-    """The database at `address`: a file, made with its folders where it is missing, `sqlite:///FILE`, or
-    `postgresql://…`. Use as an async context manager.
+class RunStore(StoreQueries):
+    """The database of runs. Use it as an async context manager.
 
-    `clock` gives Unix seconds; it stamps `updated_at` on each commit. A server that is gone is waited for, up to
-    `patience_s`. Every method raises `StoreError` where the database cannot be used, saying what to do.
+    address: a path or `sqlite:///FILE`, created with its folders if missing, or `postgresql://…`.
+    clock: returns Unix seconds, for `updated_at`.
+    patience_s: for how many seconds a lost connection to a server is retried.
+
+    Every method raises `StoreError`, which says what to do, if the database cannot be used.
     """
 
     def __init__(self, address: str | Path, *, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
-        self.address = addresses.parse(address)
+        super().__init__(addresses.parse(address), patience_s)
         self._clock = clock
-        self._patience_s = patience_s
-        self._reader: AsyncEngine | None = None
         self._writer: Engine | None = None
         self._committer: RunCommitter | None = None
         self._owner = os.getpid()
@@ -91,7 +81,7 @@ class RunStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._owner:
-            return  # a forked child's copy: its parent closes it
+            return  # a forked child's copy: the parent closes the store
         committing, self._committer = self._opened(), None
         await finish_despite_cancel(self._close(committing))
 
@@ -99,10 +89,8 @@ class RunStore:
         await asyncio.to_thread(committing.close)
         await self._dispose()
 
-    # Runs
-
     async def create_run(self, run: RunRecord, base: CheckpointRecord | None = None) -> None:
-        """A new row and its base checkpoint; `StoreError` where a run of that id exists."""
+        """Insert a run and its base checkpoint. Raises `StoreError` if a run with that id exists."""
 
         def work(connection: Connection) -> None:
             statements.put(connection, tables.runs, [rows.run_row(run)])
@@ -111,26 +99,15 @@ class RunStore:
 
         await self._write(Job(work, run.id, rows.texts(tables.runs, run), begins=True))
 
-    async def run(self, run_id: RunId) -> RunRecord:
-        found = await self._fetch(tables.query(tables.runs).where(tables.runs.c.id == run_id), rows.run_record)
-        if not found:
-            raise statements.no_run(run_id)
-        return found[0]
-
-    async def runs(self, limit: int | None = None) -> list[RunRecord]:
-        """Newest first."""
-        query = tables.query(tables.runs).order_by(tables.runs.c.n.desc()).limit(limit)
-        return await self._fetch(query, rows.run_record)
-
     async def delete_run(self, run_id: RunId) -> None:
-        """Forget a run with all its rows, and the long texts that no other row names."""
+        """Delete a run with all its rows, and the texts that no other row names."""
         await self._write(Job(lambda connection: statements.delete_run(connection, run_id)))
 
     @asynccontextmanager
     async def held(self, run_id: RunId) -> AsyncIterator[None]:
-        """While this block runs, no process on another machine works on the run; `RunLocked` where one does.
+        """Hold the run against processes on other machines in this block. Raises `RunLocked` if one works on it.
 
-        A SQLite file belongs to one machine, whose processes the run's lock file keeps apart (locks.py).
+        A SQLite file belongs to one machine, on which the run's lock file does the same (`run_locks.py`).
         """
         if self.address.on_server:
             await self._hold(run_id)
@@ -141,7 +118,7 @@ class RunStore:
                 await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
 
     async def _hold(self, run_id: RunId) -> None:
-        """A server takes a moment to see that the process which held a run was killed."""
+        """Take the lock. Retries, because a server takes a moment to notice that the holder was killed."""
         for pause in _HOLD_AGAIN_S:
             try:
                 await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
@@ -151,7 +128,7 @@ class RunStore:
         await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
 
     async def held_anywhere(self, run_ids: Iterable[RunId]) -> set[RunId]:
-        """Those of these runs that a process, on whatever machine, works on; none where the database is a file."""
+        """Return those of these runs on which a process of any machine works; empty if the database is a file."""
         if not self.address.on_server:
             return set()
         wanted = list(run_ids)
@@ -159,8 +136,8 @@ class RunStore:
 
     @asynccontextmanager
     async def requesting_stop(self, run_id: RunId) -> AsyncIterator[None]:
-        """While this block runs, whichever process works on the run is asked to stop it: by a lock at the server that
-        goes with this connection, so no wish outlives who had it. Where the database is a file: `locks.py`."""
+        """In this block, ask the process that works on the run to cancel it. The request is a lock on the server,
+        which ends with this connection. If the database is a file, `run_locks.py` does the same."""
         if not self.address.on_server:
             yield
             return
@@ -174,16 +151,14 @@ class RunStore:
                 await connection.execute(text("SELECT pg_advisory_unlock_shared(:lock)"), lock)
 
     async def stop_requested(self, run_id: RunId) -> bool:
-        """Whether a process, on whatever machine, is `requesting_stop` the run."""
+        """Whether a process on any machine is in an `requesting_stop` block for the run."""
         if not self.address.on_server:
             return False
         wished = await self._read(lambda c: c.run_sync(run_committer.held_elsewhere, [run_id], "stop"))
         return bool(wished)
 
-    # The journal
-
     def coming(self) -> AnnouncedCommit:
-        """Announce a commit that follows soon, so that others that are ready wait a little to share its fsync."""
+        """Announce a commit that follows soon; other commits wait a little to share its fsync."""
         return self._opened().coming()
 
     async def commit(
@@ -201,17 +176,19 @@ class RunStore:
         coming: AnnouncedCommit | None = None,
         begin: RunRecord | None = None,
     ) -> None:
-        """All of it in one transaction, or nothing. Durable when this returns.
+        """Write all of this in one transaction. Durable when this returns.
 
-        `begin`: the run's own row where it is not there yet, for a run that begins with a past.
+        ops, llm, checkpoints, effects: new rows; effects replace existing ones with the same key.
+        undone_after: DONE rows with a higher number become UNDONE, and answers to later questions become void.
+        unasked: keys of questions that are not open any more.
+        update: changes of the run's own row.
+        barrier: makes durable what the rows name; called once for all commits of a transaction with the same barrier.
+        coming: the announcement that this commit fulfils.
+        begin: the run's own row, for a run that starts with a journal (a fork).
 
-        `undone_after`: the rows with a higher number that are there and DONE become UNDONE, and answers to what was
-        asked or answered since are void. `unasked`: the keys of questions that are not open any more. `barrier` makes
-        durable what the rows name; it is called once for all commits of a transaction that give the same one.
-
-        A cancelled caller waits for the transaction's end, so that what it knows is what the disk holds. A run that
-        goes back to RUNNING loses its error. Raises `RunNotFound`; `StoreError` for an illegal change of status,
-        for a row of another run, or a sequence number that is taken.
+        A cancelled caller waits for the end of the transaction, so that it knows what is on disk. A run that becomes
+        RUNNING loses its error. Raises `RunNotFound`, and `StoreError` for an illegal change of status, a row of
+        another run, or a sequence number that is taken.
         """
         job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked)
         await self._write(job, coming)
@@ -227,13 +204,15 @@ class RunStore:
         coming: AnnouncedCommit | None = None,
         linger_s: float,
     ) -> asyncio.Future[None]:
-        """As `commit`, not waited for: durable with the next commit, and after `linger_s` at the latest."""
+        """Like `commit`, without waiting: the rows become durable with the next commit, after `linger_s` at the
+        latest.
+        Returns a future that is done then."""
         job = self._job(run_id, ops, (), checkpoints, (), None, update, barrier)
         durable = asyncio.wrap_future(self._opened().submit(replace(job, linger_s=linger_s), coming))
         return asyncio.ensure_future(self._wait(durable))
 
     def lead(self, address: str | Path) -> RunCommitter | None:
-        """The thread that commits, where that address is this very database: others may hand it their rows."""
+        """Return the committer if that address is this database, so that others can submit their rows to it."""
         other = addresses.parse(address)
         if self.address.file is None or other.file is None:
             return self._opened() if other.url == self.address.url else None
@@ -281,26 +260,9 @@ class RunStore:
 
         return Job(work, run_id, long_texts, barrier, begins=begin is not None or change.plan_json is not None)
 
-    async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
-        """A run's journal, or what came to it after the row numbered `after`."""
-        return await self._of_run(tables.ops, run_id, rows.op_record, after)
-
-    async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
-        return await self._of_run(tables.llm, run_id, rows.llm_record, after)
-
-    async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
-        """The ledger of a run, in the order of the first intents: of each effect the last attempt. `earlier`: before
-        it those that it followed."""
-        last = await self._ledger(tables.effects, run_id)
-        return rows.with_attempts(last, await self._ledger(tables.attempts, run_id)) if earlier else last
-
-    async def _ledger(self, table: Table, run_id: RunId) -> list[EffectRecord]:
-        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.n)
-        return await self._fetch(query, rows.effect_record)
-
     async def put_answers(self, run_id: RunId, answers: Sequence[AnswerRecord]) -> AnswerRecord | None:
-        """Store answers of a run's questions, durable when this returns. None of them where one of the questions has
-        an answer already: that one is given back."""
+        """Store answers to a run's questions durably. If one of the questions has an answer already, store none of
+        them and return that answer."""
 
         def work(connection: Connection) -> None:
             for answer in answers:
@@ -316,73 +278,12 @@ class RunStore:
         return None
 
     async def void_answers(self, run_id: RunId, keys: Sequence[str]) -> None:
-        """These answers count no more: their questions, asked again, take new ones."""
+        """Void answers: if their questions are asked again, they take new answers."""
 
         def work(connection: Connection) -> None:
             connection.execute(statements.void_answers(run_id, keys))
 
         await self._write(Job(work, run_id))
-
-    async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
-        """What people answered to a run's questions (to those of all runs), in the order of the answers."""
-        query = tables.query(tables.answers).order_by(tables.answers.c.n)
-        mine = query if run_id is None else query.where(tables.answers.c.run_id == run_id)
-        return await self._fetch(mine, rows.answer_record)
-
-    async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
-        """The rows of a run's journal (of all runs' that are not done) that ask a person or hold an answer."""
-        return await self._fetch(statements.interrupts(run_id), rows.op_record)
-
-    async def doubts(self) -> list[EffectRecord]:
-        """Effects of all runs that were begun and not ended. One of a run at work may end yet."""
-        table = tables.effects
-        query = tables.query(table).where(table.c.status.in_(sorted(DOUBTFUL))).order_by(table.c.n)
-        return await self._fetch(query, rows.effect_record)
-
-    async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
-        return await self._of_run(tables.checkpoints, run_id, rows.checkpoint_record, after)
-
-    async def checkpoint(self, checkpoint_id: CheckpointId) -> CheckpointRecord:
-        query = tables.query(tables.checkpoints).where(tables.checkpoints.c.id == checkpoint_id)
-        found = await self._fetch(query, rows.checkpoint_record)
-        if not found:
-            raise RunNotFound(f"no checkpoint {checkpoint_id}: `ramify tree RUN` lists a run's checkpoints")
-        return found[0]
-
-    async def reusable(self, lineage_key: str) -> OpRecord | None:
-        """The newest row, over all runs, that did the work of that key."""
-        ops = tables.ops.c
-        query = tables.query(tables.ops).where(ops.lineage_key == lineage_key, ops.status == OpStatus.DONE)
-        found = await self._fetch(query.order_by(ops.n.desc()).limit(1), rows.op_record)
-        return found[0] if found else None
-
-    async def equal_calls(self, request_json: str) -> list[tuple[LLMRecord, RunId, Settings]]:
-        """The calls of all runs that made exactly this request, newest first, and what their runs stood on."""
-        llm, runs = tables.llm, tables.runs
-        query = tables.query(llm).add_columns(runs.c.settings_json.label("settings_of"))
-        query = query.join(runs, runs.c.id == llm.c.run_id).where(llm.c.request_blob == rows.digest(request_json))
-        return await self._fetch(query.order_by(llm.c.n.desc()).limit(20), rows.llm_record_and_settings)
-
-    async def live_snapshots(self) -> set[SnapshotId]:
-        """Every snapshot that a row names."""
-        columns = (
-            tables.runs.c.base_snapshot,
-            tables.ops.c.snapshot_in,
-            tables.ops.c.snapshot_out,
-            tables.checkpoints.c.snapshot_id,
-        )
-        found = await self._read(_scalars(union(*(select(column) for column in columns))))
-        return {SnapshotId(name) for name in found if name is not None}
-
-    async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
-        """How much was done in each of these runs."""
-        ops, llm = (text(q(":ids")).bindparams(_IDS) for q in (run_counts.ops_query, run_counts.llm_query))
-        ids = list(run_ids)
-        return run_counts.counted(
-            run_ids, await self._read(_mappings(ops, ids=ids)), await self._read(_mappings(llm, ids=ids))
-        )
-
-    # Below: how it is done
 
     async def _dispose(self) -> None:
         if self._writer is not None:
@@ -404,72 +305,13 @@ class RunStore:
         with as_store_errors(self.address):
             await finish_despite_cancel(durable)
 
-    async def _read(self, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """A server that is gone is asked again, for a while."""
+    def _refuse_when_closed(self) -> None:
         self._opened()
-        until, pause = time.monotonic() + self._patience_s, run_committer.FIRST_PAUSE_S
-        with as_store_errors(self.address):
-            while True:
-                assert self._reader is not None
-                try:
-                    return await _whole(self._reader, ask)
-                except DBAPIError as error:
-                    if not is_connection_lost(error) or time.monotonic() + pause > until:
-                        raise
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, run_committer.LONGEST_PAUSE_S)
-
-    async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T]) -> list[T]:
-        try:
-            found = await self._read(_with_texts(query))
-            return [make(row) for row in found]
-        except (ValueError, TypeError, KeyError, zlib.error) as error:
-            raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
-
-    async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
-        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
-        return await self._fetch(query.where(table.c.seq > after) if after else query, make)
 
 
 class _Taken(Exception):
-    """The question of that key has an answer."""
+    """The question with that key has an answer already."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(key)
-
-
-async def _whole(reader: AsyncEngine, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-    """Return the result of `ask`. A driver that is cancelled while it connects leaks the connection, so a cancelled
-    caller waits until the query ends and the connection is back in the pool."""
-
-    async def asked() -> T:
-        async with reader.connect() as connection:
-            return await ask(connection)
-
-    asking = asyncio.ensure_future(asked())
-    await finish_despite_cancel(asking)
-    return asking.result()
-
-
-def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
-    async def ask(connection: AsyncConnection) -> list[rows.Row]:
-        return [dict(row) for row in (await connection.execute(query, values)).mappings()]
-
-    return ask
-
-
-def _with_texts(query: Select[Any]) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
-    async def ask(connection: AsyncConnection) -> list[rows.Row]:
-        found = [dict(row) for row in (await connection.execute(query)).mappings()]
-        texts = await connection.run_sync(blobs.load, rows.names_in(found))
-        return rows.with_texts(found, texts)
-
-    return ask
-
-
-def _scalars(query: Any) -> Callable[[AsyncConnection], Awaitable[Sequence[str | None]]]:
-    async def ask(connection: AsyncConnection) -> Sequence[str | None]:
-        return (await connection.execute(query)).scalars().all()
-
-    return ask

@@ -1,4 +1,4 @@
-"""What is written: statements for SQLite and PostgreSQL, run inside a transaction of the committer's."""
+"""Write statements for SQLite and PostgreSQL. The committer runs them inside its transactions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.journal.inbox import VOID
 from ramify.runtime.records import (
     LEGAL_TRANSITIONS,
+    VOID,
     AnswerRecord,
     EffectRecord,
     OpStatus,
@@ -32,7 +32,7 @@ _SETTLING = ("idempotency_key", "status", "result_blob", "intended_at", "settled
 
 
 def insert(connection: Connection, table: Table) -> Any:
-    """An insert that can say what to do on a conflict: the two databases agree on that."""
+    """Return an insert that supports `on_conflict_…`, which both databases have."""
     dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
     return dialect.insert(table)
 
@@ -43,14 +43,14 @@ def put(connection: Connection, table: Table, values: Sequence[dict[str, Any]]) 
 
 
 def put_blobs(connection: Connection, packed: Mapping[str, Packed]) -> None:
-    """Those that are not there yet, in one order for all writers: two that put the same ones do not deadlock."""
+    """Insert missing texts, in sorted order, so that two writers of the same texts do not deadlock."""
     if packed:
         values = [blobs.row(name, packed[name]) for name in sorted(packed)]
         connection.execute(insert(connection, tables.blobs).on_conflict_do_nothing(), values)
 
 
 def put_effects(connection: Connection, effects: Sequence[EffectRecord]) -> None:
-    """A new row, or what became of one that is there; of an earlier attempt, the row stays to be read."""
+    """Insert effects, or update existing rows. A row of an earlier attempt is copied to `attempts` first."""
     for effect in effects:
         if effect.attempt > 1:
             connection.execute(_followed(effect))
@@ -60,7 +60,7 @@ def put_effects(connection: Connection, effects: Sequence[EffectRecord]) -> None
 
 
 def _followed(effect: EffectRecord) -> Insert:
-    """Keep the attempt that stands in this one's place."""
+    """Return the insert that copies the earlier attempt to `attempts`."""
     there = tables.effects.c
     names = [column.name for column in there if column.name != "n"]
     earlier = (there.run_id == effect.run_id, there.key == effect.key, there.attempt < effect.attempt)
@@ -68,7 +68,8 @@ def _followed(effect: EffectRecord) -> Insert:
 
 
 def update_run(connection: Connection, run_id: RunId, change: RunUpdate, clock: Callable[[], float]) -> None:
-    """Raises `RunNotFound`; `StoreError` for an illegal change of status. A run that goes on loses its error."""
+    """Update a run's row. A run that becomes RUNNING loses its error. Raises `RunNotFound`, and `StoreError` for an
+    illegal change of status."""
     table = tables.runs
     values: dict[str, object] = {"updated_at": clock() if change.updated_at is None else change.updated_at}
     if change.status is not None:
@@ -86,7 +87,7 @@ def update_run(connection: Connection, run_id: RunId, change: RunUpdate, clock: 
     before = None
     if change.plan_json is not None:
         values["plan_blob"] = rows.digest(change.plan_json)
-        if connection.dialect.name == "postgresql":  # nobody may put a blob, and not yet its row, meanwhile
+        if connection.dialect.name == "postgresql":  # a concurrent writer may have inserted a text, not yet its row
             connection.exec_driver_sql("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE")
         before = connection.execute(select(table.c.plan_blob).where(table.c.id == run_id)).scalar_one_or_none()
     if connection.execute(table.update().where(table.c.id == run_id).values(values)).rowcount == 0:
@@ -106,8 +107,8 @@ def _check_transition(connection: Connection, run_id: RunId, status: RunStatus) 
 
 
 def delete_run(connection: Connection, run_id: RunId) -> None:
-    """Forget a run with all its rows, and the long texts that no other row names."""
-    if connection.dialect.name == "postgresql":  # nobody may put a blob, and not yet its row, meanwhile
+    """Delete a run with all its rows, and the texts that no other row names."""
+    if connection.dialect.name == "postgresql":  # a concurrent writer may have inserted a text, but not yet its row
         connection.exec_driver_sql("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE")
     named = {name for name in connection.execute(_blobs_of(run_id)).scalars() if name}
     if connection.execute(tables.runs.delete().where(tables.runs.c.id == run_id)).rowcount == 0:
@@ -116,14 +117,14 @@ def delete_run(connection: Connection, run_id: RunId) -> None:
 
 
 def put_answer(connection: Connection, answer: AnswerRecord) -> bool:
-    """A new row; False where the question has an answer already, which stands."""
+    """Insert an answer. Returns False, and changes nothing, if the question has an answer already."""
     new = insert(connection, tables.answers).values(rows.answer_row(answer))
     new = new.on_conflict_do_nothing(index_elements=["run_id", "key"])
     return connection.execute(new.returning(tables.answers.c.n)).first() is not None
 
 
 def void_answers_after(run_id: RunId, after: int) -> Update:
-    """Answers to what a run asked, or answered, after the row of that number."""
+    """Void the answers to questions that a run asked, or answered, after the row with that number."""
     ops = tables.ops.c
     return void_answers(
         run_id, select(ops.key).where(ops.run_id == run_id, ops.seq > after, ops.kind == OpKind.INTERRUPT)
@@ -131,21 +132,21 @@ def void_answers_after(run_id: RunId, after: int) -> Update:
 
 
 def void_answers(run_id: RunId, keys: Sequence[str] | Select[Any]) -> Update:
-    """Answers that count no more. The rows stay to be read, under keys that no question has."""
+    """Void answers: they do not count any more. The rows stay, under keys that no question has."""
     answers = tables.answers.c
     key = type_coerce(answers.key, PlainText) + VOID + cast(answers.n, PlainText)
     return tables.answers.update().where(answers.run_id == run_id, answers.key.in_(keys)).values(key=key)
 
 
 def unask(run_id: RunId, keys: Sequence[str]) -> Update:
-    """Questions that the run did not meet again are not open any more."""
+    """Close questions that the run did not reach again."""
     ops = tables.ops
     asked = (ops.c.run_id == run_id, ops.c.status == OpStatus.ASKED, ops.c.key.in_(keys))
     return ops.update().where(*asked).values(status=OpStatus.UNASKED)
 
 
 def interrupts(run_id: RunId | None) -> Select[Any]:
-    """The questions and answers in a journal; in those of all runs that are not done where no run is named."""
+    """Select the question and answer rows of a run, or of all runs that are not done."""
     ops, runs = tables.ops.c, tables.runs.c
     mine = (
         ops.run_id.in_(select(runs.id).where(runs.status != RunStatus.DONE))
@@ -156,7 +157,7 @@ def interrupts(run_id: RunId | None) -> Select[Any]:
 
 
 def undo(run_id: RunId, after: int) -> Update:
-    """The rows with a higher number that are DONE become UNDONE."""
+    """Set the DONE rows with a higher number to UNDONE."""
     ops = tables.ops
     later = (ops.c.run_id == run_id, ops.c.seq > after, ops.c.status == OpStatus.DONE)
     return ops.update().where(*later).values(status=OpStatus.UNDONE)
@@ -167,6 +168,6 @@ def no_run(run_id: RunId) -> RunNotFound:
 
 
 def _blobs_of(run_id: RunId) -> CompoundSelect[Any]:
-    """The names of all blobs that rows of this run name."""
+    """Select the digests of all texts that rows of this run name."""
     owners = (column.table.c["id" if column.table is tables.runs else "run_id"] for column in BLOB_COLUMNS)
     return union(*(select(c).where(owner == run_id) for c, owner in zip(BLOB_COLUMNS, owners, strict=True)))

@@ -1,8 +1,8 @@
-"""How a long text is written against one that the database holds already. Pure.
+"""How texts are stored in the database: escaped if needed, and long ones as a difference to another text. Pure.
 
-A run's values grow: a list of messages, returned by each step, sent with each model call, gets one more each time. As
-text it is the old one and some more, so only what follows the common beginning is kept, and the old one's name. What
-follows is compressed, with the old text as the dictionary: the end of the JSON is in it, too, and what is like it.
+The values of a run grow: a list of messages that each step returns gets one more message each time. As text it is the
+old text with an addition. So only the digest of the old text (the base), the length of the common beginning, and the
+rest (the tail) are stored. The tail is compressed with the old text as the dictionary.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 Digest = str
 
-WORTH_SHARING = 160  # bytes of a common beginning: a reference costs about as much as fewer
-WORTH_PACKING, WORTH_PACKING_WITH_WORDS = 200, 48  # bytes to be compressed
-LEVEL, LEVEL_WITH_WORDS = 1, 6  # zlib's: with a dictionary it pays to look for the long match
-WINDOW = 32768  # that zlib looks back at most: it takes a quarter of a megabyte for it, so less where less will do
-_LOOKAHEAD = 262  # bytes of its window that zlib keeps for itself
-_RAW, _SQUEEZED = b"\0", b"\1"  # the first byte of a tail
+WORTH_SHARING = 160  # minimal length of a common beginning in bytes: a reference costs about as much
+WORTH_PACKING, WORTH_PACKING_WITH_WORDS = 200, 48  # minimal bytes to compress, without and with a dictionary
+LEVEL, LEVEL_WITH_WORDS = 1, 6  # zlib levels: with a dictionary, searching for long matches pays off
+WINDOW = 32768  # zlib's largest window, which costs 256 KB of memory: smaller ones are used if they suffice
+_LOOKAHEAD = 262  # bytes of its window that zlib reserves
+_RAW, _SQUEEZED = b"\0", b"\1"  # the first byte of a tail: not compressed, compressed
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A text whole, or `keep` bytes of its base's and a tail."""
+    """A whole text, or the first `keep` bytes of a base and a tail."""
 
     text: str
     base: Digest | None = None
@@ -32,7 +32,8 @@ class Packed:
 
 
 def pack(text: str, data: bytes, bases: Iterable[tuple[Digest, bytes]]) -> Packed:
-    """`data`: the text's bytes; `bases`: what it may be written against. The one it shares most with is taken."""
+    """Pack a text against the base with the longest common beginning. `data`: the text's bytes. `bases`:
+    candidates."""
     keep, base, old = 0, None, b""
     for digest, other in bases:
         if len(other) > keep and len(data) > keep and (shared := common(other, data)) > keep:
@@ -44,7 +45,7 @@ def pack(text: str, data: bytes, bases: Iterable[tuple[Digest, bytes]]) -> Packe
 
 
 def unpack(wanted: Iterable[Digest], packed: Mapping[Digest, Packed]) -> dict[Digest, str]:
-    """The texts of these names. Raises `KeyError` for one that is not there, or whose base is not."""
+    """Return the texts of these digests. Raises `KeyError` if a text or one of its bases is missing."""
     whole: dict[Digest, bytes] = {}
     return {digest: from_bytes(_bytes(digest, packed, whole)) for digest in wanted}
 
@@ -66,7 +67,7 @@ def _joined(base: bytes, link: Packed) -> bytes:
 
 
 def to_bytes(text: str) -> bytes:
-    """Lone surrogates count as they are."""
+    """Return the text as UTF-8; lone surrogates are encoded as they are."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -75,23 +76,23 @@ def from_bytes(data: bytes) -> str:
 
 
 def compress(data: bytes, dictionary: bytes = b"") -> bytes | None:
-    """None where it would not get smaller."""
+    """Return the compressed data, or None if it would not get smaller."""
     if len(data) < (WORTH_PACKING_WITH_WORDS if dictionary else WORTH_PACKING):
         return None
     level = LEVEL_WITH_WORDS if dictionary else LEVEL
-    bits = min(15, max(9, (len(data) + len(dictionary) + _LOOKAHEAD).bit_length()))  # that span all of it
+    bits = min(15, max(9, (len(data) + len(dictionary) + _LOOKAHEAD).bit_length()))  # a window that spans all of it
     squeezer = zlib.compressobj(level, zlib.DEFLATED, -bits, min(8, bits - 7), zdict=dictionary[-WINDOW:])
     squeezed = squeezer.compress(data) + squeezer.flush()
     return squeezed if len(squeezed) < len(data) else None
 
 
 def expand(data: bytes, dictionary: bytes = b"") -> bytes:
-    """Raises `zlib.error` where the bytes are not what was written."""
+    """Decompress. Raises `zlib.error` if the data is damaged."""
     return zlib.decompressobj(-15, zdict=dictionary[-WINDOW:]).decompress(data)
 
 
 def common(one: bytes, other: bytes) -> int:
-    """The length of their common beginning, by halving: comparing slices is what C does fast."""
+    """Return the length of the common beginning, by bisection: comparing slices is fast in C."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -108,8 +109,8 @@ ESCAPED = "\x01"
 
 
 def written(text: str) -> str:
-    """What no database holds (a surrogate from a name that is not UTF-8, a NUL) becomes escapes behind a mark;
-    all else stays as it is, readable by other tools."""
+    """Return the text as it is stored: escaped behind a mark if a database cannot store it (a surrogate from a file
+    name that is not UTF-8, a NUL), otherwise unchanged and readable by other tools."""
     return text if _storable(text) else escaped(text)
 
 
@@ -118,7 +119,7 @@ def escaped(text: str) -> str:
 
 
 def unescape_text(text: str) -> str:
-    """What `written` was given."""
+    """Return the text that was given to `written`."""
     if not text.startswith(ESCAPED):
         return text
     return text[1:].encode("ascii").decode("unicode_escape")

@@ -1,9 +1,9 @@
-"""The tables as they are now. The revisions under `versions/` make them; a test holds the two together.
+"""The present tables. The migrations under `versions/` create them; a test checks that both agree.
 
-Each table has a number of its own, `n`, that grows with each insert: "newest" means the highest, so that a clock
-that was set back changes nothing. Long texts (plans, arguments, requests, results) stand once in `blobs`, under
-the sha256 of their bytes, and rows name them by it: the database grows by what is new, not by what is repeated. One
-that grew out of another is kept as what was added to it (packing.py).
+Each table has a column `n` that grows with each insert. "Newest" means the highest `n`, so a clock that was set back
+changes nothing. Long texts (plans, arguments, requests, results) are stored once, in `blobs`, under the sha256 of
+their bytes, and rows refer to them by that digest. A text that extends another one is stored as the difference
+(`stored_texts.py`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ramify.runtime.store.stored_texts import unescape_text, written
 
 
 class Text(TypeDecorator[str]):
-    """Any Python string. One that a database cannot hold (a surrogate from a name that is not UTF-8, a NUL) is
-    written as escapes behind a mark; all others are written as they are, readable by other tools."""
+    """Any Python string. Strings that a database cannot store (with a surrogate from a file name that is not UTF-8,
+    or a NUL) are escaped behind a mark; all others are stored unchanged, readable by other tools."""
 
     impl = PlainText
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else written(str(value))  # a plain string where it was a StrEnum's member
+        return None if value is None else written(str(value))  # str() of StrEnum members
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
         return None if value is None else unescape_text(str(value))
@@ -53,13 +53,13 @@ blobs = Table(
     "blobs",
     metadata,
     Column("digest", PlainText, primary_key=True),
-    Column("text", Text, nullable=False),  # empty where it is written against another:
-    Column("base", PlainText),  # that one's digest
-    Column("keep", NUMBER),  # bytes of it that this one begins with
-    Column("tail", LargeBinary),  # what follows them
+    Column("text", Text, nullable=False),  # the whole text; empty if it is a difference to a base:
+    Column("base", PlainText),  # the digest of the base
+    Column("keep", NUMBER),  # how many bytes of the base the text begins with
+    Column("tail", LargeBinary),  # the bytes after them
 )
 LONG = 256
-"""Characters from which on a text is written against another."""
+"""The minimal number of characters of a text that is stored as a difference."""
 
 
 def _number() -> Column[int]:
@@ -190,7 +190,7 @@ attempts = Table(
     Index("attempts_result_blob", "result_blob"),
     sqlite_autoincrement=True,
 )
-"""What became of the attempts at an effect that another attempt followed: `effects` has the last."""
+"""Earlier attempts at effects. The last attempt of each effect is in `effects`."""
 
 answers = Table(
     "answers",
@@ -205,7 +205,7 @@ answers = Table(
     Index("answers_answer_blob", "answer_blob"),
     sqlite_autoincrement=True,
 )
-"""What people answered, by the key of the question. One answer a question: the first."""
+"""The answers of people, by the key of the question. Each question has one answer, the first."""
 
 checkpoints = Table(
     "checkpoints",
@@ -231,9 +231,10 @@ writers = Table(
     Column("batch", NUMBER, nullable=False),
     Column("at", Float, nullable=False),  # Unix seconds, by the writer's clock
 )
-"""The number of the last batch that each writing process committed, on PostgreSQL."""
+"""On PostgreSQL, the number of the last batch that each writing process committed."""
 
 
 def query(table: Table) -> Select[Any]:
-    """Every column of a table but its number. Long texts are there by name: `rows.with_texts` puts them in."""
+    """Select every column of a table except `n`. Long texts are selected as digests: `rows.with_texts` replaces
+    them."""
     return select(*(column for column in table.c if column.name != "n"))

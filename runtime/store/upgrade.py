@@ -1,4 +1,4 @@
-"""Alembic, driven from here: no ini file, no env.py, one transaction that the caller ends."""
+"""Run alembic's migrations without ini file and env.py, in a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FOLDER = Path(__file__).parent
 
 
 def upgrade(connection: Connection, version: int) -> None:
-    """Apply the revisions after the first `version` ones, which the database has had."""
+    """Apply the revisions after the first `version` ones, which the database has already."""
     scripts = ScriptDirectory(str(_FOLDER), version_locations=[str(_FOLDER / "versions")])
 
     def steps(_heads: Any, _context: MigrationContext) -> Any:
         at = REVISIONS[version - 1] if version else "base"
-        return scripts._upgrade_revs(REVISIONS[-1], at)  # as alembic's own documents drive it
+        return scripts._upgrade_revs(REVISIONS[-1], at)  # as in alembic's documentation
 
     context = MigrationContext.configure(
         connection, opts={"fn": steps, "version_table": VERSION_TABLE, "script": scripts}

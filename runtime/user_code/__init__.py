@@ -1,1 +1,6 @@
-"""User code."""
+"""Where the runtime meets the user's code: it is loaded, located, run in threads, and given its scope and sandbox.
+
+`workflow_loader.py` loads workflows by reference, `call_sites.py` maps calls to plan operations, `scope.py` holds the
+current run, `sandbox.py` is the object that steps get. `worker_threads.py` runs functions that are not async,
+`task_waits.py` notices abandoned tasks, and `fork_guard.py` stops forked children from continuing a run.
+"""

@@ -1,8 +1,8 @@
-"""Where a call stands in the user's code, and which operation of the plan that is.
+"""Call sites: the position of a call in the user's code, and the operation of the plan at that position.
 
-The compiler wrote call ranges into the plan; here the running frame says at which instruction it stands, and the
-two are matched. A call that the compiler did not see runs under the graph break that led to it, or under the
-plan's catch-all.
+The plan contains the source ranges of calls; a running frame tells the position of its current instruction. This
+module matches the two. A call that the compiler did not see runs under the graph break that led to it, or under the
+plan's catch-all operation.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ramify.runtime.errors import CallNotTold
 
 _MAX_DEPTH = 40
 NO_COLUMN, IN_LAMBDA = -1, -2
-"""In place of a column that Python does not say, as under PYTHONNODEBUGRANGES."""
-_site_file = functools.lru_cache(maxsize=1024)(site_file)  # a resumed run asks for the same few, forty a call
+"""Stand for a column that Python does not report, as under PYTHONNODEBUGRANGES."""
+_site_file = functools.lru_cache(maxsize=1024)(site_file)  # each call looks up forty frames of the same few files
 _MOST_POSITIONS = 4096
 _POSITIONS: dict[tuple[int, int], tuple[CodeType, tuple[int, int]]] = {}
-"""By code object and instruction. The code is held, so that no other gets its id; equal codes are told apart, since
-equality looks neither at the file nor at the columns."""
+"""Positions by the id of the code object and instruction. The code object is kept, so that its id is not reused. Ids
+are used because equality of code objects ignores file and columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """(file, line, column) of the call itself and of the calls that led to it, innermost first."""
+    """The call stack as (file, line, column), innermost first."""
 
     stack: tuple[tuple[str, int, int], ...]
 
@@ -39,7 +39,7 @@ class CallSite:
 
 
 def call_site(depth: int = 1) -> CallSite:
-    """The site of the caller `depth` frames up. Call it before anything is awaited."""
+    """Return the site of the caller `depth` frames up. Call it before anything is awaited."""
     frame: FrameType | None = sys._getframe(depth + 1)
     stack: list[tuple[str, int, int]] = []
     while frame is not None and len(stack) < _MAX_DEPTH:
@@ -49,7 +49,7 @@ def call_site(depth: int = 1) -> CallSite:
 
 
 def _position(frame: FrameType) -> tuple[int, int]:
-    """Line and column. Python finds them by going through the code from its beginning, so they are kept."""
+    """Return line and column. They are cached, because Python searches the code from its beginning."""
     code = frame.f_code
     known = _POSITIONS.get((id(code), frame.f_lasti))
     if known is not None:
@@ -64,9 +64,9 @@ def _position(frame: FrameType) -> tuple[int, int]:
 
 
 def find_op(plan: Plan, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
-    """The plan's operation for a call: its own, else the nearest graph break above it, else the catch-all.
+    """Return the plan's operation for a call: its own, else the nearest graph break above it, else the catch-all.
 
-    Raises `CallNotTold` where Python says no columns, and the line alone does not tell.
+    Raises `CallNotTold` if Python reports no columns and several calls stand on the line.
     """
     own = _at(plan, kind, site.stack[0], step)
     if own is not None:

@@ -1,4 +1,4 @@
-"""How a step sees its world: an async face, and the same for synchronous functions."""
+"""The sandbox objects that steps get: `Sandbox` for async steps, `SyncSandbox` for synchronous ones."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Commands(Protocol):
-    """What finds a command that was run before in an equal world, and takes it over."""
+    """Runs reusable commands: returns the recorded result if an equal command ran in an equal world."""
 
     async def run(self, world: World, command: Command) -> RunResult: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command as it was asked for."""
+    """A command and its options."""
 
     text: str | Sequence[str]
     stdin: str | bytes | None = None
@@ -41,12 +41,12 @@ class Command:
 
 
 class Sandbox:
-    """A step's world. Valid while the step runs; what it changes becomes the branch's next snapshot.
+    """A step's world. Valid while the step runs. Its changes become the branch's next snapshot.
 
-    `commands`: what answers `run(..., reuse=True)`. Where there is none, such a command is simply run.
+    `commands`: runs the commands with `reuse=True`. Without it, such commands are simply run.
     """
 
-    __ramify_world__ = True  # how the compiler knows one
+    __ramify_world__ = True  # the compiler recognises sandboxes by it
 
     def __init__(self, world: World, commands: Commands | None = None) -> None:
         self._world: World | None = world
@@ -56,7 +56,7 @@ class Sandbox:
 
     @property
     def path(self) -> Path:
-        """The world's tree as this process sees it. Writes through it are the world's, not the workspace's."""
+        """The folder of the world's files, as this process sees it. Writes change the world, not the workspace."""
         return self._live().path
 
     async def run(
@@ -70,10 +70,13 @@ class Sandbox:
         check: bool = False,
         reuse: bool = False,
     ) -> RunResult:
-        """Run a command in the world's persistent shell. Raises `CommandFailed` where `check` and it failed.
+        """Run a command in the world's persistent shell and return its result.
 
-        `reuse=True` declares it deterministic: where the same command was run in a world of equal content, in any
-        branch or run, its result and its changes are taken over.
+        command: a shell command, or a sequence of arguments.
+        timeout: seconds.
+        check: raise `CommandFailed` if the command fails.
+        reuse: the command is deterministic. If the same command was run in a world of equal content, in any branch or
+            run, its recorded result and changes are used.
         """
         world, asked = self._live(), Command(command, stdin, timeout, env, cwd)
         again = self._commands if reuse else None
@@ -83,19 +86,19 @@ class Sandbox:
         return self.last
 
     def end(self) -> None:
-        """The step is over: whatever still holds this face (a task, a thread) has no world any more."""
+        """End the sandbox with its step: tasks and threads that still hold it cannot use the world any more."""
         self._world = None
 
     def _live(self) -> World:
         if self._world is None:
-            raise NotInARun("a sandbox was used after its step was over: do all its work inside the step")
-        # Check first: a forked child would wait for ever for an answer that only the parent's loop can receive.
+            raise NotInARun("a sandbox was used after the end of its step: do all its work inside the step")
+        # A forked child would wait for ever for an answer that only the parent's loop receives.
         refuse_in_child(self._owner, "the sandbox", UsedAfterFork)
         return self._world
 
 
 class SyncSandbox:
-    """The same for a synchronous step, which runs in a thread beside the run's event loop."""
+    """The sandbox of a synchronous step, which runs in a thread beside the run's event loop."""
 
     __ramify_world__ = True
 
@@ -123,7 +126,7 @@ class SyncSandbox:
         check: bool = False,
         reuse: bool = False,
     ) -> RunResult:
-        """As `Sandbox.run`, blocking."""
+        """Like `Sandbox.run`, but blocking."""
         call = self._face.run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check, reuse=reuse)
         return self._wait(call)
 
@@ -137,32 +140,34 @@ class SyncSandbox:
 
 
 def sandbox_parameter(function: Callable[..., Any]) -> str | None:
-    """The parameter of a step or node that takes the world, by its annotation. Raises `TypeError`, with the place,
-    for several and for one that cannot be given."""
+    """Return the name of the parameter that takes the sandbox, by its annotation; None if there is none.
+
+    Raises `TypeError`, which names the place, if there are several, or if the annotation does not fit the function.
+    """
     try:
         hints = typing.get_type_hints(function)
-    except NameError:  # an annotation that only a type checker can see
+    except NameError:  # a name that exists only for type checkers
         hints = {n: p.annotation for n, p in inspect.signature(function).parameters.items()}
     what = f"{_place(function)}step {function.__qualname__!r}"
     for hint in (hint for name, hint in hints.items() if name != "return"):
         if any(part in (Sandbox, SyncSandbox) for part in typing.get_args(hint)):
-            raise TypeError(f"{what}: {hint} is no annotation for a world, which is always there: write Sandbox")
-    found = [name for name, hint in hints.items() if name != "return" and _names_a_world(hint)]
+            raise TypeError(f"{what}: {hint} is no annotation for a sandbox, which is always given: write Sandbox")
+    found = [name for name, hint in hints.items() if name != "return" and _is_sandbox_annotation(hint)]
     if len(found) > 1:
-        raise TypeError(f"{what} takes {len(found)} worlds; a step acts on one")
+        raise TypeError(f"{what} takes {len(found)} sandboxes; a step acts on one")
     if found and inspect.iscoroutinefunction(function) and hints[found[0]] in (SyncSandbox, "SyncSandbox"):
         raise TypeError(f"{what} is async but takes a SyncSandbox: annotate Sandbox")
     return found[0] if found else None
 
 
 def node_sandbox_parameter(function: Callable[..., Any]) -> str | None:
-    """`sandbox_parameter` of what is called with its input first, and its world by name: a node of LangGraph."""
+    """Like `sandbox_parameter`, for LangGraph nodes, which get their state first and the sandbox by name."""
     name = sandbox_parameter(function)
     for index, each in enumerate(inspect.signature(function).parameters.values()):
         by_name = each.kind is each.KEYWORD_ONLY or (index > 0 and each.kind is each.POSITIONAL_OR_KEYWORD)
         if each.name == name and not by_name:
             raise TypeError(
-                f"{_place(function)}node {function.__qualname__!r} cannot be given its world: the first parameter of "
+                f"{_place(function)}node {function.__qualname__!r} cannot get its sandbox: the first parameter of "
                 f"a node is the state; write `def {function.__name__}(state, sandbox: Sandbox)`"
             )
     return name
@@ -173,7 +178,7 @@ def _place(function: Callable[..., Any]) -> str:
     return "" if code is None else f"{site_file(code.co_filename)}:{code.co_firstlineno}: "
 
 
-def _names_a_world(hint: object) -> bool:
+def _is_sandbox_annotation(hint: object) -> bool:
     if isinstance(hint, str):
         return hint.rpartition(".")[2].strip() in ("Sandbox", "SyncSandbox")
     return hint in (Sandbox, SyncSandbox)

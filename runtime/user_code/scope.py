@@ -1,4 +1,4 @@
-"""Where the running code stands: which run, which branch, inside which step. One context variable holds it."""
+"""The scope of the running code: its run, branch and step. A context variable holds it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class Scope(Protocol):
-    """What user code can reach from where it stands. The decorators and the LangGraph adapter each have one."""
+    """What the running user code can use of its run. The decorators and the LangGraph adapter each implement it."""
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The world of the step that runs, None outside a step or in a pure one."""
+        """The sandbox of the running step; None outside a step and in a pure step."""
         ...
 
     def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
-        """One stage of model calls, all at once, each served from the journal where it holds it."""
+        """Make one stage of model calls, all at once. Calls that the journal holds are served from it."""
         ...
 
 
 _scope: ContextVar[tuple[Scope, int] | None] = ContextVar("ramify_scope", default=None)
-"""And the process that entered it: a forked child has the variable, and is no part of the run."""
+"""The scope, and the id of the process that entered it: a forked child inherits the variable, but not the run."""
 
 
 def current_scope(asked_for: str) -> Scope:
-    """The scope of the running code. Raises `NotInARun` naming what was asked for, and `UsedAfterFork` in a child
-    that was forked inside a run."""
+    """Return the scope of the running code. Raises `NotInARun`, which names `asked_for`, and `UsedAfterFork` in a
+    child that was forked inside a run."""
     held = _scope.get()
     if held is None:
         raise NotInARun(
@@ -49,17 +49,19 @@ def current_scope(asked_for: str) -> Scope:
 
 
 def scope_here() -> Scope | None:
-    """The scope of the running code; None outside a run."""
+    """Return the scope of the running code; None outside a run."""
     held = _scope.get()
     return None if held is None or held[1] != os.getpid() else held[0]
 
 
 def is_in_a_run() -> bool:
+    """Whether the running code belongs to a run."""
     return scope_here() is not None
 
 
 @contextmanager
 def entered(scope: Scope) -> Iterator[None]:
+    """Make `scope` the current scope in this block."""
     token = _scope.set((scope, os.getpid()))
     try:
         yield

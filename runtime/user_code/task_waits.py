@@ -28,7 +28,7 @@ Task = asyncio.Task[Any]
 
 
 @dataclass(eq=False, slots=True)
-class Begun:
+class BegunStep:
     """A step that was called and has not ended: its coroutine, the task that called it and the task that runs it."""
 
     step: CoroutineType[Any, Any, Any]
@@ -45,7 +45,7 @@ class Begun:
 
 
 @dataclass(eq=False, slots=True)
-class Waits:
+class TaskWaits:
     """The tasks of a run that are watched, and which of them somebody waited for."""
 
     _seen: WeakSet[Task] = field(default_factory=WeakSet)
@@ -69,7 +69,7 @@ class Waits:
 
         task.add_done_callback = add  # type: ignore[method-assign]
 
-    def for_step(self, begun: Begun, workflow: Task | None) -> bool:
+    def for_step(self, begun: BegunStep, workflow: Task | None) -> bool:
         """Whether somebody waited for the step's task and for the task that called it. `workflow`: the main task."""
         callers = {begun.task, begun.caller} - {workflow, None}
         return begun.task is not None and all(

@@ -1,14 +1,13 @@
-"""Functions that are not async run in threads that nobody has to wait for, and what they call of a run is done on its
-loop while they wait.
+"""Run functions that are not async in daemon threads; their calls into the run are executed on the run's event loop.
 
-`asyncio.to_thread` takes threads of the loop's executor, and those are waited for when the loop ends: Ctrl-C would
-last as long as whatever a cancelled step is doing. These are daemon threads. Where the call is cancelled or times
-out, its thread gets `Abandoned` at its next instruction of its own code; what waits in C (`time.sleep`, a socket)
-gets it when it comes back, and ends with the process at the latest. Its world is gone by then, and what it writes
-with it.
+`asyncio.to_thread` uses threads of the loop's executor, and the end of the loop waits for those: Ctrl-C would take as
+long as whatever a cancelled step is doing. Nobody waits for the threads of this module. If a call is cancelled or
+times out, `Abandoned` is raised in its thread at the next instruction of the user's own code. A thread that waits in
+C (`time.sleep`, a socket) gets it when the wait ends, and at the latest it ends with the process. Its world is gone
+by then, with everything that it writes.
 
-Inside a library nothing is raised: whatever stands between taking a lock and the `try` that gives it back would keep
-it, and the next to log a line, or to settle a future, would wait for ever.
+`Abandoned` is never raised inside library code: between taking a lock and the `try` that releases it, the lock would
+stay taken, and the next thread that logs a line, or sets a future, would wait for ever.
 """
 
 from __future__ import annotations
@@ -38,16 +37,18 @@ from ramify.runtime.user_code.task_waits import LEFT
 T = TypeVar("T")
 
 _LOOKS_S = (0.001, 0.1)
-"""How long an abandoned thread is left between looks at where it stands: while it moves, and at most."""
+"""Seconds between two checks of an abandoned thread's position: while it moves, and at most."""
 
 
 class Abandoned(SystemExit):
-    """Raised inside the thread of a call that was cancelled. Ends the thread, and is told to nobody."""
+    """Raised inside the thread of a cancelled call. Ends the thread silently."""
 
 
 async def in_thread(function: Callable[..., T], *args: Any, what: str = "a function of the run") -> T:
-    """Call it in a thread of its own, in this task's context. Cancelled, it leaves the thread to end by itself, but
-    waits for what the thread began on this loop."""
+    """Call `function` in a thread of its own, in this task's context, and return its result.
+
+    If this is cancelled, the thread ends by itself; the tasks that it started on this loop are awaited.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
     call = _Call(loop, done, lambda: function(*args), what)
@@ -64,10 +65,10 @@ async def in_thread(function: Callable[..., T], *args: Any, what: str = "a funct
 
 
 def start_on_run_loop(what: str, begin: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-    """What `begin` gives. On the run's loop that is something to await. Called by a function that runs in a thread of
-    its own, it is the result itself: the function waits while the loop does the work.
+    """Call `begin` on the run's event loop.
 
-    `begin` is called on the loop. Raises `NotInARun` in a thread that no run knows of.
+    On the loop this returns the awaitable. In a function that runs in its own thread it returns the result itself:
+    the function waits while the loop does the work. Raises `NotInARun` in a thread that does not belong to a run.
     """
     call, running = _call.get(), running_loop()
     if running is not None and (call is None or running is call.loop):
@@ -81,14 +82,14 @@ def start_on_run_loop(what: str, begin: Callable[[], Awaitable[T]]) -> Awaitable
     if running is not None:  # asyncio.run(...) in a plain function
         return asyncio.wrap_future(answer, loop=running)
     try:
-        return answer.result()  # type: ignore[return-value]  # by static types always to be awaited: decision 003
+        return answer.result()  # type: ignore[return-value]  # static types always say awaitable: decision 003
     except asyncio.CancelledError:
         call.leave_if_abandoned()
         raise
 
 
 def run_loop_of_thread() -> asyncio.AbstractEventLoop | None:
-    """The run's loop, where the running code stands in a thread beside it and has no loop to await on."""
+    """Return the run's loop if this code runs in a thread of a run and has no loop of its own; else None."""
     call = _call.get()
     return call.loop if call is not None and running_loop() is None and call.is_here else None
 
@@ -101,7 +102,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 async def await_on_loop(loop: asyncio.AbstractEventLoop, begin: Callable[[], Awaitable[T]]) -> T:
-    """What `begin` gives, on that loop, which another thread may run."""
+    """Call `begin` on `loop`, which another thread may run, and return its awaited result."""
     if loop is asyncio.get_running_loop():
         return await begin()
 
@@ -112,7 +113,7 @@ async def await_on_loop(loop: asyncio.AbstractEventLoop, begin: Callable[[], Awa
 
 
 def submit(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[T]:
-    """`asyncio.run_coroutine_threadsafe`. Raises `RuntimeClosed` where that loop has ended."""
+    """Like `asyncio.run_coroutine_threadsafe`, but raises `RuntimeClosed` if the loop has ended."""
     try:
         return asyncio.run_coroutine_threadsafe(work, loop)
     except RuntimeError as error:
@@ -126,7 +127,7 @@ def submit(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> con
 
 
 class _Call:
-    """What the thread does, whether it is still at it, and what it began on the loop."""
+    """A function call in a thread: its state, and the tasks that it started on the loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], call: Callable[[], Any], what: str
@@ -134,14 +135,14 @@ class _Call:
         self.loop, self._done, self._call, self._what = loop, done, call, what
         self._lock = threading.Lock()
         self._over = self._abandoned = False
-        self._left = False  # the thread has nothing more to be told
-        self._thread = 0  # which that is; threads that it started ask, too
+        self._left = False  # nothing must be raised in the thread any more
+        self._thread = 0  # its id; threads that it started may call `ask` as well
         self._owner = os.getpid()
         self._begun: set[asyncio.Task[None]] = set()
 
     @property
     def is_here(self) -> bool:
-        """Whether this is its process, and no child that was forked from it."""
+        """Whether this is the process of the call, not a child that was forked from it."""
         return os.getpid() == self._owner
 
     def work(self) -> None:
@@ -149,22 +150,24 @@ class _Call:
         self._thread = threading.get_ident()
         try:
             result = self._call()
-        except StopIteration as error:  # no future holds one
+        except StopIteration as error:  # futures refuse this exception
             end_child(self._owner, self._what, error)
-            self._tell(self._done.set_exception, RuntimeError(f"a function of the run raised StopIteration: {error}"))
-        except BaseException as error:  # noqa: BLE001  it is the awaiting task's
+            self._report(
+                self._done.set_exception, RuntimeError(f"a function of the run raised StopIteration: {error}")
+            )
+        except BaseException as error:  # noqa: BLE001  raised in the awaiting task
             end_child(self._owner, self._what, error)
-            self._tell(self._done.set_exception, error)
+            self._report(self._done.set_exception, error)
         else:
             end_child(self._owner, self._what)
-            self._tell(self._done.set_result, result)
+            self._report(self._done.set_result, result)
 
     def ask(self, what: str, begin: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
-        """Begin something on the loop, in the context of the thread that asks."""
+        """Start `begin` on the loop, in the context of the calling thread."""
         refuse_in_child(self._owner, f"the run in which {what}", UsedAfterFork)
         self.leave_if_abandoned()
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        with self._lock:  # what is asked before the end is answered: the loop goes on until then
+        with self._lock:  # the loop runs until the call has ended, so it answers what is asked before
             if not self._over:
                 self.loop.call_soon_threadsafe(self._begin, what, begin, answer)
                 return answer
@@ -177,13 +180,13 @@ class _Call:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._begun.discard(task)
-            if not answer.done():  # it was cancelled before it began
+            if not answer.done():  # the task was cancelled before it began
                 answer.set_exception(asyncio.CancelledError())
 
-        work = _answered(begin, answer)
+        work = _run_and_answer(begin, answer)
         try:
             task = self.loop.create_task(work)
-        except BaseException as error:  # noqa: BLE001  # the loop would only log it, and the thread wait for ever
+        except BaseException as error:  # noqa: BLE001  # the loop would only log it, and the thread would wait for ever
             work.close()
             answer.set_exception(error)
             return
@@ -201,7 +204,8 @@ class _Call:
         _thread.start_new_thread(self._end, (thread,))
 
     def leave_if_abandoned(self) -> None:
-        """For the thread itself, where it may be left, and for those that it started."""
+        """Raise `Abandoned` if the call was abandoned. Called by the thread itself, and by threads that it
+        started."""
         if self._abandoned:
             if threading.get_ident() == self._thread:
                 with self._lock:
@@ -209,10 +213,11 @@ class _Call:
             raise Abandoned
 
     def _end(self, thread: threading.Thread) -> None:
-        """Raise `Abandoned` in the thread as soon as it stands in its own code.
+        """Raise `Abandoned` in the thread as soon as it executes the user's own code.
 
-        In a thread beside the loop, which may end first, and after a sleep: whoever has just got the interpreter's
-        lock keeps it for longer than looking and raising take, so that the thread stands where it was seen.
+        This runs in another thread, because the loop may end first. It checks right after a sleep: a thread that has
+        just got the interpreter lock keeps it for longer than checking and raising take, so the position cannot
+        change.
         """
         least, most = _LOOKS_S
         pause, before = least, None
@@ -222,17 +227,17 @@ class _Call:
                 if self._left:
                     return
                 frame = sys._current_frames().get(thread.ident or 0)
-                if frame is not None and _in_its_own_code(frame):
+                if frame is not None and _is_user_code(frame):
                     whom = ctypes.c_ulong(thread.ident or 0)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(whom, ctypes.py_object(Abandoned))
                     return
             now = None if frame is None else (id(frame), frame.f_lasti)
             pause = min(2 * pause, most) if now == before else least
             before = now
-            del frame  # what its functions hold is not held by us too
+            del frame  # do not keep the objects of its functions alive
 
     async def end(self) -> None:
-        """Nothing that the thread began goes on without it."""
+        """Cancel the tasks that the thread started and that still run."""
         with self._lock:
             self._over = True
         if self._begun:
@@ -240,7 +245,7 @@ class _Call:
                 task.cancel(None if self._abandoned else LEFT)
             await asyncio.wait(self._begun)
 
-    def _tell(self, settle: Callable[[Any], None], outcome: object) -> None:
+    def _report(self, settle: Callable[[Any], None], outcome: object) -> None:
         with self._lock:
             self._over = self._left = True
         try:
@@ -248,32 +253,33 @@ class _Call:
         except RuntimeError:
             if not self.loop.is_closed():
                 raise
-            # whoever waited has gone
+            # the waiting task is gone
 
     def _settle(self, settle: Callable[[Any], None], outcome: object) -> None:
         if not self._done.done():
             settle(outcome)
 
 
-def _in_its_own_code(frame: FrameType) -> bool:
-    """Not inside a library that it called. What the thread was given to do may itself stand in one."""
+def _is_user_code(frame: FrameType) -> bool:
+    """Whether the frame executes the thread's own function or user code, not a library that these called. The
+    thread's function may itself belong to a library."""
     here, body = frame.f_code.co_filename, ""
-    if not _ours(frame) and not _of_a_library(here):
+    if not _is_ramify_code(frame) and not _is_library_file(here):
         return True
     outer: FrameType | None = frame
     while outer is not None and outer.f_globals.get("__name__") != __name__:
-        body = body if _ours(outer) else outer.f_code.co_filename
+        body = body if _is_ramify_code(outer) else outer.f_code.co_filename
         outer = outer.f_back
     return here == body
 
 
-def _ours(frame: FrameType) -> bool:
+def _is_ramify_code(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("ramify.")
 
 
 @cache
-def _of_a_library(filename: str) -> bool:
-    """Or of the interpreter (`<frozen ...>`)."""
+def _is_library_file(filename: str) -> bool:
+    """Whether a file belongs to an installed library or to the interpreter (`<frozen ...>`)."""
     paths = sysconfig.get_paths()
     places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     file = Path(filename).resolve()
@@ -283,12 +289,12 @@ def _of_a_library(filename: str) -> bool:
 _call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("ramify_thread", default=None)
 
 
-async def _answered(begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:
-    """Whatever comes of it is the asking thread's, a wish to exit too: no task of ours raises it through the loop."""
+async def _run_and_answer(begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:
+    """Pass the result or error to the waiting thread, including `SystemExit`, which must not end the loop."""
     try:
         result = await begin()
     except BaseException as error:
-        with suppress(concurrent.futures.InvalidStateError):  # who asked may have given it up
+        with suppress(concurrent.futures.InvalidStateError):  # the caller may have cancelled it
             answer.set_exception(error)
         if isinstance(error, asyncio.CancelledError):
             raise

@@ -1,57 +1,80 @@
-"""Live worlds, made when a step needs one and let go when too many stand idle.
+"""The live worlds of a run: created when a step needs one, and closed when too many are idle.
 
-A branch is only a snapshot until something runs on it: a fork of a hundred costs nothing before its first step,
-and a resumed run mounts only what it really goes on with.
+A branch is only a snapshot until a step runs on it. So a fork into a hundred branches costs nothing before the first
+step, and a resumed run mounts only the worlds with which it continues.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased, StateLost
-from ramify.runtime.records import BranchPath, CheckpointId
-from ramify.runtime.worlds.recovery import Made, Recovery
+from ramify.runtime.records import BranchPath, CheckpointId, RunRecord
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.errors import WorldDied
+
+DEFAULT_MOUNT = Path("/tmp/workspace")
+"""The mount point of the world's files if the run has no workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateOrigin:
+    """A state of a branch, and how to recompute it from the state before. `again` is None for the workspace."""
+
+    snapshot: Snapshot
+    what: str  # what made it, for messages
+    again: Callable[[Snapshot], Awaitable[Snapshot]] | None = None
+    refused: str = ""  # why it must not be repeated
+    seconds: float = 0.0  # how long it took when it was recorded
 
 
 @dataclass(eq=False, slots=True)
 class Branch:
-    """A line of checkpoints and, while something runs on it, its live world."""
+    """A branch: its current snapshot and checkpoint and, while steps run on it, its live world."""
 
     path: BranchPath
-    snapshot: Snapshot  # where it stands: its last sealed state
+    snapshot: Snapshot  # its last sealed state
     checkpoint: CheckpointId
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # a world is linear: one step at a time
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one step at a time
     world: World | None = None
-    unsealed: bool = False  # a step ran after which the plan seals nothing: the world holds more than the snapshot
+    unsealed: bool = False  # a step ran without a SEAL after it: the world has changes that the snapshot lacks
     lost: bool = False  # … and that world is gone
-    released: bool = False  # its fork is over
-    adopted: set[BranchPath] = field(default_factory=set)  # branches below whose work it has
-    made: list[Made] = field(default_factory=list)  # its states so far, and how each is made again
-    served_s: float = 0.0  # what the steps took that the journal answered for since a world last stood here
+    released: bool = False  # its fork has ended
+    adopted: set[BranchPath] = field(default_factory=set)  # branches below it that were merged into it
+    made: list[StateOrigin] = field(default_factory=list)  # its states so far, and how to recompute each
+    served_s: float = 0.0  # seconds of the steps that the journal answered for since it last had a world
 
-    def stands(self, made: Made) -> None:
-        """It stands at a new state."""
+    def stands(self, made: StateOrigin) -> None:
+        """Move the branch to a new state."""
         self.snapshot = made.snapshot
         if not self.made or self.made[-1].snapshot.id != made.snapshot.id:
             self.made.append(made)
 
 
-class Ready:
-    """Worlds that were forked before anybody asked for them, all on one snapshot."""
+class RecoversStates(Protocol):
+    """Recomputes the lost state of a branch (`ramify.runtime.worlds.recovery.Recovery`)."""
+
+    async def whole(self, branch: Branch) -> Snapshot: ...
+
+
+class ReadyWorlds:
+    """Worlds that were forked in advance (preforked), all from one snapshot."""
 
     def __init__(self, snapshot: Snapshot, made: asyncio.Future[list[World]]) -> None:
         self.snapshot, self.made = snapshot, made
         self._over = False
 
     async def take(self) -> World | None:
-        """One of them, waited for while they are being made; None where there is none left, or none was made."""
+        """Return one of the worlds, after they are made; None if none is left or making them failed."""
         if not self.made.done():
             await asyncio.wait([self.made])
         if self._over or self.made.cancelled() or self.made.exception() is not None or not self.made.result():
@@ -59,7 +82,7 @@ class Ready:
         return self.made.result().pop()
 
     async def close(self) -> int:
-        """End those that nobody took: how many."""
+        """Close the worlds that nobody took; return how many there were."""
         self._over = True
         await asyncio.wait([self.made])
         if self.made.cancelled() or self.made.exception() is not None:
@@ -71,7 +94,7 @@ class Ready:
 
 
 class WorldPool:
-    """Keeps at most `max_idle` idle worlds alive; the least recently used go first."""
+    """The live worlds of a run. Keeps at most `max_idle` idle worlds, and closes the least recently used first."""
 
     def __init__(
         self,
@@ -88,33 +111,33 @@ class WorldPool:
         self._closed = False
         self._idle: dict[Branch, None] = {}  # in order of last use
         self._live: dict[Branch, None] = {}
-        self._ready: dict[BranchPath, Ready] = {}  # by the branch that will be forked
-        self.recovery: Recovery | None = None  # brings back what is lost; without one that is an error
+        self._ready: dict[BranchPath, ReadyWorlds] = {}  # by the branch that will be forked
+        self.recovery: RecoversStates | None = None  # recomputes lost snapshots; without it they are an error
 
     async def state(self, branch: Branch) -> Snapshot:
-        """The branch's snapshot as it can be mounted. Raises `Unrecoverable`."""
+        """Return the branch's snapshot, recomputed if it is lost. Raises `Unrecoverable`."""
         return branch.snapshot if self.recovery is None else await self.recovery.whole(branch)
 
     async def fresh(self, snapshot: Snapshot) -> World:
-        """A world that is on no branch. The caller closes it."""
+        """Return a new world that belongs to no branch. The caller closes it."""
         return await (await self._backend()).materialise(snapshot, self._spec)
 
     @property
     def spec(self) -> WorldSpec:
-        """How the worlds look from inside."""
+        """The specification of the worlds."""
         return self._spec
 
     async def acquire(self, branch: Branch) -> tuple[World, float | None]:
-        """The branch's live world, and the seconds that making it took (None where it stood already).
+        """Return the branch's live world, and the seconds that making it took (None if it existed already).
 
-        Raises `BranchReleased` once its fork or the run is over, and `StateLost` where its unsealed state is gone.
+        Raises `BranchReleased` after the end of its fork or run, and `StateLost` if its unsealed changes are gone.
         """
         if branch.released or self._closed:
-            raise BranchReleased(f"branch {branch.path} was released: its fork, or its run, is over")
+            raise BranchReleased(f"branch {branch.path} was released: its fork, or its run, has ended")
         if branch.lost:
             raise StateLost(
-                f"branch {branch.path} held changes of steps that the plan does not SEAL, and a step failed after "
-                "them, so its state is gone. Resume the run (they are run again), or put a SEAL into the plan"
+                f"branch {branch.path} had changes of steps that the plan does not SEAL, and a step failed after "
+                "them, so its state is gone. Resume the run (the steps are run again), or add a SEAL to the plan"
             )
         self._idle.pop(branch, None)
         if branch.world is not None:
@@ -133,9 +156,11 @@ class WorldPool:
         return branch.world, self._timer() - begun
 
     async def make_ready(self, branch: Branch, n: int) -> float:
-        """Fork `n` worlds at the branch's snapshot, for the children of a fork to come; the seconds that it took.
+        """Fork `n` worlds from the branch's snapshot in advance, for the children of its next fork. Returns the
+        seconds that it took.
 
-        What was made ready for an earlier fork of the branch and not taken is ended. Raises as `Backend.fork` does.
+        Worlds that were made for an earlier fork of the branch and not taken are closed. Raises as `Backend.fork`
+        does.
         """
         await self.end_ready(branch.path)
         if self._closed or branch.released:
@@ -143,31 +168,31 @@ class WorldPool:
         state = await self.state(branch)
         backend = await self._backend()
         begun = self._timer()
-        ready = Ready(branch.snapshot, asyncio.ensure_future(backend.fork(state, self._spec, n)))
+        ready = ReadyWorlds(branch.snapshot, asyncio.ensure_future(backend.fork(state, self._spec, n)))
         self._ready[branch.path] = ready
         await asyncio.shield(ready.made)
         return self._timer() - begun
 
     async def end_ready(self, branch: BranchPath) -> int:
-        """End the worlds that were made ready for a fork of this branch and not taken: how many."""
+        """Close the worlds that were made for a fork of this branch and not taken; return how many there were."""
         ready = self._ready.pop(branch, None)
         return 0 if ready is None else await ready.close()
 
     async def _take_ready(self, branch: Branch) -> World | None:
-        """A world made ready on this branch's snapshot, by the branch that it was forked from."""
+        """Return a world that the parent branch made in advance from this branch's snapshot, or None."""
         parent = BranchPath(branch.path.rpartition("/")[0])
         ready = self._ready.get(parent)
         return None if ready is None or ready.snapshot.id != branch.snapshot.id else await ready.take()
 
     async def rest(self, branch: Branch) -> None:
-        """The branch's step is over: its world may be let go, unless it holds what no snapshot does."""
+        """After a step, make the branch's world idle, unless it has unsealed changes or background processes."""
         world = branch.world
         if world is None or branch.unsealed:
             return
         try:
             busy = await world.background_processes()
         except WorldDied:
-            await self.drop(branch)  # all that it held is sealed: the next step makes it anew
+            await self.drop(branch)  # all of its changes are sealed: the next step makes a new world
             return
         if not busy:
             self._idle[branch] = None
@@ -175,7 +200,7 @@ class WorldPool:
             await self.drop(next(iter(self._idle)))
 
     async def drop(self, branch: Branch) -> None:
-        """End the branch's world. What is not sealed is lost, and the branch remembers that."""
+        """Close the branch's world. If it has unsealed changes, the branch is marked as lost."""
         self._idle.pop(branch, None)
         self._live.pop(branch, None)
         world, branch.world = branch.world, None
@@ -184,9 +209,19 @@ class WorldPool:
             await world.close()
 
     async def close(self) -> None:
-        """End every world; none is made after this."""
+        """Close all worlds; no world is made after this."""
         self._closed = True
         for branch in list(self._live):
             await self.drop(branch)
         for path in list(self._ready):
             await self.end_ready(path)
+
+
+def world_spec(record: RunRecord) -> WorldSpec:
+    """Return how the run's worlds look inside: this machine, with this process's Python first in PATH, no secrets."""
+    here = Path(sys.executable).parent
+    path = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
+    env = {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
+    visible = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
+    mount_at = Path(record.workspace) if record.workspace else DEFAULT_MOUNT
+    return WorldSpec(mount_at=mount_at, env=env, visible=tuple(sorted(visible)))

@@ -20,37 +20,38 @@ from pathlib import Path
 
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing import process_dump, process_restore
-from ramify.sandboxes.agent.checkpointing.criu_runner import Note
-from ramify.sandboxes.agent.checkpointing.python_sessions import SOURCE, Session
+from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
+from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
+from ramify.sandboxes.agent.checkpointing.python_sessions import SOURCE, PythonSession
 from ramify.sandboxes.agent.messages import (
     Attach,
     Cancel,
-    Carried,
-    Carry,
+    CloseSession,
+    CodeResult,
     Detach,
     Done,
     Dump,
     Dumped,
+    DumpedSessions,
+    DumpSessions,
     Failed,
+    ForkSession,
     Freeze,
     Frozen,
+    Inspect,
+    Inspection,
     Link,
-    Look,
-    Looked,
     Message,
-    Open,
+    OpenSession,
     Run,
-    Shut,
-    Split,
+    RunCode,
     Start,
-    Tell,
     Thaw,
-    Told,
 )
 from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import ProcessSupervisor, Tree
 from ramify.sandboxes.linux import processes
-from ramify.sandboxes.linux.memory_map import Area, CannotDump, areas
+from ramify.sandboxes.linux.memory_map import Area, areas
 
 FREEZES = 5  # attempts
 SESSION_STARTS_S = 20.0
@@ -65,16 +66,16 @@ class Agent(ProcessSupervisor):
         self._frozen: list[processes.Process] = []
         self._lost = dict(start.lost)
         if start.image:
-            self._bring_back()
+            self._restore_processes()
         if start.sessions and tree is not None:
-            self._bring_sessions(Path(tree.reach(start.sessions)))
+            self._restore_sessions(Path(tree.path_inside(start.sessions)))
 
     def serve(self) -> None:
         try:
             while not self._gone:
                 self._turn(None)
-                self._bury()
-                self._end_what_is_over()
+                self._release_ended_shell()
+                self._end_what_exceeded()
                 while self._inbox and not self._gone:
                     self._handle(self._inbox.pop(0))
         finally:
@@ -92,29 +93,30 @@ class Agent(ProcessSupervisor):
             self._link.send(answer)
 
     def _answer(self, message: Message) -> Message:
+        """Do what a message asks for; the reply."""
         match message:
             case Run():
                 return self._run(message)
-            case Look():
-                return self._look(message.kept)
+            case Inspect():
+                return self._inspect(message.kept)
             case Detach():
                 return Done(self._detach(message))
             case Attach():
                 self._attach(message)
                 return Done()
-            case Open():
-                return self._open(message)
-            case Split():
-                return self._split(message)
-            case Shut():
+            case OpenSession():
+                return self._open_session(message)
+            case ForkSession():
+                return self._fork_session(message)
+            case CloseSession():
                 self._end_session(self._session(message.session))
                 return Done()
-            case Tell():
-                return self._tell(message)
+            case RunCode():
+                return self._run_code(message)
             case Dump():
                 return self._dump(message.images)
-            case Carry():
-                return self._carry(message)
+            case DumpSessions():
+                return self._dump_sessions(message)
             case Freeze():
                 self._freeze()
                 return Frozen(self._maps_files())
@@ -126,15 +128,15 @@ class Agent(ProcessSupervisor):
 
     # Python sessions
 
-    def _session(self, name: str) -> Session:
-        self._sessions.bury()
+    def _session(self, name: str) -> PythonSession:
+        self._sessions.release_ended()
         session = self._sessions.get(name)
         if session is None:
-            self._tell_of_loss(name)
+            self._report_loss(name)
             raise OSError(f"this world has no Python session {name!r}: it has ended, or the snapshot did not keep it")
         return session
 
-    def _tell_of_loss(self, name: str) -> None:
+    def _report_loss(self, name: str) -> None:
         """Report a lost session once: asking again means a new one."""
         reason = self._lost.pop(name, "")
         if reason:
@@ -143,11 +145,12 @@ class Agent(ProcessSupervisor):
                 "a new one"
             )
 
-    def _open(self, message: Open) -> Message:
-        self._sessions.bury()
+    def _open_session(self, message: OpenSession) -> Message:
+        """Start a Python session in the shell's directory and environment, unless it lives."""
+        self._sessions.release_ended()
         if self._sessions.get(message.session) is not None:
             return Done()
-        self._tell_of_loss(message.session)
+        self._report_loss(message.session)
         source, python = self._private.path(SOURCE), shlex.quote(message.python)
         self._private.write(SOURCE, message.source)
         shell = self._living_shell()
@@ -169,9 +172,9 @@ class Agent(ProcessSupervisor):
         self._begin_session(session)
         return Done()
 
-    def _begin_session(self, session: Session) -> None:
+    def _begin_session(self, session: PythonSession) -> None:
         """Wait for the session's first message, which has its pid."""
-        self._alone = False
+        self._only_shell = False
         begun = self._await_answer(session, time.monotonic() + SESSION_STARTS_S) and session.answer is not None
         pid = session.answer.get("pid") if begun and session.answer is not None else None
         if not isinstance(pid, int) or pid not in {p.pid for p in self._all()}:
@@ -181,7 +184,7 @@ class Agent(ProcessSupervisor):
             )
         self._sessions.begin(session, pid)
 
-    def _split(self, message: Split) -> Message:
+    def _fork_session(self, message: ForkSession) -> Message:
         session = self._session(message.session)
         if self._sessions.get(message.child) is not None:
             return Failed(f"a Python session {message.child!r} exists already")
@@ -189,10 +192,11 @@ class Agent(ProcessSupervisor):
         session.ask({"fork": self._sessions.pipes(message.child)})
         self._await_answer(session, time.monotonic() + SESSION_STARTS_S)
         self._begin_session(child)
-        child.on = session.on.again()
+        child.image_base = session.image_base.duplicate()
         return Done()
 
-    def _tell(self, message: Tell) -> Told:
+    def _run_code(self, message: RunCode) -> CodeResult:
+        """Run code in a session: at the deadline interrupt it, and kill it if it ignores that."""
         session = self._session(message.session)
         self._out.begin()
         self._err.begin()
@@ -206,12 +210,12 @@ class Agent(ProcessSupervisor):
         answer = session.answer or {}
         value, error = (text if isinstance(text := answer.get(key), str) else None for key in ("value", "error"))
         lives = not session.ended
-        self._sessions.bury()
+        self._sessions.release_ended()
         out, err = self._out.end(), self._err.end()
         truncated = self._out.truncated or self._err.truncated
-        return Told(value, error, out, err, timed_out, truncated, lives)
+        return CodeResult(value, error, out, err, timed_out, truncated, lives)
 
-    def _await_answer(self, session: Session, deadline: float | None, *, cancellable: bool = False) -> bool:
+    def _await_answer(self, session: PythonSession, deadline: float | None, *, cancellable: bool = False) -> bool:
         """Whether it answered or ended by itself."""
         while session.answer is None and not session.ended:
             if self._gone or (cancellable and any(isinstance(m, Cancel) for m in self._inbox)):
@@ -222,63 +226,64 @@ class Agent(ProcessSupervisor):
             self._turn(left)
         return True
 
-    def _end_session(self, session: Session) -> None:
+    def _end_session(self, session: PythonSession) -> None:
         """Kill it with everything that it started."""
         self._kill(lambda: [*processes.descendants(session.pid), *(p for p in self._all() if p.pid == session.pid)])
         session.ended = True
-        self._sessions.bury()
+        self._sessions.release_ended()
 
     # Seals
 
-    def _look(self, kept: list[int]) -> Looked:
-        self._bury()
-        if self._shell is not None and not self._alone:
+    def _inspect(self, kept: list[int]) -> Inspection:
+        self._release_ended_shell()
+        if self._shell is not None and not self._only_shell:
             self._shell.report()  # a trap may have changed its state while it waited
         if self._shell is not None:
             self._await_shell(self._shell)
-        self._bury()
+        self._release_ended_shell()
         others = self._others()
         explained = {p.key for p in others if p.pid in kept}
         shell = -1 if self._shell is None else self._shell.pid
         strays = [p for p in processes.descendants(os.getpid(), spare=explained) if p.pid != shell]
-        return Looked(self._state(), self._began, len(others), len(strays))
+        return Inspection(self._state(), self._first_state, len(others), len(strays))
 
     def _detach(self, message: Detach) -> bool:
+        """Move the shell out of the tree and unmount the tree; False, with all as before, if something holds it."""
         if self._tree is None:
             raise OSError("this world has no mount of its own")
         if self._shell is not None:
             shell = self._living_shell()
             self._await_shell(shell)
-            self._place = (shell.pwd, shell.oldpwd)
+            self._shell_place = (shell.pwd, shell.oldpwd)
             shell.step_aside()
             try:
                 self._await_shell(shell)
             except OSError:
-                shell.come_back(*self._place)  # once it continues
+                shell.come_back(*self._shell_place)  # once it continues
                 raise
         if self._tree.detach(outside=message.outside):
             return True
-        self._return()
+        self._return_shell()
         return False
 
     def _attach(self, message: Attach) -> None:
         if self._tree is None:
             raise OSError("this world has no mount of its own")
         self._tree.attach(outside=message.outside)
-        self._return()
+        self._return_shell()
 
     def _dump(self, images: str) -> Dumped:
         """Dump the shell with its descendants, and leave them stopped."""
         if self._shell is not None:
             self._await_shell(self._shell)
-        self._bury()
-        shell, standing = self._shell, [p.key for p in self._all() if p.state in "Tt"]
+        self._release_ended_shell()
+        shell, base_of_restored = self._shell, [p.key for p in self._all() if p.state in "Tt"]
         if self._criu is None or self._tree is None:
             return Dumped("this world has no CRIU")
         strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
         if strays or shell is None:
             return Dumped(f"the shell that started processes {strays} has ended, and a dump covers one process tree")
-        place = Path(self._tree.reach(images))
+        place = Path(self._tree.path_inside(images))
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
             self._criu.dump(shell.pid, held)
@@ -286,18 +291,18 @@ class Agent(ProcessSupervisor):
             return Dumped(str(error))
         finally:
             os.close(held)
-        self._frozen = [p for p in self._all() if p.key not in standing]
+        self._frozen = [p for p in self._all() if p.key not in base_of_restored]
         last = max(p.pid for p in self._all())
         sessions = {session.name: session.pid for session in self._sessions}
-        Note(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions).write(place)
+        DumpNote(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions).write(place)
         return Dumped(maps_files=self._maps_files())
 
-    def _bring_back(self) -> None:
+    def _restore_processes(self) -> None:
         """Start with the processes of an image. Raises `OSError` if they cannot be restored."""
         if self._criu is None or self._tree is None:
             raise OSError("the snapshot holds dumped processes, and this world has no CRIU to restore them")
         image = self._tree.image
-        note = Note.read(Path(f"/proc/self/fd/{image}"))
+        note = DumpNote.read(Path(f"/proc/self/fd/{image}"))
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
         sessions = {pid: self._sessions.prepare(name) for name, pid in note.sessions.items()}
@@ -310,39 +315,42 @@ class Agent(ProcessSupervisor):
         shell = self._shell = Shell(note.shell, script_in, control, note.pwd)
         shell.oldpwd, shell.state, shell.status = note.oldpwd, note.state.encode("latin-1"), 0
         self._poll.register(shell.control, select.POLLIN)
-        self._began, self._alone = self._state(), False
+        self._first_state, self._only_shell = self._state(), False
         for pid, session in sessions.items():
             self._sessions.begin(session, pid)
 
-    def _carry(self, message: Carry) -> Carried:
+    def _dump_sessions(self, message: DumpSessions) -> DumpedSessions:
         """Dump every session that can be dumped, of a world that then stands still."""
-        self._sessions.bury()
+        self._sessions.release_ended()
         if self._tree is None:
-            return Carried({}, "this world has no mount of its own")
+            return DumpedSessions({}, "this world has no mount of its own")
         self._freeze()
         taken: dict[str, int] = {}
         reasons, pids = [], {session.pid for session in self._sessions}
         for session in self._sessions:
-            if session.on.ground is not None and session.on.ground.inode not in message.grounds:
-                session.on.close()
-                session.on = replace(session.on, ground=None)
-            place = Path(self._tree.reach(f"{message.images}/{session.name}"))
+            if session.image_base.base is not None and session.image_base.base.inode not in message.bases:
+                session.image_base.close()
+                session.image_base = replace(session.image_base, base=None)
+            place = Path(self._tree.path_inside(f"{message.images}/{session.name}"))
             try:
                 points = self._start.view.points if self._start.view is not None else ()
-                made = process_dump.take(
-                    session.name, session.pid, place, self._start.private, session.on, pids, points
+                made = process_dump.dump(
+                    session.name, session.pid, place, self._start.private, session.image_base, pids, points
                 )
             except (CannotDump, OSError) as error:
                 shutil.rmtree(place, ignore_errors=True)
                 reasons.append(f"the Python session {session.name!r}: {error}")
                 continue
-            taken[session.name] = 0 if made is not None or session.on.ground is None else session.on.ground.inode
+            taken[session.name] = (
+                0 if made is not None or session.image_base.base is None else session.image_base.base.inode
+            )
             if made is not None:
-                session.on.close()
-                session.on = replace(session.on, ground=made)
-        return Carried(taken, "; ".join(reasons), self._maps_files())
+                session.image_base.close()
+                session.image_base = replace(session.image_base, base=made)
+        return DumpedSessions(taken, "; ".join(reasons), self._maps_files())
 
-    def _bring_sessions(self, images: Path) -> None:
+    def _restore_sessions(self, images: Path) -> None:
+        """Start the Python sessions of an image; remember why, if one cannot be restored."""
         for folder in sorted(images.iterdir()):
             name = folder.name
             session = self._sessions.prepare(name)
@@ -354,18 +362,18 @@ class Agent(ProcessSupervisor):
                 isolated=True,
                 image=self._start.view is not None and self._start.view.image,
                 filtered=self._criu is None,
-                carried=True,
+                restored=True,
             )
             try:
                 image = process_dump.Image.read(folder)
-                pid = process_restore.bring(image, folder, pipes, confined)
+                pid = process_restore.restore(image, folder, pipes, confined)
                 self._sessions.begin(session, pid)
-                session.on = process_dump.standing(image, folder, areas(pid))
-            except (process_restore.Lost, OSError) as error:
+                session.image_base = process_dump.base_of_restored(image, folder, areas(pid))
+            except (process_restore.CannotRestore, OSError) as error:
                 self._sessions.forget(session)
                 self._lost[name] = str(error)
                 continue
-            self._alone = False
+            self._only_shell = False
 
     def _maps_files(self) -> bool:
         """Whether a process can write to a file by a mapping. Call it while all stand still."""
@@ -374,7 +382,7 @@ class Agent(ProcessSupervisor):
     def _freeze(self) -> None:
         for _ in range(FREEZES):
             self._frozen = processes.freeze(self._others)
-            moving = [p.pid for p in self._others() if not processes.stands_still(p)]
+            moving = [p.pid for p in self._others() if not processes.is_stopped(p)]
             if not moving:
                 return
             self._thaw()  # a process waiting in vfork for a stopped child can continue now
@@ -382,12 +390,12 @@ class Agent(ProcessSupervisor):
 
     def _thaw(self) -> None:
         for process in self._frozen:
-            processes.send(process, signal.SIGCONT)
+            processes.send_signal(process, signal.SIGCONT)
         self._frozen = []
 
-    def _return(self) -> None:
+    def _return_shell(self) -> None:
         if self._shell is not None:
-            self._shell.come_back(*self._place)
+            self._shell.come_back(*self._shell_place)
             self._await_shell(self._shell)
 
 

@@ -8,30 +8,30 @@ from ramify.sandboxes.linux import kernel, landlock, resource_limits, seccomp
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 
-def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True, carried: bool = False) -> None:
+def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True, restored: bool = False) -> None:
     """Apply limits; in an isolated world also drop capabilities, set no-new-privs, enter Landlock and seccomp, in
     that order.
 
     `image`: the world has its own root and shows none of the host's files. `filtered`: use Landlock and the
-    system-call filter. `carried`: for a restored Python session, whose memory is mapped from an image. Raises
+    system-call filter. `restored`: for a restored Python session, whose memory is mapped from an image. Raises
     `OSError`: a world never runs with less.
     """
     resource_limits.apply(bounds, isolated=isolated)
     if not isolated:
         return
     kernel.drop_privileges(image=image)
-    if carried:
+    if restored:
         seccomp.install_for_restored()
     if not filtered:
         return  # CRIU can neither see through these two nor restore them
-    landlock.restrict()
-    if not seccomp.supported():
+    landlock.enter_domain()
+    if not seccomp.why_not():
         seccomp.install()
 
 
 def prepare() -> None:
     """Compute once what is the same for every world, in the process that all of them are forked from."""
-    landlock.version()
+    landlock.abi_version()
     resource_limits.nproc_is_per_namespace()
-    if not seccomp.supported():
+    if not seccomp.why_not():
         seccomp.program(platform.machine())

@@ -1,7 +1,5 @@
-"""The first process of a container: the world's agent. Run by path, by the host's own Python (portable_python.py).
-Stdlib only.
-
-    ld.so --library-path LIBS python3 -I -S container.py
+"""The first process of a container: the world's agent, run by the host's own Python (portable_python.py). Stdlib
+only.
 
 It connects to the host's socket in the world's own folder, which is mounted at PRIVATE. When the host hangs up or
 ends, for whatever reason, the agent returns, and the container ends with its PID 1.
@@ -13,32 +11,19 @@ import os
 import signal
 import socket
 import sys
-import types
 from pathlib import Path
+
+from ramify.sandboxes.agent.agent import Agent
+from ramify.sandboxes.agent.container_changes import LAYERS, apply
+from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start
+from ramify.sandboxes.linux import kernel
 
 PRIVATE = "/ramify/private"
 SOCKET = f"{PRIVATE}/agent.sock"
 
 
-def _find_ramify() -> None:
-    """Make `ramify.sandboxes.…` importable from this file's package, without importing `ramify` itself."""
-    folder = str(Path(__file__).resolve().parent.parent)
-    for name in ("ramify", "ramify.sandboxes"):
-        package = types.ModuleType(name)
-        package.__path__ = [folder] if name != "ramify" else []
-        sys.modules[name] = package
-
-
-if __name__ == "__main__":
-    _find_ramify()
-
-from ramify.sandboxes.agent.agent import Agent  # noqa: E402
-from ramify.sandboxes.agent.container_changes import LAYERS, apply  # noqa: E402
-from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start  # noqa: E402
-from ramify.sandboxes.linux import kernel  # noqa: E402
-
-
-def main() -> None:
+def run() -> None:
+    """Connect to the host, apply the snapshot's changes, and serve until the host ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python handles it, so it would reach PID 1
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(SOCKET)
@@ -57,7 +42,7 @@ def main() -> None:
         home = Path(start.env.get("HOME", "/"))
         home.mkdir(parents=True, exist_ok=True)
         agent = Agent(start, link, host, None)
-        kernel.shut(closed=True)  # commands have its user and capabilities, and may not trace it
+        kernel.set_undumpable(closed=True)  # commands have its user and capabilities, and may not trace it
     except OSError as error:
         link.send(Failed(str(error)))
         return
@@ -69,10 +54,3 @@ def extensions() -> list[str]:
     """The extension modules that the agent has loaded: they need libraries beside the interpreter."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return sorted(file for file in files if file is not None and file.endswith(".so"))
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--extensions"]:
-        sys.stdout.write("\n".join(extensions()))
-    else:
-        main()

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -130,6 +129,7 @@ def _under(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
 
 
-if __name__ == "__main__":  # container_changes.py LIST TO: the list as engine.py writes it
-    _changes = json.loads(Path(sys.argv[1]).read_text())
-    capture(_changes["changed"], _changes["removed"], Path("/"), Path(sys.argv[2]))
+def run(listed: str, to: str) -> None:
+    """Capture the changes that a JSON file lists, as `docker/world.py` writes it, into the folder `to`."""
+    changes = json.loads(Path(listed).read_text())
+    capture(changes["changed"], changes["removed"], Path("/"), Path(to))

@@ -1,8 +1,4 @@
-"""The helper process that worlds are forked from. Run by file path:
-
-    python -I -S fork_server.py CONTROL_FD                          worlds without isolation
-    python -I -S fork_server.py CONTROL_FD MOUNT_SERVER_FD ANCHOR…  worlds in namespaces; the anchors are folders with
-                                                                    layers and uppers, the last with a mount point
+"""The helper process that worlds are forked from. Stdlib only.
 
 There is one for each backend. Forking this small, single-threaded process takes a millisecond; a new Python takes
 twenty, and forking the host (threads, a gigabyte of model) is not safe. The host sends one end of a world's socket;
@@ -24,29 +20,14 @@ import select
 import signal
 import socket
 import sys
-import types
 from pathlib import Path
 
-
-def _find_ramify() -> None:
-    """Make `ramify.sandboxes.…` importable from beside this file, without importing `ramify` itself, which takes too
-    long."""
-    folder = str(Path(__file__).resolve().parents[1])
-    for name in ("ramify", "ramify.sandboxes"):
-        package = types.ModuleType(name)
-        package.__path__ = [folder] if name != "ramify" else []
-        sys.modules[name] = package
-
-
-if __name__ == "__main__":
-    _find_ramify()
-
-from ramify.sandboxes.agent import confinement  # noqa: E402
-from ramify.sandboxes.agent.agent import Agent  # noqa: E402
-from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start  # noqa: E402
-from ramify.sandboxes.agent.mount_server import keep  # noqa: E402
-from ramify.sandboxes.agent.mount_view import ROOT, MountView  # noqa: E402
-from ramify.sandboxes.linux import kernel  # noqa: E402
+from ramify.sandboxes.agent import confinement
+from ramify.sandboxes.agent.agent import Agent
+from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start
+from ramify.sandboxes.agent.mount_server import serve_mounts
+from ramify.sandboxes.agent.mount_view import ROOT, MountView
+from ramify.sandboxes.linux import kernel
 
 OWN_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 LATE_CODECS = ("unicode_escape", "latin-1", "idna")  # Python loads them on demand, and an image may hold no Python
@@ -57,7 +38,16 @@ KINDS = {
 }
 
 
-def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str]) -> None:
+def run(control: str, mount_server: str = "", *anchors: str) -> None:
+    """Serve with the descriptors of the control socket and, for isolated worlds, of the mount server's socket."""
+    serve(
+        socket.socket(fileno=int(control)),
+        socket.socket(fileno=int(mount_server)) if mount_server else None,
+        list(anchors),
+    )
+
+
+def serve(control: socket.socket, mount_server: socket.socket | None, anchors: list[str]) -> None:
     """Serve the host until it hangs up or ends, or the mount server ends."""
     for name in LATE_CODECS:
         codecs.lookup(name)
@@ -66,11 +56,11 @@ def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str
     kernel.become_subreaper()
     confinement.prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keeper_pid = 0
-    if keeper is not None:
-        keeper.set_inheritable(False)
+    mount_server_pid = 0
+    if mount_server is not None:
+        mount_server.set_inheritable(False)
         _enter_user_namespace()
-        keeper_pid = _start_keeper(keeper, control, host, anchors)
+        mount_server_pid = _start_mount_server(mount_server, control, host, anchors)
     wake, wake_in = os.pipe()
     for end in (wake, wake_in):
         os.set_blocking(end, False)
@@ -87,7 +77,7 @@ def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str
                 return
             if descriptor == wake:
                 os.read(wake, 4096)
-                if not _report_the_dead(control, agents, keeper_pid):
+                if not _report_ended_agents(control, agents, mount_server_pid):
                     return
             else:
                 message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
@@ -102,22 +92,22 @@ def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str
                 control.send(f"born {int(number)} {pid}".encode() if pid else f"dead {int(number)} 1".encode())
 
 
-def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anchors: list[str]) -> int:
+def _start_mount_server(mount_server: socket.socket, control: socket.socket, host: int, anchors: list[str]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
             control.close()
             kernel.die_with_parent()
-            keep(keeper, host, anchors)
+            serve_mounts(mount_server, host, anchors)
         except OSError as error:
             os.write(2, f"{error}\n".encode())
         finally:
             os._exit(1)
-    keeper.close()
+    mount_server.close()
     return pid
 
 
-def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int) -> bool:
+def _report_ended_agents(control: socket.socket, agents: dict[int, int], mount_server: int) -> bool:
     """Report to the host which agents ended and how. False if the mount server ended: without it no world can be
     made."""
     while True:
@@ -127,7 +117,7 @@ def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int
             return True
         if pid == 0:
             return True
-        if pid == keeper:
+        if pid == mount_server:
             return False
         number = agents.pop(pid, None)
         if number is not None:  # else an orphan of a world without a namespace
@@ -206,10 +196,10 @@ def _enter_user_namespace() -> None:
         os.close(descriptor)
     if os.waitpid(child, 0)[1] != 0:
         sys.exit(1)
-    _leave_some_to_the_host()
+    _reserve_inotify_for_host()
 
 
-def _leave_some_to_the_host() -> None:
+def _reserve_inotify_for_host() -> None:
     """Leave the host a share of what the kernel counts per user over all namespaces: a world's user is the host's
     too."""
     for kind in ("instances", "watches"):
@@ -265,12 +255,3 @@ def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | No
     agent = Agent(start, link, host, mounts)
     link.send(Ready(pid, mounts.uncovered if mounts is not None else []))
     agent.serve()
-
-
-if __name__ == "__main__":
-    control, *isolating = sys.argv[1:]
-    main(
-        socket.socket(fileno=int(control)),
-        socket.socket(fileno=int(isolating[0])) if isolating else None,
-        isolating[1:],
-    )

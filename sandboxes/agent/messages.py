@@ -49,7 +49,7 @@ class Start:
     env: dict[str, str]
     cwd: str  # relative to the tree
     max_output: int
-    shell: bytes = b""  # `shell_state.Kept` for the first shell; empty: a fresh one
+    shell: bytes = b""  # `ShellSnapshot` for the first shell; empty: a fresh one
     view: View | None = None  # None: no isolation, the tree is a plain folder
     criu: list[str] = field(default_factory=list)  # its command; empty: the processes cannot be dumped
     image: str = ""  # the processes to begin with, a folder of the store
@@ -85,6 +85,8 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
+    """The result of `Run`."""
+
     exit_code: int
     stdout: bytes
     stderr: bytes
@@ -97,18 +99,18 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Inspect:
     """Ask for what a seal records beside the files."""
 
     kept: list[int] = field(default_factory=list)  # processes that will be started again, with their descendants
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    state: bytes  # the shell's, as `shell_state.Report` reads it; empty if no shell was needed yet
+class Inspection:
+    state: bytes  # the shell's, as `shell_report.Report` reads it; empty if no shell was needed yet
     began: bytes  # the first shell's before its first command
     others: int
-    strays: int = 0  # those that do not descend from the processes in `Look`
+    strays: int = 0  # those that do not descend from the processes in `Inspect`
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Detach:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenSession:
     """Start a Python session, unless one of that name lives."""
 
     session: str
@@ -128,7 +130,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ForkSession:
     """Fork a session in the same world."""
 
     session: str
@@ -136,12 +138,12 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Shut:
+class CloseSession:
     session: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class RunCode:
     """Run code in a session. `Cancel` ends it as a timeout does."""
 
     session: str
@@ -150,7 +152,9 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CodeResult:
+    """The result of `RunCode`."""
+
     value: str | None  # the last expression's repr
     error: str | None  # the traceback
     stdout: bytes
@@ -174,16 +178,16 @@ class Dumped:
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
+class DumpSessions:
     """Dump the Python sessions into a new folder of the world's own. All processes but the shell stand still until
     `Thaw`."""
 
     images: str
-    grounds: list[int] = field(default_factory=list)  # inodes of available earlier page files
+    bases: list[int] = field(default_factory=list)  # inodes of available earlier page files
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class DumpedSessions:
     taken: dict[str, int]  # by session: the inode of the earlier page file that it builds on; 0 if it is complete
     reason: str = ""  # why some are missing
     maps_files: bool = False  # as in `Frozen`
@@ -216,19 +220,19 @@ Message = (
     | Run
     | Cancel
     | Ran
-    | Look
-    | Looked
+    | Inspect
+    | Inspection
     | Detach
     | Attach
-    | Open
-    | Split
-    | Shut
-    | Tell
-    | Told
+    | OpenSession
+    | ForkSession
+    | CloseSession
+    | RunCode
+    | CodeResult
     | Dump
     | Dumped
-    | Carry
-    | Carried
+    | DumpSessions
+    | DumpedSessions
     | Freeze
     | Frozen
     | Thaw
@@ -243,19 +247,19 @@ KINDS: dict[str, type[Message]] = {
         Run,
         Cancel,
         Ran,
-        Look,
-        Looked,
+        Inspect,
+        Inspection,
         Detach,
         Attach,
-        Open,
-        Split,
-        Shut,
-        Tell,
-        Told,
+        OpenSession,
+        ForkSession,
+        CloseSession,
+        RunCode,
+        CodeResult,
         Dump,
         Dumped,
-        Carry,
-        Carried,
+        DumpSessions,
+        DumpedSessions,
         Freeze,
         Frozen,
         Thaw,
@@ -266,6 +270,7 @@ NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in KINDS.values()}
 
 
 def encode(message: Message) -> bytes:
+    """One frame."""
     plain: dict[str, object] = {}
     blobs: list[tuple[str, int]] = []
     parts: list[bytes] = []
@@ -287,6 +292,7 @@ def _nested(value: object) -> dict[str, object]:
 
 
 def decode(head: bytes, body: bytes) -> Message:
+    """The message of a frame's two parts."""
     kind, values, blobs = json.loads(head)
     at = 0
     for name, length in blobs:

@@ -30,7 +30,7 @@ FEW = 16  # overlays in one request: other requests wait only some milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class Overlay:
     """Where one overlay writes, and its mount point at the mount server. With `upper` "" it is read-only."""
 
     upper: str  # created with the mode and time of the uppermost layer
@@ -40,15 +40,15 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountOverlays:
     """Mount overlays over one stack of layers, all or none. The reply has a descriptor for each that is not kept."""
 
     lowers: list[str]  # the bottom first; "@name/…" is an overlay or a folder that the mount server holds
-    overlays: list[Over]
+    overlays: list[Overlay]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LayerEntry:
     path: str
     kind: str  # "folder", "file", "whiteout"
     mode: int = 0o755
@@ -61,11 +61,11 @@ class MakeLayer:
     """Create a folder at the mount server, "@point" in a stack, for layers that are not in the store."""
 
     point: str
-    pieces: list[Piece]  # a folder before its entries
+    entries: list[LayerEntry]  # a folder before its entries
 
 
 @dataclass(frozen=True, slots=True)
-class Clone:
+class CloneMount:
     """Get a descriptor of an overlay that the mount server holds, to be attached elsewhere."""
 
     point: str
@@ -81,35 +81,37 @@ class Unmount:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MountReply:
     pid: int  # the mount server's
     ok: bool = True
     error: str = ""
 
 
-Order = Mount | MakeLayer | Clone | Unmount
-_KINDS: dict[str, type[Order | Answer]] = {kind.__name__: kind for kind in (Mount, MakeLayer, Clone, Unmount, Answer)}
+MountRequest = MountOverlays | MakeLayer | CloneMount | Unmount
+_KINDS: dict[str, type[MountRequest | MountReply]] = {
+    kind.__name__: kind for kind in (MountOverlays, MakeLayer, CloneMount, Unmount, MountReply)
+}
 
 
-def pack(message: Order | Answer) -> bytes:
+def pack(message: MountRequest | MountReply) -> bytes:
     return json.dumps([type(message).__name__, _plain(message)]).encode()
 
 
 def _plain(message: object) -> dict[str, object]:
     values = {f.name: getattr(message, f.name) for f in fields(message)}  # type: ignore[arg-type]
-    if isinstance(message, Mount):
+    if isinstance(message, MountOverlays):
         values["overlays"] = [[over.upper, over.work, over.point, over.fresh] for over in message.overlays]
     if isinstance(message, MakeLayer):
-        values["pieces"] = [list(astuple(piece)) for piece in message.pieces]
+        values["entries"] = [list(astuple(entry)) for entry in message.entries]
     return values
 
 
-def unpack(data: bytes) -> Order | Answer:
+def unpack(data: bytes) -> MountRequest | MountReply:
     kind, values = json.loads(data)
-    if kind == "Mount":
-        values["overlays"] = [Over(*over) for over in values["overlays"]]
+    if kind == "MountOverlays":
+        values["overlays"] = [Overlay(*over) for over in values["overlays"]]
     if kind == "MakeLayer":
-        values["pieces"] = [Piece(*piece) for piece in values["pieces"]]
+        values["entries"] = [LayerEntry(*entry) for entry in values["entries"]]
     return _KINDS[kind](**values)
 
 
@@ -123,9 +125,9 @@ OPTIONS = "userxattr,volatile,index=off,xino=on"
 # xino: a file has one device and number, also where layers lie on several file systems; CRIU holds mappings to that.
 
 
-def keep(control: socket.socket, host: int, anchors: list[str]) -> None:
+def serve_mounts(control: socket.socket, host: int, anchors: list[str]) -> None:
     """Answer requests until the host hangs up or ends. `host` is its pidfd; `anchors` hold layers and uppers."""
-    keeper = Keeper(anchors)
+    server = MountServer(anchors)
     poll = select.poll()
     for descriptor in (control.fileno(), host):
         poll.register(descriptor, select.POLLIN)
@@ -135,22 +137,22 @@ def keep(control: socket.socket, host: int, anchors: list[str]) -> None:
         data = control.recv(BIGGEST)
         if not data:
             return
-        order = unpack(data)
+        request = unpack(data)
         given: list[int] = []
         try:
-            if isinstance(order, Answer):
-                raise OSError(f"not an order: {order}")
-            ok = keeper.carry_out(order, given)
-            answer = Answer(os.getpid(), ok)
+            if isinstance(request, MountReply):
+                raise OSError(f"not an order: {request}")
+            ok = server.carry_out(request, given)
+            answer = MountReply(os.getpid(), ok)
         except OSError as error:
-            answer = Answer(os.getpid(), ok=False, error=str(error))
+            answer = MountReply(os.getpid(), ok=False, error=str(error))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the host is gone: the poll reports it next
             socket.send_fds(control, [pack(answer)], given if not answer.error else [])
         for descriptor in given:
             os.close(descriptor)
 
 
-class Keeper:
+class MountServer:
     """Makes and holds overlays, in a new mount namespace of the calling process."""
 
     def __init__(self, anchors: list[str]) -> None:
@@ -160,63 +162,65 @@ class Keeper:
         kernel.mount("tmpfs", "/run", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4m,mode=0755")
         Path(PLACES).mkdir(mode=0o700, parents=True)
 
-    def carry_out(self, order: Order, given: list[int]) -> bool:
-        match order:
-            case Mount():
-                self._mount(order, given)
+    def carry_out(self, request: MountRequest, given: list[int]) -> bool:
+        """Do what a request asks for; add descriptors for the reply to `given`. Raises `OSError`."""
+        match request:
+            case MountOverlays():
+                self._mount(request, given)
             case MakeLayer():
-                for piece in [Piece("", "folder"), *order.pieces]:
-                    _make(_place(f"{order.point}/{piece.path}").rstrip("/"), piece)
-                for piece in reversed(order.pieces):  # adding entries changes a folder's time
-                    if piece.mtime_ns >= 0:
-                        os.utime(_place(f"{order.point}/{piece.path}"), ns=(piece.mtime_ns, piece.mtime_ns))
-            case Clone():
-                given.append(kernel.clone_tree(_place(order.point)))
+                for entry in [LayerEntry("", "folder"), *request.entries]:
+                    _make(_place(f"{request.point}/{entry.path}").rstrip("/"), entry)
+                for entry in reversed(request.entries):  # adding entries changes a folder's time
+                    if entry.mtime_ns >= 0:
+                        os.utime(_place(f"{request.point}/{entry.path}"), ns=(entry.mtime_ns, entry.mtime_ns))
+            case CloneMount():
+                given.append(kernel.clone_tree(_place(request.point)))
             case Unmount():
-                return _let_go(_place(order.point), lazily=order.lazily)
+                return _unmount(_place(request.point), lazily=request.lazily)
         return True
 
-    def _mount(self, order: Mount, given: list[int]) -> None:
+    def _mount(self, request: MountOverlays, given: list[int]) -> None:
+        """Mount all overlays of a request, or none."""
         with contextlib.ExitStack() as held:
-            lowers = [self._hold(held, path) for path in order.lowers]
+            lowers = [self._hold(held, path) for path in request.lowers]
             top = os.stat(lowers[-1])
             done: list[str] = []
             try:
-                for over in order.overlays:
+                for over in request.overlays:
                     point = over.point or f"passing-{len(done)}"
                     self._overlay(over, lowers, top, _place(point))
                     done.append(point)
                     if not over.point:
                         given.append(kernel.clone_tree(_place(point)))
-                        _let_go(_place(point), lazily=True)
+                        _unmount(_place(point), lazily=True)
             except OSError:
                 for point in done:
-                    _let_go(_place(point), lazily=True)
+                    _unmount(_place(point), lazily=True)
                 raise
 
-    def _overlay(self, over: Over, lowers: list[str], top: os.stat_result, place: str) -> None:
+    def _overlay(self, over: Overlay, lowers: list[str], top: os.stat_result, place: str) -> None:
         options = f"lowerdir={':'.join(reversed(lowers))},{OPTIONS}"
         _make_folder(place)
         with contextlib.ExitStack() as held:
             if over.upper:
-                upper = self._reach(over.upper)
+                upper = self._openable_path(over.upper)
                 if over.fresh or _make_folder(upper):  # the top of the tree shows the upper's mode and time
                     os.chmod(upper, stat.S_IMODE(top.st_mode))
                     os.utime(upper, ns=(top.st_atime_ns, top.st_mtime_ns))
                 if not over.fresh:
-                    _make_folder(self._reach(over.work))
+                    _make_folder(self._openable_path(over.work))
                 options += f",upperdir={self._hold(held, over.upper)},workdir={self._hold(held, over.work)}"
             kernel.mount("overlay", place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _hold(self, held: contextlib.ExitStack, path: str) -> str:
         """Open a folder and return a short name for it: commas and colons in its own would mean something to
         overlayfs."""
-        where = _place(path[1:]) if path.startswith("@") else self._reach(path)
+        where = _place(path[1:]) if path.startswith("@") else self._openable_path(path)
         descriptor = os.open(where, os.O_PATH | os.O_DIRECTORY)
         held.callback(os.close, descriptor)
         return f"/proc/self/fd/{descriptor}"
 
-    def _reach(self, path: str) -> str:
+    def _openable_path(self, path: str) -> str:
         """The host's path as it can be opened here, where /run is covered."""
         for anchor, descriptor in self._anchors:
             if path.startswith(anchor + "/"):
@@ -235,26 +239,26 @@ def _make_folder(path: str) -> bool:
     return True
 
 
-def _make(place: str, piece: Piece) -> None:
-    match piece.kind:
+def _make(place: str, entry: LayerEntry) -> None:
+    match entry.kind:
         case "folder":
             Path(place).mkdir(parents=True, exist_ok=True)
-            Path(place).chmod(piece.mode)
+            Path(place).chmod(entry.mode)
         case "file":
-            made = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, piece.mode)
-            os.write(made, piece.text.encode())
+            made = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, entry.mode)
+            os.write(made, entry.text.encode())
             os.close(made)
         case "whiteout":
             os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
         case _:
-            raise OSError(f"unknown kind of piece: {piece.kind}")
+            raise OSError(f"unknown kind of piece: {entry.kind}")
 
 
 def _place(point: str) -> str:
     return f"{PLACES}/{point}"
 
 
-def _let_go(place: str, *, lazily: bool) -> bool:
+def _unmount(place: str, *, lazily: bool) -> bool:
     try:
         kernel.umount(place, kernel.MNT_DETACH if lazily else 0)
     except OSError as error:

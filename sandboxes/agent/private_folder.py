@@ -16,7 +16,7 @@ import stat
 import termios
 
 
-class Private:
+class PrivateFolder:
     """The agent's folder. Opened before the first command runs."""
 
     def __init__(self, path: str) -> None:
@@ -64,13 +64,13 @@ class Private:
 CHUNK = 1 << 16
 
 
-class Output:
+class OutputPipe:
     """One of the two output streams: a pipe that outlives commands and shells.
 
     Output of background processes while no command runs is read and dropped, so that they never block.
     """
 
-    def __init__(self, private: Private, name: str, limit: int) -> None:
+    def __init__(self, private: PrivateFolder, name: str, limit: int) -> None:
         self.read_end, self.write_end = private.pipe(name)
         os.set_blocking(self.read_end, False)
         self._limit = limit

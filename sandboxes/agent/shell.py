@@ -14,38 +14,38 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 
-from ramify.sandboxes.agent import shell_state
+from ramify.sandboxes.agent import shell_report
 
 CONTROL = 47
 """The control descriptor's number in bash: one that no script picks by hand, above those where bash saves others,
 below those for process substitution, and low enough for `ulimit -n 64`.
 """
 
-GIVEN = 96 << 10
+MOST_EXEC_BYTES = 96 << 10
 """Bytes of variables that a program can be started with on any machine. The kernel allows at least 128 KiB for
 variables and arguments together, and at most that for a single one.
 """
 
-MOST_TOLD = 64 << 20
+MOST_STATE_BYTES = 64 << 20
 """Most bytes of state: commands can also write to the control descriptor, through /proc."""
 
 
 class Shell:
-    """One bash process and its pipe ends. It does not read by itself: the agent's loop calls `hear`."""
+    """One bash process and its pipe ends. It does not read by itself: the agent's loop calls `receive`."""
 
     def __init__(self, pid: int, script: int, control: int, pwd: str) -> None:
         self.pid = pid
         self.script = script  # bash's stdin
         self.control = control
         self.pwd, self.oldpwd = pwd, ""
-        self.state = b""  # as `shell_state.Report` reads it, without the limits
+        self.state = b""  # as `shell_report.Report` reads it, without the limits
         self.status: int | None = None  # of the last command
-        self.telling = False  # the state after that command is still to come; `pwd` and `state` are older
+        self.awaiting_state = False  # the state after that command is still to come; `pwd` and `state` are older
         self.ended: int | None = None  # the shell's own exit code, as a shell would report it
         self._next: list[Callable[[], None]] = []  # requests that wait for the state
         self._debug_trap = b""
         self._tag = b""
-        self._heard = bytearray()
+        self._received = bytearray()
         self._searched = 0  # searched without finding the tag
         self._unsent = memoryview(b"")
         os.set_blocking(script, False)  # a shell that does not read must not block the agent
@@ -57,11 +57,13 @@ class Shell:
 
     def ask(self, command: str, *, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         """Start a command. `status` is set when it has ended, `ended` if the shell ends first."""
-        self._when_told(lambda: self._ask(command, stdin, env, cwd))
+        self._after_state(lambda: self._ask(command, stdin, env, cwd))
 
     def _ask(self, command: str, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-        line = f"{assignments} eval {shlex.quote(completed(command))} <{shlex.quote(stdin)} {CONTROL}>&-"
+        line = (
+            f"{assignments} eval {shlex.quote(complete_continued_line(command))} <{shlex.quote(stdin)} {CONTROL}>&-"
+        )
         back = ""
         if cwd is not None:
             line = f"builtin cd -- {shlex.quote(cwd)} && {line}"
@@ -70,34 +72,34 @@ class Shell:
 
     def report(self) -> None:
         """Let it report its state, which a trap may have changed while it waited."""
-        self._when_told(lambda: self._send(":", ""))
+        self._after_state(lambda: self._send(":", ""))
 
-    def recall(self, command: str) -> None:
+    def restore(self, command: str) -> None:
         """Send the first line of a new shell: restore a state, at the directory that it was started in."""
-        report = shlex.quote(f"{shell_state.TRAPS}; {shell_state.REPORT}")
-        self._send(f"declare -r {shell_state.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
+        report = shlex.quote(f"{shell_report.TRAPS}; {shell_report.REPORT}")
+        self._send(f"declare -r {shell_report.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
 
     def step_aside(self) -> None:
         """Leave the tree, so that it can be unmounted; `come_back` returns."""
-        self._when_told(lambda: self._send("builtin cd /", ""))
+        self._after_state(lambda: self._send("builtin cd /", ""))
 
     def come_back(self, pwd: str, oldpwd: str) -> None:
-        self._when_told(lambda: self._send(f"builtin cd -- {shlex.quote(pwd)}; OLDPWD={shlex.quote(oldpwd)}", ""))
+        self._after_state(lambda: self._send(f"builtin cd -- {shlex.quote(pwd)}; OLDPWD={shlex.quote(oldpwd)}", ""))
 
-    def _when_told(self, send: Callable[[], None]) -> None:
+    def _after_state(self, send: Callable[[], None]) -> None:
         """Send now, or after the state has arrived: the text depends on its directory and its DEBUG trap."""
         self.status = None
-        if self.telling:
+        if self.awaiting_state:
             self._next.append(send)
         else:
             send()
 
     def _send(self, line: str, back: str) -> None:
         self._tag = os.urandom(8).hex().encode()
-        self._heard.clear()
+        self._received.clear()
         self._searched = 0
         tag = self._tag.decode()
-        report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin eval "${shell_state.VARIABLE}"'
+        report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin eval "${shell_report.VARIABLE}"'
         text = f'{line}\n{{ {report}; builtin printf "\\n{tag}\\n"; }} >&{CONTROL} 2>/dev/null\n'
         # queued after what a stopped shell has not taken yet
         self._unsent = memoryview(b"".join((self._unsent, self._debug_trap, b"\n", os.fsencode(text))))
@@ -113,51 +115,52 @@ class Shell:
         except BrokenPipeError:
             self._unsent = memoryview(b"")  # it has ended: the reaper reports how
 
-    def hear(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """Handle data of the control descriptor. A shell that sends anything malformed is killed."""
-        self._heard += data
+        self._received += data
         try:
-            self._understand()
+            self._parse()
         except ValueError:
-            self._heard.clear()
+            self._received.clear()
             if self.ended is None:
                 os.kill(self.pid, signal.SIGKILL)
 
-    def _understand(self) -> None:
+    def _parse(self) -> None:
+        """Take the status and the state out of what has arrived. Raises `ValueError` for malformed data."""
         if not self._tag:
-            self._heard.clear()  # nothing was requested
-        if len(self._heard) > MOST_TOLD:
+            self._received.clear()  # nothing was requested
+        if len(self._received) > MOST_STATE_BYTES:
             raise ValueError("the report exceeds the maximum size")
-        if not self.telling and not self._hear_status():
+        if not self.awaiting_state and not self._parse_status():
             return
         end = b"\n" + self._tag + b"\n"
-        if not self._heard.endswith(end):
+        if not self._received.endswith(end):
             return
-        self.state = shell_state.with_options(bytes(self._heard[: -len(end)]), self.state)
+        self.state = shell_report.fill_in_options(bytes(self._received[: -len(end)]), self.state)
         traps, pwd, oldpwd, _ = self.state.split(b"\0", 3)
-        self._debug_trap = shell_state.debug_trap(traps) if b"DEBUG" in traps else b""
+        self._debug_trap = shell_report.debug_trap(traps) if b"DEBUG" in traps else b""
         self.pwd, self.oldpwd = os.fsdecode(pwd), os.fsdecode(oldpwd)
-        self._heard.clear()
-        self._tag, self.telling = b"", False
+        self._received.clear()
+        self._tag, self.awaiting_state = b"", False
         due, self._next = self._next, []
         for send in due:
             send()
 
-    def _hear_status(self) -> bool:
-        """Whether the status has arrived; then `_heard` begins with the state."""
+    def _parse_status(self) -> bool:
+        """Whether the status has arrived; then `_received` begins with the state."""
         mark = self._tag + b"\0"
-        begin = self._heard.find(mark, self._searched) if self._tag else -1
-        self._searched = begin if begin >= 0 else max(0, len(self._heard) - len(mark))  # search no byte twice
-        end = self._heard.find(b"\0", begin + len(mark)) if begin >= 0 else -1
+        begin = self._received.find(mark, self._searched) if self._tag else -1
+        self._searched = begin if begin >= 0 else max(0, len(self._received) - len(mark))  # search no byte twice
+        end = self._received.find(b"\0", begin + len(mark)) if begin >= 0 else -1
         if end < 0:
             return False
-        self.status = int(self._heard[begin + len(self._tag) + 1 : end])
-        self.telling = True
-        del self._heard[: end + 1]
+        self.status = int(self._received[begin + len(self._tag) + 1 : end])
+        self.awaiting_state = True
+        del self._received[: end + 1]
         return True
 
 
-def completed(command: str) -> str:
+def complete_continued_line(command: str) -> str:
     """Complete a command that ends in a continued line, after which bash would misread what follows `eval` and
     end."""
     if command.endswith("\\\n"):
@@ -166,13 +169,13 @@ def completed(command: str) -> str:
     return command + "\\" * odd
 
 
-def beyond(env: Mapping[str, str]) -> dict[str, str]:
+def too_long_for_exec(env: Mapping[str, str]) -> dict[str, str]:
     """The longest variables that no new bash can be started with together with all others. A shell may export more
     than any program can be started with; a new shell gets these by script."""
     late: dict[str, str] = {}
-    left = GIVEN
+    left = MOST_EXEC_BYTES
     for name, value in sorted(env.items(), key=lambda item: len(item[1])):
         left -= len(os.fsencode(f"{name}={value}")) + 9  # a NUL and a pointer
-        if left < 0 and shell_state.NAME.fullmatch(name):
+        if left < 0 and shell_report.NAME.fullmatch(name):
             late[name] = value
     return late

@@ -1,5 +1,4 @@
-"""What the namespace and the copy backend share: a helper process from which worlds are forked, and hidden host
-files.
+"""What backends share: hidden host files, living worlds (`WorldBackend`), and a helper process (`AgentBackend`).
 
 A backend hides its own store and worlds, Ramify's default homes, and what its caller names with `hide`: the home in
 use, the database. Files that this process writes (a log, a trace) are found by its own descriptors.
@@ -23,14 +22,14 @@ from typing import ClassVar, Self
 from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.capabilities import Capabilities, Feature, check_supported, flags
-from ramify.sandboxes.contract import World, WorldId, WorldSpec
+from ramify.sandboxes.capabilities import Capabilities, Feature, flags
+from ramify.sandboxes.contract import World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import fork_all
 from ramify.sandboxes.host.fork_server_client import ForkServerClient, find_bash
-from ramify.sandboxes.host.scratch import Session
-from ramify.sandboxes.host.world_lifecycle import Ground
+from ramify.sandboxes.host.scratch import ScratchSession
+from ramify.sandboxes.host.world_lifecycle import WorldResources
 
 
 def hidden(named: Iterable[Path]) -> tuple[Path, ...]:
@@ -75,8 +74,8 @@ def written() -> set[Path]:
     return found
 
 
-class AgentBackend(ABC):
-    """A backend that starts one helper process when opened. Every world is forked from it and ends with it."""
+class WorldBackend(ABC):
+    """What all backends share: a scratch session, the host files that worlds must not see, and the living worlds."""
 
     name: ClassVar[str]
 
@@ -84,30 +83,8 @@ class AgentBackend(ABC):
         self._store, self._scratch = store, scratch.resolve()
         self._private = [Path(store.root), self._scratch]
         self._hidden: tuple[Path, ...] = ()  # known once it is open
-        self._session = Session(self._scratch)
-        self._helper: ForkServerClient | None = None
-        self._bash = ""
+        self._session = ScratchSession(self._scratch)
         self._worlds: dict[WorldId, AgentWorld] = {}
-
-    def hide(self, *places: Path) -> None:
-        """Hide these files and folders in all worlds, whether or not they exist yet. Call before opening the
-        backend."""
-        self._private += places
-
-    async def __aenter__(self) -> Self:
-        self._bash = find_bash()
-        self._hidden = await asyncio.to_thread(hidden, self._private)
-        await asyncio.to_thread(self._session.open)
-        self._helper = self._new_helper()
-        await self._helper.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await asyncio.gather(*(world.close() for world in list(self._worlds.values())))
-        if self._helper is not None:
-            await self._helper.close()
-            self._helper = None
-        await asyncio.to_thread(self._session.close)
 
     @classmethod
     @abstractmethod
@@ -118,15 +95,26 @@ class AgentBackend(ABC):
     def capabilities(self) -> Capabilities:
         return Capabilities(self.name, flags(self.missing()))
 
+    def hide(self, *places: Path) -> None:
+        """Hide these files and folders in all worlds, whether or not they exist yet. Call before opening the
+        backend."""
+        self._private += places
+
+    async def _open_session(self) -> None:
+        self._hidden = await asyncio.to_thread(hidden, self._private)
+        await asyncio.to_thread(self._session.open)
+
+    async def _close_worlds(self) -> None:
+        await asyncio.gather(*(world.close() for world in list(self._worlds.values())))
+
+    @abstractmethod
+    async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World: ...
+
     async def fork(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
         return await fork_all(self, snapshot, spec, n)
 
-    def _new_helper(self) -> ForkServerClient:
-        return ForkServerClient(self._session.folder / "helper.log")
-
-    async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
-        self._check(spec)
-        world = self._register(snapshot, spec, self._session.folder / uuid.uuid4().hex[:12])
+    async def _begin(self, world: AgentWorld) -> World:
+        """Start a registered world, or close it if that fails."""
         try:
             await world.begin()
         except BaseException:
@@ -134,23 +122,62 @@ class AgentBackend(ABC):
             raise
         return world
 
+    def _not_open(self) -> WorldStartFailed:
+        return WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
+
+    def _forget(self, world_id: WorldId) -> None:
+        self._worlds.pop(world_id, None)
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+class AgentBackend(WorldBackend):
+    """A backend that starts one helper process when opened. Every world is forked from it and ends with it."""
+
+    def __init__(self, store: SnapshotStore, scratch: Path) -> None:
+        super().__init__(store, scratch)
+        self._helper: ForkServerClient | None = None
+        self._bash = ""
+
+    async def __aenter__(self) -> Self:
+        self._bash = find_bash()
+        await self._open_session()
+        self._helper = self._new_helper()
+        await self._helper.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._close_worlds()
+        if self._helper is not None:
+            await self._helper.close()
+            self._helper = None
+        await asyncio.to_thread(self._session.close)
+
+    def _new_helper(self) -> ForkServerClient:
+        return ForkServerClient(self._session.folder / "helper.log")
+
+    async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
+        self._check(spec)
+        return await self._begin(self._register(snapshot, spec, self._session.folder / uuid.uuid4().hex[:12]))
+
     def _check(self, spec: WorldSpec) -> None:
         """Raise `Unsupported` or `WorldStartFailed` if such a world cannot be made."""
         check_supported(self.capabilities, spec)
         if self._helper is None:
-            raise WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
+            raise self._not_open()
 
     def _register(self, snapshot: Snapshot, spec: WorldSpec, folder: Path) -> AgentWorld:
         """Register a world that has not begun, by its folder's name; closing the backend closes it."""
         assert self._helper is not None
         world_id = WorldId(folder.name)
-        ground = Ground(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
-        world = self._worlds[world_id] = self._world(ground, snapshot, spec)
+        resources = WorldResources(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
+        world = self._worlds[world_id] = self._world(resources, snapshot, spec)
         return world
 
     @abstractmethod
-    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
+    def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
         """A world of this backend's kind that has not begun."""
-
-    def _forget(self, world_id: WorldId) -> None:
-        self._worlds.pop(world_id, None)

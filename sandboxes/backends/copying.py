@@ -16,8 +16,8 @@ from ramify.sandboxes.backends.agent_backend import AgentBackend
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.host.agent_world import AgentWorld
-from ramify.sandboxes.host.concurrency import to_the_end
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellState
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
 
 class CopyBackend(AgentBackend):
@@ -40,14 +40,16 @@ class CopyBackend(AgentBackend):
             Feature.DISK_LIMIT: "the tree is a copy, and what a world adds is not counted separately: use namespaces",
         }
 
-    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
-        return CopyWorld(ground, snapshot, spec)
+    def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
+        return CopyWorld(resources, snapshot, spec)
 
 
 class CopyWorld(AgentWorld):
+    """A world in a plain folder, with ordinary processes of the user."""
+
     @property
     def path(self) -> Path:
-        self._living()
+        self._require_link()
         return self._folder / "tree"
 
     def _tree_inside(self) -> str:
@@ -60,11 +62,11 @@ class CopyWorld(AgentWorld):
         return str(self._folder)
 
     async def _make(self, snapshot: Snapshot) -> Start:
-        await to_the_end(asyncio.to_thread(self._make_folders, snapshot))
+        await finish_before_cancelling(asyncio.to_thread(self._make_folders, snapshot))
         return Start(
             tree=self._tree_inside(),
             private=self._private_inside(),
-            bash=self._ground.bash,
+            bash=self._resources.bash,
             env=self._shell_env(snapshot),
             cwd=snapshot.cwd,
             max_output=self._spec.max_output,
@@ -73,7 +75,7 @@ class CopyWorld(AgentWorld):
     def _make_folders(self, snapshot: Snapshot) -> None:
         for name in ("home", "tmp"):
             (self._folder / name).mkdir(parents=True)
-        self._ground.store.materialise(snapshot, self._folder / "tree")
+        self._resources.store.materialise(snapshot, self._folder / "tree")
 
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
         def work() -> Snapshot:
@@ -82,12 +84,12 @@ class CopyWorld(AgentWorld):
         return await (self._frozen(work) if others else asyncio.to_thread(work))
 
     def _seal_tree(self, state: ShellState) -> Snapshot:
-        return self._ground.store.seal_tree(
+        return self._resources.store.seal_tree(
             self._folder / "tree",
             self._snapshot,
             env=state.env,
             env_unset=state.unset,
             cwd=state.cwd,
             processes=state.processes,
-            flush=self._flush and not self._still,
+            flush=self._flush and not self._stopped,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ramify.sandboxes.agent.checkpointing.process_dump import GROUND, PAGES
+from ramify.sandboxes.agent.checkpointing.process_dump import BASE_PAGES, PAGES
 
 
 class BaseImages:
@@ -21,20 +21,20 @@ class BaseImages:
         self._folder = folder
         self.image = ""  # the last image that was kept; the digests of its files are known
 
-    def there(self) -> list[int]:
+    def available(self) -> list[int]:
         """The inodes of the base images at hand."""
         return [int(path.name) for path in self._folder.iterdir()] if self._folder.exists() else []
 
-    def put(self, inode: int, session: Path) -> None:
+    def link_into(self, inode: int, session: Path) -> None:
         """Let a session's image build on one of them. Raises `OSError`."""
-        (session / GROUND).hardlink_to(self._folder / str(inode))
+        (session / BASE_PAGES).hardlink_to(self._folder / str(inode))
 
     def keep(self, image: Path) -> None:
         """Keep the base images of this image, and drop all others."""
         self.image = image.parent.name
         self._folder.mkdir(exist_ok=True)
-        held = set(self.there())
-        wanted = {path.stat().st_ino: path for path in map(_ground, image.iterdir())}
+        held = set(self.available())
+        wanted = {path.stat().st_ino: path for path in map(_base_of, image.iterdir())}
         for inode in held - wanted.keys():
             (self._folder / str(inode)).unlink()
         for inode in wanted.keys() - held:
@@ -42,5 +42,5 @@ class BaseImages:
                 (self._folder / str(inode)).hardlink_to(wanted[inode])
 
 
-def _ground(session: Path) -> Path:
-    return session / GROUND if (session / GROUND).exists() else session / PAGES
+def _base_of(session: Path) -> Path:
+    return session / BASE_PAGES if (session / BASE_PAGES).exists() else session / PAGES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ramify.sandboxes.agent.messages import Done, Message, Shut, Split, Tell, Told
+from ramify.sandboxes.agent.messages import CloseSession, CodeResult, Done, ForkSession, Message, RunCode
 from ramify.sandboxes.contract import ReplResult
 
 SESSION = Path(__file__).parents[1] / "agent" / "checkpointing" / "python_session.py"
@@ -31,15 +31,15 @@ class AgentRepl:
     name: str
 
     async def run(self, code: str, *, timeout: float | None = None) -> ReplResult:
-        told = await self.ask(Tell(self.name, code, timeout), Told)
+        told = await self.ask(RunCode(self.name, code, timeout), CodeResult)
         stdout, stderr = (stream.decode("utf-8", "replace") for stream in (told.stdout, told.stderr))
         return ReplResult(told.value, told.error, stdout, stderr, told.timed_out, told.truncated, told.lives)
 
     async def fork(self, name: str) -> AgentRepl:
         if not SESSION_NAME.fullmatch(name):
             raise ValueError(f"not a name for a Python session: {name!r}")
-        await self.ask(Split(self.name, name), Done)
+        await self.ask(ForkSession(self.name, name), Done)
         return AgentRepl(self.ask, name)
 
     async def close(self) -> None:
-        await self.ask(Shut(self.name), Done)
+        await self.ask(CloseSession(self.name), Done)

@@ -22,24 +22,24 @@ PATIENCE_S = 20.0  # for a world to end after a hang-up
 EXIT_REASON_WAIT_S = 1.0  # how long a dead world's error waits for its exit code
 
 
-class Answer(asyncio.Future[Message]):
+class ReplyFuture(asyncio.Future[Message]):
     """A reply that is awaited to its end: a task cancelled meanwhile is only cancelled once the reply has arrived.
 
     This uses asyncio's own rule: `Task.cancel` first asks the future that the task awaits, and if that refuses, the
     task goes on. Shielding a separate task for each request would cost as much as the request itself.
     """
 
-    def __init__(self, hasten: Callable[[], None]) -> None:
+    def __init__(self, on_cancel: Callable[[], None]) -> None:
         super().__init__()
-        self._hasten = hasten
+        self._on_cancel = on_cancel
 
     def cancel(self, msg: object | None = None) -> bool:
         if not self.done():
-            self._hasten()
+            self._on_cancel()
         return False
 
 
-class Line(asyncio.Protocol):
+class MessageStream(asyncio.Protocol):
     """Messages over a socket. Replies come in the order of the requests.
 
     The event loop only logs exceptions of a protocol's callbacks. So an error in one of them closes the connection,
@@ -48,8 +48,8 @@ class Line(asyncio.Protocol):
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._heard = bytearray()
-        self._due: deque[asyncio.Future[Message]] = deque()
+        self._received = bytearray()
+        self._waiting: deque[asyncio.Future[Message]] = deque()
         self._transport: asyncio.Transport | None = None
         self.last_words = ""  # the error of an agent that ended by itself
         self._fault: BaseException | None = None  # why this end closed the connection
@@ -60,8 +60,8 @@ class Line(asyncio.Protocol):
     @classmethod
     async def over(cls, sock: socket.socket) -> Self:
         """Connect to `sock`, which belongs to the line from now on, unless this fails."""
-        _, line = await asyncio.get_running_loop().create_unix_connection(lambda: cls(sock), sock=sock)
-        return line
+        _, stream = await asyncio.get_running_loop().create_unix_connection(lambda: cls(sock), sock=sock)
+        return stream
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked by type: other loops' transports (uvloop's) are no subclasses of asyncio's.
@@ -77,19 +77,19 @@ class Line(asyncio.Protocol):
                 self._transport.abort()
 
     def _read(self, data: bytes) -> None:
-        self._heard += data
-        while len(self._heard) >= LENGTHS.size:
-            head, body = LENGTHS.unpack_from(self._heard)
+        self._received += data
+        while len(self._received) >= LENGTHS.size:
+            head, body = LENGTHS.unpack_from(self._received)
             begin = LENGTHS.size + head
-            if len(self._heard) < begin + body:
+            if len(self._received) < begin + body:
                 return
-            answer = decode(bytes(self._heard[LENGTHS.size : begin]), bytes(self._heard[begin : begin + body]))
-            del self._heard[: begin + body]
-            if not self._due:  # not a reply: the agent says why it ends
-                self._heard.clear()
+            answer = decode(bytes(self._received[LENGTHS.size : begin]), bytes(self._received[begin : begin + body]))
+            del self._received[: begin + body]
+            if not self._waiting:  # not a reply: the agent says why it ends
+                self._received.clear()
                 self.last_words = answer.message if isinstance(answer, Failed) else ""
                 return
-            due = self._due.popleft()
+            due = self._waiting.popleft()
             if not due.done():  # else the requester was cancelled
                 due.set_result(answer)
 
@@ -102,8 +102,8 @@ class Line(asyncio.Protocol):
             self._ended.set_result(None)
 
     def _fail_all(self) -> None:
-        while self._due:
-            due = self._due.popleft()
+        while self._waiting:
+            due = self._waiting.popleft()
             if not due.done():
                 due.set_exception(self._lost())
 
@@ -131,10 +131,10 @@ class Line(asyncio.Protocol):
         if passing:  # nothing is queued in the transport: the last request was answered
             socket.send_fds(self._sock, [data[: LENGTHS.size]], list(passing))
             data = data[LENGTHS.size :]
-        self._due.append(due)
+        self._waiting.append(due)
         self._transport.write(data)
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message without a reply; do nothing if the connection is gone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
@@ -159,11 +159,11 @@ class AgentLink:
 
     _group: asyncio.Future[Group] | None = None  # the world's control group, once it exists
 
-    def __init__(self, helper: ExitReporter, exit_code: asyncio.Future[int], line: Line) -> None:
-        self._helper, self._exit_code, self._line = helper, exit_code, line
+    def __init__(self, helper: ExitReporter, exit_code: asyncio.Future[int], stream: MessageStream) -> None:
+        self._helper, self._exit_code, self._stream = helper, exit_code, stream
         self.pid = 0  # the agent's, known once it is ready
 
-    def hold(self, group: asyncio.Future[Group], bounds: Bounds) -> None:
+    def apply_limits(self, group: asyncio.Future[Group], bounds: Bounds) -> None:
         """Apply these limits to the control group once it exists. Meanwhile only the agent watches the world."""
 
         async def limit() -> Group:
@@ -175,7 +175,7 @@ class AgentLink:
         self._group = asyncio.ensure_future(limit())
 
     @property
-    def counts(self) -> bool:
+    def kills_are_known(self) -> bool:
         """Whether `out_of_memory` returns at once."""
         return self._group is None or self._group.done()
 
@@ -188,38 +188,38 @@ class AgentLink:
         return 0 if self._group.exception() is not None else self._group.result().out_of_memory()
 
     async def ask(
-        self, message: Message, passing: Sequence[int] = (), hasten: Callable[[], None] | None = None
+        self, message: Message, passing: Sequence[int] = (), on_cancel: Callable[[], None] | None = None
     ) -> Message:
         """Send a request and return the reply. Raises `WorldDied` if the agent is gone, `SandboxError` if it failed.
 
-        The caller closes the descriptors in `passing`, which are sent along. With `hasten`, a cancelled task calls it
-        and still waits for the reply.
+        The caller closes the descriptors in `passing`, which are sent along. With `on_cancel`, a cancelled task calls
+        it and still waits for the reply.
         """
-        due = asyncio.get_running_loop().create_future() if hasten is None else Answer(hasten)
+        due = asyncio.get_running_loop().create_future() if on_cancel is None else ReplyFuture(on_cancel)
         try:
-            self._line.ask(message, due, passing)
+            self._stream.ask(message, due, passing)
             answer = await due
         except OSError as error:
-            raise WorldDied(await self._why_lost()) from error
+            raise WorldDied(await self._loss_reason()) from error
         if isinstance(answer, Failed):
             raise SandboxError(answer.message)
         return answer
 
-    async def _why_lost(self) -> str:
-        if self._line.unreadable:
+    async def _loss_reason(self) -> str:
+        if self._stream.unreadable:
             return (
-                f"the world's first process sent an unreadable reply ({self._line.unreadable}), so the "
+                f"the world's first process sent an unreadable reply ({self._stream.unreadable}), so the "
                 "world was ended; start again from its last snapshot"
             )
         return await self._exit_reason()
 
     def cancel(self) -> None:
         """Have the current command killed; its reply still comes."""
-        self._line.say(Cancel())
+        self._stream.send(Cancel())
 
     async def close(self) -> None:
         """Hang up, which ends the world, and wait until it has ended."""
-        await self._line.close()
+        await self._stream.close()
         await asyncio.wait({self._exit_code}, timeout=PATIENCE_S)
         if self._group is not None:
             await asyncio.wait({self._group})
@@ -231,8 +231,8 @@ class AgentLink:
         if not self._exit_code.done() or self._exit_code.cancelled():
             return f"the world is gone ({self._helper.last_words()})"
         code = self._exit_code.result()
-        if self._line.last_words:
-            return f"the world's first process ended: {self._line.last_words}"
+        if self._stream.last_words:
+            return f"the world's first process ended: {self._stream.last_words}"
         if code == -signal.SIGKILL and await self.out_of_memory():
             return "the world exceeded its memory limit; start again from its last snapshot, with a higher limit"
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
@@ -249,14 +249,14 @@ class LazyAgentLink(AgentLink):
         self.pid = 0
 
     async def ask(
-        self, message: Message, passing: Sequence[int] = (), hasten: Callable[[], None] | None = None
+        self, message: Message, passing: Sequence[int] = (), on_cancel: Callable[[], None] | None = None
     ) -> Message:
         """As `AgentLink.ask`; also raises `WorldStartFailed`."""
         self._cancelled = False
         link = self._link or await self.start()
         if self._cancelled and isinstance(message, Run):  # while the agent started
             message = replace(message, timeout=0.0)
-        return await link.ask(message, passing, hasten)
+        return await link.ask(message, passing, on_cancel)
 
     async def start(self) -> AgentLink:
         """Start the agent. Raises `WorldStartFailed`."""
@@ -270,8 +270,8 @@ class LazyAgentLink(AgentLink):
         return link
 
     @property
-    def counts(self) -> bool:
-        return self._link is None or self._link.counts
+    def kills_are_known(self) -> bool:
+        return self._link is None or self._link.kills_are_known
 
     async def out_of_memory(self) -> int:
         return 0 if self._link is None else await self._link.out_of_memory()

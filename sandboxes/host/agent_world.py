@@ -12,25 +12,27 @@ from pathlib import Path
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
 from ramify.sandboxes.agent.messages import (
-    Carried,
-    Carry,
     Done,
     Dump,
     Dumped,
+    DumpedSessions,
+    DumpSessions,
     Freeze,
     Frozen,
-    Look,
-    Looked,
+    Inspect,
+    Inspection,
     Message,
-    Open,
+    OpenSession,
     Ran,
     Run,
     Thaw,
 )
-from ramify.sandboxes.agent.shell_state import NAME, Report, environment_without
+from ramify.sandboxes.agent.shell_report import NAME, Report
+from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without
 from ramify.sandboxes.checkpointing.python_repl import SESSION, SESSION_NAME, AgentRepl
 from ramify.sandboxes.contract import Limit, Repl, RunResult
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_lifecycle import ShellState, T, WorldLifecycle, tier_of
 
@@ -55,11 +57,11 @@ class AgentWorld(WorldLifecycle):
         message = Run(text, data, timeout, dict(env or {}), cwd)
         async with self._lock:
             with explain_file_limit(SandboxError):
-                await self._wake()
-                killed_before = not self._alone and await self._killed_since()
-                self._looked, self._alone = None, False  # also if we are cancelled and never see the result
+                await self._start_commands()
+                killed_before = not self._only_shell and await self._killed_since()
+                self._inspection, self._only_shell = None, False  # also if we are cancelled and never see the result
                 ran = await self._ran(message)
-                self._alone = ran.others == 0
+                self._only_shell = ran.others == 0
                 limit = _limit_met(ran, killed=await self._killed_by(ran))
             earlier = Limit.MEMORY if killed_before else Limit(ran.earlier)
         return RunResult(
@@ -75,88 +77,88 @@ class AgentWorld(WorldLifecycle):
         )
 
     async def _ran(self, message: Run) -> Ran:
-        link = self._living()
+        link = self._require_link()
         if link.pid == 0:  # the agent is started first
-            return await self._whole(self._ask(message, Ran), interrupt=link.cancel)
-        return await self._ask(message, Ran, hasten=link.cancel)
+            return await finish_before_cancelling(self._ask(message, Ran), interrupt=link.cancel)
+        return await self._ask(message, Ran, on_cancel=link.cancel)
 
     async def _killed_by(self, ran: Ran) -> bool:
         """Whether the kernel killed a process of this command for memory. After a successful command the next one may
         ask: a new world's control group takes some milliseconds, which its first command should not wait for."""
-        if ran.exit_code == 0 and not self._living().counts:
-            self._alone = False
+        if ran.exit_code == 0 and not self._require_link().kills_are_known:
+            self._only_shell = False
             return False
         return await self._killed_since()
 
     async def _killed_since(self) -> bool:
         """Whether the kernel has killed for memory since the last call. The agent is not notified of that."""
-        before, self._killed = self._killed, await self._living().out_of_memory()
+        before, self._killed = self._killed, await self._require_link().out_of_memory()
         return self._killed > before
 
     async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
         if not SESSION_NAME.fullmatch(name):
             raise ValueError(f"not a name for a Python session: {name!r}")
-        await self._session(Open(name, interpreter, SESSION.read_bytes()), Done)
+        await self._session(OpenSession(name, interpreter, SESSION.read_bytes()), Done)
         return AgentRepl(self._session, name)
 
     async def _session(self, message: Message, kind: type[T]) -> T:
         """Send a message about a Python session. It is a process beside the shell, so what we knew may be
         outdated."""
         async with self._lock:
-            await self._wake()
-            link = self._living()
-            self._looked, self._alone = None, False
-            return await self._whole(self._ask(message, kind), interrupt=link.cancel)
+            await self._start_commands()
+            link = self._require_link()
+            self._inspection, self._only_shell = None, False
+            return await finish_before_cancelling(self._ask(message, kind), interrupt=link.cancel)
 
     async def background_processes(self) -> int:
         async with self._lock:
-            await self._wake()
-            return (await self._whole(self._look())).others
+            await self._start_commands()
+            return (await finish_before_cancelling(self._inspect())).others
 
     async def keep_running(self, command: str) -> None:
         check_command(command, None)
         async with self._lock:
-            await self._wake()
-            await self._whole(self._keep_running(command))
+            await self._start_commands()
+            await finish_before_cancelling(self._keep_running(command))
 
-    async def _wake(self) -> None:
+    async def _start_commands(self) -> None:
         """Before the first use of the world, start the commands of its snapshot and specification."""
-        if not self._awake:
-            self._awake = True
+        if not self._commands_started:
+            self._commands_started = True
             commands = dict.fromkeys((*self._snapshot.processes.commands, *self._spec.startup))
             for command in commands:
-                await self._whole(self._keep_running(command))
+                await finish_before_cancelling(self._keep_running(command))
 
     async def _keep_running(self, command: str) -> None:
         """Start the command in a subshell, so that it is not one of our shell's jobs."""
-        self._looked, self._alone = None, False
+        self._inspection, self._only_shell = None, False
         text = f"(eval {shlex.quote(command)} </dev/null >/dev/null 2>&1 & builtin echo $!)"
         ran = await self._ask(Run(text), Ran)
         if ran.exit_code != 0:
             raise SandboxError(f"a command to keep running could not be started: {command}")
         self._running[command] = int(ran.stdout)
 
-    async def _look(self) -> Looked:
+    async def _inspect(self) -> Inspection:
         """The agent's report on the shell, or the last report if only the shell lives and was sent nothing since."""
-        self._living()
-        if self._looked is None:
-            looked = await self._ask(Look(list(self._running.values())), Looked)
-            self._looked = None if looked.others else looked
-            return looked
-        return self._looked
+        self._require_link()
+        if self._inspection is None:
+            inspection = await self._ask(Inspect(list(self._running.values())), Inspection)
+            self._inspection = None if inspection.others else inspection
+            return inspection
+        return self._inspection
 
     # Seals
 
     async def seal(self, *, flush: bool = True) -> Snapshot:
-        return await self._whole(self._seal(flush))
+        return await finish_before_cancelling(self._seal(flush))
 
     async def _seal(self, flush: bool) -> Snapshot:
         async with self._lock:
             self._flush = flush
             try:
-                looked = await self._look()
-                state = await self._shell_state(looked)
-                self._snapshot = await self._seal_with_processes(state, looked.others)
+                inspection = await self._inspect()
+                state = await self._shell_state(inspection)
+                self._snapshot = await self._seal_with_processes(state, inspection.others)
             except WorldDied:
                 raise
             except (OSError, ForkEngineError, SandboxError, ValueError) as error:  # ValueError: a forged report
@@ -171,56 +173,60 @@ class AgentWorld(WorldLifecycle):
             return await self._seal_files(state, 0)
         why = self._why_no_dump
         if not why:
-            self._still = True
+            self._stopped = True
             try:
                 why = await self._dump()
                 if not why:
-                    kept = replace(state.processes, tier=ProcessTier.CRIU, image=await self._adopt(), dropped=0)
+                    kept = replace(
+                        state.processes, tier=ProcessTier.CRIU, image=await self._adopt_images(), dropped=0
+                    )
                     return await self._seal_files(replace(state, processes=kept), others)
             finally:
-                await self._go_on()
-        return await self._seal_with_sessions(state.because(why), others)
+                await self._resume_processes()
+        return await self._seal_with_sessions(state.with_reason(why), others)
 
     async def _seal_with_sessions(self, state: ShellState, others: int) -> Snapshot:
         """Seal with the Python sessions at least, as the processes cannot be dumped whole."""
         why = self._why_no_session
         if why:
-            return await self._seal_files(state.because(f"{state.processes.reason}; {why}"), others)
-        self._still = True
+            return await self._seal_files(state.with_reason(f"{state.processes.reason}; {why}"), others)
+        self._stopped = True
         try:
-            carried = await self._carry()
-            if carried.reason:
-                state = state.because(f"{state.processes.reason}; {carried.reason}")
-            if carried.taken:
-                dropped = max(0, state.processes.dropped - len(carried.taken))
-                kept = replace(state.processes, tier=ProcessTier.REPL, image=await self._adopt(), dropped=dropped)
-                self._grounds.keep(self._ground.store.image_dir(kept.image))
+            dumped = await self._dump_sessions()
+            if dumped.reason:
+                state = state.with_reason(f"{state.processes.reason}; {dumped.reason}")
+            if dumped.taken:
+                dropped = max(0, state.processes.dropped - len(dumped.taken))
+                kept = replace(
+                    state.processes, tier=ProcessTier.REPL, image=await self._adopt_images(), dropped=dropped
+                )
+                self._base_images.keep(self._resources.store.image_dir(kept.image))
                 state = replace(state, processes=kept)
             return await self._seal_files(state, others)
         finally:
-            await self._go_on()
+            await self._resume_processes()
 
-    async def _adopt(self) -> str:
+    async def _adopt_images(self) -> str:
         return await asyncio.to_thread(
-            self._ground.store.adopt_process_image, self._folder / "images", self._grounds.image
+            self._resources.store.adopt_process_image, self._folder / "images", self._base_images.image
         )
 
-    async def _carry(self) -> Carried:
+    async def _dump_sessions(self) -> DumpedSessions:
         """Dump the Python sessions into `images`; afterwards all processes but the shell stand still."""
         images = await self._fresh_images()
-        carried = await self._ask(Carry(str(images), self._grounds.there()), Carried)
-        self._maps_files = carried.maps_files
-        for session, ground in carried.taken.items():
-            if ground:
-                self._grounds.put(ground, images / session)
-        return carried
+        dumped = await self._ask(DumpSessions(str(images), self._base_images.available()), DumpedSessions)
+        self._maps_files = dumped.maps_files
+        for session, base in dumped.taken.items():
+            if base:
+                self._base_images.link_into(base, images / session)
+        return dumped
 
-    async def _go_on(self) -> None:
+    async def _resume_processes(self) -> None:
         """Let all processes run again, and only then wait for the disk."""
-        self._still = False
+        self._stopped = False
         await self._ask(Thaw(), Done)
         if self._flush:
-            await asyncio.to_thread(self._ground.store.flush)
+            await asyncio.to_thread(self._resources.store.flush)
 
     async def _dump(self) -> str:
         """Dump all processes into `images`, after which they stand still; return why not if that fails."""
@@ -236,38 +242,40 @@ class AgentWorld(WorldLifecycle):
 
     async def _frozen(self, work: Callable[[], Snapshot]) -> Snapshot:
         """Run `work` in a thread while every process but the shell stands still; at once if all do already."""
-        if self._still:
+        if self._stopped:
             return await asyncio.to_thread(work)
-        self._still = True
+        self._stopped = True
         try:
             self._maps_files = (await self._ask(Freeze(), Frozen)).maps_files
             return await asyncio.to_thread(work)
         finally:
-            await self._go_on()
+            await self._resume_processes()
 
-    async def _shell_state(self, looked: Looked) -> ShellState:
+    async def _shell_state(self, inspection: Inspection) -> ShellState:
         """What the snapshot will record of the shell and of other processes, without secrets."""
-        if self._told is not None and self._told[0] == looked:
-            return self._told[1]
-        processes = Processes(tier_of(looked.others), self._snapshot.processes.shell, dropped=looked.others)
-        if self._running or not self._awake:
-            commands = tuple(self._running) if self._awake else self._snapshot.processes.commands
+        if self._recorded is not None and self._recorded[0] == inspection:
+            return self._recorded[1]
+        processes = Processes(tier_of(inspection.others), self._snapshot.processes.shell, dropped=inspection.others)
+        if self._running or not self._commands_started:
+            commands = tuple(self._running) if self._commands_started else self._snapshot.processes.commands
             tier = ProcessTier.COMMANDS if commands else ProcessTier.NONE
-            processes = replace(processes, tier=tier, commands=commands, dropped=looked.strays)
-        if not looked.state:
-            return ShellState.standing(self._snapshot, processes)
+            processes = replace(processes, tier=tier, commands=commands, dropped=inspection.strays)
+        if not inspection.state:
+            return ShellState.unstarted(self._snapshot, processes)
         secrets, tree = self._spec.secrets, self._tree_inside()
-        report, began = Report.parse(looked.state), Report.parse(looked.began).kept(tree)
-        now = report.kept(tree)
+        report, began = Report.parse(inspection.state), ShellSnapshot.of(Report.parse(inspection.began), tree)
+        now = ShellSnapshot.of(report, tree)
         if now != began:
-            kept = now.since(began, self._kept).without(secrets)
-            processes = replace(processes, shell=await asyncio.to_thread(self._ground.store.put_blob, kept.encode()))
+            kept = now.since(began, self._first_snapshot).without(secrets)
+            processes = replace(
+                processes, shell=await asyncio.to_thread(self._resources.store.put_blob, kept.encode())
+            )
         else:
-            processes = replace(processes, shell=self._began_with)
+            processes = replace(processes, shell=self._first_blob)
         place = os.fsdecode(report.pwd)
         state = ShellState.of(report.environment, place, self._start_env(), tree, str(self._folder), processes)
         state = replace(state, env=environment_without(state.env, secrets))
-        self._told = (looked, state)
+        self._recorded = (inspection, state)
         return state
 
 

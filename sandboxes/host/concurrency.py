@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
 
 from ramify.fork_engine.types import Snapshot
@@ -29,7 +29,7 @@ async def fork_all(backend: Backend, snapshot: Snapshot, spec: WorldSpec, n: int
     return [one for one in done if not isinstance(one, BaseException)]
 
 
-async def all_of(works: Sequence[Coroutine[object, object, None]]) -> None:
+async def run_all_to_end(works: Sequence[Coroutine[object, object, None]]) -> None:
     """Await all coroutines to their ends, then raise the first failure. A single one needs no task of its own."""
     if len(works) == 1:
         return await works[0]
@@ -39,14 +39,20 @@ async def all_of(works: Sequence[Coroutine[object, object, None]]) -> None:
     return None
 
 
-async def to_the_end(work: Coroutine[object, object, T]) -> T:
-    """Await `work` to its end even if we are cancelled; the cancellation then continues.
+async def finish_before_cancelling(
+    work: Coroutine[object, object, T], interrupt: Callable[[], None] | None = None
+) -> T:
+    """Await `work` to its end even if we are cancelled, after calling `interrupt`; the cancellation then continues.
 
-    Meant for threads: nobody can cancel a thread, and it must not go on creating what is being cleaned up.
+    Work in a thread needs this: nobody can cancel a thread, and it must not go on creating what is being cleaned up.
     """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        if interrupt is not None:
+            interrupt()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # mark as retrieved: the cancellation matters more
         raise

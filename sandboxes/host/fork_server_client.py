@@ -16,13 +16,13 @@ from typing import NamedTuple
 from ramify.fork_engine.close_on_fork import close_in_children, hang_up, refuse_in_child
 from ramify.sandboxes.agent.messages import Ready, Start
 from ramify.sandboxes.errors import BackendUnavailable, SandboxError, UsedAfterFork, WorldDied, WorldStartFailed
-from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink, Line
-from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink, MessageStream
+from ramify.sandboxes.host.mount_server_client import MountServerClient
 from ramify.sandboxes.linux import cgroups
 from ramify.sandboxes.linux.cgroups import Group, Groups
 from ramify.sandboxes.linux.resource_limits import Bounds
 
-FORK_SERVER = Path(__file__).parents[1] / "agent" / "fork_server.py"
+AGENT = Path(__file__).parents[1] / "agent" / "__main__.py"
 STARTS_AT_ONCE = 16  # more would only queue in the helper and fill its socket
 PATIENCE_S = 20.0  # for the helper process to end or answer
 SPARES = 2  # agents waiting for a world: enough for consecutive forks, few enough to cost nothing when idle
@@ -32,18 +32,18 @@ RESTOCK_AFTER_S = 0.02
 class SpareAgent(NamedTuple):
     """An agent that has not been told its world yet."""
 
-    line: Line
+    stream: MessageStream
     exit_code: asyncio.Future[int]
     group: asyncio.Future[Group] | None  # its control group, once it exists
 
 
-class Child(NamedTuple):
+class AgentReports(NamedTuple):
     """What the helper will report of an agent."""
 
     born: asyncio.Future[int]  # its pid
     dead: asyncio.Future[int]  # its exit code
 
-    def stillborn(self, why: str) -> None:
+    def fail_birth(self, why: str) -> None:
         """Fail the wait for its pid, if it has none yet."""
         if not self.born.done():
             self.born.set_exception(ProcessLookupError(why))
@@ -65,13 +65,14 @@ class ForkServerClient:
         self._fault = ""  # why the helper process was given up
         self._numbers = itertools.count()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, AgentReports] = {}
         self._spares: list[SpareAgent] = []
         self._restocking: asyncio.Task[None] | None = None
-        self.trees = Trees()
+        self.trees = MountServerClient()
         self.groups: Groups | str = "the backend is not open"  # a text says why there are none
 
     async def start(self) -> None:
+        """Start the helper process, and its mount server if there are anchors."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         keeping, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, keepers, self._log.open("wb") as log:
@@ -89,7 +90,7 @@ class ForkServerClient:
         else:
             keeping.close()
 
-    def late(self, start: Start, passing: Callable[[list[int]], Awaitable[None]]) -> LazyAgentLink:
+    def lazy_link(self, start: Start, passing: Callable[[list[int]], Awaitable[None]]) -> LazyAgentLink:
         """A world's agent that starts when it is first needed. `passing` adds the descriptors that are sent with
         `start`."""
         return LazyAgentLink(lambda: self._begin(start, passing))
@@ -110,10 +111,10 @@ class ForkServerClient:
     async def spawn(self, start: Start, passing: Sequence[int] = ()) -> AgentLink:
         """Fork and set up a world's agent. Raises `WorldStartFailed`."""
         async with self._starting:
-            spare = await self._agent(start)
-            link = AgentLink(self, spare.exit_code, spare.line)
+            spare = await self._take_agent(start)
+            link = AgentLink(self, spare.exit_code, spare.stream)
             if spare.group is not None:
-                link.hold(spare.group, start.bounds)
+                link.apply_limits(spare.group, start.bounds)
             try:
                 answer = await link.ask(start, passing)
             except SandboxError as error:
@@ -127,7 +128,7 @@ class ForkServerClient:
         link.pid = answer.pid
         return link
 
-    async def _agent(self, start: Start) -> SpareAgent:
+    async def _take_agent(self, start: Start) -> SpareAgent:
         if start.view is None or start.view.network:
             return await self._fork("plain" if start.view is None else "online")
         self._restock()
@@ -139,6 +140,7 @@ class ForkServerClient:
         return await self._fork("isolated")
 
     async def _fork(self, kind: str) -> SpareAgent:
+        """Have an agent forked on a new socket. `kind` is a key of `fork_server.KINDS`."""
         refuse_in_child(self._owner, "the backend", UsedAfterFork)
         if self._control is None:
             raise WorldStartFailed("the backend is not open: use it as `async with backend:`")
@@ -155,15 +157,15 @@ class ForkServerClient:
                 ours.close()
                 raise WorldStartFailed(f"the helper process is gone ({self.last_words()})") from error
         loop = asyncio.get_running_loop()
-        child = self._children[number] = Child(loop.create_future(), loop.create_future())
+        child = self._children[number] = AgentReports(loop.create_future(), loop.create_future())
         try:
-            line = await Line.over(ours)
+            stream = await MessageStream.over(ours)
         except BaseException:
             ours.close()
             raise
-        return SpareAgent(line, child.dead, self._grouped(child.born))
+        return SpareAgent(stream, child.dead, self._put_in_group(child.born))
 
-    def _grouped(self, born: asyncio.Future[int]) -> asyncio.Future[Group] | None:
+    def _put_in_group(self, born: asyncio.Future[int]) -> asyncio.Future[Group] | None:
         """Put a new agent in a control group as early as possible: every fork on the machine waits for that."""
         groups = self.groups
         if not isinstance(groups, Groups):
@@ -175,9 +177,9 @@ class ForkServerClient:
         return asyncio.ensure_future(hold())
 
     async def _discard(self, spare: SpareAgent) -> None:
-        link = AgentLink(self, spare.exit_code, spare.line)
+        link = AgentLink(self, spare.exit_code, spare.stream)
         if spare.group is not None:
-            link.hold(spare.group, Bounds())
+            link.apply_limits(spare.group, Bounds())
         await link.close()
 
     def _restock(self) -> None:
@@ -194,6 +196,7 @@ class ForkServerClient:
                 return  # the next request for a world reports the error
 
     async def close(self) -> None:
+        """End the helper process with all its worlds, and wait for its end."""
         if self._control is None or self._process is None or os.getpid() != self._owner:
             return  # a forked child's copy: its parent closes it
         if self._restocking is not None:
@@ -217,7 +220,7 @@ class ForkServerClient:
         try:
             report = self._control.recv(64)
             if report:
-                self._take(report)
+                self._handle_report(report)
                 return
         except BlockingIOError:
             return
@@ -228,7 +231,7 @@ class ForkServerClient:
         asyncio.get_running_loop().remove_reader(self._control)
         self._forget_children()
 
-    def _take(self, report: bytes) -> None:
+    def _handle_report(self, report: bytes) -> None:
         what, number, told = report.split()
         if what == b"born":
             born = self._children[int(number)].born
@@ -236,14 +239,14 @@ class ForkServerClient:
                 born.set_result(int(told))
             return
         child = self._children.pop(int(number))
-        child.stillborn("an agent could not be started")
+        child.fail_birth("an agent could not be started")
         if not child.dead.done():
             child.dead.set_result(int(told))
 
     def _forget_children(self) -> None:
         """Give up waiting for reports of how agents ended."""
         for child in self._children.values():
-            child.stillborn("the helper process is gone")
+            child.fail_birth("the helper process is gone")
             child.dead.cancel()
         self._children.clear()
 
@@ -258,7 +261,7 @@ def launch(
     """Start the helper process on its end of the control socket. Its error output goes into `log`."""
     isolating = [] if keeper is None else [str(keeper.fileno()), *map(str, anchors)]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(FORK_SERVER), str(control.fileno()), *isolating],
+        [sys.executable, "-I", "-S", str(AGENT), "fork-server", str(control.fileno()), *isolating],
         pass_fds=[sock.fileno() for sock in (control, keeper) if sock is not None],
         stdin=subprocess.DEVNULL,
         stdout=log,

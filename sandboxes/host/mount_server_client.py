@@ -14,13 +14,13 @@ from ramify.sandboxes.agent.mount_server import (
     BIGGEST,
     FEW,
     PLACES,
-    Answer,
-    Clone,
+    CloneMount,
+    LayerEntry,
     MakeLayer,
-    Mount,
-    Order,
-    Over,
-    Piece,
+    MountOverlays,
+    MountReply,
+    MountRequest,
+    Overlay,
     Unmount,
     pack,
     unpack,
@@ -29,10 +29,10 @@ from ramify.sandboxes.errors import TOO_MANY_FILES, SandboxError, UsedAfterFork,
 
 MOST_GIVEN = 32  # descriptors beside one answer
 
-Reply = tuple[Answer, list[int]]
+Reply = tuple[MountReply, list[int]]
 
 
-class Trees:
+class MountServerClient:
     """A connection to a mount server, used by several tasks at once. Replies come in the order of the requests."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Trees:
         """The path of a kept tree in this process, after the first mount."""
         return Path(f"/proc/{self._pid}/root{PLACES}/{point}")
 
-    async def mount(self, lowers: Sequence[str], overlays: Sequence[Over]) -> list[int]:
+    async def mount(self, lowers: Sequence[str], overlays: Sequence[Overlay]) -> list[int]:
         """Mount overlays over one stack, the bottom first. Returns descriptors of those that are not kept; the caller
         closes them.
 
@@ -67,7 +67,7 @@ class Trees:
         """
         given: list[int] = []
         for first in range(0, len(overlays), FEW):
-            answer, descriptors = await self._ask(Mount(list(lowers), list(overlays[first : first + FEW])))
+            answer, descriptors = await self._ask(MountOverlays(list(lowers), list(overlays[first : first + FEW])))
             given += descriptors
             if answer.error:
                 for descriptor in given:
@@ -77,14 +77,14 @@ class Trees:
 
     async def clone(self, point: str) -> int:
         """A descriptor of a kept tree, to be attached in a world. Raises `SandboxError`."""
-        answer, given = await self._ask(Clone(point))
+        answer, given = await self._ask(CloneMount(point))
         if answer.error:
             raise SandboxError(f"a tree could not be passed to its world: {answer.error}")
         return given[0]
 
-    async def furnish(self, point: str, pieces: Sequence[Piece]) -> None:
+    async def make_layer(self, point: str, entries: Sequence[LayerEntry]) -> None:
         """Create a folder at the mount server, "@point" in a stack. Raises `WorldStartFailed`."""
-        answer, _ = await self._ask(MakeLayer(point, list(pieces)))
+        answer, _ = await self._ask(MakeLayer(point, list(entries)))
         if answer.error:
             raise WorldStartFailed(f"the lowest layer of a world could not be made: {answer.error}")
 
@@ -99,14 +99,15 @@ class Trees:
             raise SandboxError(f"a tree could not be unmounted: {answer.error}")
         return answer.ok
 
-    async def _ask(self, order: Order) -> Reply:
+    async def _ask(self, request: MountRequest) -> Reply:
+        """Send a request and wait for the reply. Raises `WorldStartFailed` if the mount server is gone."""
         refuse_in_child(self._owner, "the backend", UsedAfterFork)
         loop = asyncio.get_running_loop()
         due: asyncio.Future[Reply] = loop.create_future()
         async with self._sending:
             if self._sock is None:
                 raise WorldStartFailed("the helper process is gone: close the backend and open it again")
-            data = pack(order)
+            data = pack(request)
             try:
                 while True:
                     try:
@@ -130,6 +131,7 @@ class Trees:
             self._lost(f"a reply of the helper process is unreadable ({type(error).__name__}: {error})")
 
     def _receive(self, sock: socket.socket) -> None:
+        """Take one reply from the socket and give it to the request that waits for it."""
         try:
             data, given, flags, _ = socket.recv_fds(sock, BIGGEST, MOST_GIVEN, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
@@ -141,7 +143,7 @@ class Trees:
             return
         try:
             answer = unpack(data)
-            if not isinstance(answer, Answer):
+            if not isinstance(answer, MountReply):
                 raise TypeError(f"{type(answer).__name__} is not a reply")
             due = self._due.popleft()
         except BaseException:

@@ -21,7 +21,7 @@ FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x8008_6601, 0x4008_6602
 TOPDIR = 0x2_0000  # FS_TOPDIR_FL, `chattr +T`
 
 
-class Session:
+class ScratchSession:
     """One backend's folder. `open()` and `close()` block: call them in a thread."""
 
     def __init__(self, scratch: Path) -> None:
@@ -30,6 +30,7 @@ class Session:
         self.folder = scratch
 
     def open(self) -> None:
+        """Make and lock the session's folder, after removing what crashed sessions left."""
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._remove_abandoned()
         while True:
@@ -54,6 +55,7 @@ class Session:
         self._lock = -1
 
     def _remove_abandoned(self) -> None:
+        """Remove every session whose lock is free."""
         for lock in self._scratch.glob("*.lock"):
             try:
                 held = open_lock(lock, os.O_RDWR)

@@ -14,13 +14,8 @@ import os
 import stat
 from pathlib import Path
 
+from ramify.sandboxes.linux.kernel import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, OpenHow
 from ramify.sandboxes.linux.syscalls import call
-
-NO_MAGIC_LINKS, BENEATH = 0x02, 0x08  # RESOLVE_*
-
-
-class OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 def open_inside(tree: Path, path: str) -> int:
@@ -31,7 +26,9 @@ def open_inside(tree: Path, path: str) -> int:
     """
     top = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        how = OpenHow(os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0, NO_MAGIC_LINKS | BENEATH)
+        how = OpenHow(
+            os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0, RESOLVE_NO_MAGICLINKS | RESOLVE_BENEATH
+        )
         file = call("openat2", top, os.fsencode(path), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how)))
     finally:
         os.close(top)

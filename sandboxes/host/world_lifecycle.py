@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
-from ramify.sandboxes.agent.messages import Looked, Message, Start
-from ramify.sandboxes.agent.shell_state import HOUSEKEEPING, NAME, Kept
+from ramify.sandboxes.agent.messages import Inspection, Message, Start
+from ramify.sandboxes.agent.shell_report import NAME
+from ramify.sandboxes.agent.shell_snapshot import HOUSEKEEPING, ShellSnapshot
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldId, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.linux import ptrace
 from ramify.sandboxes.linux.resource_limits import Bounds
@@ -55,11 +57,11 @@ class ShellState:
         return cls(env, tuple(sorted(gone)), cwd, processes)
 
     @classmethod
-    def standing(cls, snapshot: Snapshot, processes: Processes) -> ShellState:
+    def unstarted(cls, snapshot: Snapshot, processes: Processes) -> ShellState:
         """The record of a world whose shell has not started yet."""
         return cls(snapshot.env, snapshot.env_unset, snapshot.cwd, processes)
 
-    def because(self, reason: str) -> ShellState:
+    def with_reason(self, reason: str) -> ShellState:
         """A copy with the reason why processes are not kept better."""
         return replace(self, processes=replace(self.processes, reason=reason))
 
@@ -86,7 +88,7 @@ class AgentSpawner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class WorldResources:
     """What a backend gives to each of its worlds."""
 
     store: SnapshotStore
@@ -100,28 +102,30 @@ class Ground:
 class WorldLifecycle(ABC):
     """The part of `World` that starts, rolls back and ends, and the connection to its agent."""
 
-    def __init__(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> None:
-        self._id = WorldId(ground.folder.name)
-        self._ground, self._folder = ground, ground.folder
+    def __init__(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> None:
+        self._id = WorldId(resources.folder.name)
+        self._resources, self._folder = resources, resources.folder
         self._snapshot, self._spec = snapshot, spec
         self._image = snapshot.image  # also for snapshots that name none: no world had sealed them yet
         self._lock = asyncio.Lock()
         self._link: AgentLink | None = None
-        self._looked: Looked | None = None  # the last report, while nothing can have changed since
-        self._alone = True  # at the last request, only the shell or nothing lived
-        self._told: tuple[Looked, ShellState] | None = None  # the last report, and its record in the last seal
+        self._inspection: Inspection | None = None  # the last report, while nothing can have changed since
+        self._only_shell = True  # at the last request, only the shell or nothing lived
+        self._recorded: tuple[Inspection, ShellState] | None = (
+            None  # the last report, and its record in the last seal
+        )
         self._why_no_dump = self._why_no_session = ""
         self._running: dict[
             str, int
         ] = {}  # commands to keep running: their pids, -1 if they were restored with the image
-        self._awake = False  # whether they were started
+        self._commands_started = False  # whether they were started
         self._flush = True  # what is sealed
         self._killed = 0  # processes killed by the kernel for memory
-        self._still = False  # all processes, including the shell, stand still until `Thaw`
+        self._stopped = False  # all processes, including the shell, stand still until `Thaw`
         self._maps_files = True  # at the last freeze, a process could write to a file by a mapping
         self._closed = False
-        self._kept, self._began_with = Kept(), ""  # what the first shell began with, and its blob
-        self._grounds = BaseImages(ground.folder / "grounds")
+        self._first_snapshot, self._first_blob = ShellSnapshot(), ""  # what the first shell began with, and its blob
+        self._base_images = BaseImages(resources.folder / "grounds")
 
     @property
     def id(self) -> WorldId:
@@ -160,13 +164,16 @@ class WorldLifecycle(ABC):
         start = replace(await self._make(self._snapshot), bounds=Bounds(**asdict(self._spec.limits)))
         shell = self._snapshot.processes.shell
         if shell:
-            start = replace(start, shell=await asyncio.to_thread(self._ground.store.blob, shell))
+            start = replace(start, shell=await asyncio.to_thread(self._resources.store.blob, shell))
         start = self._with_sessions(self._dumpable(start))
-        self._kept, self._began_with = Kept.decode(start.shell) if start.shell else Kept(), shell
-        self._looked = None if start.image else Looked(b"", b"", 0)
-        self._alone = not start.image
+        self._first_snapshot, self._first_blob = (
+            ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot(),
+            shell,
+        )
+        self._inspection = None if start.image else Inspection(b"", b"", 0)
+        self._only_shell = not start.image
         self._running = dict.fromkeys(self._snapshot.processes.commands, -1) if start.image else {}
-        self._awake = bool(start.image)
+        self._commands_started = bool(start.image)
         self._killed = 0
         link = await self._link_to(start)
         if self._closed:  # meanwhile
@@ -176,17 +183,17 @@ class WorldLifecycle(ABC):
 
     async def _link_to(self, start: Start) -> AgentLink:
         """The connection to the world's agent."""
-        return await self._ground.helper.spawn(start)
+        return await self._resources.helper.spawn(start)
 
     async def rollback(self, snapshot: Snapshot) -> None:
-        await self._whole(self._rollback(snapshot))
+        await finish_before_cancelling(self._rollback(snapshot))
 
     async def _rollback(self, snapshot: Snapshot) -> None:
         """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world."""
         async with self._lock:
             if self._closed:
                 raise WorldDied("the world was closed")
-            await self._abandon()
+            await self._end_processes()
             await asyncio.to_thread(remove_tree, self._folder)
             if snapshot.image is None and self._spec.image is not None:
                 snapshot = replace(snapshot, image=self._image)
@@ -196,48 +203,35 @@ class WorldLifecycle(ABC):
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._whole(self._end())
+            await finish_before_cancelling(self._end())
 
     async def _end(self) -> None:
         try:
-            await self._abandon()  # which also ends the current operation
+            await self._end_processes()  # which also ends the current operation
         finally:  # also where a process of it hangs in the kernel, and its control group stays
             async with self._lock:
                 await asyncio.to_thread(remove_tree, self._folder)
-            self._ground.forget(self._id)
+            self._resources.forget(self._id)
 
-    async def _abandon(self) -> None:
+    async def _end_processes(self) -> None:
         """End the world's processes. From now on it raises `WorldDied`."""
         link, self._link = self._link, None
         if link is not None:
             await link.close()
 
-    def _living(self) -> AgentLink:
+    def _require_link(self) -> AgentLink:
         if self._link is None:
             raise WorldDied("the world was closed" if self._closed else "the world could not go on after an error")
         return self._link
 
-    async def _ask(self, message: Message, kind: type[T], hasten: Callable[[], None] | None = None) -> T:
-        """Send a request to the agent and check the type of its reply. With `hasten`, a cancelled task calls it and
-        still waits for the reply."""
-        answer = await self._living().ask(message, (), hasten)
+    async def _ask(self, message: Message, kind: type[T], on_cancel: Callable[[], None] | None = None) -> T:
+        """Send a request to the agent and check the type of its reply. With `on_cancel`, a cancelled task calls it
+        and still waits for the reply."""
+        answer = await self._require_link().ask(message, (), on_cancel)
         if not isinstance(answer, kind):
             # name only the type: a reply holds the world's variables, secrets among them
             raise SandboxError(f"the agent answered {type(answer).__name__} where {kind.__name__} was due")
         return answer
-
-    async def _whole(self, work: Coroutine[object, object, T], interrupt: Callable[[], None] | None = None) -> T:
-        """Await `work` to its end even if we are cancelled, after calling `interrupt`."""
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if interrupt is not None:
-                interrupt()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # mark as retrieved: the cancellation matters more
-            raise
 
     def _dumpable(self, start: Start) -> Start:
         """Add CRIU and the snapshot's dumped processes to the start. Raises `WorldStartFailed`."""
@@ -251,7 +245,7 @@ class WorldLifecycle(ABC):
         if self._why_no_dump or start.view is None:
             return start
         view = replace(start.view, visible=[*start.view.visible, str(criu.folder())])
-        place = str(self._ground.store.image_dir(image)) if image else ""
+        place = str(self._resources.store.image_dir(image)) if image else ""
         return replace(start, view=view, criu=list(criu.command()), image=place)
 
     def _with_sessions(self, start: Start) -> Start:
@@ -259,10 +253,10 @@ class WorldLifecycle(ABC):
         self._why_no_session = self.why_no_session(isolated=start.view is not None)
         if self._snapshot.tier is not ProcessTier.REPL:
             return start
-        place = self._ground.store.image_dir(self._snapshot.processes.image)
+        place = self._resources.store.image_dir(self._snapshot.processes.image)
         if self._why_no_session:
             return replace(start, lost={folder.name: self._why_no_session for folder in place.iterdir()})
-        self._grounds.keep(place)
+        self._base_images.keep(place)
         return replace(start, sessions=str(place))
 
     def why_no_session(self, *, isolated: bool) -> str:

@@ -1,1 +1,1 @@
-"""Confinement of worlds. Stdlib only, since the agent runs it; see `docs/security.md`."""
+"""Plain Linux, without any notion of worlds: system calls and what is built on them. Imports only the stdlib."""

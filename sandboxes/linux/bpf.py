@@ -26,7 +26,7 @@ def argument(index: int) -> int:
 
 
 @dataclass(frozen=True)
-class Line:
+class Instruction:
     code: int
     k: int
     target: str = ""  # a jump's label
@@ -34,33 +34,40 @@ class Line:
 
 @dataclass
 class Assembler:
-    lines: list[Line] = field(default_factory=list)
+    """Collects instructions and labels, and encodes them."""
+
+    instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 
     def load(self, offset: int) -> None:
-        self.lines.append(Line(LOAD, offset))
+        self.instructions.append(Instruction(LOAD, offset))
 
     def jump(self, test: int, k: int, target: str) -> None:
         """Jump to `target` if the loaded word passes `test` with `k`; else go on with the next line."""
-        self.lines.append(Line(test, k, target))
+        self.instructions.append(Instruction(test, k, target))
 
     def answer(self, action: int, label: str = "") -> None:
         """End with `action`; `label` names this place for jumps."""
         if label:
             self.label(label)
-        self.lines.append(Line(RETURN, action))
+        self.instructions.append(Instruction(RETURN, action))
 
     def label(self, name: str) -> None:
         if name in self.labels:
             raise ValueError(f"the label {name} is used twice")
-        self.labels[name] = len(self.lines)
+        self.labels[name] = len(self.instructions)
 
     def assemble(self) -> bytes:
         """Encode the program. Raises `ValueError` for a jump that BPF cannot do: backwards, too far, or to an unknown
         label."""
         return b"".join(
-            INSTRUCTION.pack(line.code, self._distance(at, line.target) if line.target else 0, 0, line.k)
-            for at, line in enumerate(self.lines)
+            INSTRUCTION.pack(
+                instruction.code,
+                self._distance(at, instruction.target) if instruction.target else 0,
+                0,
+                instruction.k,
+            )
+            for at, instruction in enumerate(self.instructions)
         )
 
     def _distance(self, at: int, target: str) -> int:

@@ -129,7 +129,7 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | s
             return f"the control groups of this process provide no usable {controller} controller"
         places[controller] = place
     me = os.getpid()
-    groups = Groups(places, f"ramify-{me}-{processes.everything()[me].started}")
+    groups = Groups(places, f"ramify-{me}-{processes.all_processes()[me].started}")
     try:
         _make_and_remove(groups.group())
     except OSError as error:
@@ -171,7 +171,7 @@ def _version_2(root: Path, controller: str, ours: Mapping[str, str]) -> Path | N
 
 def _remove_abandoned(places: set[Path]) -> None:
     """Remove groups whose maker has ended, except those that still hold a process."""
-    living = processes.everything()
+    living = processes.all_processes()
     for group in (found for place in places for found in place.glob("ramify-*-*-*")):
         _, pid, started, _ = group.name.split("-", 3)
         maker = living.get(int(pid)) if pid.isdigit() else None
@@ -187,3 +187,28 @@ def _family(pid: int) -> list[int]:
         return processes.family(pid)
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
         return [pid, *(process.pid for process in processes.descendants(pid))]
+
+
+def kills_for_memory(pid: int, root: Path = ROOT) -> int:
+    """How many processes were killed for memory in the control group of `pid`; 0 if the kernel does not count."""
+    own = Path(f"/proc/{pid}/cgroup")
+    try:
+        groups = dict(_memberships(own.read_text()))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # the container has ended
+    if "memory" in groups:
+        return _count(root / "memory" / groups["memory"].lstrip("/") / "memory.oom_control", "oom_kill")
+    return _count(root / groups.get("", "/").lstrip("/") / "memory.events", "oom_kill")
+
+
+def _memberships(text: str) -> list[tuple[str, str]]:
+    """(controller, group) for each line `4:memory:/docker/…`; the controller of version 2 is ""."""
+    lines = (line.split(":", 2) for line in text.splitlines())
+    return [(controller, group) for _, controllers, group in lines for controller in controllers.split(",")]
+
+
+def _count(file: Path, name: str) -> int:
+    if not file.exists():
+        return 0
+    pairs = (line.split() for line in file.read_text().splitlines())
+    return next((int(pair[1]) for pair in pairs if pair[0] == name), 0)

@@ -12,6 +12,8 @@ import platform
 from collections.abc import Collection
 from pathlib import Path
 
+from ramify.sandboxes.linux.syscalls import SHARED
+
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
 CLONE_NEWIPC = 0x0800_0000
@@ -38,10 +40,12 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
 AT_EMPTY_PATH = 0x1000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 4
-SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture; Linux 5.2, 5.12
-SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432  # Linux 5.2
+SYS_OPEN_TREE, SYS_MOVE_MOUNT = SHARED["open_tree"], SHARED["move_mount"]  # Linux 5.2
+SYS_MOUNT_SETATTR = SHARED["mount_setattr"]  # Linux 5.12
+SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = SHARED["fsopen"], SHARED["fsconfig"], SHARED["fsmount"]  # Linux 5.2
 FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
-SYS_OPENAT2, RESOLVE_NO_MAGICLINKS = 437, 0x02  # Linux 5.6
+SYS_OPENAT2 = SHARED["openat2"]  # Linux 5.6
+RESOLVE_NO_MAGICLINKS, RESOLVE_BENEATH = 0x02, 0x08
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 
 PR_SET_PDEATHSIG = 1
@@ -90,6 +94,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """Mount a file system; without `kind` a bind mount, with the flag MS_BIND."""
     done = _libc.mount(
         os.fsencode(source),
         os.fsencode(target),
@@ -112,7 +117,7 @@ def clone_tree(path: str, *, recursive: bool = False) -> int:
     return descriptor
 
 
-def narrow(path: str, *, writable: bool = False) -> int:
+def clone_confined(path: str, *, writable: bool = False) -> int:
     """A descriptor of a folder that leads nowhere else: nothing is above it, and only a link leads out."""
     descriptor = clone_tree(path, recursive=True)
     attributes = ATTR_NOSUID | ATTR_NODEV | (0 if writable else ATTR_RDONLY)
@@ -124,7 +129,7 @@ def narrow(path: str, *, writable: bool = False) -> int:
     return descriptor
 
 
-def nowhere(size: str) -> int:
+def empty_tmpfs(size: str) -> int:
     """A descriptor of an empty folder in memory with mode 0700. It is mounted nowhere and ends with its last user."""
     kind = int(_libc.syscall(SYS_FSOPEN, b"tmpfs", 1))  # FSOPEN_CLOEXEC
     _check(kind, "fsopen of tmpfs")
@@ -169,7 +174,7 @@ def pivot_root_here() -> None:
     os.chdir("/")
 
 
-def shut(*, closed: bool) -> None:
+def set_undumpable(*, closed: bool) -> None:
     """Keep every process of this user namespace, whatever its capabilities, from this process's memory and
     descriptors.
 

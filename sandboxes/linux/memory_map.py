@@ -1,20 +1,12 @@
-"""A process's memory map, and how its pages are kept in a file. Stdlib only; x86_64.
-
-Pages that the process never wrote are not kept: they come from their files again. Pages that it wrote are stored in a
-sparse file, area by area. Another process maps that file privately, at the cost of the mapping alone, and shares its
-pages until it writes. memory_image.py writes such files.
-"""
+"""A process's memory map, from /proc/PID/maps. Stdlib only; the constants of `mmap` are those of x86_64."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAGE = 4096
-FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
-BLOCK = 1 << 18
 LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) ([0-9a-f:]+) (\d+) *(.*)")
 OWN = ("[heap]", "[stack]")
 KERNELS = ("[vdso]", "[vvar]", "[vvar_vclock]")
@@ -26,10 +18,6 @@ SHARED, PRIVATE, FIXED, ANONYMOUS, GROWS_DOWN, NO_RESERVE = 1, 2, 0x10, 0x20, 0x
 
 FileId = tuple[str, int]
 """A mapped file's device and inode, as in /proc/PID/maps."""
-
-
-class CannotDump(Exception):
-    """Some state of the process that no image can hold. The text says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,41 +68,6 @@ class Area:
         return not self.file and self.name != "[stack]"
 
 
-Run = tuple[int, int]
-"""A range of an area's bytes: its offset and its length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An area, or a part of one, and which of its bytes the image holds."""
-
-    area: Area
-    at: int = 0  # its position in the image
-    runs: tuple[Run, ...] = ()
-    below: int = -1  # its position in the ground, which the runs are written over; -1 without a ground
-
-    @property
-    def mapped(self) -> bool:
-        """Whether it is mapped from the image as a whole; else its runs are copied."""
-        return self.below < 0 and self.area.plain and self._bytes > FEW
-
-    @property
-    def _bytes(self) -> int:
-        return sum(length for _, length in self.runs)
-
-    @property
-    def room(self) -> int:
-        """The bytes it takes in the image: all of its size if it is mapped from there, else its runs only."""
-        return self.area.size if self.mapped else self._bytes
-
-    def placed(self) -> Iterator[tuple[int, int, int]]:
-        """For each run: its position in the image, its offset in the area, and its length."""
-        at = self.at
-        for offset, length in self.runs:
-            yield self.at + offset if self.mapped else at, offset, length
-            at += length
-
-
 def areas(pid: int) -> list[Area]:
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as listed:  # noqa: PTH123
         found = [_area(line) for line in listed]
@@ -127,15 +80,6 @@ def _area(line: str) -> Area:
         raise OSError(f"/proc/PID/maps has an invalid line: {line!r}")
     start, end, modes, offset, device, inode, name = match.groups()
     return Area(int(start, 16), int(end, 16), modes, int(offset, 16), device, int(inode), name)
-
-
-def write(memory: int, image: int, kept: Kept) -> None:
-    """Copy the runs from the image into the memory."""
-    for place, offset, length in kept.placed():
-        done = 0
-        while done < length:
-            data = os.pread(image, min(length - done, BLOCK), place + done)
-            done += os.pwrite(memory, data, kept.area.start + offset + done)
 
 
 def gap(taken: Sequence[Area], size: int, lowest: int = 0x1000_0000) -> int:

@@ -89,7 +89,7 @@ class Tracee:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.let_go()
+        self.detach()
 
     def interrupt(self) -> None:
         self._ask(INTERRUPT)
@@ -212,7 +212,7 @@ class Tracee:
             raise OSError(-result, f"system call {number} of process {self.pid}: {os.strerror(-result)}")
         return result
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         if self.memory >= 0:
             os.close(self.memory)
             self.memory = -1
@@ -224,7 +224,7 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def settled(registers: dict[str, int]) -> dict[str, int]:
+def restart_interrupted_call(registers: dict[str, int]) -> dict[str, int]:
     """Registers to continue with elsewhere: an interrupted system call is restarted."""
     result = signed(registers["rax"])
     if signed(registers["orig_rax"]) < 0:

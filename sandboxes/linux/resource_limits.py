@@ -1,6 +1,8 @@
-"""What a world may use (`Bounds`), the kernel's limits on each of its processes, and which limit an exit code shows.
+"""What a world may use (`Bounds`), and the kernel's limits on each of its processes. Stdlib only.
 
-Stdlib only. `Bounds` is `contract.Limits` without what the agent cannot import.
+`Bounds` is `contract.Limits` without what the agent cannot import. `apply` sets limits for good,
+`limit_behind_exit_code` tells from an exit code which one ended a command; `read_rlimits` and `restore_rlimits` carry
+a shell's own limits (`ulimit`) to the next one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -46,7 +48,7 @@ def apply(bounds: Bounds, *, isolated: bool) -> None:
     """Set this process's limits, which its descendants inherit and cannot lift. Never raises a limit."""
     if resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:  # a user may not raise it again, not even to this
         resource.setrlimit(resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
-    _volunteer()
+    _raise_oom_score()
     if bounds.file_bytes is not None:
         _lower(resource.RLIMIT_FSIZE, bounds.file_bytes)
     if bounds.open_files is not None:
@@ -57,7 +59,7 @@ def apply(bounds: Bounds, *, isolated: bool) -> None:
         _lower(resource.RLIMIT_NPROC, bounds.processes + FORKS_AHEAD)
 
 
-class Score:
+class OomScore:
     """This process's out-of-memory score, its file held open.
 
     An agent that closes itself to its commands cannot open the file again; nor can its children until they execute a
@@ -68,7 +70,7 @@ class Score:
         self._file = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC)
 
     @contextmanager
-    def handed_on(self) -> Iterator[None]:
+    def raised_for_children(self) -> Iterator[None]:
         """Processes forked inside this context are among the first to be killed for memory; this process is not."""
         mine = os.pread(self._file, 16, 0)
         if int(mine) >= FIRST_TO_GO:
@@ -81,7 +83,7 @@ class Score:
             os.pwrite(self._file, mine, 0)
 
 
-def _volunteer() -> None:
+def _raise_oom_score() -> None:
     """Let the kernel kill this command for memory before the world's agent, and before the host's own processes."""
     with open(_SCORE) as file:  # noqa: PTH123  # a fork waits for this
         if int(file.read()) >= FIRST_TO_GO:
@@ -96,10 +98,6 @@ def _lower(what: int, soft: int, hard: int | None = None) -> None:
     resource.setrlimit(what, (min(_least(soft, now), top), top))
 
 
-def _least(wanted: int, now: int) -> int:
-    return wanted if now == resource.RLIM_INFINITY else min(wanted, now)
-
-
 @functools.cache
 def nproc_is_per_namespace() -> bool:
     """Whether RLIMIT_NPROC counts each user namespace separately, as it does since Linux 5.14.
@@ -111,7 +109,7 @@ def nproc_is_per_namespace() -> bool:
     return (int(major), int(minor)) >= (5, 14)
 
 
-def met(bounds: Bounds, exit_code: int) -> str:
+def limit_behind_exit_code(bounds: Bounds, exit_code: int) -> str:
     """The limit that a command's exit code shows, "" for none: for two limits the kernel sends a signal of its
     own."""
     if bounds.cpu_s is not None and exit_code == 128 + signal.SIGXCPU:
@@ -119,3 +117,26 @@ def met(bounds: Bounds, exit_code: int) -> str:
     if bounds.file_bytes is not None and exit_code == 128 + signal.SIGXFSZ:
         return "file_bytes"
     return ""
+
+
+RLIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+
+
+def read_rlimits(pid: int) -> str:
+    """The limits of a process, in the format of `shell_report.Report`. Raises `ProcessLookupError`."""
+    pairs = ((name, *resource.prlimit(pid, number)) for name, number in RLIMITS.items())
+    return "".join(f"{name} {soft} {hard}\n" for name, soft, hard in pairs)
+
+
+def restore_rlimits(limits: Mapping[str, Sequence[int]]) -> None:
+    """Set limits as a shell had them, as far as the new shell's world allows."""
+    for name, (soft, hard) in limits.items():
+        _, highest = resource.getrlimit(RLIMITS[name])
+        hard, soft = _least(hard, highest), _least(soft, highest)
+        resource.setrlimit(RLIMITS[name], (_least(soft, hard), hard))
+
+
+def _least(a: int, b: int) -> int:
+    if resource.RLIM_INFINITY in (a, b):
+        return b if a == resource.RLIM_INFINITY else a
+    return min(a, b)

@@ -1,4 +1,4 @@
-"""What an engine is to those that run one: a process with an OpenAI-compatible server, which can end."""
+"""The contract of an engine that Ramify starts, and the `--engine` options that name one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.serving.protocol import wire
 
 
 class Engine(Protocol):
-    """An async context manager. Entering raises EngineFailed where it does not start."""
+    """A process with an OpenAI-compatible server. An async context manager; entering raises EngineFailed."""
 
     base_url: str
     slots: int
@@ -24,14 +24,14 @@ class Engine(Protocol):
     ) -> None: ...
 
     async def ended(self) -> int:
-        """Returns when the process is no more: its exit status."""
+        """Returns the exit status once the process has ended."""
         ...
 
 
 class EngineKind(StrEnum):
     LOCAL = "local"  # llama.cpp in a child process
     VLLM = "vllm"  # vLLM with our scheduler in a child process
-    URL = "url"  # any OpenAI-compatible server, which runs by itself
+    URL = "url"  # an OpenAI-compatible server that somebody else runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class EngineSpec:
 
     @classmethod
     def parse(cls, text: str) -> EngineSpec:
-        """Raises ValueError, saying what may be given."""
+        """Parse an option. Raises ValueError, which says what may be given."""
         if text in (EngineKind.LOCAL, EngineKind.VLLM):
             return cls(EngineKind(text))
         try:
             return cls(EngineKind.URL, wire.api_root(text))
         except ValueError:
-            raise ValueError(f"{wire.redacted(text)!r} is no engine: give local, vllm or a base URL") from None
+            raise ValueError(f"{wire.redacted(text)!r} is not an engine: give local, vllm or a base URL") from None
 
     @property
     def shown(self) -> str:

@@ -1,12 +1,11 @@
 """The embedded engine: llama.cpp's OpenAI-compatible server (`xllamacpp`) in a child process on a loopback port.
 
-A process of its own, so that its threads, its crashes and its output stay out of the workflow's.
+A process of its own keeps its threads, its crashes and its output out of the workflow's process.
 
-What the defaults mean, measured with SmolLM2-135M on 2 idle cores: equal requests get bit-equal log-probabilities
-only with one slot and without the prompt cache, since both change how a prompt is cut into batches (up to 0.3 nats
+What the defaults cost, measured with SmolLM2-135M on 2 idle cores: equal requests get bit-equal log-probabilities
+only with one slot and without the prompt cache, because both change how a prompt is cut into batches (up to 0.3 nats
 on a letter). More slots do not make prompts faster (about 340 tokens/s in all), only generation (1.6 times with 8).
-The prompt cache makes a prompt cost only what follows the longest prefix in common with the one before.
-"""
+With the prompt cache, a prompt costs only what follows the longest prefix that it shares with the one before."""
 
 from __future__ import annotations
 
@@ -31,11 +30,15 @@ _STOP_S = 5.0
 
 
 class LocalEngine:
-    """Serves one GGUF file at `base_url`. An async context manager; raises EngineFailed where it does not start.
+    """Serves one GGUF file at `base_url`. An async context manager; entering raises EngineFailed if it does not
+    start.
 
-    `slots` requests run at once, each with up to `context` tokens of prompt and answer. `threads` is by default
-    what this process may use, at most 8. `log` gets what llama.cpp says (a temporary file if not given). `key` is
-    what clients must show (a random one if not given): every page in the user's browser reaches a loopback port.
+    slots: requests at once. context: tokens of prompt and answer for each of them.
+    threads: by default the cores that this process may use, at most 8.
+    prompt_cache: keep the prefix of the last prompt (see above).
+    log: the file for llama.cpp's output; a temporary file by default.
+    start_timeout_s: seconds until it must be ready.
+    key: what clients must show, random by default: every page in the user's browser can reach a loopback port.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class LocalEngine:
 
     @property
     def pid(self) -> int | None:
-        """The engine's process, None where it does not run."""
+        """The engine's process id; None if it does not run."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def __aenter__(self) -> Self:
@@ -91,7 +94,7 @@ class LocalEngine:
         await self._stack.aclose()
 
     async def ended(self) -> int:
-        """Returns when the engine's process is no more: its exit status."""
+        """Returns the exit status once the engine's process has ended."""
         if self._process is None:
             raise EngineFailed("the local engine was not started")
         return await self._process.wait()
@@ -106,14 +109,14 @@ class LocalEngine:
             "threads": self._threads,
             "prompt_cache": self._prompt_cache,
         }
-        with log.open("ab") as output:  # what it said before it died is still wanted when it is started again
+        with log.open("ab") as output:  # append: after a restart, its last words before it died are still wanted
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "ramify.serving.engine.llama_cpp_process", json.dumps(settings)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for the workflow, which then stops its engine
+                start_new_session=True,  # Ctrl-C goes to the workflow, which then stops its engine
             )
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(self.key.encode() + b"\n")  # other users can read a command line

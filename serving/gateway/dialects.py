@@ -1,6 +1,11 @@
-"""OpenAI's three ways to ask for an answer, and what the gateway must understand of each one's stream.
+"""OpenAI's three endpoints for answers, and what the gateway must understand of their streams.
 
-Everything else of an answer (tools, structured output, log-probabilities, usage) goes through as the engine said it.
+Everything else in an answer (tools, structured output, log-probabilities, usage) passes through as the engine sent
+it. The last part of the module resumes an interrupted answer on engines that can continue a given text: `resumable`
+says which calls allow it, `continued` makes the request for the rest, and `rejoin_chunk` fits its chunks to the first
+part, so that the client gets one answer under one id. Only calls for which the break stays invisible are resumable:
+one plain text, without a seed unless greedy, without log-probabilities, tools, schema or stop words (a stop word
+could span the break).
 """
 
 from __future__ import annotations
@@ -15,23 +20,23 @@ MOST_TOKENS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one event of a stream brings."""
+    """The content of one event of a stream."""
 
-    answers: bool = False  # something of the answer that a client can show, tool calls included
-    thinks: bool = False  # reasoning, which comes before it
-    text: str = ""  # the first choice's answer text
+    answers: bool = False  # a part of the answer that a client can show; tool calls count
+    thinks: bool = False  # reasoning, which comes before the answer
+    text: str = ""  # the answer text of the first choice
     ends: bool = False  # nothing of the answer follows
-    cut: bool = False  # where it ends: by its limit
-    whole: bool = True  # where it ends: as the engine wanted it to, not by a failure of its own
-    refused: tuple[str, float | None] | None = None  # by the engine's own scheduler: why, and what it could do
+    cut: bool = False  # if it ends: at its limit
+    whole: bool = True  # if it ends: as the engine wanted, not by a failure
+    refused: tuple[str, float | None] | None = None  # by the engine's scheduler: reason, and least feasible deadline
     failed: object = None  # the engine's own account of why it broke off
-    tokens: int | None = None  # generated in all, where it says so
+    tokens: int | None = None  # generated so far, if the event says so
     prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One endpoint."""
+    """One of the three endpoints."""
 
     path: str  # after /v1
     prompt_field: str
@@ -71,7 +76,7 @@ def _piece(
     thinks: bool,
     text: str,
 ) -> Piece:
-    """What chat and text completions have in common."""
+    """The parts that chat and text completions share."""
     reasons = [reason for c in choices if (reason := c.get("finish_reason")) is not None]
     made, read = usage_of(chunk)
     return Piece(
@@ -106,7 +111,7 @@ def _response(chunk: Mapping[str, object]) -> Piece:
 
 
 def refusal_of(answer: object) -> tuple[str, float | None] | None:
-    """Why the engine's scheduler did not do it, where it says so in a choice (refusal.py)."""
+    """The refusal by the engine's scheduler, if a choice holds one (see `protocol.refusal`)."""
     for choice in _objects(answer):
         if (refused := refusal.refusal_from_line(choice.get("stop_reason"))) is not None:
             return refused
@@ -114,14 +119,14 @@ def refusal_of(answer: object) -> tuple[str, float | None] | None:
 
 
 def answer_id(chunk: Mapping[str, object]) -> str | None:
-    """What the engine calls its answer, where an event says so: in a typed stream only some do."""
+    """The engine's id of its answer, if this event has it; in a typed stream only some events do."""
     response = chunk.get("response")
     said = (response if isinstance(response, Mapping) else chunk).get("id")
     return said if isinstance(said, str) else None
 
 
 def was_cut(answer: Mapping[str, object]) -> bool:
-    """Did its limit end an answer that came as a whole?"""
+    """True if an answer that came as a whole ended at its limit."""
     reasons = [choice.get("finish_reason") for choice in _objects(answer.get("choices"))]
     return "length" in reasons or answer.get("status") == "incomplete"
 
@@ -138,7 +143,7 @@ def usage_of(body: Mapping[str, object]) -> tuple[int | None, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """An engine's own account of one answer, without any wait."""
+    """An engine's own account of the time that one answer took, without any wait."""
 
     prompt_tokens: int  # that it computed
     prompt_s: float
@@ -148,14 +153,14 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What an engine says beyond the numbers of tokens, where it does."""
+    """What an engine reports beyond the numbers of tokens, if it does."""
 
     cached: int | None = None  # tokens of the prompt that came from its cache
     times: Times | None = None
 
 
 def details_of(body: Mapping[str, object]) -> Details:
-    """Of a whole answer, or of the event of a stream that holds the usage."""
+    """The details in a whole answer, or in the event of a stream that holds the usage."""
     usage, said = body.get("usage"), body.get("timings")
     cached = None
     for name in ("prompt_tokens_details", "input_tokens_details"):
@@ -166,7 +171,7 @@ def details_of(body: Mapping[str, object]) -> Details:
 
 
 def _times(said: Mapping[str, object]) -> Times | None:
-    """As llama.cpp says them; None where any of it is missing or cannot be."""
+    """The times as llama.cpp reports them; None if any of them is missing or impossible."""
     read, made = _count(said.get("prompt_n")), _count(said.get("predicted_n"))
     prompt_ms, decode_ms = said.get("prompt_ms"), said.get("predicted_ms")
     if read is None or made is None or type(prompt_ms) not in (int, float) or type(decode_ms) not in (int, float):
@@ -178,7 +183,7 @@ def _times(said: Mapping[str, object]) -> Times | None:
 
 
 def _count(said: object) -> int | None:
-    """What an engine says that can be a number of tokens."""
+    """The value as a number of tokens, if it can be one."""
     return said if type(said) is int and 0 <= said <= MOST_TOKENS else None
 
 
@@ -236,7 +241,7 @@ _PLAIN_TEXT = (_PLAIN_CHAT - {"messages", "max_completion_tokens"}) | {"prompt"}
 
 
 def resumable(dialect: Dialect, body: Mapping[str, object]) -> bool:
-    """Would breaking this call off and going on later be invisible but for the time it takes?"""
+    """Would interrupting this call and continuing it later be invisible, except for the time that it takes?"""
     plain = {CHAT: _PLAIN_CHAT, TEXT: _PLAIN_TEXT}.get(dialect, frozenset[str]())
     if body.get("stream") is not True or body.get("n", 1) != 1 or any(f not in plain for f in body):
         return False
@@ -250,7 +255,7 @@ def resumable(dialect: Dialect, body: Mapping[str, object]) -> bool:
 
 
 def continued(dialect: Dialect, body: Mapping[str, object], text: str, tokens: int) -> dict[str, object]:
-    """The body that asks for the rest, where `text` of `tokens` tokens is there already."""
+    """The body of a request for the rest of an answer, of which `text` (`tokens` tokens) is there already."""
     rest = dict(body)
     for limit in ("max_tokens", "max_completion_tokens"):
         asked = rest.get(limit)
@@ -265,7 +270,8 @@ def continued(dialect: Dialect, body: Mapping[str, object], text: str, tokens: i
 
 
 def rejoin_chunk(chunk: Mapping[str, object], head: Mapping[str, object], tokens: int) -> dict[str, object] | None:
-    """A chunk of the second part as the first part's client expects it; None for one that only opens an answer."""
+    """A chunk of the second part as the client of the first part expects it; None for one that only opens an
+    answer."""
     joined = {**chunk, **head}
     choices = []
     listed = chunk.get("choices")

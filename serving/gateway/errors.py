@@ -1,4 +1,4 @@
-"""What the gateway says where it cannot answer: OpenAI's error shape, and a status that tells whether to retry."""
+"""Errors of the gateway in OpenAI's format, with a status that tells whether to retry."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.refusal import CODE, refusal_from_line
 
-# What llama.cpp says with 500, as if it were its own failure, and of a field without naming it as one.
+# Messages that llama.cpp sends with status 500 as if they were its own failure, although the request is at fault.
 _CLIENTS = re.compile(
     r"Failed to parse (messages|tools): |(?:image|audio) input is not supported|"
-    r"(?:got exception: )?Unexpected empty grammar stack|Unknown reasoning format"  # of a shape that nothing has
+    r"(?:got exception: )?Unexpected empty grammar stack|Unknown reasoning format"  # of a schema that nothing matches
 )
 _NAMED = re.compile(
     r"Field '(\w+)'|Expected '(messages|tools)'|(response_format|top_logprobs) |All non-assistant (messages) |"
@@ -32,7 +32,7 @@ class ApiError(Exception):
     param: str | None = None  # the field at fault
     extra: Mapping[str, object] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    lost: bool = False  # the engine's failure, not the request's: another replica may do it
+    lost: bool = False  # the engine failed, not the request: another replica may do it
 
     def body(self) -> dict[str, object]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
@@ -45,7 +45,7 @@ def bad_request(param: str, message: str, *, status: int = 400) -> ApiError:
 
 
 def infeasible(message: str, earliest_feasible_s: float | None) -> ApiError:
-    """A deadline that cannot be met: the client must not ask again by itself."""
+    """A deadline that cannot be met. The client must not retry."""
     return ApiError(
         422,
         "deadline_infeasible",
@@ -57,7 +57,7 @@ def infeasible(message: str, earliest_feasible_s: float | None) -> ApiError:
 
 
 def broken_off(said: object) -> ApiError:
-    """What an engine's error in the middle of a stream means; a scheduler's refusal keeps its own words."""
+    """The error for what an engine sent in the middle of a stream. A scheduler's refusal keeps its own words."""
     message = said.get("message") if isinstance(said, Mapping) else None
     if refusal_from_line(message) is not None:
         return ApiError(400, CODE, str(message))
@@ -67,19 +67,19 @@ def broken_off(said: object) -> ApiError:
 
 
 def is_request_fault(message: str) -> bool:
-    """Is what an engine says with 500 the request's fault? Another try would fail as this one."""
+    """True if the request is at fault although the engine answered 500: another try would fail in the same way."""
     return _CLIENTS.match(message) is not None
 
 
 def field_named_in(message: str) -> str | None:
-    """The field at fault, where an engine says it in words only."""
+    """The field at fault, where an engine names it only in its message."""
     if (named := _NAMED.match(message)) is not None:
         return next(name for name in named.groups() if name is not None).lower()
     return "messages" if "input is not supported" in message and is_request_fault(message) else None
 
 
 def as_api_error(error: ApiError | wire.Malformed) -> ApiError:
-    """Of what an attempt at an engine can end in."""
+    """What an attempt at an engine ended in, as an ApiError."""
     if isinstance(error, ApiError):
         return error
     return ApiError(502, "upstream_failed", f"the engine's answer cannot be read: {error}", lost=True)

@@ -1,4 +1,5 @@
-"""What all calls of a gateway share; a call's begin and end, of which records, metrics and the policy hear."""
+"""What all calls of a gateway share, and the begin and end of each call, of which records, metrics and policy
+learn."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ from ramify.serving.policy.types import Finished, StepModel
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
 
-if TYPE_CHECKING:  # it brings numbers along, which a gateway without an analyzer needs not
+if TYPE_CHECKING:  # it imports numpy, which a gateway without an analyzer does not need
     from ramify.serving.gateway.records.length_forecasts import Analysis
 
-_PREFIX = 1024  # characters of a prompt that two calls must share to be worth one replica
+_PREFIX = 1024  # characters that two prompts must share for the calls to belong on one replica
 
 
 class Gateway:
-    """`app.state.gateway` of what create_gateway returns."""
+    """The state of one gateway: `app.state.gateway` of the application that create_gateway returns."""
 
     def __init__(
         self, replicas: Replicas, admission: Admission, records: Records, metrics: Metrics, api_keys: Sequence[str]
@@ -51,7 +52,7 @@ class Gateway:
         self._sizes = PromptSizes()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more calls, let those in progress end for so long, and break off the rest."""
+        """Take no more calls, let those in progress run for so many seconds, and break off the rest."""
         self.stopping = True
         await self.hints.stop()
         if self.answers:
@@ -59,7 +60,7 @@ class Gateway:
         self.abort()
 
     def abort(self) -> None:
-        """Break off every call: its client is told."""
+        """Break off every call and tell its client."""
         for answer in self.answers:
             answer.cancel()
 
@@ -76,7 +77,7 @@ class Gateway:
             raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
 
     def upstream(self) -> Upstream:
-        """Any engine that is up. Raises ApiError where there is none."""
+        """Any engine that is up. Raises ApiError if there is none."""
         now = self.records.clock()
         for one in self.replicas.usable(now):
             if one.upstream is not None:
@@ -84,17 +85,17 @@ class Gateway:
         raise ApiError(503, "upstream_unavailable", "the engine is being started: try again")
 
     def step_of(self, call: Call) -> StepModel:
-        """Of the engine that works on it, or would most quickly."""
+        """The step model of the engine that works on the call, or that would be the quickest."""
         if call.entered is not None:
             return self.replicas.all[call.replica].model.step
         return self.replicas.fastest(self.records.clock()).model.step
 
     async def hint(self, body: Mapping[str, object]) -> HintResult:
-        """Have an idle engine read what calls will begin with."""
+        """Let an idle engine prefill the beginning of future calls."""
         return await self.hints.read(body, _affinity(SLOTags(), body, _prompt(CHAT, body)))
 
     def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags) -> Call:
-        """A call has come in."""
+        """Record a call that has come in."""
         prompt = _prompt(dialect, body)
         affinity = _affinity(tags, body, prompt)
         return self.records.open(
@@ -109,7 +110,7 @@ class Gateway:
         )
 
     async def analyse(self, call: Call, dialect: Dialect, body: Mapping[str, object]) -> None:
-        """Learn of a call what the analyzer has to say, before it waits for its slot."""
+        """Ask the analyzer about a call, before the call waits for its slot."""
         if self.analysis is not None:
             said = body.get(dialect.prompt_field)
             messages = said if isinstance(said, list) else [said]
@@ -128,7 +129,7 @@ class Gateway:
         answer_id: object,
         details: Details,
     ) -> None:
-        """A replica has given a whole answer: what it took, for the estimates; and that a conversation is there."""
+        """Take note of a whole answer: its time, for the estimates, and the replica that holds its conversation."""
         if dialect.last_is_whole and isinstance(answer_id, str):
             self.replicas.remember(_conversation(answer_id), at)
         now = self.records.clock()
@@ -139,13 +140,13 @@ class Gateway:
             call.prompt_tokens = read
         if made is not None:
             call.chunks = made
-        alone = not several(dialect, body) and not echoes(body)  # else what is counted is not one answer's
+        alone = not several(dialect, body) and not echoes(body)  # otherwise the count covers more than one answer
         tokens = made if made is not None or not streamed else pieces
         seen = service_of(call, at, details, now, tokens=tokens, pieces=pieces) if alone else None
         at.answered(seen)
 
     def close(self, call: Call, outcome: Outcome) -> None:
-        """A call has ended, one way or another. Only the first ending counts."""
+        """Record that a call has ended. Only its first ending counts."""
         view = call.view()
         if not self.records.close(call, outcome):
             return
@@ -160,7 +161,7 @@ class Gateway:
             self.admission.observe(Finished(done, call.ended, call.met() is not False, delivered))
 
     def forwarded(self, call: Call, body: Mapping[str, object], to: Replica) -> dict[str, object]:
-        """The body that an engine gets: without our tags, or with what is left of them; for "default", its model."""
+        """The body for an engine: without our tags, or with what is left of them; its own model for "default"."""
         plain = without_tags(body)
         if to.alias is not None and plain.get("model", "default") == "default":
             plain["model"] = to.alias
@@ -172,7 +173,7 @@ class Gateway:
         left = call.tags.aged(now - call.arrived)
         if call.compound and call.compound.deadline is not None and call.tags.compound_deadline_s is not None:
             left = replace(left, compound_deadline_s=max(0.0, call.compound.deadline - now))
-        if call.thinking and left.slo_ttft_s is None:  # a scheduler sees tokens, and not which of them are thoughts
+        if call.thinking and left.slo_ttft_s is None:  # a scheduler cannot tell which tokens are thoughts
             left = replace(left, slo_ttft_s=left.slo_think_s)
         if call.predicted and call.sketch is not None:
             left = replace(left, length_quantiles=call.sketch.to_wire())
@@ -183,7 +184,7 @@ class Gateway:
 
 
 def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:
-    """Something as long as the prompt, and as alike as two prompts are: it serves to guess and to compare."""
+    """A text as long as the prompt, and as similar to others as their prompts are: to estimate and to compare."""
     try:
         return str(body.get(dialect.prompt_field, ""))
     except RecursionError:
@@ -191,16 +192,16 @@ def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:
 
 
 def _limit(body: Mapping[str, object]) -> int | None:
-    """Tokens after which the answer is cut, where the request says so."""
+    """Tokens after which the answer is cut, if the request says so."""
     said = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     limits = [v for v in said if isinstance(v, int) and not isinstance(v, bool) and v > 0]
-    return min((*limits, MOST_TOKENS)) if limits else None  # more than that no reckoning here could hold
+    return min((*limits, MOST_TOKENS)) if limits else None  # larger numbers would overflow later computations
 
 
 def several(dialect: Dialect, body: Mapping[str, object]) -> bool:
-    """Does it ask for more than one answer? Then what is counted of them is the length of none."""
+    """True if more than one answer is asked for: the tokens counted are then the length of none of them."""
     prompts = body.get("prompt") if dialect.prompt_field == "prompt" else None
-    many = isinstance(prompts, list) and len(prompts) > 1 and not isinstance(prompts[0], int)  # else tokens of one
+    many = isinstance(prompts, list) and len(prompts) > 1 and not isinstance(prompts[0], int)  # ints: tokens of one
     return many or any(body.get(name) not in (None, 1) for name in ("n", "best_of"))
 
 
@@ -209,7 +210,7 @@ def _conversation(response_id: str) -> str:
 
 
 def _affinity(tags: SLOTags, body: Mapping[str, object], prompt: str) -> str | None:
-    """What makes two calls belong on one replica: a fork group, a conversation that it keeps, a long prefix."""
+    """What makes calls belong on one replica: a fork group, a conversation that it keeps, a long common prefix."""
     if tags.fork_group is not None:
         return f"group {tags.fork_group}"
     if isinstance(earlier := body.get("previous_response_id"), str):

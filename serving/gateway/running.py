@@ -1,4 +1,4 @@
-"""The parts of a running gateway, started in order and stopped in the other: engines, then the server before them."""
+"""Start the parts of a gateway in order (engines, analyzer, server), and stop them in the opposite order."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ramify.serving.gateway.server import UPSTREAM_SLOTS, GatewaySettings, acces
 from ramify.serving.http_guard import Guard
 from ramify.serving.policy.types import Policy
 
-_QUEUE_INSIDE = 1024  # calls that wait in an engine that runs our policy: it must see what waits, to order it
-_CLOSE_S = 5  # for connections to close once every call has ended
+_QUEUE_INSIDE = 1024  # calls that may wait inside an engine that runs our policy, so that the policy can order them
+_CLOSE_S = 5  # seconds for connections to close once every call has ended
 
 Behind = Replica | SupervisedEngine
 
 
 async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tuple[list[Behind], dict[int, Path]]:
-    """One replica for each engine; those of ours are started. Also the sockets of those that take new sketches.
+    """Make one replica for each engine, and start the engines that are ours.
 
-    Raises ModelMissing, EngineFailed.
+    Returns them, and the sockets of those that take new length sketches. Raises ModelMissing and EngineFailed.
     """
     behind: list[Behind] = []
     sockets: dict[int, Path] = {}
@@ -57,7 +57,7 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
         else:
             if spec.kind is EngineKind.VLLM:
                 sockets[index] = folder / f"engine-{index}.sock"
-            key = secrets.token_urlsafe(24)  # the gateway alone may ask it
+            key = secrets.token_urlsafe(24)  # only the gateway may use it
             make, traits = _maker(spec, settings, sockets.get(index), key)
             one = SupervisedEngine(
                 index,
@@ -81,10 +81,10 @@ async def start_server(
     behind: Sequence[Behind],
     sockets: Mapping[int, Path],
 ) -> Gateway:
-    """Serve at `listener` until the stack is left, which first lets calls in progress end."""
+    """Serve at `listener` until the stack is left, which lets calls in progress end first."""
 
     class Server(uvicorn.Server):
-        """Signals are the business of whoever runs this loop."""
+        """Leaves signals to whoever runs this event loop."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -127,15 +127,17 @@ async def start_server(
     await asyncio.wait({started, running}, return_when=asyncio.FIRST_COMPLETED)
     started.cancel()
     if not up.is_set():
-        await running  # raises why
+        await running  # raises the reason
     return gateway
 
 
 async def _start_analyzer(
     stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway, sockets: Mapping[int, Path]
 ) -> None:
-    """The analyzer's process; what it has learnt is kept for the next gateway on this port. Raises AnalyzerDown, and
-    EngineFailed where nothing can be kept."""
+    """Start the analyzer's process. It keeps what it learns for the next gateway on this port.
+
+    Raises AnalyzerDown, and EngineFailed if nothing can be kept.
+    """
     try:
         from ramify.serving.gateway.records.length_forecasts import Analysis
         from ramify.serving.lengths.client import AnalyzerClient
@@ -159,14 +161,14 @@ async def _start_analyzer(
 
 
 def _report(new_sketches: Path) -> Path:
-    """Beside an engine's socket: the file in which it keeps what it moved."""
+    """The file beside an engine's socket in which it keeps its statistics."""
     return new_sketches.with_suffix(".json")
 
 
 def _maker(
     spec: EngineSpec, settings: GatewaySettings, new_sketches: Path | None, key: str | None = None
 ) -> tuple[Callable[[], Engine], EngineTraits]:
-    """How to start an engine of ours, and what can be asked of it. Raises ModelMissing."""
+    """How to start an engine of ours, and its traits. Raises ModelMissing."""
     name = settings.model or models.DEFAULT
     weights = models.named(settings.home, name, hub=spec.kind is EngineKind.VLLM)
 
@@ -201,7 +203,7 @@ def _maker(
             key=key,
         )
 
-    if spec.kind is EngineKind.VLLM:  # which breaks off and goes on by itself, and knows better when
+    if spec.kind is EngineKind.VLLM:  # it preempts and resumes by itself, and knows better when
         return vllm, EngineTraits(
             reads_tags=True, keeps_prefixes="--no-enable-prefix-caching" not in settings.vllm_args
         )

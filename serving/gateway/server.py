@@ -1,4 +1,4 @@
-"""The gateway as something that runs: beside a workflow on a loopback port, or on its own until a signal."""
+"""A running gateway: `LocalGateway` beside a workflow on a loopback port, `serve` on its own until a signal."""
 
 from __future__ import annotations
 
@@ -23,56 +23,56 @@ if TYPE_CHECKING:
     from ramify.serving.gateway.gateway import Gateway
     from ramify.serving.policy.types import Policy
 
-UPSTREAM_SLOTS = 32  # calls at once for an engine whose own limit we do not know
-DRAIN_S = 30.0  # for calls in progress, when a server of its own is told to stop
+UPSTREAM_SLOTS = 32  # calls at once for an engine whose own limit is unknown
+DRAIN_S = 30.0  # seconds for calls in progress, when `ramify serve` is told to stop
 _THESIS = "calm-thesis"  # the policy that comes with the thesis's placement
 
 
 class Placement(StrEnum):
     """Where calls wait for one of several replicas."""
 
-    ONE_QUEUE = "one-queue"  # before all of them
-    POWER_OF_K = "power-of-k"  # before each, with a dummy in K queues: as the thesis has it
+    ONE_QUEUE = "one-queue"  # in one queue in front of all replicas
+    POWER_OF_K = "power-of-k"  # in the queues of K replicas, as in the thesis
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """What a gateway is run with. `home` is where weights are looked for."""
+    """The settings of a gateway."""
 
-    home: Path
+    home: Path  # where weights are looked for, and the analyzer's state is kept
     engines: tuple[EngineSpec, ...] = (EngineSpec(EngineKind.LOCAL),)
     upstream_key: str | None = None  # for engines at URLs
-    model: str | None = None  # for engines of ours, as models.named takes it; default: SmolLM2-135M
+    model: str | None = None  # for engines of ours, as `models.named` takes it; default: SmolLM2-135M
     slots: int | None = None  # calls at once for each engine
-    prompt_cache: bool = False  # as LocalEngine explains
+    prompt_cache: bool = False  # see LocalEngine
     host: str = "127.0.0.1"
     port: int = 0
-    api_keys: tuple[str, ...] = ()  # of which clients must show one; none: all are let in
-    allow_hosts: tuple[str, ...] = ()  # more names that clients may reach it by
+    api_keys: tuple[str, ...] = ()  # clients must show one of them; without any, all are let in
+    allow_hosts: tuple[str, ...] = ()  # more host names that clients may use
     insecure_no_keys: bool = False  # listen beyond this machine without keys
     forward_xargs: bool = False  # engines at URLs read our tags
-    can_resume: bool = False  # the engines go on with an answer whose beginning they are given
+    can_resume: bool = False  # the engines can continue an answer whose beginning they are given
     policy: str = DEFAULT
     policy_options: dict[str, OptionValue] = field(default_factory=dict)
-    placement: Placement | None = None  # None: the thesis's with its policy, else one queue
-    placement_k: int = 2  # queues that a call stands in, by the thesis's
-    hang_s: float = 120.0  # of silence, and an engine is taken for hung
+    placement: Placement | None = None  # None: the thesis's for its policy, else one queue
+    placement_k: int = 2  # queues that a call stands in, with POWER_OF_K
+    hang_s: float = 120.0  # seconds of silence after which an engine is considered hung
     whole_s: float = 600.0  # the same for an answer that does not stream
-    restart_s: float = 60.0  # without a sign of life, and an engine of ours is ended and started again
-    drain_s: float = 0.0  # how long leaving waits for calls that still run
+    restart_s: float = 60.0  # seconds without a sign of life after which an engine of ours is restarted
+    drain_s: float = 0.0  # seconds that calls in progress get when the gateway stops
     engine_log: Path | None = None
-    analyzer: bool = False  # run the request analyzer beside it; its state is kept in `home`
-    vllm_args: tuple[str, ...] = ()  # more of vLLM's own command line
-    trace: Path | None = None  # a file for what the policy moves inside vLLM, one JSON line a verdict
+    analyzer: bool = False  # run the request analyzer
+    vllm_args: tuple[str, ...] = ()  # more arguments for vLLM's command line
+    trace: Path | None = None  # a file for the decisions of the policy inside vLLM, one JSON line each
 
     @property
     def placed(self) -> Placement:
-        """The placement that holds."""
+        """The placement that applies."""
         thesis = Placement.POWER_OF_K if self.policy == _THESIS else Placement.ONE_QUEUE
         return self.placement or thesis
 
     def policies(self) -> Policy | list[Policy]:
-        """A fresh one, or one for each engine where each has its queue. Raises UnknownPolicy."""
+        """A new policy, or one for each engine if each has its queue. Raises UnknownPolicy."""
         if self.placed is Placement.ONE_QUEUE:
             return make_live_policy(self.policy, **self.policy_options)
         return [make_live_policy(self.policy, **self.policy_options) for _ in self.engines]
@@ -81,10 +81,11 @@ class GatewaySettings:
 class LocalGateway:
     """A gateway in this event loop. An async context manager; `base_url` is for any OpenAI client.
 
-    In front of `upstream` (a base URL), or of the engines of `settings`, or, where neither is given, of the embedded
-    engine with the weights of `model` from `home`. Raises ModelMissing or EngineFailed where one of ours cannot
-    start, EngineFailed where the port cannot be had, and Exposed where it would listen beyond this machine without
-    keys.
+    It stands in front of `upstream` (a base URL), or of the engines of `settings`, or, if neither is given, of the
+    embedded engine with the weights of `model` from `home`.
+
+    Entering raises ModelMissing or EngineFailed if an engine of ours cannot start, EngineFailed if the port is taken,
+    and Exposed if it would listen beyond this machine without keys.
     """
 
     def __init__(
@@ -149,9 +150,11 @@ async def serve(
     log: TextIO | None = None,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Run a gateway until SIGINT or SIGTERM, then let calls in progress end for as long as `settings` says; a second
-    signal breaks them off. `ready` gets the base URL when it is up, `log` a JSON line for each call. Errors as in
-    LocalGateway."""
+    """Run a gateway until SIGINT or SIGTERM, then let calls in progress run for `settings.drain_s` seconds.
+
+    A second signal breaks them off. `ready` gets the base URL once the gateway is up, `log` a JSON line for each
+    call. Raises the errors of LocalGateway.
+    """
     _many_connections()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -160,7 +163,7 @@ async def serve(
         if stop.is_set() and gateway.gateway is not None:
             gateway.gateway.abort()
         stop.set()
-        if not gateway.base_url:  # it was still starting
+        if not gateway.base_url:  # it is still starting
             running.cancel()
 
     gateway = LocalGateway(settings)
@@ -185,8 +188,11 @@ async def _run(gateway: LocalGateway, ready: Callable[[str], None], stop: asynci
 
 
 def check_exposure(settings: GatewaySettings) -> None:
-    """Raises Exposed, before anything is started, where anybody in the network could use the engines; EngineFailed
-    where there is no such host, ValueError for a name that no client could send."""
+    """Check the settings before anything is started.
+
+    Raises Exposed if anybody in the network could use the engines, EngineFailed for an unknown host, and ValueError
+    for a host name that no client could send.
+    """
     for name in settings.allow_hosts:
         host_name(name)
     try:
@@ -217,13 +223,14 @@ def access(settings: GatewaySettings, listener: socket.socket) -> AccessPolicy:
 
 
 def host_name(text: str) -> str:
-    """One that a client may reach the server by, as the guard compares it; a port is left out. Raises ValueError."""
+    """A host name by which clients may reach the server, as the guard compares it, without its port. Raises
+    ValueError."""
     address = as_address(text)
     return str(address) if address is not None else authority(text)[0]
 
 
 def _many_connections() -> None:
-    """A stream takes two descriptors, and the usual limit of 1,024 would end at five hundred of them."""
+    """Raise the limit of open files: a stream takes two descriptors, and 1,024 would suffice for 500 streams only."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

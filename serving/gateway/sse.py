@@ -1,4 +1,4 @@
-"""Server-sent events, cut out of a byte stream and otherwise left alone: they are passed on as they came."""
+"""Server-sent events, cut out of a byte stream and otherwise unchanged, because they are passed on as they came."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _MAX_EVENT = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: its bytes, as they came but for the blank line that ends it, and its data."""
+    """One event: its bytes without the blank line that ends it, and its data."""
 
     raw: bytes
-    data: bytes  # empty for a comment, such as an engine sends to keep a connection open
+    data: bytes  # empty for a comment, which an engine may send to keep a connection open
 
 
 def encode(value: Mapping[str, object]) -> bytes:
-    """JSON that any server can read: ASCII, so that half a surrogate pair that a client sent goes on as it came.
+    """JSON that any server can read. It is ASCII, so that half a surrogate pair from a client passes unchanged.
 
-    Raises ValueError for what JSON cannot say, RecursionError for nesting too deep.
+    Raises ValueError for a value that JSON does not have, and RecursionError for nesting that is too deep.
     """
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def event(value: Mapping[str, object], name: str | None = None) -> bytes:
-    """An event of ours, blank line and all."""
+    """The bytes of one event, with its blank line."""
     return (f"event: {name}\n" if name else "").encode() + b"data: " + encode(value) + b"\n\n"
 
 
 async def events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[list[Event], None]:
-    """The events of a stream, those that came together together. What no blank line ends is not given out.
+    """Yield the events of a stream, grouped as they came. An event without a closing blank line is not yielded.
 
-    Raises Malformed for an event without end. Splits at newlines only: JSON may hold a raw U+2028.
+    It splits at newlines only: JSON may hold a raw U+2028. Raises Malformed for an event without end.
     """
     rest = b""
     async for chunk in chunks:

@@ -1,6 +1,6 @@
-"""How a refusal travels from vLLM's scheduler to whoever asked: one line of text, in a field that vLLM passes on.
+"""A refusal by vLLM's scheduler as one line of text, in a field that vLLM passes on to the client.
 
-The gateway turns it into the 422 that its own refusals are. Pure.
+The gateway turns the line into the 422 that its own refusals are. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def refusal_to_line(reason: str, earliest_feasible_s: float | None) -> str:
 
 
 def refusal_from_line(line: object) -> tuple[str, float | None] | None:
-    """Reason and least feasible deadline; None for any other text."""
+    """The reason and the least feasible deadline in seconds; None for any other text."""
     found = _LINE.match(line) if isinstance(line, str) else None
     if found is None:
         return None

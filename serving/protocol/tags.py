@@ -1,9 +1,9 @@
-"""The wire format: how a workflow's deadline and shape travel with each LLM call.
+"""SLO tags: how a workflow's deadline and shape travel with each model call.
 
-One flat dataclass, because vLLM's `vllm_xargs` takes no nested values. Client, gateway and plug-in share only
-this module. It travels three ways: in the body under `vllm_xargs`, in the header `x-ramify-tags` (JSON), or as
-the thesis's own body fields (`deadline`, `target_ttft`, `target_tbt`, `waiting_time`).
-Times are seconds; those named "left" are counted from the moment of sending and rewritten by each hop.
+`SLOTags` is one flat dataclass, because vLLM's `vllm_xargs` takes no nested values. Tags travel in three ways: in the
+request body under `vllm_xargs`, in the header `x-ramify-tags` (JSON), or as the thesis's own body fields (`deadline`,
+`target_ttft`, `target_tbt`, `waiting_time`). All times are seconds. A time that is "left" counts from the moment of
+sending, and each hop rewrites it.
 """
 
 from __future__ import annotations
@@ -18,48 +18,46 @@ from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 HEADER = "x-ramify-tags"
 CLASSES = ("latency", "deadline", "compound", "best_effort")
 
-# The thesis's body fields (§3) and what they are called here.
+# The thesis's body fields (§3), and the tags that they mean.
 _THESIS_FIELDS = {
     "deadline": "slo_deadline_s",
     "target_ttft": "slo_ttft_s",
     "target_tbt": "slo_tbt_s",
     "waiting_time": "slo_waiting_s",
 }
-_OUR_PREFIXES = ("slo_", "compound_")  # an unknown name under these is a typing mistake, not somebody else's tag
+_OUR_PREFIXES = ("slo_", "compound_")  # an unknown name with such a prefix is a typing mistake
 
 _YEAR_S = 366 * 86_400.0
 _MAX_UNIX_S = 1e11  # the year 5138: catches milliseconds sent as seconds
 _MAX_COUNT = 1_000_000
 _MAX_TEXT = 256
 _MAX_LIST = 1024
-_MAX_NUMBER = 1e9  # in a list: far beyond any length, and products of a few of them are still finite
+_MAX_NUMBER = 1e9  # in a list: above any length, and a product of a few such numbers is still finite
 
 XargValue = str | int | float | list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class SLOTags:
-    """All tags of one call. None: not said. A call without any is best effort: no limit, never starved.
+    """All tags of one call; None means not given. A call without tags is best effort: no deadline, never starved.
 
-    Raises `BadTags`, naming the field, for a value that is of the wrong type, negative, not finite or absurd.
+    Raises BadTags, which names the field, for a value of the wrong type, or one that is negative, infinite or absurd.
     """
 
     slo_deadline_s: float | None = None  # left until the whole answer is needed
     slo_ttft_s: float | None = None  # left until the first token is needed
-    slo_tbt_s: float | None = None  # between tokens
+    slo_tbt_s: float | None = None  # time between tokens
     slo_waiting_s: float | None = None  # longest wait before admission
-    slo_think_s: float | None = None  # left until the model has thought: due by a time until then, by tokens after it
+    slo_think_s: float | None = None  # left until the model must have finished thinking; then slo_tbt_s applies
     slo_class: str | None = None  # "latency" | "deadline" | "compound" | "best_effort"
-    compound_id: str | None = None  # the run
+    compound_id: str | None = None  # the workflow run
     compound_stage: int | None = None  # index of this stage
-    compound_stages: int | None = None
+    compound_stages: int | None = None  # number of stages
     compound_width: int | None = None  # calls in this stage
-    compound_last: int | None = None  # 0 or 1
+    compound_last: int | None = None  # 1 in the last stage, else 0
     compound_deadline_s: float | None = None  # from the first request seen with this id
     compound_deadline_at: float | None = None  # Unix seconds
-    compound_due_s: float | None = (
-        None  # left until this stage is due, by its share of the deadline: a goal, no limit
-    )
+    compound_due_s: float | None = None  # left until this stage's share of the deadline ends: a goal, not a limit
     plan_rest: tuple[float, ...] | None = None
     fork_group: str | None = None
     fork_size: int | None = None
@@ -80,13 +78,13 @@ class SLOTags:
                 raise BadTags(part, f"must not exceed {whole}={b}, got {a}")
 
     def to_xargs(self) -> dict[str, XargValue]:
-        """Those that are said, as `vllm_xargs` takes them."""
+        """The tags that are given, as `vllm_xargs` takes them."""
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in said.items() if v is not None}
 
     @classmethod
     def from_xargs(cls, xargs: Mapping[str, object]) -> SLOTags:
-        """Read tags out of `vllm_xargs`, which other software's keys may share."""
+        """Read tags from `vllm_xargs`, which may hold other software's keys too. Raises BadTags."""
         for name in xargs:
             if name.startswith(_OUR_PREFIXES) and name not in _CHECKS:
                 raise BadTags(name, "no such tag")
@@ -113,9 +111,10 @@ class SLOTags:
 
     @classmethod
     def from_body(cls, body: Mapping[str, object]) -> SLOTags:
-        """Merge `vllm_xargs` and the thesis's fields of a request's body; they must not contradict.
+        """Merge the tags in `vllm_xargs` with the thesis's fields of a request body.
 
-        A tag beside them would be a promise that nobody keeps. Raises BadTags.
+        Raises BadTags where the two contradict each other, and for a tag beside them in the body, which no engine
+        would read.
         """
         for name in body:
             if name in _CHECKS or name.startswith(_OUR_PREFIXES):
@@ -135,7 +134,7 @@ class SLOTags:
         return cls.from_xargs(xargs).merged(cls.from_xargs(thesis))
 
     def merged(self, other: SLOTags) -> SLOTags:
-        """Both at once. Raises BadTags where two routes say different things."""
+        """The tags of both. Raises BadTags where two routes give different values."""
         mine, theirs = self.to_xargs(), other.to_xargs()
         for name in mine.keys() & theirs.keys():
             if mine[name] != theirs[name]:
@@ -143,7 +142,7 @@ class SLOTags:
         return SLOTags.from_xargs({**mine, **theirs})
 
     def aged(self, by_s: float) -> SLOTags:
-        """The same tags `by_s` seconds later: what is left shrinks, down to 0; rates and clock times stay."""
+        """The same tags `by_s` seconds later. What is left shrinks, down to 0; rates and clock times stay."""
 
         def later(left: float | None) -> float | None:
             return None if left is None else max(0.0, left - by_s)
@@ -154,15 +153,15 @@ class SLOTags:
             slo_ttft_s=later(self.slo_ttft_s),
             slo_waiting_s=later(self.slo_waiting_s),
             slo_think_s=later(self.slo_think_s),
-            # A hop that has seen this id keeps its own count; for one that has not, this is what is left.
+            # A hop that knows this id keeps its own count; to any other hop this is what is left.
             compound_deadline_s=later(self.compound_deadline_s),
             compound_due_s=later(self.compound_due_s),
         )
 
     def deadline_left(self, now_unix: float) -> float | None:
-        """Seconds until the earliest completion deadline said here, None for best effort.
+        """Seconds until the earliest completion deadline given here; None for best effort.
 
-        `compound_deadline_s` counts from a moment that only the gateway knows, so it stands as an upper bound.
+        `compound_deadline_s` counts from a moment that only the gateway knows, so it counts as an upper bound.
         """
         at = None if self.compound_deadline_at is None else max(0.0, self.compound_deadline_at - now_unix)
         said = [s for s in (self.slo_deadline_s, self.compound_deadline_s, at) if s is not None]
@@ -170,12 +169,12 @@ class SLOTags:
 
 
 def is_tag(name: str) -> bool:
-    """One of ours, or one of the thesis's fields."""
+    """True for a tag, a field of the thesis, and `vllm_xargs` itself."""
     return name in _CHECKS or name in _THESIS_FIELDS or name == "vllm_xargs"
 
 
 def without_tags(body: Mapping[str, object]) -> dict[str, object]:
-    """A request's body without any tag, for servers that refuse fields which they do not know.
+    """The request body without any tag, for servers that refuse unknown fields.
 
     Other software's keys in `vllm_xargs` stay.
     """
@@ -274,11 +273,11 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
 
 
 def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object's fields. Raises BadTags for one that is said twice: the last would stand, and nobody would hear."""
+    """The fields of a JSON object. Raises BadTags for a field that occurs twice, where JSON would keep the last."""
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise BadTags(name, "said twice in one object")
+            raise BadTags(name, "given twice in one object")
         found[name] = value
     return found
 

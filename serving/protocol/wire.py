@@ -1,4 +1,7 @@
-"""The OpenAI chat API on the wire: a ChatRequest to its JSON body, and a stream or body back to a ChatResult."""
+"""OpenAI's chat API on the wire: a ChatRequest to its JSON body, a stream or body back to a ChatResult.
+
+Also the names that Ramify adds to that API, and helpers for server addresses. Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +14,39 @@ from urllib.parse import urlsplit, urlunsplit
 from ramify.serving.types import ChatRequest, ChatResult, Ledger, Message, TokenLogprobs
 
 DONE = "[DONE]"
-GATEWAY_HEADER = "x-ramify-gateway"  # beside a list of models: a gateway of ours answers, which takes hints
+GATEWAY_HEADER = "x-ramify-gateway"  # on a list of models: this server is a Ramify gateway and takes prefix hints
 PREFIX_PATH = "/ramify/prefix"  # after /v1
-HISTORY_PATH = "/ramify/history"  # likewise
-LEDGER_KEY = "ramify"  # our one addition to a response: where the call's time went
+HISTORY_PATH = "/ramify/history"  # after /v1
+LEDGER_KEY = "ramify"  # the one field that the gateway adds to a response: where the call's time went
 _MAX_LINE = 16 * 1024 * 1024
 
 
 class Malformed(Exception):
-    """What came is no chat completion, or not a whole one."""
+    """What came is not a chat completion, or not a whole one."""
 
 
 def api_root(url: str) -> str:
-    """The address before `/chat/completions`: as given, with `/v1` where only a host was given."""
+    """The address before `/chat/completions`: as given, or with `/v1` added to a bare host. Raises ValueError."""
     parts = urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{redacted(url)!r} is no base URL: give one such as http://127.0.0.1:8000/v1")
+        raise ValueError(f"{redacted(url)!r} is not a base URL: give one such as http://127.0.0.1:8000/v1")
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
 
 
 def redacted(url: str) -> str:
-    """A URL fit for messages: without user, password and query."""
+    """The URL without user, password and query, for messages."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def is_loopback(url: str) -> bool:
-    """True where a proxy of the environment must not stand between: this machine itself."""
+    """True for an address on this machine, where no proxy of the environment must stand between."""
     host = urlsplit(url).hostname or ""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def to_body(request: ChatRequest, *, model: str, stream: bool = True) -> dict[str, object]:
-    """The JSON body of one chat completion. `sample` stays here: it only keys."""
+    """The JSON body of one chat completion. `sample` is not sent: it only tells requests apart."""
     body: dict[str, object] = {
         "model": model,
         "messages": [{"role": m.role, "content": m.content} for m in request.messages],
@@ -63,7 +66,7 @@ def to_body(request: ChatRequest, *, model: str, stream: bool = True) -> dict[st
 
 
 def from_body(body: Mapping[str, object]) -> ChatRequest:
-    """The request that a body asks for, as a scripted model wants to see it. Raises Malformed."""
+    """The request that a body asks for, as a scripted model sees it. Raises Malformed."""
     stop = body.get("stop")
     stops = (stop,) if isinstance(stop, str) else tuple(str(s) for s in _list(stop))
     seed = body.get("seed")
@@ -80,7 +83,7 @@ def from_body(body: Mapping[str, object]) -> ChatRequest:
 
 
 class Answer:
-    """Collects one answer, from the chunks of a stream or from one whole body."""
+    """Collects one answer from the chunks of a stream, or from one whole body."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -91,7 +94,7 @@ class Answer:
         self._ledger: Ledger | None = None
 
     def add(self, data: Mapping[str, object]) -> str:
-        """Take in one chunk (`delta`) or body (`message`). Returns the text that it brought."""
+        """Add one chunk (`delta`) or body (`message`). Returns the text that it brought."""
         self._model = str(data.get("model") or self._model)
         if isinstance(usage := data.get("usage"), Mapping):
             self._usage = usage
@@ -110,7 +113,7 @@ class Answer:
         return new
 
     def result(self, *, attempts: int) -> ChatResult:
-        """The whole answer. Raises Malformed where it was cut: nothing half counts as done."""
+        """The whole answer. Raises Malformed if it was cut: half an answer does not count as done."""
         if self._finish_reason is None:
             raise Malformed("the answer was cut before its end")
         return ChatResult(
@@ -125,7 +128,7 @@ class Answer:
 
 
 async def sse_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
-    """The `data:` lines of a server-sent event stream. Splits at newlines only: JSON may hold a raw U+2028."""
+    """The `data:` lines of a server-sent event stream. It splits at newlines only: JSON may hold a raw U+2028."""
     buffer = b""
     async for chunk in chunks:
         *lines, buffer = (buffer + chunk).split(b"\n")
@@ -137,7 +140,7 @@ async def sse_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
 
 
 def parse_object(text: str | bytes) -> Mapping[str, object]:
-    """One JSON object. Raises Malformed."""
+    """Parse one JSON object. Raises Malformed."""
     try:
         return _object(json.loads(text))
     except (ValueError, RecursionError) as error:

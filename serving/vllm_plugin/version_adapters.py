@@ -1,7 +1,8 @@
-"""All that the plug-in does to vLLM's scheduler beyond calling its methods: one small class for each version.
+"""One adapter for each version of vLLM whose scheduler the plug-in supports.
 
-vLLM says that the scheduler's interface is not public. So what we touch is named here as a protocol, each version's
-adapter was written with that version's source at hand, and a version without an adapter is refused at the start.
+vLLM's scheduler interface is not public. The `Adapter` protocol names everything that the plug-in does to vLLM's
+scheduler beyond calling its methods. Each adapter was written against the source of its version. A version without an
+adapter is refused when vLLM starts.
 """
 
 from __future__ import annotations
@@ -13,10 +14,69 @@ from typing import Any, Protocol
 
 from ramify.serving.vllm_plugin.errors import UnsupportedVllm
 
+HELD = 1 << 62  # a step that never comes: vLLM skips a running request until its next eligible step
 _NAME = attrgetter("request_id")
 
 
+class SamplingLike(Protocol):
+    extra_args: Mapping[str, object] | None
+
+
+class RequestLike(Protocol):
+    """The fields of vllm.v1.request.Request that the plug-in reads or writes."""
+
+    request_id: str
+    client_index: int
+    arrival_time: float
+    priority: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_preemptions: int
+    max_tokens: int
+    next_decode_eligible_step: int
+    sampling_params: SamplingLike | None
+    status: Any
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    def is_finished(self) -> bool: ...
+
+
+class Adapter(Protocol):
+    version: str
+
+    def reorder(self, scheduler: Any, best_first: Sequence[RequestLike]) -> None:
+        """Make vLLM admit `best_first` in this order, then all other waiting requests in their present order."""
+
+    def order_running(self, scheduler: Any, last: Iterable[str]) -> None:
+        """Move these requests to the end of the running list. vLLM preempts from there when KV runs out."""
+
+    def preempt(self, scheduler: Any, request: RequestLike, stamp: float) -> None:
+        """Take a running request's slot and KV. It waits again. `stamp` is the time of vLLM's event."""
+
+    def hold(self, scheduler: Any, request: RequestLike) -> None:
+        """Pause a running request: it keeps its KV and gets no steps."""
+
+    def release(self, scheduler: Any, request: RequestLike) -> None:
+        """End the pause of a request."""
+
+    def cached_tokens(self, scheduler: Any, request: RequestLike) -> int:
+        """Return how many tokens of the request's prompt are in the prefix cache now."""
+
+    def free_tokens(self, scheduler: Any) -> int:
+        """Return how many tokens the free KV blocks hold."""
+
+    def refuse(self, scheduler: Any, requests: Sequence[RequestLike]) -> None:
+        """End the requests. Their KV and slots are free when this returns."""
+
+    def refusal_output(self, request: RequestLike, text: str) -> Any:
+        """Return the EngineCoreOutput that gives the client the reason `text`."""
+
+
 class V032:
+    """vLLM 0.32: vllm/v1/core/sched/scheduler.py, request_queue.py, vllm/v1/engine/__init__.py."""
+
     version = "0.32"
 
     def reorder(self, scheduler: Any, best_first: Sequence[RequestLike]) -> None:
@@ -45,7 +105,7 @@ class V032:
 
     def preempt(self, scheduler: Any, request: RequestLike, stamp: float) -> None:
         scheduler.running.remove(request)
-        scheduler._preempt_request(request, stamp)  # puts it at the head of the queue; reorder follows
+        scheduler._preempt_request(request, stamp)  # puts it at the head of the queue; `reorder` follows
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def hold(self, scheduler: Any, request: RequestLike) -> None:
@@ -68,8 +128,10 @@ class V032:
         scheduler.finish_requests([request.request_id for request in requests], RequestStatus.FINISHED_ABORTED)
 
     def refusal_output(self, request: RequestLike, text: str) -> Any:
-        """An error output becomes "500 Internal Server Error" without a word here, so it is an abort, with the reason
-        where an OpenAI answer carries it: `choices[0].stop_reason`."""
+        """Return an abort with the reason in `stop_reason`, which an OpenAI answer carries in `choices[0]`.
+
+        This version turns an error output into "500 Internal Server Error" without the message.
+        """
         from vllm.v1.engine import EngineCoreOutput, FinishReason
 
         return EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ABORT, stop_reason=text)
@@ -79,69 +141,32 @@ class V032:
         return bool(scheduler.policy.value == "priority")
 
 
-HELD = 1 << 62  # a step that never comes: the running loop passes by a request that is eligible only from there
+class V033(V032):
+    """vLLM 0.33: as 0.32, but the message of a request's error reaches the client."""
 
-
-class SamplingLike(Protocol):
-    extra_args: Mapping[str, object] | None
-
-
-class RequestLike(Protocol):
-    """Of vllm.v1.request.Request, what is read or written."""
-
-    request_id: str
-    client_index: int
-    arrival_time: float
-    priority: int
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    num_preemptions: int
-    max_tokens: int
-    next_decode_eligible_step: int
-    sampling_params: SamplingLike | None
-    status: Any
-
-    @property
-    def num_output_tokens(self) -> int: ...
-
-    def is_finished(self) -> bool: ...
-
-
-class Adapter(Protocol):
-    version: str
-
-    def reorder(self, scheduler: Any, best_first: Sequence[RequestLike]) -> None:
-        """Make `best_first` the order in which vLLM admits; the others behind, as they stood."""
-
-    def order_running(self, scheduler: Any, last: Iterable[str]) -> None:
-        """Put these at the end of what runs: there vLLM takes its victims when KV runs out."""
-
-    def preempt(self, scheduler: Any, request: RequestLike, stamp: float) -> None: ...
-
-    def hold(self, scheduler: Any, request: RequestLike) -> None:
-        """Keep its KV, and give it no more steps."""
-
-    def release(self, scheduler: Any, request: RequestLike) -> None: ...
-
-    def cached_tokens(self, scheduler: Any, request: RequestLike) -> int:
-        """Of its prompt, in the prefix cache now."""
-
-    def free_tokens(self, scheduler: Any) -> int: ...
-
-    def refuse(self, scheduler: Any, requests: Sequence[RequestLike]) -> None:
-        """End them: their KV and their places are free when this returns."""
+    version = "0.33"
 
     def refusal_output(self, request: RequestLike, text: str) -> Any:
-        """The EngineCoreOutput that tells the client why."""
+        """Return an error with code `validation_error`: vLLM answers it with 400 and the message, any other with
+        500.
+        """
+        from vllm.outputs import RequestError
+        from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+        return EngineCoreOutput(
+            request.request_id,
+            [],
+            finish_reason=FinishReason.ERROR,
+            error=RequestError(code="validation_error", message=text),
+        )
+
+
+_ADAPTERS: dict[str, type[Adapter]] = {"0.32": V032, "0.33": V033}
 
 
 def adapter_for(version: str) -> Adapter:
-    """Raises UnsupportedVllm."""
-    pass
-    from ramify.serving.vllm_plugin.v033 import V033
-
-    known: dict[str, type[Adapter]] = {"0.32": V032, "0.33": V033}
+    """Return the adapter for a vLLM version such as "0.32.1". Raises UnsupportedVllm if there is none."""
     minor = ".".join(version.split(".")[:2])
-    if minor not in known:
-        raise UnsupportedVllm(version, tuple(known))
-    return known[minor]()
+    if minor not in _ADAPTERS:
+        raise UnsupportedVllm(version, tuple(_ADAPTERS))
+    return _ADAPTERS[minor]()

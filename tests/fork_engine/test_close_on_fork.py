@@ -1,4 +1,4 @@
-"""What a forked child gets in place of its parent's locks and sockets."""
+"""Locks and sockets of a parent are not inherited by forked children."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 COMMON = """
 import fcntl, os, resource, socket, sys, tempfile, threading
 from pathlib import Path
-from ramify.fork_engine import at_fork
+from ramify.fork_engine import close_on_fork
 
 folder = Path(tempfile.mkdtemp())
 
@@ -37,7 +37,7 @@ def is_free(path):
         os.close(fd)
 
 def locked(name="lock"):
-    fd = at_fork.open_lock(folder / name, os.O_RDWR | os.O_CREAT)
+    fd = close_on_fork.open_lock(folder / name, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
 
@@ -54,7 +54,7 @@ def check():
     os.close(fd)                              # what an object's end would do
 in_child(check)
 assert not is_free(folder / "lock")
-at_fork.close_lock(fd)
+close_on_fork.close_lock(fd)
 assert is_free(folder / "lock")
 """,
     "a lock goes with its parent, though the child lives": """
@@ -77,7 +77,7 @@ os.close(go_in)
     "a lock that C code's child has a copy of is given back": """
 fd = locked()
 copy = os.dup(fd)                             # what such a child would hold
-at_fork.close_lock(fd)
+close_on_fork.close_lock(fd)
 assert is_free(folder / "lock")
 """,
     "a number that is another file's since is left alone": """
@@ -90,7 +90,7 @@ in_child(lambda: [None for _ in [0] if os.read(again, 9) != b"kept" and sys.exit
 """,
     "a socket's other end is nobody": """
 ours, theirs = socket.socketpair()
-at_fork.close_in_children(ours.fileno())
+close_on_fork.close_in_children(ours.fileno())
 def check():
     theirs.close()
     assert ours.recv(10) == b""
@@ -122,7 +122,7 @@ in_child(check)
 stop = threading.Event()
 def opening():
     while not stop.is_set():
-        at_fork.close_lock(locked(f"lock{threading.get_ident()}"))
+        close_on_fork.close_lock(locked(f"lock{threading.get_ident()}"))
 threads = [threading.Thread(target=opening) for _ in range(3)]
 for thread in threads: thread.start()
 def check():
@@ -145,7 +145,7 @@ in_child(check)
 """,
     "no hook before there is something to drop": """
 import ramify.session, ramify.runtime.store, ramify.sandboxes.host.fork_server_client
-assert not at_fork._hooked
+assert not close_on_fork._hooked
 calls = []
 os.register_at_fork = lambda **hooks: calls.append(hooks)
 locked()
@@ -156,7 +156,7 @@ assert len(calls) == 1
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_in_a_child(case: str) -> None:
+def test_a_forked_child_inherits_nothing_registered(case: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", COMMON + CASES[case]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr

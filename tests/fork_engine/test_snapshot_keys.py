@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, UNDEFINED, Stacks, Volatile, base_digest, content_key
+from ramify.fork_engine.snapshot_keys import (
+    DEFAULT_VOLATILE,
+    UNDEFINED,
+    StackViews,
+    VolatileGlobs,
+    base_digest,
+    content_key,
+)
 from ramify.fork_engine.types import (
     ContentKey,
     Entry,
@@ -39,25 +46,25 @@ from ramify.fork_engine.view import HostOverlayView, LocatedEntry, View
     ],
 )
 def test_default_globs(path: str, volatile: bool) -> None:
-    assert (path in Volatile(DEFAULT_VOLATILE)) is volatile
+    assert (path in VolatileGlobs(DEFAULT_VOLATILE)) is volatile
 
 
 def test_globs() -> None:
-    globs = Volatile(["tmp/*/x?", "**/[a].log"])
+    globs = VolatileGlobs(["tmp/*/x?", "**/[a].log"])
     assert "tmp/1/xy" in globs and "tmp/1/xy/below" in globs and "q/[a].log" in globs
     assert "tmp/1/2/xy" not in globs and "tmp/1/x" not in globs and "a.log" not in globs
-    assert "anything" not in Volatile([])
+    assert "anything" not in VolatileGlobs([])
 
 
 def test_golden() -> None:
     top = Entry(EntryKind.DIR, 0o755, mtime_ns=1)
     base = Manifest({"a": Entry(EntryKind.FILE, 0o644, 1, 5, "aa"), "x.pyc": Entry(EntryKind.FILE)}, top)
-    volatile = Volatile(DEFAULT_VOLATILE)
+    volatile = VolatileGlobs(DEFAULT_VOLATILE)
     digest = base_digest(base, volatile)
     assert digest == sha256(b'[["dir",493,""],[["a",["file",420,"aa"]]]]')
     delta = {"a": None, "b": LocatedEntry(Entry(EntryKind.FIFO, 0o600, mtime_ns=7), LayerId("l"))}
     state = Snapshot(SnapshotId(""), (base.id,), ContentKey(""), {"E": "1"}, ("U",))
-    stacks = Stacks(View(base, delta), digest)
+    stacks = StackViews(View(base, delta), digest)
     assert content_key(state, stacks, volatile) == sha256(
         b'{"base":"' + digest.encode() + b'","cwd":"","env":{"E":"1"},"env_unset":["U"],'
         b'"files":[["a",null],["b",["fifo",384,""]]],"root":["dir",493,""]}'

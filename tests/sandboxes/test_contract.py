@@ -15,8 +15,8 @@ import pytest
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot
-from ramify.sandboxes.capabilities import Feature, wanted
-from ramify.sandboxes.contract import MIB, Backend, Limits, World, WorldSpec
+from ramify.sandboxes.capabilities import Feature
+from ramify.sandboxes.contract import MIB, Backend, Limits, World, WorldSpec, required_features
 from ramify.sandboxes.errors import SandboxError, Unsupported, WorldDied, WorldStartFailed
 
 Out = Callable[[World, str], Awaitable[str]]
@@ -219,8 +219,8 @@ async def test_variables_that_no_process_can_have_are_refused(
 
 def test_every_request_of_a_specification_has_a_feature(spec: WorldSpec) -> None:
     for feature, asked in ASKED.items():
-        assert list(wanted(replace(spec, **asked))) == [feature]
-    assert list(wanted(spec)) == []
+        assert list(required_features(replace(spec, **asked))) == [feature]
+    assert list(required_features(spec)) == []
 
 
 async def test_rollback_drops_changes(world: World, base: Snapshot, workspace: Path, out: Out) -> None:

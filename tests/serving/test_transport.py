@@ -89,9 +89,9 @@ async def test_an_unchanged_client_gets_deadlines_through_the_gateway() -> None:
 
 async def test_a_transport_of_the_other_kind_is_an_error() -> None:
     asynchronous = TaggingTransport(httpx.AsyncHTTPTransport(), "http://gateway")
-    with pytest.raises(TypeError, match=r"AsyncHTTPTransport is no transport of an httpx.Client"):
+    with pytest.raises(TypeError, match=r"AsyncHTTPTransport is not a transport of an httpx.Client"):
         asynchronous.handle_request(httpx.Request("GET", "http://gateway"))
-    with pytest.raises(TypeError, match=r"HTTPTransport is no transport of an httpx.AsyncClient"):
+    with pytest.raises(TypeError, match=r"HTTPTransport is not a transport of an httpx.AsyncClient"):
         await TaggingTransport(httpx.HTTPTransport(), "http://gateway").handle_async_request(
             httpx.Request("GET", "http://gateway")
         )

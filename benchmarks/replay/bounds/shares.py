@@ -1,4 +1,8 @@
-"""LP bounds as shares of what arrived, worked out when first asked for and kept beside the replays' results."""
+"""`Bounds`: LP bounds as shares of what arrived. Each is computed once and stored beside the replays' results.
+
+A stored bound has its job's configuration as its key. After a change of `lp` or `workload`, delete the
+`bound-*.json` files.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,11 @@ from benchmarks.replay.inputs.synthetic_traces import read_workload
 from benchmarks.replay.inputs.traces import Trace
 from benchmarks.replay.inputs.workload import programs
 from benchmarks.replay.jobs import Job
-from benchmarks.replay.keeping import keep, kept
-from benchmarks.replay.sources import modules_digest
+from benchmarks.replay.results import read_stored, write_stored
 from benchmarks.replay.types import Call, Program, ProgramId, Setting, Stage
 from ramify.serving.policy.types import SloClass
 
-_PREFIXES = "and what the programs around the window, also those after it, leave in the prefix cache"
 _NAME = "LP bound"
-_OURS = tuple(f"benchmarks.replay.{name}" for name in ("bounds.lp", "workload", "trace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,38 +31,39 @@ class Share:
 
     request: float  # of the window's programs
     token: float  # of the window's tokens
-    whole: float  # of all programs of the run: those around the window cannot be left out for it
+    whole: float  # of all programs of the run: no program outside the window can be left out in its favour
 
 
 class Bounds:
-    """`kept`: a folder, or None to keep nothing."""
+    """`kept`: the folder of stored bounds, or None to store nothing."""
 
     def __init__(self, kept: Path | None = None) -> None:
         self._kept = kept
         self._known: dict[Job, Share] = {}
 
     def of(self, job: Job, seeds: Iterable[int]) -> Share:
-        """Of `job`'s circumstances, whoever its contender is. Raises ReplayError for a trace that cannot be read."""
+        """Return the bound of `job`'s circumstances, for any contender. Raises ReplayError if the trace cannot be
+        read.
+        """
         shares = [self._one(job.but(contender=_NAME, seed=seed)) for seed in seeds]
         return Share(*(fmean(values) for values in zip(*(astuple(one) for one in shares), strict=True)))
 
     def missing(self, jobs: Iterable[Job]) -> list[Job]:
-        """One of each circumstances and seed whose bound has to be worked out yet."""
+        """Return one job for each circumstances and seed whose bound is not computed yet."""
         plain = dict.fromkeys(job.but(contender=_NAME) for job in jobs)
         paths = {job: self._path(job) for job in plain if job not in self._known}
         return [job for job, path in paths.items() if path is None or not path.exists()]
 
     def _path(self, job: Job) -> Path | None:
-        code = _code() + (_PREFIXES if _shares_blocks(job.trace) else "")
-        return None if self._kept is None else self._kept / f"bound-{job.key_for(code)}.json"
+        return None if self._kept is None else self._kept / f"bound-{job.key}.json"
 
     def _one(self, job: Job) -> Share:
         if job not in self._known:
             path = self._path(job)
-            found = None if path is None else kept(path, lambda text: Share(**json.loads(text)))
+            found = None if path is None else read_stored(path, lambda text: Share(**json.loads(text)))
             self._known[job] = share = found or _solved(job)
             if path is not None and found is None:
-                keep(path, json.dumps(asdict(share)))
+                write_stored(path, json.dumps(asdict(share)))
         return self._known[job]
 
 
@@ -78,12 +80,14 @@ def _solved(job: Job) -> Share:
 
 
 def brought(made: Sequence[Program], setting: Setting) -> Program | None:
-    """A program of the window that cannot be met and has all blocks that those around it may leave in the prefix
-    cache (what comes after it, for the late stages of who came in it): standing before the others it pays for
-    them, and is worth nothing. None where nothing is shared.
+    """Return a program that pays for all blocks that programs outside the window may leave in the prefix cache.
 
-    The bound of the window does not serve those around it, so that without this it would charge the window for
-    prompts that others have computed: on agent sessions that is no upper bound."""
+    It is the first in the window, cannot be met, and is worth nothing. None if no blocks are shared. Later programs
+    count too, for the late stages of those in the window.
+
+    The bound of the window does not serve the programs outside it. Without this it would charge the window for
+    prompts that others have computed, and on agent sessions that would be no upper bound.
+    """
     begin, end = setting.window
     blocks = {block for one in made if not begin <= one.at < end for call in one.calls for block in call.blocks}
     if not blocks:
@@ -92,15 +96,6 @@ def brought(made: Sequence[Program], setting: Setting) -> Program | None:
     return Program(ProgramId(-1), begin, SloClass.DEADLINE, stages, deadline_s=0.0)
 
 
-def _shares_blocks(trace: str) -> bool:
-    return any(arrival.call.blocks for arrival in _trace(trace).arrivals)
-
-
 @lru_cache(maxsize=4)
 def _trace(path: str) -> Trace:
     return read_workload(Path(path))
-
-
-@lru_cache(maxsize=1)
-def _code() -> str:
-    return modules_digest(_OURS)

@@ -29,6 +29,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
 from ramify.compiler.plan import Effect, OpKind
+from ramify.fork_engine.gc_pins import Ground, Pins
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.journal.journal import Durable
@@ -47,7 +48,6 @@ from ramify.runtime.langgraph.thread.rewound_checkpointer import (
 from ramify.runtime.langgraph.thread.session import Invocation
 from ramify.runtime.langgraph.thread.supersteps import REPLAY, Task
 from ramify.runtime.records import BranchPath, OpRecord, OpStatus
-from ramify.runtime.worlds.gc_pins import Ground, Pins
 from ramify.runtime.worlds.world_pool import Branch
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ramify.fork_engine.types import Skipped, Snapshot, SnapshotId
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.events import Level, Recovered, RunEnded, RunStarted
-from ramify.runtime.execution.driver import Services, mixing, reuse_of, world_spec
+from ramify.runtime.execution.driver import Services, mixing, reuse_of
 from ramify.runtime.journal.journal import Durable, Journal
 from ramify.runtime.langgraph.errors import WorldLost
 from ramify.runtime.langgraph.thread.lost_states import LostStates
@@ -37,7 +37,7 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.store.run_locks import hold_run
-from ramify.runtime.worlds.world_pool import Branch, WorldPool
+from ramify.runtime.worlds.world_pool import Branch, WorldPool, world_spec
 
 _LINGER_S = 0.05
 """How long rows that nothing waits for may be collected before they are written."""

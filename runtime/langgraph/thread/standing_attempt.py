@@ -10,6 +10,7 @@ from typing import Any
 from langgraph.types import Command
 
 from ramify.compiler.plan import OpId, OpKind, PlanOp
+from ramify.fork_engine.gc_pins import Ground, Pins
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.recorded_runs import CHANNELS, files_written
@@ -24,7 +25,6 @@ from ramify.runtime.langgraph.thread.supersteps import Position, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.reuse.commands import ReusableCommands
-from ramify.runtime.worlds.gc_pins import Ground, Pins
 from ramify.runtime.worlds.world_pool import Branch
 from ramify.serving.types import ChatRequest, ChatResult
 

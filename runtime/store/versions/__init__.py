@@ -1,2 +1,2 @@
-"""What brought the tables here, one revision a file. One that was released is never edited: what changes the tables
-is one more file, its name in `revisions.REVISIONS`, and the same change in `tables.py`."""
+"""The migrations, one revision per file. A released migration is never edited. To change the tables, add a file here,
+its name to `revisions.REVISIONS`, and the same change to `tables.py`."""

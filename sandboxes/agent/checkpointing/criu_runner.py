@@ -5,8 +5,9 @@ descendants. The shell is a child subreaper, so daemonised jobs stay in its tree
 pipes in the agent's private folder; the agent of the restored world creates them again before CRIU opens them.
 
 CRIU opens the dumped processes' files by path, and those processes control what is at these paths: a folder may have
-been replaced by a link. So nothing of the host is within CRIU's reach: the agent closes itself to it (`kernel.shut`),
-and the folders that it is given, images and a working folder, lead nowhere else (decision 037).
+been replaced by a link. So nothing of the host is within CRIU's reach: the agent closes itself to it
+(`kernel.set_undumpable`), and the folders that it is given, images and a working folder, lead nowhere else (decision
+037).
 
 A restored process has the pid that it had before. So the world's processes have pids above `FIRST_PID`, and CRIU
 itself runs below it.
@@ -49,7 +50,7 @@ HOMES_OWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class DumpNote:
     """What the agent that restores the tree must know. Stored as a file in the image folder."""
 
     shell: int  # its pid, and the tree's root
@@ -94,20 +95,20 @@ class CriuProgram:
         """Dump the process tree of `root` and leave it stopped. If the dump fails, all processes run on."""
         self._run("dump", images, "-t", str(root), "--leave-stopped")
         if self._features:
-            _place(images, FEATURES).write_bytes(_boot() + self._features)
+            _place(images, FEATURES).write_bytes(_boot_id() + self._features)
 
     def restore(self, images: int) -> None:
         """Restore the tree as running children of this process."""
         with contextlib.suppress(FileNotFoundError):
             known = _place(images, FEATURES).read_bytes()
-            if known.startswith(_boot()):
-                self._features = known.removeprefix(_boot())
+            if known.startswith(_boot_id()):
+                self._features = known.removeprefix(_boot_id())
         self._run("restore", images, "--restore-detached")
 
     def _run(self, verb: str, images: int, *arguments: str) -> None:
         """Run CRIU in a new folder on a tmpfs, where it keeps the kernel's features. Restored processes may keep that
         folder open, so after a restore only the log of a failed one is read from it."""
-        folder = kernel.nowhere("16m")
+        folder = kernel.empty_tmpfs("16m")
         before, self.pids.last = self.pids.last, CRIU_PID
         try:
             if self._features:
@@ -115,7 +116,7 @@ class CriuProgram:
             work = f"/proc/self/fd/{folder}"
             places = ("-D", f"/proc/self/fd/{images}", "-W", work, "-v2", "-o", LOG)
             environment = {"XDG_RUNTIME_DIR": work, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-            status = _finish([*self._command, verb, *places, *COMMON, *arguments], environment, (images, folder))
+            status = _run_to_end([*self._command, verb, *places, *COMMON, *arguments], environment, (images, folder))
             if status != 0:
                 raise OSError(f"criu {verb} ended with {status}: {_first_error(_place(folder, LOG))}")
             if verb == "dump" and _place(folder, FEATURES).exists():
@@ -129,10 +130,10 @@ def _place(folder: int, name: str) -> Path:
     return Path(f"/proc/self/fd/{folder}/{name}")
 
 
-def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int:
+def _run_to_end(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int:
     """Run a program to its end with these descriptors; return its exit code, negative for a signal. A program that
     hangs is killed. This process is closed to it meanwhile."""
-    kernel.shut(closed=True)
+    kernel.set_undumpable(closed=True)
     try:
         pid = os.fork()
         if pid == 0:
@@ -157,10 +158,10 @@ def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int
         finally:
             os.close(ended)
     finally:
-        kernel.shut(closed=False)
+        kernel.set_undumpable(closed=False)
 
 
-def _boot() -> bytes:
+def _boot_id() -> bytes:
     return Path("/proc/sys/kernel/random/boot_id").read_bytes()
 
 

@@ -1,8 +1,13 @@
-"""Write a stopped process's memory to a file, whole or as the difference from an earlier file. Stdlib only; x86_64.
+"""Images of a stopped process's memory: whole, or as the difference from an earlier image. Stdlib only; x86_64.
 
-When a process is dumped again, its memory is compared with its `Ground`, the file of an earlier dump, and only the
-pages that differ are written. A fork maps the ground and has the difference written over it. The comparison reads all
-memory, but nothing is written, hashed or flushed twice. Soft-dirty bits would save that; many kernels lack them.
+Pages that the process never wrote are not kept: they come from their files again. Pages that it wrote are stored in a
+sparse file, area by area. Another process maps that file privately, at the cost of the mapping alone, and shares its
+pages until it writes.
+
+When a process is dumped again, its memory is compared with its base (`BasePages`), the file of an earlier dump, and
+only the pages that differ are written. A fork maps the base and has the difference written over it. The comparison
+reads all memory, but nothing is written, hashed or flushed twice. Soft-dirty bits would save that; many kernels lack
+them.
 """
 
 from __future__ import annotations
@@ -16,26 +21,55 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ramify.sandboxes.linux.memory_map import (
-    BLOCK,
-    KERNELS,
-    OWN,
-    PAGE,
-    WRITE,
-    Area,
-    CannotDump,
-    FileId,
-    Kept,
-    Run,
-    areas,
-)
+from ramify.sandboxes.linux.memory_map import KERNELS, OWN, PAGE, WRITE, Area, FileId, areas
 
+FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
+BLOCK = 1 << 18
 MOST_AREAS = 8192
 MOST_BYTES = 1 << 36  # of mapped addresses: the page table entry of each page is read
 LOOK = 1 << 27  # bytes of addresses to read entries of at once
 HOLE = 1 << 22  # bytes: unused parts of an area of at least this size are left out
-SMALL = 1 << 22  # bytes: a difference this small is never worth a new ground
-SHARE = 8  # nor is one below an eighth of the ground: every fork writes the difference
+SMALL = 1 << 22  # bytes: a difference this small is never worth a new base
+SHARE = 8  # nor is one below an eighth of the base: every fork writes the difference
+
+
+class CannotDump(Exception):
+    """Some state of the process that no image can hold. The text says what."""
+
+
+ByteRange = tuple[int, int]
+"""A range of an area's bytes: its offset and its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArea:
+    """An area, or a part of one, and which of its bytes the image holds."""
+
+    area: Area
+    at: int = 0  # its position in the image
+    runs: tuple[ByteRange, ...] = ()
+    below: int = -1  # its position in the base, which the runs are written over; -1 without a base
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it is mapped from the image as a whole; else its runs are copied."""
+        return self.below < 0 and self.area.plain and self._bytes > FEW
+
+    @property
+    def _bytes(self) -> int:
+        return sum(length for _, length in self.runs)
+
+    @property
+    def room(self) -> int:
+        """The bytes it takes in the image: all of its size if it is mapped from there, else its runs only."""
+        return self.area.size if self.mapped else self._bytes
+
+    def placed(self) -> Iterator[tuple[int, int, int]]:
+        """For each run: its position in the image, its offset in the area, and its length."""
+        at = self.at
+        for offset, length in self.runs:
+            yield self.at + offset if self.mapped else at, offset, length
+            at += length
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +82,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class BasePages:
     """A complete file of pages from an earlier dump, which another image may build on."""
 
     file: int  # a descriptor
@@ -59,11 +93,11 @@ class Ground:
     def close(self) -> None:
         os.close(self.file)
 
-    def again(self) -> Ground:
+    def duplicate(self) -> BasePages:
         """A copy with a descriptor of its own, which its owner closes."""
         return replace(self, file=fcntl.fcntl(self.file, fcntl.F_DUPFD_CLOEXEC, 3))
 
-    def holding(self, at: int, end: int) -> Iterator[Run]:
+    def holding(self, at: int, end: int) -> Iterator[ByteRange]:
         """The runs of data, not holes, in this part of the file, relative to its beginning."""
         begin = at
         while at < end:
@@ -79,8 +113,8 @@ class Ground:
             yield first - begin, at - first
 
 
-def places(kept: Iterable[Kept], *, whole: bool) -> tuple[Place, ...]:
-    """The ranges that other images can build on: of the image's own file (`whole`), or of its ground."""
+def places(kept: Iterable[StoredArea], *, whole: bool) -> tuple[Place, ...]:
+    """The ranges that other images can build on: of the image's own file (`whole`), or of its base."""
     found = (
         Place(k.area.start, k.area.end, k.at if whole else k.below)
         for k in kept
@@ -89,11 +123,13 @@ def places(kept: Iterable[Kept], *, whole: bool) -> tuple[Place, ...]:
     return tuple(sorted(found, key=lambda place: place.start))
 
 
-def keep(pid: int, memory: int, image: int, came: Collection[FileId], ground: Ground | None) -> list[Kept]:
+def write_image(
+    pid: int, memory: int, image: int, restored_from: Collection[FileId], base: BasePages | None
+) -> list[StoredArea]:
     """Write the process's own pages into the file `image`; return all its areas except the kernel's.
 
-    `came`: files that its pages were mapped from when it was restored; those pages are its own. With `ground`, pages
-    that lie there already are left out, unless too much differs. Raises `CannotDump`.
+    `restored_from`: files that its pages were mapped from when it was restored; those pages are its own. With `base`,
+    pages that lie there already are left out, unless too much differs. Raises `CannotDump`.
     """
     found = areas(pid)
     if len(found) > MOST_AREAS:
@@ -102,44 +138,44 @@ def keep(pid: int, memory: int, image: int, came: Collection[FileId], ground: Gr
         raise CannotDump(f"it has mapped more than {MOST_BYTES >> 30} GiB of addresses")
     found = [area for area in found if area.name not in KERNELS]
     for area in found:
-        _check(area, once=area.of in came)
+        _check(area, once=area.of in restored_from)
     with _opened(f"/proc/{pid}/pagemap") as pagemap:
-        stopped = _Stopped(pagemap, memory, came)
-        kept = [] if ground is None else [one for area in found for one in stopped.over(area, ground)]
-        if ground is None or _too_much(kept, ground):
+        stopped = _Stopped(pagemap, memory, restored_from)
+        kept = [] if base is None else [one for area in found for one in stopped.over(area, base)]
+        if base is None or _needs_new_base(kept, base):
             kept = [one for area in found for one in _without_holes(area, tuple(stopped.own(area)))]
-    return _written_to(image, memory, [replace(one, area=_plainly(one.area, came)) for one in kept])
+    return _write_areas(image, memory, [replace(one, area=_as_private(one.area, restored_from)) for one in kept])
 
 
-def _too_much(kept: Sequence[Kept], ground: Ground) -> bool:
-    """Whether so much differs, or so little of the ground is still used, that a new file serves forks better."""
+def _needs_new_base(kept: Sequence[StoredArea], base: BasePages) -> bool:
+    """Whether so much differs, or so little of the base is still used, that a new file serves forks better."""
     differs = sum(length for one in kept if one.area.plain for _, length in one.runs)
     used = sum(one.area.size for one in kept if one.below >= 0)
-    held = sum(place.end - place.start for place in ground.places)
+    held = sum(place.end - place.start for place in base.places)
     return differs > max(SMALL, used // SHARE) or held - used > max(SMALL, held // 2)
 
 
-def _without_holes(area: Area, runs: Sequence[Run]) -> Iterator[Kept]:
+def _without_holes(area: Area, runs: Sequence[ByteRange]) -> Iterator[StoredArea]:
     """Cut out mapped but unused parts, which readers of the file would otherwise read as zeros."""
     if not area.plain:
-        yield Kept(area, 0, tuple(runs))
+        yield StoredArea(area, 0, tuple(runs))
         return
     begin = last = 0
-    within: list[Run] = []
+    within: list[ByteRange] = []
     for offset, length in (*runs, (area.size, 0)):
         if offset - last >= HOLE:
             if last > begin:
-                yield Kept(_part(area, area.start + begin, area.start + last), 0, tuple(within))
-            yield Kept(_part(area, area.start + last, area.start + offset))
+                yield StoredArea(_slice(area, area.start + begin, area.start + last), 0, tuple(within))
+            yield StoredArea(_slice(area, area.start + last, area.start + offset))
             begin, within = offset, []
         if length:
             within.append((offset - begin, length))
         last = offset + length
     if last > begin:
-        yield Kept(_part(area, area.start + begin, area.end), 0, tuple(within))
+        yield StoredArea(_slice(area, area.start + begin, area.end), 0, tuple(within))
 
 
-def _written_to(image: int, memory: int, kept: Sequence[Kept]) -> list[Kept]:
+def _write_areas(image: int, memory: int, kept: Sequence[StoredArea]) -> list[StoredArea]:
     placed, at = [], 0
     for one in kept:
         one = replace(one, at=at if one.runs else 0)
@@ -160,9 +196,9 @@ def _opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _plainly(area: Area, came: Collection[FileId]) -> Area:
+def _as_private(area: Area, restored_from: Collection[FileId]) -> Area:
     """The area as it would be had the process never been restored."""
-    return Area(area.start, area.end, area.modes, 0, "", 0, "") if area.of in came else area
+    return Area(area.start, area.end, area.modes, 0, "", 0, "") if area.of in restored_from else area
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,44 +207,46 @@ class _Stopped:
 
     pagemap: int
     memory: int
-    came: Collection[FileId]
+    restored_from: Collection[FileId]
 
-    def own(self, area: Area) -> Iterator[Run]:
-        if area.of in self.came:
+    def own(self, area: Area) -> Iterator[ByteRange]:
+        if area.of in self.restored_from:
             yield 0, area.size
         else:
-            yield from _written(self.pagemap, area)
+            yield from _own_pages(self.pagemap, area)
 
-    def over(self, area: Area, ground: Ground) -> Iterator[Kept]:
-        """Split the area at the ground's borders: for each part, the runs that differ from the ground, or its own."""
-        if not _plainly(area, self.came).plain:
-            yield Kept(area, 0, tuple(self.own(area)))
+    def over(self, area: Area, base: BasePages) -> Iterator[StoredArea]:
+        """Split the area at the base's borders: for each part, the runs that differ from the base, or its own."""
+        if not _as_private(area, self.restored_from).plain:
+            yield StoredArea(area, 0, tuple(self.own(area)))
             return
-        for part, below in _parts(area, ground.places):
-            runs = self.own(part) if below < 0 else self._differing(part, ground, below)
-            yield Kept(part, 0, tuple(runs), below)
+        for part, below in _split_at_base(area, base.places):
+            runs = self.own(part) if below < 0 else self._differing(part, base, below)
+            yield StoredArea(part, 0, tuple(runs), below)
 
-    def _differing(self, part: Area, ground: Ground, below: int) -> Iterator[Run]:
-        if part.of == ground.mapped_as and part.offset == below and part.inode:
-            candidates = _written(self.pagemap, part)  # all other pages are the ground itself
+    def _differing(self, part: Area, base: BasePages, below: int) -> Iterator[ByteRange]:
+        if part.of == base.mapped_as and part.offset == below and part.inode:
+            candidates = _own_pages(self.pagemap, part)  # all other pages are the base itself
         else:
-            candidates = _joined([*self.own(part), *ground.holding(below, below + part.size)])
-        return _joined(
-            run for offset, length in candidates for run in self._unlike(part, offset, length, ground, below)
+            candidates = _union([*self.own(part), *base.holding(below, below + part.size)])
+        return _union(
+            run for offset, length in candidates for run in self._differing_pages(part, offset, length, base, below)
         )
 
-    def _unlike(self, part: Area, offset: int, length: int, ground: Ground, below: int) -> Iterator[Run]:
+    def _differing_pages(
+        self, part: Area, offset: int, length: int, base: BasePages, below: int
+    ) -> Iterator[ByteRange]:
         for first in range(offset, offset + length, BLOCK):
             size = min(BLOCK, offset + length - first)
             here = os.pread(self.memory, size, part.start + first)
-            there = os.pread(ground.file, size, below + first).ljust(size, b"\0")
+            there = os.pread(base.file, size, below + first).ljust(size, b"\0")
             if here != there:
                 for at in range(0, size, PAGE):
                     if here[at : at + PAGE] != there[at : at + PAGE]:
                         yield first + at, PAGE
 
 
-def _joined(runs: Iterable[Run]) -> Iterator[Run]:
+def _union(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
     """The union of the runs, ascending."""
     begin = end = 0
     for offset, length in sorted(runs):
@@ -221,22 +259,22 @@ def _joined(runs: Iterable[Run]) -> Iterator[Run]:
         yield begin, end - begin
 
 
-def _parts(area: Area, ground: Sequence[Place]) -> Iterator[tuple[Area, int]]:
-    """Split an area where the ground begins and ends; with each part its position in the ground, or -1."""
+def _split_at_base(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
+    """Split an area where the base begins and ends; with each part its position in the base, or -1."""
     at = area.start
-    for place in ground[bisect.bisect_right(ground, at, key=lambda place: place.end) :]:
+    for place in base[bisect.bisect_right(base, at, key=lambda place: place.end) :]:
         start, end = max(place.start, area.start), min(place.end, area.end)
         if start >= area.end:
             break
         if start > at:
-            yield _part(area, at, start), -1
-        yield _part(area, start, end), place.at + start - place.start
+            yield _slice(area, at, start), -1
+        yield _slice(area, start, end), place.at + start - place.start
         at = end
     if at < area.end:
-        yield _part(area, at, area.end), -1
+        yield _slice(area, at, area.end), -1
 
 
-def _part(area: Area, start: int, end: int) -> Area:
+def _slice(area: Area, start: int, end: int) -> Area:
     return replace(area, start=start, end=end, offset=area.offset + start - area.start if area.inode else 0)
 
 
@@ -251,7 +289,7 @@ def _check(area: Area, *, once: bool) -> None:
         raise CannotDump(f"it has a mapping of an unknown kind: {area.name}")
 
 
-def _written(pagemap: int, area: Area) -> Iterator[Run]:
+def _own_pages(pagemap: int, area: Area) -> Iterator[ByteRange]:
     """Runs of the process's own pages: present or swapped out, and not a file's (bits 63, 62, 61 of an entry)."""
     if "s" in area.modes:
         return
@@ -276,3 +314,12 @@ def _copy(memory: int, address: int, image: int, at: int, length: int) -> None:
         got = os.preadv(memory, [buffer[: length - done]], address + done)
         os.pwrite(image, buffer[:got], at + done)
         done += got
+
+
+def read_into_memory(memory: int, image: int, kept: StoredArea) -> None:
+    """Copy the runs from the image into the memory."""
+    for place, offset, length in kept.placed():
+        done = 0
+        while done < length:
+            data = os.pread(image, min(length - done, BLOCK), place + done)
+            done += os.pwrite(memory, data, kept.area.start + offset + done)

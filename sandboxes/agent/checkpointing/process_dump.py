@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from ramify.sandboxes.agent.checkpointing.memory_image import Ground, keep, places
-from ramify.sandboxes.linux import memory_map, processes, rlimits
-from ramify.sandboxes.linux.memory_map import Area, CannotDump, FileId, Kept
-from ramify.sandboxes.linux.ptrace import Call, Tracee, settled, share_open_file
+from ramify.sandboxes.agent.checkpointing.memory_image import BasePages, CannotDump, StoredArea, places, write_image
+from ramify.sandboxes.linux import memory_map, processes, resource_limits
+from ramify.sandboxes.linux.memory_map import Area, FileId
+from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
 MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
@@ -33,7 +33,7 @@ PLACES = (26, 27, 45, 46, 47, 28, 48, 49, 50, 51)
 env_start, env_end."""
 STATUS_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH | os.O_SYNC | os.O_NOATIME
 MOST_FILES = 256
-PAGES, GROUND, NOTE = "pages", "ground", "session.json"
+PAGES, BASE_PAGES, NOTE = "pages", "ground", "session.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Image:
     thread: Thread
     places: tuple[int, ...]  # as `PLACES`, and where its heap ends
     kernels: tuple[Area, ...]  # the vDSO and its data
-    areas: tuple[Kept, ...]
+    areas: tuple[StoredArea, ...]
     files: tuple[OpenFile, ...]
 
     def write(self, folder: Path) -> None:
@@ -97,40 +97,40 @@ class Image:
         raw["program"] = Program(**raw["program"] | {"identity": tuple(raw["program"]["identity"])})
         raw["thread"] = Thread(**raw["thread"])
         raw["kernels"] = tuple(Area(**area) for area in raw["kernels"])
-        raw["areas"] = tuple(Kept(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
+        raw["areas"] = tuple(StoredArea(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
         raw["files"] = tuple(OpenFile(**file) for file in raw["files"])
         return cls(**raw)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ImageBase:
     """The earlier image that a session's next image may build on, and the files that its pages were mapped from."""
 
-    ground: Ground | None = None
-    came: frozenset[FileId] = frozenset()
+    base: BasePages | None = None
+    restored_from: frozenset[FileId] = frozenset()
 
-    def again(self) -> Standing:
+    def duplicate(self) -> ImageBase:
         """A copy for a session that was forked from this one."""
-        return replace(self, ground=self.ground and self.ground.again())
+        return replace(self, base=self.base and self.base.duplicate())
 
     def close(self) -> None:
-        if self.ground is not None:
-            self.ground.close()
+        if self.base is not None:
+            self.base.close()
 
 
-def take(
+def dump(
     session: str,
     pid: int,
     folder: Path,
     private: str,
-    on: Standing,
+    image_base: ImageBase,
     spare: Container[int] = (),
     points: Sequence[str] = (),
-) -> Ground | None:
+) -> BasePages | None:
     """Write a session's image into a new folder; the session then runs on unchanged.
 
-    Returns a new `Ground` if the image is complete by itself. Returns None if it builds on the ground in `on`: then
-    the caller puts that file at `GROUND`, where readers expect it.
+    Returns a new `BasePages` if the image is complete by itself. Returns None if it builds on the base in
+    `image_base`: then the caller puts that file at `BASE_PAGES`, where readers expect it.
 
     `private`: the folder of the session's pipes. `spare`: pids of the world's other sessions, which are dumped by
     themselves even where this session forked them. `points`: where the world's overlays are mounted. Raises
@@ -148,14 +148,14 @@ def take(
         tracee.blocked = ALL_SIGNALS  # signals wait until the process runs on
         try:
             files = _files(session, pid, private)
-            thread, heap_end = _thread(tracee, settled(registers), floats, blocked)
+            thread, heap_end = _thread(tracee, restart_interrupted_call(registers), floats, blocked)
             kernels = tuple(area for area in memory_map.areas(pid) if area.name in memory_map.KERNELS)
             folder.mkdir()
             with _new(folder / PAGES) as pages:
-                kept = keep(pid, tracee.memory, pages, on.came, on.ground)
-                made = None if any(one.below >= 0 for one in kept) else _ground(pages, kept)
-            places = (*_places(pid), heap_end)
-            kept = _found_again(kept, points)
+                kept = write_image(pid, tracee.memory, pages, image_base.restored_from, image_base.base)
+                made = None if any(one.below >= 0 for one in kept) else _base_of(pages, kept)
+            places = (*_address_fields(pid), heap_end)
+            kept = _with_openable_paths(kept, points)
             image = Image(session, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
         finally:
             tracee.registers = registers
@@ -164,7 +164,7 @@ def take(
     return made
 
 
-def _found_again(kept: Sequence[Kept], points: Sequence[str]) -> list[Kept]:
+def _with_openable_paths(kept: Sequence[StoredArea], points: Sequence[str]) -> list[StoredArea]:
     """Add the paths at which the mapped files can be opened. Raises `CannotDump`.
 
     If a home is itself an overlay below the world's overlay, the kernel reports the path within the lower one.
@@ -198,25 +198,26 @@ def _new(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _ground(pages: int, kept: Sequence[Kept]) -> Ground:
-    return Ground(pages, os.fstat(pages).st_ino, ("", 0), places(kept, whole=True)).again()
+def _base_of(pages: int, kept: Sequence[StoredArea]) -> BasePages:
+    return BasePages(pages, os.fstat(pages).st_ino, ("", 0), places(kept, whole=True)).duplicate()
 
 
-def standing(image: Image, folder: Path, found: Sequence[Area]) -> Standing:
+def base_of_restored(image: Image, folder: Path, found: Sequence[Area]) -> ImageBase:
     """The base of a session that was restored from an image and has mapped the areas `found`."""
     whole = not any(kept.below >= 0 for kept in image.areas)
     below = {kept.area.start for kept in image.areas if (kept.mapped if whole else kept.below >= 0)}
-    came = {kept.area.start for kept in image.areas if kept.mapped or kept.below >= 0}
+    restored_from = {kept.area.start for kept in image.areas if kept.mapped or kept.below >= 0}
     mapped_as = next((area.of for area in found if area.start in below), ("", 0))
-    file = os.open(folder / (PAGES if whole else GROUND), os.O_RDONLY | os.O_CLOEXEC)
-    ground = Ground(file, os.fstat(file).st_ino, mapped_as, places(image.areas, whole=whole))
-    return Standing(ground, frozenset(area.of for area in found if area.start in came))
+    file = os.open(folder / (PAGES if whole else BASE_PAGES), os.O_RDONLY | os.O_CLOEXEC)
+    base = BasePages(file, os.fstat(file).st_ino, mapped_as, places(image.areas, whole=whole))
+    return ImageBase(base, frozenset(area.of for area in found if area.start in restored_from))
 
 
 def _program(pid: int) -> Program:
     path = str(Path(f"/proc/{pid}/exe").readlink())
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    limits = {name: (int(soft), int(hard)) for name, soft, hard in map(str.split, rlimits.told(pid).splitlines())}
+    listed = map(str.split, resource_limits.read_rlimits(pid).splitlines())
+    limits = {name: (int(soft), int(hard)) for name, soft, hard in listed}
     name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     cwd = str(Path(f"/proc/{pid}/cwd").readlink())
     return Program(path, name, cwd, int(status["Umask"], 8), limits, identity(path), os.uname().release)
@@ -227,7 +228,7 @@ def identity(path: str) -> tuple[int, int]:
     return (found.st_size, found.st_mtime_ns)
 
 
-def _places(pid: int) -> tuple[int, ...]:
+def _address_fields(pid: int) -> tuple[int, ...]:
     fields = Path(f"/proc/{pid}/stat").read_bytes()
     values = fields[fields.rindex(b")") + 2 :].split()
     return tuple(int(values[number - 3]) for number in PLACES)
@@ -236,23 +237,23 @@ def _places(pid: int) -> tuple[int, ...]:
 def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: int) -> tuple[Thread, int]:
     """The thread's state, and the end of the heap."""
     tracee.step_from(next(area for area in memory_map.areas(tracee.pid) if area.name == "[vdso]"))
-    signals = _minded(tracee.pid)
+    signals = _handled_signals(tracee.pid)
     flags = memory_map.PRIVATE | memory_map.ANONYMOUS
     room = tracee.call(
         MMAP, 0, 3 * memory_map.PAGE, memory_map.READ | memory_map.WRITE | memory_map.EXECUTE, flags, -1, 0
     )
-    told = room + 2 * memory_map.PAGE
+    results = room + 2 * memory_map.PAGE
     calls: list[Call] = [
-        *((GETITIMER, timer, told + 32 * timer) for timer in range(TIMERS)),
-        (PRCTL, PR_GET_TID_ADDRESS, told + 96, 0, 0, 0),
-        (GET_ROBUST_LIST, 0, told + 104, told + 112),
-        (SIGALTSTACK, 0, told + 120),
-        *((RT_SIGACTION, number, 0, told + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
+        *((GETITIMER, timer, results + 32 * timer) for timer in range(TIMERS)),
+        (PRCTL, PR_GET_TID_ADDRESS, results + 96, 0, 0, 0),
+        (GET_ROBUST_LIST, 0, results + 104, results + 112),
+        (SIGALTSTACK, 0, results + 120),
+        *((RT_SIGACTION, number, 0, results + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
         (BRK, 0),
     ]
     try:
         *_, heap_end = tracee.run(calls, room)
-        data = os.pread(tracee.memory, memory_map.PAGE, told)
+        data = os.pread(tracee.memory, memory_map.PAGE, results)
     finally:
         tracee.call(MUNMAP, room, 3 * memory_map.PAGE)
     if any(data[: 32 * TIMERS]):
@@ -264,7 +265,7 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     return thread, heap_end
 
 
-def _minded(pid: int) -> list[int]:
+def _handled_signals(pid: int) -> list[int]:
     """The signals that the process catches or ignores."""
     masks = 0
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -14,16 +14,16 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ramify.sandboxes.agent.checkpointing.process_dump import Standing
-from ramify.sandboxes.agent.private_folder import Private
+from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase
+from ramify.sandboxes.agent.private_folder import PrivateFolder
 
 CHUNK = 1 << 16
 SOURCE = "session.py"
 
 
 @dataclass(slots=True)
-class Session:
-    """One Python session. It does not read by itself: the agent's loop calls `hear`."""
+class PythonSession:
+    """One Python session. It does not read by itself: the agent's loop calls `read_reply`."""
 
     name: str
     requests: int  # we write here
@@ -33,7 +33,7 @@ class Session:
     watch: int = -1  # a pidfd
     answer: dict[str, object] | None = None
     ended: bool = False
-    on: Standing = field(default_factory=Standing)
+    image_base: ImageBase = field(default_factory=ImageBase)
     _heard: bytearray = field(default_factory=bytearray)
 
     def ask(self, request: dict[str, object]) -> None:
@@ -46,7 +46,7 @@ class Session:
         except BrokenPipeError:
             self.ended = True
 
-    def hear(self) -> None:
+    def read_reply(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._heard += os.read(self.answers, CHUNK)
         line, end, rest = self._heard.partition(b"\n")
@@ -54,7 +54,7 @@ class Session:
             self._heard = rest
             self.answer = json.loads(line)
 
-    def known(self, pid: int) -> None:
+    def started(self, pid: int) -> None:
         """Note that it lives, with this pid. Raises `ProcessLookupError` if it does not."""
         self.pid, self.watch = pid, os.pidfd_open(pid)
         for descriptor in self.held:
@@ -72,38 +72,38 @@ class Session:
         for descriptor in (self.requests, self.answers, self.watch, *self.held):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.on.close()
+        self.image_base.close()
 
 
-class Sessions:
+class PythonSessions:
     """The sessions of one world, by name."""
 
-    def __init__(self, private: Private, poll: select.poll) -> None:
+    def __init__(self, private: PrivateFolder, poll: select.poll) -> None:
         self._private, self._poll = private, poll
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, PythonSession] = {}
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[PythonSession]:
         return iter(self._sessions.values())
 
-    def get(self, name: str) -> Session | None:
+    def get(self, name: str) -> PythonSession | None:
         return self._sessions.get(name)
 
     def pipes(self, name: str) -> tuple[str, str]:
         return (self._private.path(f"{name}.in"), self._private.path(f"{name}.out"))
 
-    def prepare(self, name: str) -> Session:
+    def prepare(self, name: str) -> PythonSession:
         """Create the pipes of a session that is about to start."""
         requests, answers = (self._private.pipe(f"{name}.{end}") for end in ("in", "out"))
         os.set_blocking(answers[0], False)
-        session = self._sessions[name] = Session(name, requests[1], answers[0], (requests[0], answers[1]))
+        session = self._sessions[name] = PythonSession(name, requests[1], answers[0], (requests[0], answers[1]))
         self._poll.register(session.answers, select.POLLIN)
         return session
 
-    def begin(self, session: Session, pid: int) -> None:
-        session.known(pid)
+    def begin(self, session: PythonSession, pid: int) -> None:
+        session.started(pid)
         self._poll.register(session.watch, select.POLLIN)
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: PythonSession) -> None:
         for descriptor in (session.answers, session.watch):
             if descriptor >= 0:
                 self._poll.unregister(descriptor)
@@ -112,17 +112,17 @@ class Sessions:
         for end in ("in", "out"):
             self._private.remove(f"{session.name}.{end}")
 
-    def turn(self, descriptor: int) -> None:
+    def handle_ready(self, descriptor: int) -> None:
         """Handle a descriptor that the loop found ready, if it is a session's."""
         for session in self:
             if descriptor == session.answers:
-                session.hear()
+                session.read_reply()
             elif descriptor == session.watch:
                 session.ended = True
                 self._poll.unregister(session.watch)
                 os.close(session.watch)
                 session.watch = -1
 
-    def bury(self) -> None:
+    def release_ended(self) -> None:
         for session in [s for s in self if s.ended]:
             self.forget(session)

@@ -14,11 +14,11 @@ import socket
 from pathlib import Path
 
 from ramify.sandboxes.agent.container import SOCKET
-from ramify.sandboxes.backends.docker import cgroup
 from ramify.sandboxes.backends.docker.engine import End, Engine, Plan
 from ramify.sandboxes.errors import WorldStartFailed
-from ramify.sandboxes.host.agent_link import AgentLink, Line
-from ramify.sandboxes.host.concurrency import to_the_end
+from ramify.sandboxes.host.agent_link import AgentLink, MessageStream
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.linux import cgroups
 
 PATIENCE_S = 120.0  # for a container that runs: on a loaded machine its agent takes tens of seconds to connect
 LOOK_S = 0.25  # how often we check meanwhile that it still runs
@@ -28,16 +28,16 @@ END_S = 5.0  # how long a world may take to end after a hang-up
 class ContainerLink(AgentLink):
     """A link to an agent that is a container's first process."""
 
-    def __init__(self, engine: Engine, container: str, line: Line) -> None:
-        self._engine, self.container, self._line = engine, container, line
+    def __init__(self, engine: Engine, container: str, stream: MessageStream) -> None:
+        self._engine, self.container, self._stream = engine, container, stream
         self.pid = 0
         self._ending: asyncio.Future[End] | None = None
 
     async def out_of_memory(self) -> int:
-        return cgroup.out_of_memory(self.pid)
+        return cgroups.kills_for_memory(self.pid)
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._stream.close()
         await self._end()
 
     async def _end(self) -> End:
@@ -55,18 +55,18 @@ async def launch(engine: Engine, plan: Plan, private: Path) -> ContainerLink:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         _listen(listening, private)
         try:
-            await to_the_end(asyncio.to_thread(engine.start, plan))
+            await finish_before_cancelling(asyncio.to_thread(engine.start, plan))
             sock = await _accept(listening, engine, plan.name)
         except BaseException:
-            await to_the_end(asyncio.to_thread(engine.remove, plan.name))
+            await finish_before_cancelling(asyncio.to_thread(engine.remove, plan.name))
             raise
         (private / Path(SOCKET).name).unlink()
     try:
-        link = ContainerLink(engine, plan.name, await Line.over(sock))
+        link = ContainerLink(engine, plan.name, await MessageStream.over(sock))
         link.pid = await asyncio.to_thread(engine.pid, plan.name)
     except BaseException:
         sock.close()
-        await to_the_end(asyncio.to_thread(engine.remove, plan.name))
+        await finish_before_cancelling(asyncio.to_thread(engine.remove, plan.name))
         raise
     return link
 

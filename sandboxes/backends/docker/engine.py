@@ -48,7 +48,7 @@ def connect() -> docker.DockerClient:
 
 def _check_users(client: docker.DockerClient) -> None:
     """Check that users are the same inside and outside: mounted folders need that."""
-    with told("telling about itself"):
+    with translated_errors("telling about itself"):
         security = client.info().get("SecurityOptions") or []
     for option in ("name=rootless", "name=userns"):
         if any(option in one for one in security):
@@ -59,7 +59,7 @@ def _check_users(client: docker.DockerClient) -> None:
 
 
 @contextmanager
-def told(doing: str) -> Iterator[None]:
+def translated_errors(doing: str) -> Iterator[None]:
     """Translate the SDK's errors to ours. `NotFound` passes through: callers know what it means."""
     import docker
     import requests
@@ -145,6 +145,8 @@ class Changes:
 
 
 class Engine:
+    """One engine, and the labels of what is made there."""
+
     def __init__(self, client: docker.DockerClient, labels: Mapping[str, str]) -> None:
         self._client = client
         self._labels = dict(labels)
@@ -162,7 +164,7 @@ class Engine:
         import docker
 
         try:
-            with told(f"looking for the image {name}"):
+            with translated_errors(f"looking for the image {name}"):
                 self._client.images.get(name)
         except docker.errors.ImageNotFound:
             return False
@@ -171,7 +173,7 @@ class Engine:
     def import_tar(self, tar: BinaryIO, name: str) -> None:
         """Make the image `name` (repository:tag) from the tar of a root file system."""
         repository, _, tag = name.rpartition(":")
-        with told(f"importing the image {name}"):
+        with translated_errors(f"importing the image {name}"):
             # the engine answers with lines of progress, even if it fails
             answer: str = self._client.api.import_image(src=tar, repository=repository, tag=tag)
         if '"error"' in answer:
@@ -181,7 +183,7 @@ class Engine:
 
     def start(self, plan: Plan) -> None:
         """Run a container, known by its name from now on. Raises `WorldStartFailed` and leaves nothing behind."""
-        with told("creating a container"):
+        with translated_errors("creating a container"):
             container = self._client.containers.create(
                 plan.image,
                 plan.command,
@@ -202,7 +204,7 @@ class Engine:
                 **_limits(plan.limits),
             )
         try:
-            with told("starting a container"):
+            with translated_errors("starting a container"):
                 container.start()
         except WorldStartFailed:
             self.remove(plan.name)
@@ -213,7 +215,7 @@ class Engine:
         import docker
 
         try:
-            with told("looking at a container"):
+            with translated_errors("looking at a container"):
                 return int(self._client.api.inspect_container(container)["State"]["Pid"])
         except docker.errors.NotFound:
             return 0
@@ -223,7 +225,7 @@ class Engine:
         import docker
 
         try:
-            with told("ending a container"):
+            with translated_errors("ending a container"):
                 self._wait(container, patience_s)
                 found = self._client.containers.get(container)
                 log = found.logs(tail=1).decode("utf-8", "replace").strip()
@@ -243,7 +245,7 @@ class Engine:
 
     def changes(self, container: str, apart: Collection[str]) -> Changes:
         """What differs from the container's image, except in the places `apart` and on the way to them."""
-        with told("looking for what changed in a container"):
+        with translated_errors("looking for what changed in a container"):
             found = self._client.api.diff(container) or []
         apart = (*ENGINES_OWN, *apart)
         changed: list[str] = []
@@ -261,7 +263,7 @@ class Engine:
 
     def execute(self, container: str, command: list[str]) -> None:
         """Run a program in the container as the container's user. Raises `SandboxError` if it fails."""
-        with told("running a program in a container"):
+        with translated_errors("running a program in a container"):
             started = self._client.api.exec_create(container, command, user=_user())
             said: bytes = self._client.api.exec_start(started["Id"])
             code = self._client.api.exec_inspect(started["Id"])["ExitCode"]
@@ -275,7 +277,7 @@ class Engine:
         import docker
 
         try:
-            with told("removing a container"):
+            with translated_errors("removing a container"):
                 self._client.api.remove_container(container, force=True, v=True)
         except docker.errors.NotFound:
             pass  # as wanted
@@ -295,7 +297,7 @@ class Engine:
                 return labels.get(SESSION) not in living
             return state == "exited" and not Path(labels[SCRATCH]).exists()
 
-        with told("listing containers"):
+        with translated_errors("listing containers"):
             found = self._client.containers.list(all=True, filters={"label": SCRATCH}, sparse=True)
         gone = [one.id for one in found if abandoned(one.attrs["Labels"], one.attrs["State"])]
         for container in gone:

@@ -38,9 +38,9 @@ def is_loader(name: str) -> bool:
     return Path(name).name.startswith(("ld-", "ld64.so", "ld.so"))
 
 
-INSIDE = Path(__file__).parents[2] / "agent" / "container.py"
-PLACE = "/ramify/python"  # where containers see the carrier
-CODE = "/ramify/sandboxes"  # where they see this package
+AGENT = Path(__file__).parents[2] / "agent" / "__main__.py"
+PLACE = "/ramify/python"  # where containers see it
+CODE = "/ramify/sandboxes"  # where they see ramify.sandboxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class PortablePython:
     @property
     def command(self) -> list[str]:
         """The agent's command line in a container."""
-        return self.running(INSIDE.name)
+        return self.running("container")
 
-    def running(self, script: str) -> list[str]:
-        """The command line in a container of a script of this package."""
+    def running(self, program: str) -> list[str]:
+        """The command line in a container of one of the agent's programs."""
         start = [f"{PLACE}/lib/{self.loader}", "--library-path", f"{PLACE}/lib", f"{PLACE}/bin/python3"]
-        return [*start, "-I", "-S", "-B", f"{CODE}/agent/{script}"]
+        return [*start, "-I", "-S", "-B", f"{CODE}/agent/{AGENT.name}", program]
 
     @property
     def mounts(self) -> dict[str, Path]:
@@ -68,14 +68,14 @@ class PortablePython:
         return {
             PLACE: self.folder,
             f"{PLACE}/lib/{self.standard.name}": self.standard,
-            CODE: INSIDE.parent.parent,
+            CODE: AGENT.parents[1],
         }
 
 
-def carry(folder: Path) -> PortablePython:
-    """Make the carrier in `folder`: about ten files, a tenth of a second. Raises `BackendUnavailable`."""
+def make_portable_python(folder: Path) -> PortablePython:
+    """Make a portable Python in `folder`: about ten files, a tenth of a second. Raises `BackendUnavailable`."""
     python, standard = Path(os.path.realpath(sys.executable)), Path(sysconfig.get_path("stdlib"))
-    asked = subprocess.run([python, "-I", "-S", INSIDE, "--extensions"], capture_output=True, text=True)
+    asked = subprocess.run([python, "-I", "-S", AGENT, "extensions"], capture_output=True, text=True)
     if asked.returncode != 0:
         raise BackendUnavailable(f"{python} cannot run the agent: {asked.stderr.strip()}")
     needed = libraries([python, *map(Path, asked.stdout.splitlines())])

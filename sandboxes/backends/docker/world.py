@@ -14,7 +14,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.container import PRIVATE
 from ramify.sandboxes.agent.container_changes import LAYERS
 from ramify.sandboxes.agent.messages import Ready, Start
-from ramify.sandboxes.agent.private_folder import Private
+from ramify.sandboxes.agent.private_folder import PrivateFolder
 from ramify.sandboxes.backends.copying import CopyWorld
 from ramify.sandboxes.backends.docker.container_link import ContainerLink, launch
 from ramify.sandboxes.backends.docker.engine import Changes, Engine, Plan
@@ -22,7 +22,7 @@ from ramify.sandboxes.backends.docker.portable_python import PortablePython
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldStartFailed
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellState
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class DockerSession:
     """What all worlds of a session share."""
 
     engine: Engine
-    carrier: PortablePython
+    portable_python: PortablePython
     starting: asyncio.Semaphore
 
 
@@ -38,7 +38,7 @@ class DockerSession:
 class ContainerSpawner:
     """Starts one world's agent in a container of its own."""
 
-    dock: DockerSession
+    docker_session: DockerSession
     image: str
     folder: Path
     spec: WorldSpec
@@ -46,8 +46,9 @@ class ContainerSpawner:
     hidden: tuple[Path, ...] = ()  # files of the host that no world sees
 
     async def spawn(self, start: Start) -> ContainerLink:
-        async with self.dock.starting:
-            link = await launch(self.dock.engine, self._plan(start), self.folder / "private")
+        """Start the container and hand its agent the start message. Raises `WorldStartFailed`."""
+        async with self.docker_session.starting:
+            link = await launch(self.docker_session.engine, self._plan(start), self.folder / "private")
         try:
             answer = await link.ask(start)
             if not isinstance(answer, Ready):
@@ -83,8 +84,8 @@ class ContainerSpawner:
         return Plan(
             image=self.image,
             name=f"ramify-{self.folder.parent.name}-{self.folder.name}",
-            command=self.dock.carrier.command,
-            mounts={**self.shown, **self.covers(), **self.dock.carrier.mounts, **layers},
+            command=self.docker_session.portable_python.command,
+            mounts={**self.shown, **self.covers(), **self.docker_session.portable_python.mounts, **layers},
             writable={PRIVATE: self.folder / "private", start.tree: self.folder / "tree"},
             network=self.spec.network,
             limits=self.spec.limits,
@@ -98,9 +99,11 @@ class DockerWorld(CopyWorld):
     applied to its image.
     """
 
-    def __init__(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec, berth: ContainerSpawner) -> None:
-        super().__init__(ground, snapshot, spec)
-        self._berth = berth
+    def __init__(
+        self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec, spawner: ContainerSpawner
+    ) -> None:
+        super().__init__(resources, snapshot, spec)
+        self._spawner = spawner
 
     def _tree_inside(self) -> str:
         return str(self._spec.mount_at)
@@ -114,17 +117,18 @@ class DockerWorld(CopyWorld):
 
     def _make_folders(self, snapshot: Snapshot) -> None:
         (self._folder / "private").mkdir(parents=True)
-        store = self._ground.store
+        store = self._resources.store
         store.materialise(snapshot, self._folder / "tree")
-        self._berth.outside = store.outside_dirs(snapshot)[-len(snapshot.outside) :] if snapshot.outside else ()
+        self._spawner.outside = store.outside_dirs(snapshot)[-len(snapshot.outside) :] if snapshot.outside else ()
 
     def _seal_tree(self, state: ShellState) -> Snapshot:
+        """Seal the tree as `copy` does, and the container's other changes as an outside layer."""
         sealed = super()._seal_tree(state)
         changes = self._changes_outside()
         if not changes and not self._snapshot.outside:
             return sealed
         upper, nothing = self._take_outside(changes), self._folder / "nothing"
-        with_outside = self._ground.store.seal_upper(
+        with_outside = self._resources.store.seal_upper(
             nothing,
             replace(sealed, outside=()),
             env=state.env,
@@ -140,8 +144,8 @@ class DockerWorld(CopyWorld):
 
     def _changes_outside(self) -> Changes:
         """Changes against the image. The times of temporary places are not kept."""
-        places = (*self._berth.shown, self._tree_inside())
-        changes = self._berth.dock.engine.changes(self._container(), places)
+        places = (*self._spawner.shown, self._tree_inside())
+        changes = self._spawner.docker_session.engine.changes(self._container(), places)
         passing = ("/tmp", "/var/tmp", self._start_env()["HOME"])
         return Changes(tuple(path for path in changes.changed if path not in passing), changes.removed)
 
@@ -151,10 +155,10 @@ class DockerWorld(CopyWorld):
         upper, nothing, tree = private / "upper", self._folder / "nothing", (self._folder / "tree").stat()
         remove_tree(upper)
         told = json.dumps({"changed": changes.changed, "removed": changes.removed})
-        with closing(Private(str(private))) as shared:  # commands can write to it too
+        with closing(PrivateFolder(str(private))) as shared:  # commands can write to it too
             shared.write("changes", told.encode())
-        command = self._berth.dock.carrier.running("container_changes.py")
-        engine = self._berth.dock.engine
+        command = self._spawner.docker_session.portable_python.running("capture")
+        engine = self._spawner.docker_session.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
         if upper.is_symlink():
             raise SealFailed("a command replaced the folder to be sealed by a link. Roll the world back")
@@ -164,6 +168,6 @@ class DockerWorld(CopyWorld):
         return upper
 
     def _container(self) -> str:
-        link = self._living()
+        link = self._require_link()
         assert isinstance(link, ContainerLink)
         return link.container

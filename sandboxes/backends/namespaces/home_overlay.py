@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramify.sandboxes.agent.mount_server import Over, Piece
+from ramify.sandboxes.agent.mount_server import LayerEntry, Overlay
 from ramify.sandboxes.errors import WorldStartFailed
-from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.mount_server_client import MountServerClient
 from ramify.sandboxes.linux.mount_table import MountTable
 
 CREDENTIALS = (
@@ -40,21 +40,23 @@ BASHES = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SideOverlay:
     """One overlay beside the tree. `lowers` as in `mount_server.Mount`."""
 
     point: str
     lowers: tuple[str, ...]
     upper: str
 
-    def over(self, work: str) -> Over:
-        return Over(self.upper, work, "")
+    def over(self, work: str) -> Overlay:
+        return Overlay(self.upper, work, "")
 
 
-class Surroundings:
+class HomeOverlays:
     """What the worlds of one backend share. `home` is None for a user without one. `hidden`: resolved paths."""
 
-    def __init__(self, session: Path, trees: Trees, home: Path | None, hidden: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, session: Path, trees: MountServerClient, home: Path | None, hidden: Sequence[Path] = ()
+    ) -> None:
         self._trees, self._hidden = trees, hidden
         self.store = ""  # the folder of the layers, resolved
         self.home = home if home is not None and home.is_dir() and home != Path("/") else None
@@ -69,33 +71,42 @@ class Surroundings:
         """HOME in a world."""
         return NO_HOME if self.home is None else str(self.home)
 
-    async def overlays_over_host(self, folder: Path, layers: Sequence[Path], places: Iterable[Path]) -> list[Beside]:
+    async def overlays_over_host(
+        self, folder: Path, layers: Sequence[Path], places: Iterable[Path]
+    ) -> list[SideOverlay]:
         """The overlays of one world's home and /tmp. `places`: where more will be mounted."""
         skeleton = await self._skeleton(places)
-        tmp = Beside("/tmp", (f"{skeleton}/tmp", *_having(layers, "tmp")), str(folder / "outside/tmp"))
+        tmp = SideOverlay("/tmp", (f"{skeleton}/tmp", *_folder_in_layers(layers, "tmp")), str(folder / "outside/tmp"))
         if self.home is None:
             return [tmp]
         inside = str(self.home).lstrip("/")
         lowers: tuple[str, ...] = (f"{skeleton}/home", str(self.home), await self._mask(self.home))
         if self._around_session:
-            lowers = (await self._held(skeleton, lowers),)
-        home = Beside(str(self.home), (*lowers, *_having(layers, inside)), str(folder / "outside" / inside))
+            lowers = (await self._read_only_home(skeleton, lowers),)
+        home = SideOverlay(
+            str(self.home), (*lowers, *_folder_in_layers(layers, inside)), str(folder / "outside" / inside)
+        )
         return [home] if self.home.is_relative_to("/tmp") else [tmp, home]  # no upper inside an overlay
 
     async def overlays_over_image(
         self, folder: Path, image: Path, layers: Sequence[Path], places: Iterable[Path]
-    ) -> list[Beside]:
+    ) -> list[SideOverlay]:
         """The overlay of one world's whole root."""
-        lowers = (f"{await self._skeleton(places)}/root", str(image), *await self._names(image), *map(str, layers))
-        return [Beside("/", lowers, str(folder / "outside"))]
+        lowers = (
+            f"{await self._skeleton(places)}/root",
+            str(image),
+            *await self._hosts_layer(image),
+            *map(str, layers),
+        )
+        return [SideOverlay("/", lowers, str(folder / "outside"))]
 
-    async def _names(self, image: Path) -> tuple[str, ...]:
+    async def _hosts_layer(self, image: Path) -> tuple[str, ...]:
         """The layer that defines localhost, for an image that leaves this to its runtime, as most do."""
         if image not in self._named:
-            pieces = await asyncio.to_thread(names, image)
+            pieces = await asyncio.to_thread(hosts_entries, image)
             point = f"names-{image.parent.name}"
             if pieces:
-                await self._once(point, lambda: self._trees.furnish(point, pieces))
+                await self._once(point, lambda: self._trees.make_layer(point, pieces))
             self._named[image] = (f"@{point}",) if pieces else ()
         return self._named[image]
 
@@ -104,13 +115,13 @@ class Surroundings:
             self._made[name] = asyncio.ensure_future(make())
         await asyncio.shield(self._made[name])
 
-    async def _held(self, skeleton: str, lowers: tuple[str, ...]) -> str:
+    async def _read_only_home(self, skeleton: str, lowers: tuple[str, ...]) -> str:
         """A read-only overlay of the home below the worlds' own. An overlay may not write below one of its own
         layers, where the session lies, so the home has to look like another file system."""
         point = f"home-{skeleton[1:]}"
 
         async def mount() -> None:
-            await self._trees.mount(lowers, [Over("", "", point)])
+            await self._trees.mount(lowers, [Overlay("", "", point)])
 
         await self._once(point, mount)
         return f"@{point}"
@@ -118,17 +129,17 @@ class Surroundings:
     async def _mask(self, home: Path) -> str:
         """The layer that hides the credentials."""
 
-        async def furnish() -> None:
+        async def make_layer() -> None:
             if mounted := MountTable.read().below(str(home.resolve())):
                 raise WorldStartFailed(
                     f"{mounted[0]} is mounted inside the home folder {home}, and the kernel makes no "
                     "copy-on-write view of a folder with a mount in it. Unmount it, or start "
                     "Ramify with HOME set to another folder"
                 )
-            pieces, self.exposed = await asyncio.to_thread(mask, home, self._hidden)
-            await self._trees.furnish("mask", pieces)
+            pieces, self.exposed = await asyncio.to_thread(mask_entries, home, self._hidden)
+            await self._trees.make_layer("mask", pieces)
 
-        await self._once("mask", furnish)
+        await self._once("mask", make_layer)
         return "@mask"
 
     async def _skeleton(self, places: Iterable[Path]) -> str:
@@ -136,17 +147,17 @@ class Surroundings:
         if key not in self._skeletons:
             wanted = sorted({str(place) for place in (*key, self.inside)})
             name = "skeleton-" + hashlib.sha256(os.fsencode("\0".join(wanted))).hexdigest()[:16]
-            await self._once(name, lambda: self._trees.furnish(name, skeleton(wanted, self.home)))
+            await self._once(name, lambda: self._trees.make_layer(name, skeleton(wanted, self.home)))
             self._skeletons[key] = f"@{name}"
         return self._skeletons[key]
 
 
-def skeleton(places: Sequence[str], home: Path | None) -> list[Piece]:
+def skeleton(places: Sequence[str], home: Path | None) -> list[LayerEntry]:
     """Mount points for all the places, as they lie in an image's root, in /tmp, and in the home."""
-    pieces = {path: Piece(path, "folder") for path in ("root", "tmp", "home")}
-    pieces |= {f"root/{path}": Piece(f"root/{path}", "folder") for path in IN_EVERY_ROOT}
+    pieces = {path: LayerEntry(path, "folder") for path in ("root", "tmp", "home")}
+    pieces |= {f"root/{path}": LayerEntry(f"root/{path}", "folder") for path in IN_EVERY_ROOT}
     for path in ("tmp", "root/tmp", "root/var/tmp"):
-        pieces[path] = Piece(path, "folder", 0o1777)
+        pieces[path] = LayerEntry(path, "folder", 0o1777)
     below = {"root": "/", "tmp": "/tmp/", **({"home": f"{home}/"} if home is not None else {})}
     for place in places:
         is_file = Path(place).exists() and not Path(place).is_dir()
@@ -154,31 +165,31 @@ def skeleton(places: Sequence[str], home: Path | None) -> list[Piece]:
             if place.startswith(top):
                 path = f"{part}/{place[len(top) :]}"
                 for parent in reversed(Path(path).parents[:-1]):
-                    pieces.setdefault(str(parent), Piece(str(parent), "folder"))
-                pieces.setdefault(path, Piece(path, "file" if is_file else "folder"))
+                    pieces.setdefault(str(parent), LayerEntry(str(parent), "folder"))
+                pieces.setdefault(path, LayerEntry(path, "file" if is_file else "folder"))
     return list(pieces.values())
 
 
-def names(image: Path) -> list[Piece]:
+def hosts_entries(image: Path) -> list[LayerEntry]:
     """A hosts file for an image that has none, or an empty one, as `docker export` writes it. Blocks."""
     etc, hosts = image / "etc", image / "etc/hosts"
     if etc.is_symlink() or (os.path.lexists(hosts) and (hosts.is_symlink() or hosts.lstat().st_size)):
         return []
-    folder = Piece("etc", "folder")
+    folder = LayerEntry("etc", "folder")
     if etc.is_dir():
         status = etc.stat()
-        folder = Piece("etc", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        folder = LayerEntry("etc", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
     status = image.stat()
-    root = Piece("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-    return [root, folder, Piece("etc/hosts", "file", 0o644, text=HOSTS)]
+    root = LayerEntry("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+    return [root, folder, LayerEntry("etc/hosts", "file", 0o644, text=HOSTS)]
 
 
-def mask(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[Piece], list[str]]:
+def mask_entries(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEntry], list[str]]:
     """Whiteouts for a home: for the credentials in it, and for hidden files. Hidden folders are covered by mounts
     instead. Also returns credentials outside the home that links lead to. Blocks."""
     real_home = home.resolve()
     status = real_home.stat()
-    pieces = {"": Piece("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)}
+    pieces = {"": LayerEntry("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)}
     elsewhere = []
     for name in CREDENTIALS:
         path = home / name
@@ -195,19 +206,19 @@ def mask(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[Piece], list[str
     return list(pieces.values()), elsewhere
 
 
-def _white_out(path: Path, home: Path, pieces: dict[str, Piece]) -> None:
+def _white_out(path: Path, home: Path, pieces: dict[str, LayerEntry]) -> None:
     """Add a whiteout for a path of the home, or for the first missing folder on the way to it."""
     inside = path.relative_to(home)
     for parent in reversed(inside.parents[:-1]):
         if str(parent) in pieces and pieces[str(parent)].kind != "folder":
             return
         if not (home / parent).is_dir():
-            pieces[str(parent)] = Piece(str(parent), "whiteout")
+            pieces[str(parent)] = LayerEntry(str(parent), "whiteout")
             return
         status = (home / parent).stat()
-        folder = Piece(str(parent), "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        folder = LayerEntry(str(parent), "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
         pieces.setdefault(str(parent), folder)
-    pieces[str(inside)] = Piece(str(inside), "whiteout")
+    pieces[str(inside)] = LayerEntry(str(inside), "whiteout")
 
 
 def bash_of_image(image: Path) -> str:
@@ -220,6 +231,6 @@ def bash_of_image(image: Path) -> str:
     )
 
 
-def _having(layers: Sequence[Path], inside: str) -> tuple[str, ...]:
+def _folder_in_layers(layers: Sequence[Path], inside: str) -> tuple[str, ...]:
     """The folder `inside` of those layers that have it."""
     return tuple(str(layer / inside) for layer in layers if (layer / inside).is_dir())

@@ -1,8 +1,8 @@
-"""The door to the engines: as many calls inside as they have slots, the rest waiting in the policy's order.
+"""Admission: as many calls in the engines as they have slots; the rest wait in the policy's order.
 
-The gateway's host of a Policy: here of one for all replicas, in queues.py of one for each. It decides anew when
-calls have come or gone, once for all of a turn of the event loop, or when its time is up, and performs the verdict:
-refuse, interrupt, let in. To pause a call, or to see KV, is not in a gateway's power, and it says so.
+`OneQueue` asks one policy for all replicas; `replica_queues` asks one for each. Admission decides again when calls
+have come or gone (once for each turn of the event loop) or when the policy's wake-up time has come, and performs the
+verdict: refuse, interrupt, admit. A gateway can neither pause a call nor see the KV cache, and tells the policy so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ramify.serving.policy.types import Finished, Policy, Refusal, RequestId, Re
 
 
 class Refused(Exception):
-    """The policy will not start this call, or not go on with it."""
+    """The policy will not start this call, or will not let it continue."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -28,31 +28,31 @@ class Refused(Exception):
 
 
 class Preempted(Exception):
-    """The policy gives this call's slot to another; it waits again."""
+    """The policy gives this call's slot to another call. This one waits again."""
 
 
 class Seeker(Protocol):
-    """A call, as the door knows it."""
+    """A call, as admission sees it."""
 
-    affinity: str | None  # calls with the same one are best on one replica
-    cached_as: str | None  # an engine that answered one with the same may have read its prompt already
-    avoid: frozenset[int]  # replicas that have failed it
-    resumable: bool  # its answer, broken off, can be gone on with
+    affinity: str | None  # calls with the same value run best on one replica
+    cached_as: str | None  # an engine that answered a call with the same value may have cached its prompt
+    avoid: frozenset[int]  # replicas that have failed this call
+    resumable: bool  # its answer can be continued after an interruption
 
     def view(self) -> RequestView: ...
 
     def enter(self, now: float, replica: int) -> None:
-        """It has a slot from now on; its view says that it runs."""
+        """It holds a slot from now on; its view says that it runs."""
 
     def leave(self, now: float) -> None:
-        """It has none any more."""
+        """It holds no slot any more."""
 
     def interrupt(self, why: Exception) -> None:
-        """Make it leave its slot. `why`: Refused or Preempted."""
+        """Make it leave its slot. `why`: a Refused or a Preempted."""
 
 
 class Admission(ABC):
-    """Who waits, who is inside, and when to decide. `took` is told the seconds of each verdict."""
+    """Which calls wait, which run, and when to decide. `took` gets the duration of each verdict in seconds."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Admission(ABC):
         self._took = took
         self._waiting: dict[RequestId, tuple[Seeker, asyncio.Future[Replica]]] = {}
         self._inside: dict[RequestId, Seeker] = {}
-        self._leaving: set[RequestId] = set()  # interrupted, not yet gone
+        self._leaving: set[RequestId] = set()  # interrupted, but still in their slots
         self._timer: asyncio.TimerHandle | None = None
         self._due: asyncio.Handle | None = None
 
@@ -79,7 +79,7 @@ class Admission(ABC):
 
     @asynccontextmanager
     async def slot(self, call: Seeker) -> AsyncIterator[Replica]:
-        """Wait for a slot of some replica, hold it. Raises Refused."""
+        """Wait for a slot of any replica and hold it. Raises Refused."""
         id_ = call.view().id
         turn: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         self._waiting[id_] = (call, turn)
@@ -98,20 +98,24 @@ class Admission(ABC):
 
     @abstractmethod
     def observe(self, done: Finished) -> None:
-        """A call has ended: policies learn from it."""
+        """Tell the policies about a call that has ended, so that they learn from it."""
 
     @abstractmethod
     def _perform(self, now: float) -> float | None:
-        """Ask for verdicts over those that wait, at least one, and perform them. When they want to be asked again."""
+        """Ask the policies about the waiting calls, of which there is at least one, and perform their verdicts.
+
+        Returns the time at which they want to be asked again.
+        """
 
     def _decide_soon(self) -> None:
-        """In the next turn of the loop. A verdict looks at every call, so that one a call would be quadratic: two
-        thousand that come together took the loop ten seconds, and its connections to engines their timeouts."""
+        """Decide in the next turn of the event loop. A verdict looks at every call, so deciding for each arrival
+        would be quadratic: 2,000 calls at once took ten seconds of the loop, in which connections to engines timed
+        out."""
         if self._due is None:
             self._due = asyncio.get_running_loop().call_soon(self._decide_or_fail)
 
     def _decide_or_fail(self) -> None:
-        """From the loop, where nobody would hear of a policy's bug: those that wait for its verdict do."""
+        """Decide. The event loop would swallow a policy's exception, so the waiting calls get it as well."""
         try:
             self.decide()
         except Exception as error:
@@ -121,7 +125,7 @@ class Admission(ABC):
             raise
 
     def decide(self) -> None:
-        """Refuse, interrupt and let in as the policy says."""
+        """Refuse, interrupt and admit as the policy says."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -139,13 +143,13 @@ class Admission(ABC):
         return verdict
 
     def _leaving_at(self) -> Counter[int]:
-        """How many have been interrupted and not yet left, by replica. Their slots are as good as free: a policy that
-        is asked again before they are would take another call's for the same one that waits."""
+        """By replica, how many interrupted calls still hold their slots. These slots count as free: otherwise a
+        policy that is asked again too early would interrupt another call for the same waiting one."""
         return Counter(self._inside[id_].view().replica for id_ in self._leaving)
 
     def _tested_at(self, refusal: Refusal, among: Sequence[Replica], now: float) -> Replica | None:
-        """Where a call is let in although the policy refuses it, since the estimate behind the refusal is in doubt:
-        refusals alone would never correct it. None where the refusal stands."""
+        """The replica that admits a call although the policy refuses it, as a test of the estimate behind the
+        refusal: refusals alone would never correct that estimate. None where the refusal stands."""
         if refusal.needs is None or refusal.id not in self._waiting:
             return None
         call, turn = self._waiting[refusal.id]
@@ -164,7 +168,7 @@ class Admission(ABC):
             self._inside[refusal.id].interrupt(Refused(refusal))
 
     def _interrupt(self, ids: Sequence[RequestId]) -> None:
-        """Those that can be gone on with leave their slots; it is free once their request is closed."""
+        """Interrupt those of these calls that can be resumed. A slot is free once its request is closed."""
         for id_ in ids:
             call = self._inside.get(id_)
             if call is not None and call.resumable and id_ not in self._leaving:
@@ -187,7 +191,8 @@ class Admission(ABC):
 
 
 class OneQueue(Admission):
-    """One policy before all replicas, which are one engine to it; a call is bound to one when it is let in."""
+    """One policy and one queue in front of all replicas, which look like one engine to it. A call is bound to a
+    replica when it is admitted."""
 
     def __init__(
         self,
@@ -217,8 +222,8 @@ class OneQueue(Admission):
         return verdict.wake_at
 
     def _admit(self, verdict: Verdict, now: float) -> None:
-        """Into slots that are free by now: those that are being left call for another decision when they are. Who
-        would rather wait for a replica that is away leaves its turn to the next."""
+        """Admit calls into slots that are free now; slots that are being left lead to another decision once they are
+        free. A call that prefers a replica which is away gives its turn to the next call."""
         left = len(verdict.admit)
         for id_ in (*verdict.admit, *verdict.order):
             if not left:

@@ -1,9 +1,9 @@
-"""A queue before each replica, and a dummy of each call in K of them: power of K, as the thesis has it (§4.3).
+"""A queue in front of each replica, and a dummy of each call in K of them: power of K, as in the thesis (§4.3).
 
-Each replica has a policy of its own, which sees what stands in its queue and what runs there, and nothing else. The
-first policies to let a call in have its dummies; the best of these is its place, and the others are removed. A
-replica that is gone gives its dummies back: their calls stand in other queues then. A call that one policy refuses
-stands in the queue of a replica that it has not asked, and is refused once there is none.
+Each replica has a policy of its own, which sees only the calls in its queue and those that run there. The first
+policies that admit a call have its dummies; the best of these replicas takes it, and the other dummies are removed. A
+replica that is gone gives its dummies back, and their calls enter other queues. A call that one policy refuses enters
+the queue of a replica that it has not asked; it is refused once there is none.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from ramify.serving.policy.types import Finished, GroupView, Policy, Refusal, Re
 
 @dataclass(slots=True)
 class _Dummies:
-    """Of one call that waits."""
+    """The dummies of one waiting call."""
 
     at: set[int] = field(default_factory=set)  # replicas in whose queues it stands
-    refused: dict[int, Refusal] = field(default_factory=dict)  # by those whose policy would not have it
+    refused: dict[int, Refusal] = field(default_factory=dict)  # by replica, if its policy refused it
 
 
 class ReplicaQueues(Admission):
-    """One policy for each replica, in their order. `k`: queues that a call stands in; None: in all. Raises ValueError
-    where the policies are not as many as the replicas."""
+    """One policy for each replica, in their order. `k`: queues that a call stands in; None: all of them.
+
+    Raises ValueError unless there are as many policies as replicas.
+    """
 
     def __init__(
         self,
@@ -41,20 +43,21 @@ class ReplicaQueues(Admission):
         seed: int = 0,
     ) -> None:
         if len(policies) != len(replicas.all):
-            raise ValueError(f"{len(replicas.all)} replicas need as many policies, not {len(policies)}")
+            raise ValueError(f"{len(replicas.all)} replicas need one policy each, not {len(policies)}")
         super().__init__(replicas, clock, took)
         self._policies = tuple(policies)
         self._k = len(policies) if k is None else k
         self._power = PowerOfK(k, seed)
         self._dummies: dict[RequestId, _Dummies] = {}
         self._wakes: dict[int, float | None] = {}
-        self._displaced: list[RequestId] = []  # by any policy, in this decision
+        self._displaced: list[RequestId] = []  # by any policy, in the present decision
 
     def observe(self, done: Finished) -> None:
         self._policies[done.view.replica].observe(done)
 
     def _perform(self, now: float) -> float | None:
-        """Until no replica has room for a call that it would let in: one whose offer was not taken is asked again."""
+        """Repeat until no replica has room for a call that it would admit; one whose offer was not taken is asked
+        again."""
         self._wakes, self._displaced = {}, []
         self._line_up(now)
         ask = {one.index for one in self._replicas.all}
@@ -68,8 +71,8 @@ class ReplicaQueues(Admission):
         return min((at for at in self._wakes.values() if at is not None), default=None)
 
     def _line_up(self, now: float) -> set[int]:
-        """Have each call that waits stand in K queues of those replicas that can do it, so far as there are so many;
-        refuse whom no policy has left. Returns replicas with new dummies."""
+        """Put each waiting call into K queues of replicas that can do it, or as many as there are, and refuse calls
+        that no policy is left for. Returns the replicas with new dummies."""
         joined: set[int] = set()
         before, self._dummies = self._dummies, {}
         able: dict[frozenset[int], list[Replica]] = {}
@@ -91,7 +94,7 @@ class ReplicaQueues(Admission):
         return joined
 
     def _drawn(self, call: Seeker, among: Sequence[Replica], wanted: int) -> set[int]:
-        """So many of them, and in any case the one where calls like it are best."""
+        """So many replicas drawn for a call, always including the one that suits it best."""
         if self._replicas.home(call.affinity) in among:
             wanted = max(1, wanted)
         if wanted < 1 or not among:
@@ -100,8 +103,8 @@ class ReplicaQueues(Admission):
         return {dummy.replica for dummy in dummies[:wanted]}
 
     def _let_in(self, one: Replica, now: float) -> Sequence[RequestId]:
-        """Whom this replica's policy lets in, so far as there is room by now: a slot that is being left calls for
-        another decision when it is free."""
+        """The calls that this replica's policy admits, as far as it has room now. Slots that are being left lead to
+        another decision once they are free."""
         waiting = [self._waiting[id_][0].view() for id_, mine in self._dummies.items() if one.index in mine.at]
         if not waiting:
             return ()
@@ -125,15 +128,15 @@ class ReplicaQueues(Admission):
         return admit
 
     def _make_way(self) -> None:
-        """Have those leave whom a policy displaced, no more than there are calls without a place by now: one that
-        stands in K queues is a reason to displace in each."""
+        """Interrupt displaced calls, but no more than there are calls without a place: a call that stands in K queues
+        is a reason to displace in each of them."""
         for id_ in self._displaced:
             if len(self._leaving) >= len(self._dummies):
                 return
             self._interrupt((id_,))
 
     def _place(self, offers: dict[RequestId, list[Replica]], now: float) -> set[int]:
-        """Each call in the best of its offers, its other dummies removed. Returns whose offers were not taken."""
+        """Put each call into the best of its offers and remove its other dummies. Returns the replicas not chosen."""
         left: set[int] = set()
         for id_, offered in offers.items():
             call, turn = self._waiting[id_]
@@ -151,17 +154,17 @@ class ReplicaQueues(Admission):
         return left
 
     def _seen(self, one: Replica, call: Seeker) -> placement.Replica:
-        """By the placement: with what it holds of the call's prompt."""
+        """The replica as placement sees it, with what it holds of the call's prompt."""
         holds = call.affinity is not None and self._replicas.home(call.affinity) is one
         prefixes = {call.affinity: call.view().prompt_tokens} if holds and call.affinity else {}
         return placement.Replica(one.index, one.capacity(), prefixes=prefixes)
 
 
 def _request(call: Seeker) -> RequestView:
-    """As the placement is asked: calls that are best on one replica are a group to it."""
+    """The call as placement sees it: calls that belong on one replica count as a group."""
     return replace(call.view(), group=None if call.affinity is None else GroupView(call.affinity, 1, 1))
 
 
 def _mildest(refusals: Iterable[Refusal]) -> Refusal:
-    """The one with the least deadline that would have done."""
+    """The refusal with the least deadline that would have been feasible."""
     return min(refusals, key=lambda one: float("inf") if one.earliest_feasible_s is None else one.earliest_feasible_s)

@@ -1,8 +1,8 @@
-"""aiohttp under httpx: the gateway's way to its engines.
+"""aiohttp under httpx: the gateway's transport to its engines.
 
-httpx's own transport spends about 0.1 ms of CPU on each chunk of a stream, which is most of what a streamed token
-may cost the gateway; aiohttp's parser is C. The rest of the gateway sees httpx only, so its tests bring a scripted
-transport instead.
+httpx's own transport spends about 0.1 ms of CPU on each chunk of a stream, which is most of what a streamed token may
+cost the gateway; aiohttp's parser is written in C. The rest of the gateway sees only httpx, so that its tests can use
+a scripted transport.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import httpx
 
 from ramify.serving.stall_clock import TICK_S, StallAwareClock
 
-_DIALS = 64  # connections that are being made at once
+_DIALS = 64  # connections opened at the same time
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):
-    """Any number of connections, kept alive, unread bodies never pooled. Raises httpx's errors."""
+    """Any number of kept-alive connections; unread bodies are never pooled. Raises httpx's errors."""
 
     def __init__(self, *, connect_s: float, trust_env: bool) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, connect=None, sock_read=None)
@@ -37,7 +37,8 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         return httpx.Response(response.status, headers=headers, stream=_Body(response), request=request)
 
     async def _sent(self, request: httpx.Request) -> aiohttp.ClientResponse:
-        """Again where the time to connect was over while this loop was held up: the connection may have been made."""
+        """Send a request. Retry if the time to connect ran out while this event loop was blocked: the connection may
+        have been made."""
         loop = asyncio.get_running_loop()
         while True:
             with self._awake as clock:
@@ -45,7 +46,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 try:
                     return await self._opened().request(
                         request.method,
-                        str(request.url.copy_with(userinfo=b"")),  # httpx has made a header of a user and a password
+                        str(request.url.copy_with(userinfo=b"")),  # httpx has moved user and password into a header
                         headers=request.headers.multi_items(),
                         data=request.content or None,
                         allow_redirects=False,
@@ -60,7 +61,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             await self._session.close()
 
     def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:  # here and not before, since it wants a running loop
+        if self._session is None:  # not before the first request, because it needs a running loop
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 auto_decompress=False,
@@ -72,8 +73,8 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
 
 def _in_turn(most: int) -> aiohttp.TraceConfig:
-    """So many connections at once are being made, the others wait without a limit: were thousands begun together,
-    the loop would come back to the last of them after their time to connect was over, and call a live engine dead."""
+    """Limit how many connections are being opened at once; the others wait without a limit. If thousands were opened
+    together, the loop would return to the last ones after their time to connect, and call a live engine dead."""
     turns = asyncio.Semaphore(most)
 
     async def begin(_: aiohttp.ClientSession, call: SimpleNamespace, __: object) -> None:
@@ -104,11 +105,11 @@ class _Body(httpx.AsyncByteStream):
             raise _as_httpx(error) from error
 
     async def aclose(self) -> None:
-        self._response.close()  # a no-op for one read to its end, whose connection went back to the pool
+        self._response.close()  # does nothing after the last byte, when the connection has returned to the pool
 
 
 def _as_httpx(error: Exception) -> httpx.TransportError:
-    """Could it not be reached, or did it break off: what a caller wants to know."""
+    """ConnectError if the server could not be reached, ReadError if it broke off."""
     kinds = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientProxyConnectionError)
     kind = httpx.ConnectError if isinstance(error, kinds) else httpx.ReadError
     return kind(str(error) or type(error).__name__)

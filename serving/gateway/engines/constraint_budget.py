@@ -1,9 +1,9 @@
-"""One budget over all that a call asks its answer's shape to be, checked before any engine compiles it.
+"""One budget over all output constraints of a call, checked before an engine compiles them.
 
-The numbers are llama.cpp's, measured with SmolLM2-135M on 2 busy cores. 1,000 alternatives at one place cost a second
-a token, 4,000 half a minute a call, and of 16,000 no token came. A million symbols take two seconds to compile. 50
-parts in a row that may all be missing cost five seconds. What no reckoning sees beforehand, the watch ends
-(supervisor.py): an ambiguous grammar has more ways with each token.
+The numbers are for llama.cpp, measured with SmolLM2-135M on 2 busy cores. 1,000 alternatives at one place cost a
+second per token, 4,000 cost half a minute per call, and with 16,000 no token came. A million symbols take two seconds
+to compile. 50 optional parts in a row cost five seconds. Some costs cannot be computed beforehand (an ambiguous
+grammar has more ways with each token): there the hang check (supervisor.py) restarts the engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ramify.serving.gateway.engines import shape_cost
 from ramify.serving.gateway.engines.shape_cost import Expression, Json, Rules, Schemas
 from ramify.serving.gateway.errors import ApiError
 
-_ROOTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # where a field's schemas begin
+_ROOTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # for each field, where its schemas begin
     "response_format": (("schema",), ("json_schema", "schema")),
     "json_schema": ((),),
     "text": (("format", "schema"),),
@@ -31,8 +31,8 @@ _GRAMMARS = (("grammar",), ("guided_grammar",), ("structured_outputs", "grammar"
 _CHOICES = (("guided_choice",), ("structured_outputs", "choice"))
 SHAPES = (*SCHEMAS, "guided_regex", "guided_grammar", "guided_choice", "grammar")
 TOO_COSTLY = "shape_too_costly"
-_PROSE = ("description", "title", "$comment")  # which no engine compiles
-_LISTS = {  # fields beside shapes that are gone through for each token, or before the first
+_PROSE = ("description", "title", "$comment")  # no engine compiles these
+_LISTS = {  # the longest lists in other fields that an engine walks for each token, or before the first
     "stop": 256,
     "logit_bias": 10_000,
     "prompt": 100_000,
@@ -43,7 +43,7 @@ _LISTS = {  # fields beside shapes that are gone through for each token, or befo
     "lora": 64,
 }
 _MOST_ANSWERS = 128
-_NUMBERS = {  # 49,000 log-probabilities a token were 80 MB a token
+_NUMBERS = {  # the largest numbers: 49,000 log-probabilities per token took 80 MB per token
     **dict.fromkeys(("n", "best_of", "n_cmpl"), _MOST_ANSWERS),
     **dict.fromkeys(("top_logprobs", "logprobs", "n_probs"), 1_000),
 }
@@ -51,14 +51,14 @@ _NUMBERS = {  # 49,000 log-probabilities a token were 80 MB a token
 
 @dataclass(frozen=True, slots=True)
 class ShapeBudget:
-    """The most of each, over all of a call's schemas, patterns and grammars together."""
+    """The most of each, over all schemas, patterns and grammars of a call together."""
 
     values: int = 10_000  # JSON values
     text: int = 131_072  # characters of names and values
-    syntax: int = 32_768  # of these, of patterns and grammars
-    depth: int = 64  # of JSON within each other, and of parentheses
+    syntax: int = 32_768  # those of them in patterns and grammars
+    depth: int = 64  # of nested JSON, and of nested parentheses
     width: int = 1_000  # alternatives at one place
-    size: int = 1_000_000  # symbols, with repetitions written out
+    size: int = 1_000_000  # symbols once repetitions are written out
     skips: int = 32  # optional parts in a row
 
 
@@ -66,12 +66,12 @@ BUDGET = ShapeBudget()
 
 
 def has_shape(body: Json) -> bool:
-    """Does it ask for any?"""
+    """Does the call have an output constraint?"""
     return any(body.get(name) for name in SHAPES)
 
 
 def check_budget(body: Json, budget: ShapeBudget = BUDGET) -> None:
-    """Raises ApiError, naming the field and the limit."""
+    """Raises ApiError, which names the field and the limit."""
     for name, most in _LISTS.items():
         said = body.get(name)
         if isinstance(said, list | Mapping) and len(said) > most:
@@ -92,7 +92,7 @@ def check_budget(body: Json, budget: ShapeBudget = BUDGET) -> None:
 
 
 def roots(field: str, said: object) -> Iterator[Json]:
-    """The schemas of a field: what references in them begin at."""
+    """The schemas in a field, where its references begin."""
     for one in said if isinstance(said, list) else [said]:
         for way in _ROOTS[field]:
             if isinstance(found := _down(one, way), Mapping):
@@ -100,7 +100,7 @@ def roots(field: str, said: object) -> Iterator[Json]:
 
 
 def _reckon(body: Json, budget: ShapeBudget) -> None:
-    """Field by field, so that the one at fault is named; what there is of each counts for all of them."""
+    """Check costs field by field, so that the one at fault is named; what each field has counts for all of them."""
     rules, made = Rules(), list[Expression]()
     schemas = Schemas(rules, budget.depth)
     for name in SHAPES:
@@ -136,7 +136,7 @@ def _expressions(field: str, body: Json, rules: Rules, schemas: Schemas, budget:
 
 
 def _with_read_json(said: object) -> object:
-    """vLLM takes a schema as a text, too."""
+    """vLLM also takes a schema as text: parse it."""
     if isinstance(said, Mapping) and isinstance(said.get("json"), str):
         return {**said, "json": _read(said["json"])}
     return said
@@ -153,14 +153,14 @@ def _read(said: object) -> object:
 
 @dataclass
 class _Weight:
-    """Of the JSON that shapes are written in, without recursion: it is a client's."""
+    """The amount of JSON in constraints, counted without recursion, because a client made it."""
 
     values: int = 0
     text: int = 0
     syntax: int = 0
 
     def add(self, field: str, said: object, budget: ShapeBudget) -> None:
-        """Raises ApiError where there is too much."""
+        """Add a field. Raises ApiError if there is too much."""
         read = _with_read_json(_read(said)) if field in _ROOTS else said
         left: list[tuple[object, int]] = [(read, 1)]
         while left:
@@ -209,5 +209,5 @@ def _told(number: int) -> str:
 
 
 def _beyond(field: str, said: str, most: int) -> ApiError:
-    message = f"{field}: {said}: the embedded engine takes {most}"
+    message = f"{field}: {said}: the embedded engine allows {most}"
     return ApiError(400, TOO_COSTLY, message, field)

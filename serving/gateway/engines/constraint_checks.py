@@ -1,8 +1,8 @@
-"""What a call asks its answer's shape to be, so far as no answer could have it and engines do not see that in time.
+"""Checks of output constraints (JSON schemas, patterns, grammars) that no answer can meet, or that crash an engine.
 
-llama.cpp makes a grammar of it, and one of a repetition whose least is above its most without end: until its memory
-is all that the machine has. It reads parentheses by recursion, and so many of them end it; so do references that lead
-to themselves.
+Engines do not notice these in time. llama.cpp turns a constraint into a grammar. From a repetition whose minimum is
+above its maximum it builds one without end, until all memory is used. It reads parentheses recursively, so too many
+of them crash it, and so do references that lead to themselves.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from ramify.serving.gateway.engines.constraint_budget import SCHEMAS, check_budg
 from ramify.serving.gateway.engines.shape_cost import named_by
 from ramify.serving.gateway.errors import ApiError, bad_request
 
-_FIELDS = SCHEMAS  # where schemas stand, somewhere within
+_FIELDS = SCHEMAS  # request fields that hold schemas, somewhere inside
 _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
-_LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")  # which llama.cpp counts in 32 bits
+_LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")  # llama.cpp counts these in 32 bits
 _INT64 = 2**63
-_FAR = 10**15  # llama.cpp makes a bound of more digits, where there is none on its other side, without end
-_MADE = ("json_schema", "json_object")  # formats of a response that are a shape
-_OF_A_SHAPE = re.compile(r"JSON schema|grammar")  # in what an engine says of it
-# What is no syntax: an escaped character, a class (`[]` is an empty one: a schema's patterns are ECMA 262's); in a
-# grammar also what is quoted, and comments. One that is not closed goes to the end: a scan is to be linear.
+_FAR = 10**15  # for a bound with more digits, and none on the other side, llama.cpp builds a grammar without end
+_MADE = ("json_schema", "json_object")  # response formats that are constraints
+_OF_A_SHAPE = re.compile(r"JSON schema|grammar")  # in an engine's message about a constraint
+# Parts that are not syntax: an escaped character, a class (`[]` is an empty one, since patterns are ECMA 262's); in a
+# grammar also quoted text and comments. An unclosed one extends to the end, so that a scan stays linear.
 _CLASS = r"\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)"
 _ATOM = re.compile(rf"\\.|{_CLASS}", re.DOTALL)
 _TERMINAL = re.compile(rf'"(?:\\.|[^"\\])*(?:"|\\?\Z)|{_CLASS}|#(?P<comment>[^\r\n]*)', re.DOTALL)
-_COUNT = re.compile(r"\s*\+?0*(\d+)")  # as C reads a number: what follows it is not looked at
-_LONGEST = 1000  # characters of a name: llama.cpp goes through it by recursion, as far as it is no ASCII
-_MEMORY, _TOKENS = "dry_penalty_last_n", 1_000_000  # 8 GB of tokens were taken for one call
-_MOST = 2000  # references, rules of a grammar: it follows them by recursion, too
-_DEEPEST = 1000  # parentheses within each other: engines go down them on their stack
+_COUNT = re.compile(r"\s*\+?0*(\d+)")  # a number as C reads it: what follows the digits is ignored
+_LONGEST = 1000  # characters of a name: llama.cpp walks its non-ASCII part recursively
+_MEMORY, _TOKENS = "dry_penalty_last_n", 1_000_000  # without a limit, one call took 8 GB for tokens
+_MOST = 2000  # references, and rules of a grammar: llama.cpp follows them recursively, too
+_DEEPEST = 1000  # nested parentheses: engines descend them on their stack
 
 
 def check_constraints(body: Mapping[str, object], *, llama_cpp: bool = False) -> None:
-    """Raises ApiError, naming the field. `llama_cpp`: it may go to one, which some shapes end that are good ones
-    elsewhere."""
+    """Raise ApiError, which names the field, for a constraint that no answer can meet or that crashes an engine.
+
+    llama_cpp: the call may go to a llama.cpp, which cannot cope with some constraints that work elsewhere.
+    """
     for field in _FIELDS:
         for root in roots(field, body.get(field)):
             _check_references(field, root, _MOST if llama_cpp else None)
@@ -54,16 +56,16 @@ def check_constraints(body: Mapping[str, object], *, llama_cpp: bool = False) ->
         check_budget(body)
     memory = body.get(_MEMORY)
     if llama_cpp and isinstance(memory, int | float) and memory > _TOKENS:
-        raise bad_request(_MEMORY, f"{_MEMORY}: the embedded engine keeps room for as many: at most {_TOKENS}")
+        raise bad_request(_MEMORY, f"{_MEMORY}: the embedded engine allows at most {_TOKENS}")
     grammar = body.get("grammar")
     if isinstance(grammar, str):
         if llama_cpp and (rules := grammar.count("::=")) > _MOST:
-            raise bad_request("grammar", f"grammar: the embedded engine takes {_MOST} rules, not {rules}")
+            raise bad_request("grammar", f"grammar: the embedded engine allows {_MOST} rules, not {rules}")
         _check_syntax("grammar", _TERMINAL.sub(lambda m: "." if m["comment"] is None else "", grammar))
 
 
 def with_response_format(body: dict[str, object]) -> dict[str, object]:
-    """As llama.cpp reads it also from a response's body, whose `text` it does not look at."""
+    """The body with `response_format` set from `text.format`, which llama.cpp ignores in a response's body."""
     text = body.get("text")
     asked = text.get("format") if isinstance(text, Mapping) else None
     if "response_format" in body or not isinstance(asked, Mapping) or asked.get("type") not in _MADE:
@@ -74,19 +76,19 @@ def with_response_format(body: dict[str, object]) -> dict[str, object]:
 
 
 def requires_tool_call(body: Mapping[str, object]) -> bool:
-    """Must its answer be a call of one of its tools?"""
+    """Must the answer be a call of one of its tools?"""
     choice = body.get("tool_choice")
     return bool(body.get("tools")) and (choice == "required" or isinstance(choice, Mapping))
 
 
 def constraint_field(message: str, body: Mapping[str, object]) -> str | None:
-    """The field that an engine refuses with such words, where that is clear."""
+    """The field that an engine's message refuses, where that is clear."""
     asked = [field for field in ("grammar", *_FIELDS) if body.get(field)]
     return asked[0] if len(asked) == 1 and _OF_A_SHAPE.search(message) else None
 
 
 def _objects(value: object) -> Iterator[Mapping[str, object]]:
-    """All within it, without recursion: it is a client's."""
+    """All objects within a value, without recursion, because a client made it."""
     left = [value]
     while left:
         one = left.pop()
@@ -98,10 +100,11 @@ def _objects(value: object) -> Iterator[Mapping[str, object]]:
 
 
 def _check_references(field: str, root: Mapping[str, object], most: int | None) -> None:
-    """One that leads to itself, by others or at once, is no shape; llama.cpp follows it until its stack is full."""
+    """Refuse references that lead to themselves, directly or through others: llama.cpp follows them until its stack
+    is full."""
     to = {at["$ref"]: None for at in _objects(root) if isinstance(at.get("$ref"), str)}
     if most is not None and len(to) > most:
-        raise bad_request(field, f"{field}: the embedded engine takes {most} different references, not {len(to)}")
+        raise bad_request(field, f"{field}: the embedded engine allows {most} different references, not {len(to)}")
     next_of = {ref: at.get("$ref") for ref in to if isinstance(at := named_by(root, str(ref)), Mapping)}
     ended: set[object] = set()
     for ref in to:
@@ -120,12 +123,12 @@ def _check_names(field: str, at: Mapping[str, object]) -> None:
     for name in (*at, ref) if isinstance(ref, str) else at:
         if len(name) > _LONGEST:
             raise bad_request(
-                field, f"{field}: a name of {len(name)} characters: the embedded engine takes {_LONGEST}"
+                field, f"{field}: a name of {len(name)} characters: the embedded engine allows {_LONGEST}"
             )
 
 
 def _check_numbers(field: str, at: Mapping[str, object]) -> None:
-    """What llama.cpp reads as another shape, and as one that no answer can have."""
+    """Refuse numbers that llama.cpp reads as something else, and as a constraint that no answer can meet."""
     lengths = {name: value for name in _LENGTHS if type(value := at.get(name)) is int}
     for name, value in lengths.items():
         if not -(2**31) <= value < 2**31:
@@ -149,28 +152,28 @@ def _check_numbers(field: str, at: Mapping[str, object]) -> None:
 
 
 def _number(at: Mapping[str, object], *names: str) -> int | float | None:
-    """The first that is said; of an older schema's `exclusiveMinimum` the truth is no number."""
+    """The first of these that is given. An older schema's boolean `exclusiveMinimum` does not count."""
     found = (at[name] for name in names if name in at)
     value = next(found, None)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _check_syntax(field: str, text: str) -> None:
-    """Of a pattern or a grammar, without what it says literally."""
+    """Check the syntax of a pattern or a grammar, without its literal parts."""
     end = 0
     while (begin := text.find("{", end)) >= 0 and (end := text.find("}", begin)) >= 0:
         counts = [_COUNT.match(one) for one in text[begin + 1 : end].split(",")]
         if len(counts) != 2 or None in counts:
             continue
         low, high = (count[1] for count in counts if count is not None)
-        if (len(low), low) > (len(high), high):  # numbers as long as a client likes
+        if (len(low), low) > (len(high), high):  # compared as text: a client may send numbers of any length
             raise _impossible(field, f"{text[begin : end + 1][:80]}: its least is above its most")
     depth = 0
     for bracket in re.findall(r"[()]", text):
         depth += 1 if bracket == "(" else -1
         if depth > _DEEPEST:
-            raise bad_request(field, f"{field}: more than {_DEEPEST} parentheses within each other")
+            raise bad_request(field, f"{field}: more than {_DEEPEST} nested parentheses")
 
 
 def _impossible(field: str, said: str) -> ApiError:
-    return bad_request(field, f"{field}: no answer can have this shape: {said}")
+    return bad_request(field, f"{field}: no answer can meet this: {said}")

@@ -1,8 +1,8 @@
-"""Which call is why an engine stands still.
+"""Which call blocks an engine's loop.
 
-llama.cpp works on all its calls in one loop. A shape with too many ways holds that loop up, for everybody, and also
-after its client has left. An engine whose loop does not turn is ended and started again (pulse.py), and its calls are
-done by the next one; but not the one that would hold that up as well.
+llama.cpp works on all its calls in one loop. A call with an output constraint (JSON schema, pattern or grammar) that
+leaves too many choices blocks that loop for everybody, even after its client has left. An engine whose loop is stuck
+is restarted (see `supervisor`), and the next one does its calls, except for the call that would block it as well.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ramify.serving.gateway.records.calls import Call
 
 STOOD_STILL = "engine_stood_still"
-_MOST = 2  # engines that a call with a shape may have been in when they stood still
+_MOST = 2  # a call with a constraint that was in so many stuck engines is not tried again
 
 
 class ConstrainedCalls:
-    """The calls with shapes that have been in an engine since its loop was last seen to turn."""
+    """The calls with an output constraint that were in an engine since its loop was last seen to turn."""
 
     def __init__(self) -> None:
         self._inside: set[int] = set()
@@ -32,7 +32,7 @@ class ConstrainedCalls:
 
     @contextmanager
     def inside(self, call: Call) -> Iterator[None]:
-        """While the engine works on it."""
+        """Enter while the engine works on the call."""
         self._inside.add(call.id)
         self._since.add(call.id)
         try:
@@ -42,32 +42,34 @@ class ConstrainedCalls:
 
     @property
     def suspected(self) -> bool:
-        """May one of them hold the loop up?"""
+        """True while one of them may block the loop."""
         return bool(self._since)
 
     def asking(self) -> set[int]:
-        """Those that have left before the loop is asked whether it turns."""
+        """The calls that had left before the loop was asked whether it turns."""
         return self._since - self._inside
 
     def turned(self, gone: set[int]) -> None:
-        """It does: they are not why it stands still later."""
+        """The loop turns: the calls in `gone` cannot be the reason if it is stuck later."""
         self._since -= gone
 
     def blame(self, call: Call, body: Mapping[str, object]) -> ApiError | None:
-        """Of a call that was in the engine when that stood still: the error, where it is why. Where other shapes were
-        in it, that is not known until the call was in a second one."""
+        """The error for a call that was in the engine when it got stuck, if the call is the reason.
+
+        If other constrained calls were inside too, that is known only once the call was in a second stuck engine.
+        """
         if call.id not in self._since:
             return None
         call.stood_still += 1
         if self._since != {call.id} and call.stood_still < _MOST:
             return None
-        return _too_costly(body, "the engine stood still over this shape, and was started again")
+        return _too_costly(body, "the engine got stuck on this constraint, and was restarted")
 
 
 @asynccontextmanager
 async def limited(upstream: Upstream, call: Call, body: Mapping[str, object], *, loops: bool) -> AsyncIterator[None]:
-    """While an engine works on a call. One that asks for a shape, of an engine that works in one loop, has as long as
-    a whole answer may take: each of its tokens may cost everybody seconds. Raises ApiError."""
+    """Enter while an engine works on a call. In an engine with one loop, a call with an output constraint gets only
+    `whole_s` seconds, because each of its tokens may cost everybody seconds. Raises ApiError."""
     if not has_shape(body):
         yield
         return
@@ -76,7 +78,9 @@ async def limited(upstream: Upstream, call: Call, body: Mapping[str, object], *,
             async with upstream.awake.timeout(upstream.whole_s if loops else math.inf):
                 yield
         except TimeoutError:
-            raise _too_costly(body, f"no whole answer of this shape came within {upstream.whole_s:g} s") from None
+            raise _too_costly(
+                body, f"no whole answer with this constraint came within {upstream.whole_s:g} s"
+            ) from None
 
 
 def _too_costly(body: Mapping[str, object], why: str) -> ApiError:

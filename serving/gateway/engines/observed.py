@@ -1,4 +1,4 @@
-"""What an answered call tells of its engine's speed: the parts of its time, so far as they can be told apart."""
+"""What an answered call tells about its engine's speed: the parts of its time, as far as they can be told apart."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.service_time import Service, arrived_at_once
 from ramify.serving.gateway.records.calls import Call
 
-_QUICK = 1.3  # times quicker than was expected
-_SLACK = 1.1  # by which an engine's account of its time may exceed what passed here
+_QUICK = 1.3  # faster than expected by this factor: the prompt may have come from a cache
+_SLACK = 1.1  # an engine's account of its time may exceed the time measured here by this factor
 
 
 def service_of(
     call: Call, at: Replica, details: Details, now: float, *, tokens: int | None, pieces: int
 ) -> Service | None:
-    """`tokens`: of the answer, None where nobody counted them. `pieces`: of it that were seen to come. None where
-    the call tells nothing: it was put back, or its answer's length is not known."""
+    """The call's times as evidence for the engine's speed.
+
+    tokens: of the answer; None if nobody counted them. pieces: of the answer that were seen to come.
+
+    None if the call tells nothing: it was preempted, or the length of its answer is unknown.
+    """
     if call.entered is None or call.track.preemptions or not tokens:
         return None
     end = now if call.last_token is None else call.last_token
@@ -39,11 +43,11 @@ def service_of(
 
 
 def _quick(at: Replica, prompt: int, tokens: int, beside: float, first_s: float | None, total_s: float) -> bool:
-    """Was it so much quicker than said that its prompt may have come from the engine's cache?"""
+    """Was it so much faster than expected that its prompt may have come from the engine's cache?"""
     took_s, made = (total_s, tokens) if first_s is None else (first_s, 1)
     return _QUICK * took_s < at.model.expected_s(prompt, made, beside)
 
 
 def echoes(body: Mapping[str, object]) -> bool:
-    """Does its answer begin with its prompt, so that not all that comes is generated?"""
+    """Does the answer begin with the prompt, so that not all of it is generated?"""
     return bool(body.get("echo"))

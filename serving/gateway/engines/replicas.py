@@ -1,7 +1,7 @@
-"""The engines behind one gateway: which of them are up, how fast each is, and which one a call goes to.
+"""The engines behind one gateway: which are up, how fast each is, and which of them a call goes to.
 
-By default calls wait in one queue before all replicas and are bound to one only when it has a free slot, so no call
-stands behind a slow replica while a fast one idles.
+By default calls wait in one queue in front of all replicas. A call is bound to a replica only when that has a free
+slot, so no call waits for a slow replica while a fast one is idle.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from ramify.serving.policy.cost_model import aggregate_engines, before_token_s
 from ramify.serving.policy.refusal_probe import RefusalProbe
 from ramify.serving.policy.types import Capacity, Needs, RequestId, RequestView
 
-_K = 2  # replicas compared for a call, of those with a free slot (the power of K choices)
+_K = 2  # replicas with a free slot that are compared for a call (the power of K choices)
 _BACKOFF_S = 0.5
 _BACKOFF_CAP_S = 30.0
 _AFFINITIES = 10_000  # remembered; the oldest go first
-_UNKNOWN_TOKENS = 128.0  # an answer's length where nothing is known: only the comparison needs it
+_UNKNOWN_TOKENS = 128.0  # the length of an answer when nothing is known; used for comparisons only
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """What can be asked of an engine beyond OpenAI's API."""
+    """What an engine can do beyond OpenAI's API."""
 
-    reads_tags: bool = False  # it reads our tags in `vllm_xargs`; most servers refuse fields that they do not know
-    can_resume: bool = False  # it goes on with an answer whose beginning it is given
-    # What it has read stays for the next call. None: not ours to say; its server may be a gateway, which knows.
+    reads_tags: bool = False  # it reads our tags in `vllm_xargs`; most servers refuse unknown fields
+    can_resume: bool = False  # it can continue an answer whose beginning it is given
+    # It keeps the prompts that it has read for the next call. None: unknown; its server may be a gateway, which
+    # knows.
     keeps_prefixes: bool | None = None
-    llama_cpp: bool = False  # shapes end it that others can make, and some it overlooks (shapes.py)
+    llama_cpp: bool = False  # it cannot cope with some output constraints that others can (see constraint_checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,47 +42,49 @@ class Stay:
     """A call's time in an engine."""
 
     began: float
-    worked: float  # by the replica, until then
-    waited: bool  # it came when the engine had as many as it works on at once, and waited inside
+    worked: float  # the replica's `_worked` at that time
+    waited: bool  # all slots were taken, so the call waited inside the engine
 
 
 @dataclass
 class Replica:
     """One engine, and what the gateway knows of it.
 
-    `slots` calls are worked on at once; the engine takes up to `queue` more and holds them in a queue of its own.
+    The engine works on `slots` calls at once, and takes up to `queue` more into a queue of its own.
     """
 
     index: int
     slots: int
-    upstream: Upstream | None  # None while its process is being started again
+    upstream: Upstream | None  # None while its process is restarted
     traits: EngineTraits = EngineTraits()
-    alias: str | None = None  # what its engine calls its model, where that is ours to say
+    alias: str | None = None  # its engine's name for its model, if we chose that
     running: int = 0
     model: ServiceModel = field(default_factory=ServiceModel)
     down_until: float = 0.0
     failures: int = 0  # in a row
     restarts: int = 0
-    false_starts: int = 0  # of its next life, in a row
+    false_starts: int = 0  # failed restarts in a row
     queue: int = 0
     doubt: RefusalProbe = field(default_factory=RefusalProbe)
-    # Of an engine of ours, asked when it has lost a call: is it over, and will it be started again?
+    # For an engine of ours that has lost a call: has it ended, and will it be restarted?
     comes_back: Callable[[], Awaitable[bool]] | None = None
     _stays: dict[RequestId, Stay] = field(default_factory=dict)
-    _worked: float = 0.0  # seconds of work on calls, summed over those that were worked on
+    _worked: float = 0.0  # seconds of work, summed over the calls that were worked on
     _worked_at: float = 0.0
-    _prefixes: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)  # how the last one went
+    _prefixes: OrderedDict[str, tuple[float, int]] = field(
+        default_factory=OrderedDict
+    )  # seconds and tokens, the last
 
     def up(self, now: float) -> bool:
         return self.upstream is not None and now >= self.down_until
 
     @property
     def free(self) -> int:
-        """Calls that can be let in."""
+        """How many more calls can be admitted."""
         return max(0, self.slots + self.queue - self.running)
 
     def enter(self, id_: RequestId, now: float) -> None:
-        """A call is let in."""
+        """A call is admitted."""
         self._work(now)
         self.running += 1
         self._stays[id_] = Stay(now, self._worked, self.running > self.slots)
@@ -92,7 +95,7 @@ class Replica:
         self._stays.pop(id_, None)
 
     def beside(self, id_: RequestId, now: float) -> float:
-        """Calls that were worked on during this one's stay, itself included, on average."""
+        """The mean number of calls that were worked on during this call's stay, including itself."""
         self._work(now)
         stay = self._stays.get(id_)
         if stay is None or now <= stay.began:
@@ -100,7 +103,7 @@ class Replica:
         return max(1.0, (self._worked - stay.worked) / (now - stay.began))
 
     def waited(self, id_: RequestId) -> bool:
-        """Did this call wait inside the engine, so far as the gateway can see?"""
+        """Did this call wait inside the engine, as far as the gateway can see?"""
         stay = self._stays.get(id_)
         return stay is not None and stay.waited
 
@@ -109,8 +112,8 @@ class Replica:
         self._worked_at = now
 
     def read(self, cached_as: str, took_s: float, tokens: int) -> bool:
-        """Such a call was answered here. Had one been before, so that its prompt may have come from the engine's
-        cache?"""
+        """Note an answered call. True if an earlier one had the same prompt, so that this one's may have come from
+        the engine's cache."""
         before = cached_as in self._prefixes
         self._prefixes[cached_as] = (took_s, max(1, tokens))
         self._prefixes.move_to_end(cached_as)
@@ -119,20 +122,20 @@ class Replica:
         return before and self.traits.keeps_prefixes is not False
 
     def may_do(self, call: RequestView, cached_as: str | None, needs: Needs, now: float) -> bool:
-        """Is a call to be let in that the policy would refuse on an estimate? Only where a slot is free, so that it
-        keeps nobody waiting: where the evidence allows that the call is in time, and now and then as a test."""
+        """Admit a call that the policy would refuse on an estimate? Only into a free slot, so that it delays nobody:
+        if the evidence allows that the call is in time, and now and then as a test."""
         if self.running >= self.slots:
             return False
         last = None if cached_as is None else self._prefixes.get(cached_as)
         prompt = 1 if last is not None and self.traits.keeps_prefixes else call.to_prefill
         least_s = min(needs.own_s, self.model.least_s(prompt, needs.tokens, self.running + 1.0))
-        if last is not None and self.traits.keeps_prefixes is None:  # as quick as that, whether it has a cache or not
+        if last is not None and self.traits.keeps_prefixes is None:  # with or without a cache
             least_s = min(least_s, last[0] * max(1.0, needs.tokens / last[1]))
         return self.doubt.should_admit(least_s + needs.later_s, needs.due - now, now)
 
     def capacity(self, leaving: int = 0) -> Capacity:
-        """Its own, as a policy sees it; none while its process is being started again. `leaving`: of those that run,
-        how many are on their way out."""
+        """Its capacity, as a policy sees it; none while its process is restarted. `leaving`: running calls that have
+        been interrupted and will leave."""
         return Capacity(
             slots=0 if self.upstream is None else self.slots,
             running=max(0, self.running - leaving),
@@ -143,28 +146,28 @@ class Replica:
         )
 
     def lost(self, now: float) -> None:
-        """It failed a call: no more for a while, longer each time in a row."""
+        """It failed a call: use it no more for a while, longer each time in a row."""
         self.failures += 1
         self.down_until = now + min(_BACKOFF_CAP_S, _BACKOFF_S * 2 ** (self.failures - 1))
 
     def answered(self, seen: Service | None) -> None:
-        """It gave a whole answer. `seen`: None where that says nothing of its speed."""
+        """It gave a whole answer. `seen`: evidence of its speed, if any."""
         self.failures, self.down_until = 0, 0.0
         if seen is not None:
             self.model.observe(seen)
 
     def expected_s(self, call: RequestView) -> float:
-        """Until the call's answer is whole, were it to start here now."""
+        """Expected seconds until the call's answer is complete, if it starts here now."""
         step = self.model.step
         tokens = call.sketch.quantile(0.5, call.generated) if call.sketch else _UNKNOWN_TOKENS
-        rounds = 1 + self.running // self.slots  # who comes when all are taken waits inside for an answer to end
+        rounds = 1 + self.running // self.slots  # when all slots are taken, a call waits inside for an answer to end
         beside = min(self.running + 1, self.slots)
         context = (call.prompt_tokens + call.generated) * beside
         return step.step_ms(beside, context) * tokens * rounds / 1000 + before_token_s(step, call.to_prefill)
 
 
 class Replicas:
-    """All of them. Raises ValueError without any."""
+    """All replicas of a gateway. Raises ValueError if there are none."""
 
     def __init__(self, replicas: Sequence[Replica], *, seed: int = 0) -> None:
         if not replicas:
@@ -175,16 +178,16 @@ class Replicas:
 
     @property
     def llama_cpp(self) -> bool:
-        """May a call go to one that is this?"""
+        """True if a call may go to a llama.cpp."""
         return any(r.traits.llama_cpp for r in self.all)
 
     def usable(self, now: float) -> list[Replica]:
-        """Those that are up; where none is, those that have a process at all: their error is the answer then."""
+        """The replicas that are up; if there are none, those that have a process: their error is then the answer."""
         return [r for r in self.all if r.up(now)] or [r for r in self.all if r.upstream is not None]
 
     def able(self, now: float, avoid: frozenset[int]) -> list[Replica]:
-        """Those that a call which `avoid` have failed may wait for; never none. One that is being started again is
-        among them where no other is up that has not failed it."""
+        """The replicas that a call which those in `avoid` have failed may wait for; never empty. A replica that is
+        restarting counts if no other is up that has not failed the call."""
         usable = self.usable(now)
         others = [r for r in usable if r.index not in avoid]
         return others or self._away(avoid) or usable or list(self.all)
@@ -192,8 +195,9 @@ class Replicas:
     def capacity(
         self, now: float, *, can_cancel: bool = True, leaving: Mapping[int, int] = MappingProxyType({})
     ) -> Capacity:
-        """All that are up as one engine, each slot as fast as the fastest one's: refusals rest on what is possible,
-        not likely. `leaving`: by replica, how many of those that run are on their way out."""
+        """All replicas that are up as one engine, in which each slot is as fast as the fastest replica's: a refusal
+        must rest on what is possible, not on what is likely. `leaving`: by replica, interrupted calls that will
+        leave."""
         here = self.usable(now)
         fastest, slots = self.fastest(now), sum(r.slots for r in here)
         return Capacity(
@@ -206,14 +210,15 @@ class Replicas:
         )
 
     def fastest(self, now: float) -> Replica:
-        """Of those that are up; of all where none is."""
+        """The fastest replica of those that are up, else of all."""
         return min(self.usable(now) or self.all, key=lambda r: r.model.step.step_ms(1, 0))
 
     def place(self, call: RequestView, now: float, affinity: str | None, avoid: frozenset[int]) -> Replica | None:
-        """A replica with a free slot: its siblings' or its prefix's where that is one, else the better of a few.
+        """A replica with a free slot: the one of the call's siblings or prefix if that is free, else the better of a
+        few. None if there is none.
 
-        None where there is none. `avoid` are those that have failed this call; they serve where nothing else does, or
-        will: one that is being started again is waited for until it has failed to start.
+        avoid: replicas that have failed this call. They serve only where no other does or will: a replica that is
+        restarting is waited for until its start has failed.
         """
         free = [r for r in self.usable(now) if r.free]
         if not (others := [r for r in free if r.index not in avoid]):
@@ -231,30 +236,30 @@ class Replicas:
         return chosen
 
     def _away(self, avoid: frozenset[int]) -> list[Replica]:
-        """Those that are being started again and have not failed the call."""
+        """The replicas that are restarting and have not failed the call."""
         return [r for r in self.others(avoid) if r.upstream is None and r.comes_back is not None]
 
     def others(self, avoid: frozenset[int]) -> list[Replica]:
-        """Those that may yet do a call which `avoid` have failed."""
+        """The replicas that may yet do a call which those in `avoid` have failed."""
         hoped = (r for r in self.all if r.upstream is not None or not r.false_starts)
         return [r for r in hoped if r.index not in avoid]
 
     def home(self, affinity: str | None) -> Replica | None:
-        """Where calls with this affinity are best, so far as there were any."""
+        """The replica that calls with this affinity went to, if any did."""
         index = self._homes.get(affinity) if affinity else None
         return None if index is None else self.all[index]
 
     def room(self, now: float) -> bool:
-        """Has any of them a free slot?"""
+        """Does any of them have a free slot?"""
         return any(r.free for r in self.usable(now))
 
     def remember(self, affinity: str, home: Replica) -> None:
-        """Calls with this affinity are best there from now on."""
+        """Send calls with this affinity there from now on."""
         self._homes[affinity] = home.index
         self._homes.move_to_end(affinity)
         while len(self._homes) > _AFFINITIES:
             self._homes.popitem(last=False)
 
     def wakes_at(self, now: float) -> float | None:
-        """When one that is down may be tried again."""
+        """When a replica that is down may be tried again."""
         return min((r.down_until for r in self.all if r.upstream is not None and r.down_until > now), default=None)

@@ -1,17 +1,17 @@
-"""How fast an engine is, learnt from the calls that it answers: what makes `earliest_feasible_s` a real figure.
+"""How fast an engine is, learnt from the calls that it answers. `earliest_feasible_s` rests on this model.
 
-A gateway sees no engine step. It sees how long a call, or a part of one, took, and knows what lay in that time: the
-call's start, tokens of a prompt, tokens of an answer, other calls beside it. Each such span is one equation
+A gateway sees no engine steps. It sees how long a call, or a part of it, took, and knows what happened in that time:
+the start of the call, prompt tokens, answer tokens, and other calls beside it. Each such span is one equation
 
     seconds = start + prompt tokens · a + answer tokens · (base + calls beside · each)
 
-and all recent ones are fitted jointly. So an answer that came as a whole, whose prompt and answer cannot be told
-apart, is booked to neither: it constrains their sum, and other spans separate them. Spans count by their relative
-error. A call that waited for something that nobody saw therefore weighs less than one that came quickly: the quick
-one proves what the engine can do.
+and all recent equations are fitted jointly. If an answer came as a whole, its prompt and its answer cannot be told
+apart: the span constrains their sum, and other spans separate the two. Spans count by their relative error. So a call
+that waited for something unseen weighs less than one that came quickly, and the quick one proves what the engine can
+do.
 
-What the spans do not separate is split by what engines are usually like, and the fit knows how unsure it is about
-each call: `least_s` is the least time that the evidence allows.
+Where the spans do not separate two parts, the prior (what engines are usually like) splits them. The fit knows its
+uncertainty for each call: `least_s` is the least time that the evidence allows.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from dataclasses import dataclass
 
 from ramify.serving.policy.types import StepModel
 
-_DECAY = 0.95  # what each older call weighs against the next
-_ENOUGH = 3  # calls before which nothing is claimed to be known
-_USUAL = (0.0, 0.03, 1.0, 0.002)  # start, prompt token, step and each call beside, in steps: where nothing says more
-_SPREAD = (0.8, 0.03, 1.0, 0.01)  # by how much engines differ in each
-_PRIOR = 0.0001  # what that weighs against one span
+_DECAY = 0.95  # the weight of an older call relative to the next one
+_ENOUGH = 3  # calls before the model claims to know anything
+_USUAL = (0.0, 0.03, 1.0, 0.002)  # prior: start, prompt token, step, each call beside; all in steps
+_SPREAD = (0.8, 0.03, 1.0, 0.01)  # how much engines differ in each of these
+_PRIOR = 0.0001  # weight of the prior against one span
 _NOISE = 0.01  # variance of a span's relative error
-_UNSURE = 1.5  # standard deviations below the estimate at which the evidence still allows a call's time
-_CHANGED, _IN_A_ROW = 1.3, 5  # so many calls, all off by this factor in one direction: the engine is another one now
+_UNSURE = 1.5  # standard deviations below the estimate that the evidence still allows
+_CHANGED, _IN_A_ROW = 1.3, 5  # so many calls in a row off by this factor in one direction: the engine has changed
 _PROOFS = 8  # recent answers that bound what a call can take
-_AT_ONCE = 0.02  # an answer whose tokens took less of its time than this came as a whole, whatever it was asked for
+_AT_ONCE = 0.02  # an answer came as a whole if its tokens took less than this share of its time
 _CHARS_PER_TOKEN = 4.0
 
-Parts = tuple[float, float, float, float]  # starts, prompt tokens, steps, steps times the calls beside
+Parts = tuple[float, float, float, float]  # starts, prompt tokens, steps, steps multiplied by the calls beside
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time that was measured, and what lay in it."""
+    """A measured time, and what happened in it."""
 
     seconds: float
     parts: Parts
@@ -48,18 +48,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One answered call, as far as it tells of the engine's speed. None: that part was not seen by itself."""
+    """What one answered call tells about the engine's speed. None: that part was not seen separately."""
 
-    prompt_tokens: int | None  # that the engine computed; None: unknown, or it waited before it did
+    prompt_tokens: int | None  # that the engine computed; None: unknown, or the call waited inside the engine
     tokens: int
-    first_token_s: float | None  # from its start in the engine
+    first_token_s: float | None  # from the call's start in the engine
     decode_s: float | None  # from the first token to the last
-    beside: float  # calls that the engine worked on meanwhile, itself included, on average
-    total_s: float | None = None  # from its start to its end
-    prompt_s: float | None = None  # by the engine's own account, and without any wait
+    beside: float  # mean number of calls that the engine worked on meanwhile, including this one
+    total_s: float | None = None  # from the call's start to its end
+    prompt_s: float | None = None  # as the engine itself reports it, without any wait
 
     def spans(self) -> list[Span]:
-        """Every part that was seen by itself; else the whole. None of a call of which no part is clean."""
+        """Every part that was seen separately, else the whole. Empty if no part is clean."""
         prompt, tokens, beside = self.prompt_tokens, self.tokens, self.beside
         found = []
         if self.prompt_s is not None and prompt is not None:
@@ -74,16 +74,18 @@ class Service:
 
 
 def arrived_at_once(first_s: float, decode_s: float, tokens: int, pieces: int) -> bool:
-    """Did a stream's tokens come in a way that says nothing of when they were made? All at once, as behind a proxy
-    that buffers and where a tool's call is held back until it is complete; or fewer than were made, as where a model
-    thinks in silence."""
+    """True if a stream's tokens came in a way that says nothing about when they were made.
+
+    Either they came all at once (a buffering proxy, or a tool call that is held back until it is complete), or fewer
+    came than were made (a model that thinks silently).
+    """
     unseen = tokens > 1.25 * pieces + 2
     return unseen or (tokens >= 4 and decode_s < _AT_ONCE * (first_s + decode_s))
 
 
 class ServiceModel:
-    """A StepModel of one replica. Until there was traffic it is the default one, which is fast: nothing is refused
-    for want of knowledge."""
+    """The speed of one replica, as a StepModel. Before any traffic it is the default one, which is fast, so that no
+    call is refused for lack of knowledge."""
 
     def __init__(self) -> None:
         self._sums = _Sums()
@@ -91,7 +93,7 @@ class ServiceModel:
         self._last: deque[list[Span]] = deque(maxlen=_IN_A_ROW)
         self._proofs: deque[Service] = deque(maxlen=_PROOFS)
         self._fit: _Fit | None = None
-        self._off = 0  # calls in a row that took longer than was said; shorter, below 0
+        self._off = 0  # calls in a row that took longer than expected; negative: shorter
 
     @property
     def step(self) -> StepModel:
@@ -122,7 +124,7 @@ class ServiceModel:
             self._sums.add(recent)
 
     def expected_s(self, prompt_tokens: float, tokens: float, beside: float) -> float:
-        """0 where nothing is known."""
+        """Expected seconds for such a call; 0 while nothing is known."""
         return (
             self._fitted().expected((1.0, float(prompt_tokens), float(tokens), tokens * beside))
             if self.known
@@ -130,15 +132,15 @@ class ServiceModel:
         )
 
     def least_s(self, prompt_tokens: float, tokens: float, beside: float) -> float:
-        """The least time for such a call that the evidence allows; 0 where nothing is known."""
+        """The least seconds for such a call that the evidence allows; 0 while nothing is known."""
         if not self.known:
             return 0.0
         parts = (1.0, float(prompt_tokens), float(tokens), tokens * beside)
         return min(self._fitted().least(parts), self._proved_s(prompt_tokens, tokens))
 
     def _proved_s(self, prompt_tokens: float, tokens: float) -> float:
-        """The most that such a call takes on an idle engine, by recent answers: no part of it takes longer than that
-        part of them did."""
+        """An upper bound for such a call on an idle engine, from recent answers: no part of it takes longer than the
+        same part of them did."""
         most = math.inf
         for seen in self._proofs:
             parts_s = (seen.first_token_s or 0.0) + (seen.decode_s or 0.0)
@@ -150,7 +152,7 @@ class ServiceModel:
         return most
 
     def _follow(self, spans: Sequence[Span]) -> None:
-        """Count calls that are off in one direction: the fit of an engine that has changed is led by its past."""
+        """Count calls in a row that are off in one direction. If the engine has changed, the old spans mislead."""
         said_s = sum(self._fitted().expected(span.parts) for span in spans)
         took_s = sum(span.seconds for span in spans)
         if took_s > _CHANGED * said_s:
@@ -167,14 +169,14 @@ class ServiceModel:
 
 
 class _Sums:
-    """The normal equations of all spans over their relative errors, the newest weighing most."""
+    """The normal equations of all spans, over their relative errors; newer spans weigh more."""
 
     def __init__(self) -> None:
         self.a = [[0.0] * 4 for _ in range(4)]
         self.b = [0.0] * 4
 
     def add(self, spans: Sequence[Span]) -> None:
-        """Those of one call."""
+        """Add the spans of one call."""
         rows = [[part / span.seconds for part in span.parts] for span in spans]
         for i in range(4):
             self.b[i] = _DECAY * self.b[i] + sum([row[i] for row in rows])
@@ -183,11 +185,11 @@ class _Sums:
 
 
 class _Fit:
-    """Weighted least squares over relative errors, no part below nothing, with what is usual as the prior."""
+    """Weighted least squares over relative errors, with non-negative parts and the usual engine as the prior."""
 
     def __init__(self, sums: _Sums) -> None:
         usual = [_dot(row, _USUAL) for row in sums.a]
-        scale = _dot(_USUAL, sums.b) / _dot(_USUAL, usual)  # seconds of a step, were this engine like the usual one
+        scale = _dot(_USUAL, sums.b) / _dot(_USUAL, usual)  # seconds of a step, if this engine were the usual one
         self._a = [list(row) for row in sums.a]
         b = list(sums.b)
         for i in range(4):
@@ -200,7 +202,7 @@ class _Fit:
         return _dot(self.parts, parts)
 
     def least(self, parts: Parts) -> float:
-        """The estimate less its uncertainty for a call of such parts."""
+        """The estimate minus its uncertainty, for a call of these parts."""
         variance = _NOISE * _dot(_solved(self._a, list(parts)), parts)
         return max(0.0, self.expected(parts) - _UNSURE * math.sqrt(max(0.0, variance)))
 
@@ -210,7 +212,8 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _not_below_nothing(a: Sequence[Sequence[float]], b: Sequence[float]) -> Parts:
-    """The least-squares solution; a part that would be negative is left out, the most negative one first."""
+    """The least-squares solution with non-negative parts: negative ones are fixed at 0, the most negative one
+    first."""
     free = [0, 1, 2, 3]
     while free:
         found = _solved([[a[i][j] for j in free] for i in free], [b[i] for i in free])
@@ -225,7 +228,7 @@ def _not_below_nothing(a: Sequence[Sequence[float]], b: Sequence[float]) -> Part
 
 
 def _solved(a: Sequence[Sequence[float]], b: Sequence[float]) -> list[float]:
-    """x of `a x = b`, for a positive definite `a`: scaled to a unit diagonal, then by Gauss."""
+    """Solve `a x = b` for a positive definite `a`: scale to a unit diagonal, then Gaussian elimination."""
     n = len(b)
     scale = [1.0 / math.sqrt(a[i][i]) for i in range(n)]
     rows = [[a[i][j] * scale[i] * scale[j] for j in range(n)] + [b[i] * scale[i]] for i in range(n)]
@@ -243,7 +246,7 @@ def _solved(a: Sequence[Sequence[float]], b: Sequence[float]) -> list[float]:
 
 
 class PromptSizes:
-    """Tokens of a prompt, guessed from its characters before any engine has counted them."""
+    """Estimates a prompt's tokens from its characters, before an engine has counted them."""
 
     def __init__(self) -> None:
         self._chars, self._tokens = 8 * _CHARS_PER_TOKEN, 8.0

@@ -1,12 +1,12 @@
-"""What a schema, a pattern or a grammar costs an engine that follows it token by token, before any is compiled.
+"""The cost of a schema, a pattern or a grammar for an engine that follows it token by token, before it is compiled.
 
-llama.cpp keeps, at each place of an answer, every way in which the grammar can go on, and tries each token of the
-vocabulary against each way. So what matters most is the most ways that any place has: its `width`. 16,000
-alternatives of one schema took longer for a token than anybody waits, and no call of anybody was served meanwhile.
+At each place of an answer, llama.cpp keeps every way in which the grammar can continue, and tries each token of the
+vocabulary against each way. So what matters most is the largest number of ways at any place: the `width`. With 16,000
+alternatives in one schema, one token took longer than anybody waits, and no other call was served meanwhile.
 
-Everything becomes one kind of expression here, made of atoms, sequences, alternatives, repetitions and references,
-so that one reckoning holds for all of them. Ways that are the same are counted as often as they are met, since an
-engine walks each of them before it sees that.
+All three kinds become one kind of expression, made of atoms, sequences, alternatives, repetitions and references, so
+that one computation covers them all. Equal ways count as often as they occur, because an engine walks each of them
+before it sees that they are equal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 Json = Mapping[str, object]
-_ENDLESS = 10**18  # no number here grows beyond, however often it is doubled
-_COPIED = 2000  # llama.cpp refuses to write out more of a repetition
-_RULE = 3  # symbols that a copy costs beyond its own, where it may be missing: it is a rule of its own
-_MEMBERS = 32  # of a class, each of which is tried against each token, are as dear as one way more
-_ANY_VALUE = 8  # kinds of JSON value where a schema does not say which
+_ENDLESS = 10**18  # numbers here are capped at this, however often they are doubled
+_COPIED = 2000  # llama.cpp refuses to write out more copies of a repetition
+_RULE = 3  # extra symbols of an optional copy: it is a rule of its own
+_MEMBERS = 32  # members of a class that cost as much as one more way, since each is tried against each token
+_ANY_VALUE = 8  # kinds of JSON value, if a schema does not say which
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Choice:
 class Repeat:
     part: Expression
     least: int
-    most: int | None  # None: without end
+    most: int | None  # None: unlimited
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +60,35 @@ Expression = Atom | Chain | Choice | Repeat | Reference
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`ways`: in which the expression can begin. `width`: the most at any place within. `size`: symbols when its
-    repetitions are written out. `skips`: parts in a row that may match nothing."""
+    """The cost of an expression.
+
+    ways: in which it can begin. width: the largest number of ways at any place inside. size: symbols once repetitions
+    are written out. skips: parts in a row that may match nothing.
+    """
 
     ways: int = 1
     width: int = 1
     size: int = 1
     skips: int = 0
-    empty: bool = False  # it may match nothing, so that what follows begins there, too
+    empty: bool = False  # it may match nothing, so that what follows can begin there, too
 
 
 _ONE = Cost()
-_RECURSIVE = Cost()  # a rule that leads to itself begins, there, as once
+_RECURSIVE = Cost()  # the first guess for a rule that leads to itself
 
 
 class Rules:
-    """Expressions by name, and what each costs."""
+    """Expressions by name, and the cost of each."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, Expression] = {}
         self._known: dict[str, Cost] = {}
 
     def most(self, roots: Iterable[Expression]) -> Cost:
-        """The most of all that the roots lead to."""
+        """The maximum of each cost over everything that the roots lead to."""
         roots = list(roots)
         order = self._order(roots)
-        for _ in range(2):  # what leads to itself is known only after the first time
+        for _ in range(2):  # the cost of a recursive rule is known only after the first round
             for name in order:
                 self._known[name] = self._cost(self.bodies[name])
         costs = [*self._known.values(), *map(self._cost, roots)]
@@ -96,7 +99,7 @@ class Rules:
         )
 
     def _order(self, roots: list[Expression]) -> list[str]:
-        """The rules that are needed, each after those that it names. Chains of them are as long as a client likes."""
+        """The rules that are needed, each after those that it names. Without recursion: a client may chain many."""
         order: list[str] = []
         seen: set[str] = set()
         left: list[tuple[str | None, Iterator[str]]] = [(None, _names(Choice(tuple(roots))))]
@@ -193,11 +196,11 @@ _QUANTIFIERS: Mapping[str, tuple[int, int | None]] = {"?": (0, 1), "*": (0, None
 
 
 class TooDeep(ValueError):
-    """More within each other than is looked at."""
+    """Nested more deeply than is allowed."""
 
 
 class _Builder:
-    """Groups and alternatives, without recursion: parentheses are a client's."""
+    """Builds groups and alternatives without recursion, because a client chooses the parentheses."""
 
     def __init__(self, deepest: int) -> None:
         self._deepest = deepest
@@ -207,10 +210,10 @@ class _Builder:
     def _begin(self) -> None:
         if len(self._stack) > self._deepest:
             raise TooDeep("parentheses within each other")
-        self._stack.append(([], []))  # alternatives that are whole, and the parts of the one at hand
+        self._stack.append(([], []))  # complete alternatives, and the parts of the present one
 
     def add(self, one: Expression) -> None:
-        """A run of atoms is one, but for the last, which a quantifier may follow."""
+        """Add a part. A run of atoms becomes one atom, except for the last, which a quantifier may follow."""
         parts = self._stack[-1][1]
         last_two = [part for part in parts[-2:] if isinstance(part, Atom) and part.ways == 1]
         if len(last_two) == 2:
@@ -219,7 +222,7 @@ class _Builder:
         parts.append(one)
 
     def symbol(self, text: str) -> bool:
-        """Take in what is syntax; False for anything else."""
+        """Process a piece of syntax. False for anything else."""
         whole, parts = self._stack[-1]
         if text.startswith("("):
             self._begin()
@@ -270,13 +273,13 @@ def _class(text: str, size: int = 1) -> Atom:
 
 
 def _number(text: str) -> int:
-    """As C reads one: what follows the digits is not looked at."""
+    """A number as C reads it: what follows the digits is ignored."""
     found = _DIGITS.match(text)
     return int(found[1][:12]) if found else 0
 
 
 def pattern(text: str, deepest: int) -> Expression:
-    """Of a regular expression. Raises TooDeep."""
+    """The expression of a regular expression. Raises TooDeep."""
     built = _Builder(deepest)
     for found in _REGEX.finditer(text):
         if found["text"] is not None:
@@ -287,8 +290,10 @@ def pattern(text: str, deepest: int) -> Expression:
 
 
 def grammar(text: str, rules: Rules, deepest: int) -> list[Expression]:
-    """Of a grammar in llama.cpp's notation; its rules are added to `rules`. An engine reads all of them, and so each
-    is a root. Raises TooDeep."""
+    """The roots of a grammar in llama.cpp's notation; its rules are added to `rules`.
+
+    An engine reads all rules, so each is a root. Raises TooDeep.
+    """
     built, name = _Builder(deepest), None
     for found in _GRAMMAR.finditer(text):
         token = found[0]
@@ -309,11 +314,11 @@ def grammar(text: str, rules: Rules, deepest: int) -> list[Expression]:
 
 def _keep(rules: Rules, name: str | None, body: Expression) -> None:
     if name is not None:
-        rules.bodies[name] = body  # of two with one name the last holds
+        rules.bodies[name] = body  # of two rules with one name, the last one holds
 
 
 class Schemas:
-    """Expressions of JSON schemas. References are kept apart by the schema that they are in."""
+    """Builds the expressions of JSON schemas. References are kept apart by the schema that they are in."""
 
     def __init__(self, rules: Rules, deepest: int) -> None:
         self._rules = rules
@@ -324,14 +329,14 @@ class Schemas:
     def expression(self, root: Json) -> Expression:
         self._number += 1
         made = self._of(root)
-        while self._named:  # not one within the other: chains of them are as long as a client likes
+        while self._named:  # one after the other, not nested: a client may chain many
             ref = self._named.pop()
             self._rules.bodies[self._rule(ref)] = self._of(named_by(root, ref))
         return made
 
     def _of(self, said: object) -> Expression:
-        """What is said twice over, by an `enum` beside an `anyOf`, counts twice: which of them an engine reads is its
-        own affair."""
+        """The expression of a subschema. What it says twice, as with an `enum` beside an `anyOf`, counts twice,
+        because it is unknown which of them an engine reads."""
         if not isinstance(said, Mapping):
             return Atom(ways=_ANY_VALUE)
         parts = tuple(self._parts(said))
@@ -370,7 +375,7 @@ class Schemas:
         if isinstance(by_pattern := said.get("patternProperties"), Mapping):
             more += [Chain((pattern(name, self._deepest), self._of(one))) for name, one in by_pattern.items()]
         if must or may or more or said.get("type") == "object":
-            pairs = Atom(len(may) ** 2 // 2)  # llama.cpp writes a rule for each two of them
+            pairs = Atom(len(may) ** 2 // 2)  # llama.cpp writes a rule for each pair of them
             optional: list[Expression] = [pairs, Choice(tuple(may))] if may else []
             yield Chain((_ATOM, *must, *optional, *more, _ATOM))
 
@@ -391,12 +396,12 @@ class Schemas:
         least, most = _count(said.get("minLength")), _count(said.get("maxLength"))
         if least is not None or most is not None:
             yield Chain((_ATOM, Repeat(_ATOM, least or 0, most), _ATOM))
-        elif said.get("type") == "string" and "enum" not in said and "const" not in said:  # which no engine adds to
-            yield Atom(20)  # also a format's
+        elif said.get("type") == "string" and "enum" not in said and "const" not in said:  # engines add nothing
+            yield Atom(20)  # also for a format
 
     def _reference(self, ref: str) -> Expression:
         if (name := self._rule(ref)) not in self._rules.bodies:
-            self._rules.bodies[name] = _ATOM  # until its turn comes
+            self._rules.bodies[name] = _ATOM  # until it is built
             self._named.append(ref)
         return Reference(name)
 
@@ -405,7 +410,7 @@ class Schemas:
 
 
 def named_by(root: Json, ref: str) -> object:
-    """What a reference into the same schema names; None where it names nothing, or something else's."""
+    """What a reference into the same schema points at; None if it points at nothing, or elsewhere."""
     if ref == "#":
         return root
     if not ref.startswith("#/"):
@@ -422,7 +427,7 @@ def named_by(root: Json, ref: str) -> object:
 
 
 def _count(value: object) -> int | None:
-    """llama.cpp takes 3.0 for 3."""
+    """The value as a count; llama.cpp takes 3.0 for 3."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return None
     return int(value)

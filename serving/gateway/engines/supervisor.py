@@ -1,4 +1,4 @@
-"""Engine processes of our own behind replicas: started, watched, and started again when they die or hang."""
+"""Engines of our own behind replicas: started, watched, and restarted when they die or hang."""
 
 from __future__ import annotations
 
@@ -23,8 +23,17 @@ LOOKS = 6  # at what its model has done, in the time after which its silence cou
 
 
 async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> str:
-    """Returns when that engine is taken for hung, after some `after_s` seconds without a sign: what was seen.
-    `slots`: calls that it works on at once."""
+    """Returns a reason when the engine is considered hung, after about `after_s` seconds without a sign of life.
+
+    slots: calls that it works on at once.
+
+    Its server is asked all the time whether it is well. A server answers however hard its model works (llama.cpp's
+    from other threads, vLLM's from another process), so one that fails to answer many times in a row is hung, and so
+    is one that says all that time that its engine is dead. Failed questions count rather than time, because a machine
+    that slept gave the engine no time either. vLLM's server does not notice a stuck model: if a call had no word of
+    it for `--hang` seconds, the model is asked for a token. That question may wait for a slot or for KV as any call
+    may, so whatever the model is seen to do for anybody counts as an answer.
+    """
     each_s, unanswered = after_s / _QUESTIONS, 0
     while True:
         begun, since = asyncio.get_running_loop().time(), upstream.awake.time()
@@ -33,16 +42,16 @@ async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> st
             if upstream.suspect and await _is_mute(upstream, model, after_s, slots):
                 return f"its server lives, and its model gave no token within {after_s:g} s"
         elif upstream.heard_since(since):
-            unanswered = 0  # it is at work, if too busy to say so
+            unanswered = 0  # it works, and is too busy to say so
         elif (unanswered := unanswered + 1) == _QUESTIONS:
-            return f"its server did not say that it is well, asked {_QUESTIONS} times in {after_s:g} s"
+            return f"its server did not say that it is well when asked {_QUESTIONS} times in {after_s:g} s"
         await asyncio.sleep(max(0.0, begun + each_s - asyncio.get_running_loop().time()))
 
 
 async def follow(upstream: Upstream, every_s: float) -> None:
-    """For ever, while calls wait and none hears a word: has its model worked all the same? Whole answers say nothing
-    before their end, and may be all that there is for an engine to do. One that queues may have lost a call while it
-    works for others: it is asked all the time."""
+    """StallAwareTimeout for ever whether the model works while calls wait and hear nothing: whole answers are silent
+    until their end, and may be all that an engine has to do. An engine that queues is asked all the time, because it
+    may have lost a call while it serves others."""
     while True:
         await asyncio.sleep(every_s)
         if upstream.awaited and (upstream.queues or not upstream.heard_since(upstream.awake.time() - every_s)):
@@ -51,7 +60,7 @@ async def follow(upstream: Upstream, every_s: float) -> None:
 
 @asynccontextmanager
 async def following(upstream: Upstream, every_s: float) -> AsyncIterator[None]:
-    """While entered, `follow` it."""
+    """Run `follow` while entered."""
     task = asyncio.create_task(follow(upstream, every_s))
     try:
         yield
@@ -61,8 +70,8 @@ async def following(upstream: Upstream, every_s: float) -> AsyncIterator[None]:
 
 
 async def _is_mute(upstream: Upstream, model: str, after_s: float, slots: int) -> bool:
-    """Does its model say nothing, to us or to anybody else? Whole answers that take all its slots may come first, and
-    so may the prompt of a stream: each is silent for as long as it may be."""
+    """Is its model silent, to us and to everybody? Whole answers that take all its slots may come first, and so may
+    the prompt of a stream: each may be silent for its own limit."""
     token = asyncio.create_task(_token(upstream, model))
     begun = upstream.awake.time()
     try:
@@ -72,7 +81,7 @@ async def _is_mute(upstream: Upstream, model: str, after_s: float, slots: int) -
                 upstream.suspect = False
                 return False
             ahead_s = upstream.hang_s if upstream.reading else 0.0
-            if upstream.working > slots:  # our question is one of them
+            if upstream.working > slots:  # our own question is one of them
                 ahead_s = upstream.whole_s
             if upstream.awake.time() > begun + ahead_s:
                 return True
@@ -82,29 +91,32 @@ async def _is_mute(upstream: Upstream, model: str, after_s: float, slots: int) -
 
 
 async def _token(upstream: Upstream, model: str) -> None:
-    """Whatever it says is a sign of life, an error too."""
+    """Ask for one token. Any reply is a sign of life, also an error."""
     body = {"model": model, "prompt": ".", "max_tokens": 1}
     try:
         await upstream.post("/completions", sse.encode(body))
     except (ApiError, Malformed) as error:
         if isinstance(error, ApiError) and error.status == 504:
-            await asyncio.Event().wait()  # its own limit was over: no sign
+            await asyncio.Event().wait()  # its own limit has passed: not a sign of life
 
 
 _BACKOFF_S = 0.5
 _BACKOFF_CAP_S = 30.0
-RESTART_S = 60.0  # without a sign of life
-_STATUS_S = 1.0  # until a process whose connections are gone is, too
-_STEADY_S = 60.0  # an engine that has lived so long starts its next life without a wait
+RESTART_S = 60.0  # seconds without a sign of life
+_STATUS_S = 1.0  # seconds for a process to end once its connections are gone
+_STEADY_S = 60.0  # an engine that has run for so long is restarted without a pause
 
 
 class SupervisedEngine:
-    """One engine, for as long as this is entered. `replica` has its present process's address, or none.
+    """One engine, kept running while this is entered. `replica` holds the address of its present process, or none.
 
-    Entering raises EngineFailed where the first start fails: then something is wrong that no second one mends.
-    `queue`: calls that are let in beyond those that the engine works on at once. `key` is the engine's. An engine
-    that gives no sign of life for `restart_s` is ended, and started again. `changed` is called when the replica has
-    come or gone, `restarted` with its index for each new life.
+    queue: calls that are admitted beyond those that the engine works on at once.
+    key: the engine's API key.
+    hang_s, whole_s: see Upstream.
+    restart_s: seconds without a sign of life after which the engine is restarted.
+    changed: called when the replica has come or gone. restarted: called with its index after each restart.
+
+    Entering raises EngineFailed if the first start fails: a second one would not help.
     """
 
     def __init__(
@@ -128,8 +140,8 @@ class SupervisedEngine:
         self.restarted = restarted
         self._make = make
         self._life = AsyncExitStack()
-        self._upstream: Upstream | None = None  # of the present life, also when its replica is used no more
-        self._past_answering = asyncio.Event()  # the present life's engine, whether its process knows it or not
+        self._upstream: Upstream | None = None  # of the present process, even when the replica no longer uses it
+        self._past_answering = asyncio.Event()  # the present engine is dead, whether its process knows it or not
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -147,7 +159,7 @@ class SupervisedEngine:
         await self._end()
 
     def _unwatched(self, watch: asyncio.Task[None]) -> None:
-        """A fault of ours: without a word of it an engine that dies later would stay away for no reason told."""
+        """Log a bug of the watch: otherwise an engine that dies later would stay away without a word."""
         if not watch.cancelled() and (fault := watch.exception()) is not None:
             log("engine_unwatched", level=logging.ERROR, replica=self.replica.index, problem=repr(fault))
 
@@ -171,7 +183,7 @@ class SupervisedEngine:
         return engine
 
     async def _end(self) -> None:
-        """Of one life. Calls that are in it are lost at once, however long its process takes to go."""
+        """End the present process. Calls inside are lost at once, however long it takes to end."""
         self.replica.upstream = None
         upstream, self._upstream = self._upstream, None
         life, self._life = self._life, AsyncExitStack()
@@ -182,8 +194,8 @@ class SupervisedEngine:
             await life.aclose()
 
     async def _comes_back(self) -> bool:
-        """A call was lost in it: is this life over, so that another one follows? A server may live on for a while
-        whose engine is dead: it is ended."""
+        """A call was lost in the engine: will this process be replaced? A server whose engine is dead may live on for
+        a while; it is ended."""
         if (upstream := self.replica.upstream) is None:
             return True
         if await upstream.lives():
@@ -194,7 +206,7 @@ class SupervisedEngine:
         return True
 
     async def _end_of(self, engine: Engine) -> int | None:
-        """Of this life: its process's exit status, None where that still runs."""
+        """Wait for the end of the present process. Its exit status; None if it still runs."""
         assert self._upstream is not None
         ended = asyncio.create_task(engine.ended())
         past = asyncio.create_task(self._past_answering.wait())

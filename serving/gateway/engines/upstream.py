@@ -1,4 +1,4 @@
-"""An engine behind the gateway, over HTTP: whole answers and streams, and every failure as an ApiError."""
+"""An engine behind the gateway, over HTTP: whole answers and streams; every failure becomes an ApiError."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ from ramify.serving.stall_clock import StallAwareClock, StallAwareTimeout
 
 _T = TypeVar("_T")
 HANG_S = 120.0
-WHOLE_S = 600.0  # then OpenAI's own clients leave, unless told otherwise
+WHOLE_S = 600.0  # OpenAI's own clients give up after this time, unless told otherwise
 _CONNECT_S = 10.0
-_LEFT_S = 5.0  # of silence: a call that is left after that tells of its engine
-_HEALTH_S = 5.0  # less, so that a connection that is slow to be made is no dead engine
+_LEFT_S = 5.0  # seconds of silence: a client that leaves after that makes the engine suspect
+_HEALTH_S = 5.0  # less than _CONNECT_S, so that an engine whose connection is slow does not count as dead
 _OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
-_MOST_STATUS = 64 * 1024  # of what a server says of its own health: that it says it is what counts
+_MOST_STATUS = 64 * 1024  # bytes read of a health page: that the server answers is what counts
 _MOST_METRICS = 16 * 1024 * 1024
 _MOST_ERROR = 1024 * 1024
-_MOST_ANSWER = 256 * 1024 * 1024  # twenty times 4,096 tokens with as many log-probabilities as there are
+_MOST_ANSWER = 256 * 1024 * 1024  # twenty times 4,096 tokens with the most log-probabilities that there are
 _JSON = {"content-type": "application/json"}
 _PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, so it must come uncompressed
 
 
 class Upstream:
-    """One OpenAI-compatible server. `hang_s` of silence and it is taken for hung: of silence on a stream, or, where
-    it `queues` calls inside and may pause them, of silence on all of them.
+    """One OpenAI-compatible server.
 
-    An answer that does not stream is silent until its end, however hard the engine works on it: it has `whole_s`, or
-    `hang_s` where that is more (docs/decisions/060). Time that this loop was held up for is nobody's silence. Where
-    an engine that queues works for others, a call that it does not know any more is lost after `whole_s` (283).
+    hang_s: after so many seconds of silence the server is considered hung. Silence on one stream counts; but if the
+        server `queues` calls inside and may pause them, only silence on all of them.
+    whole_s: the same for an answer that does not stream, which is silent until its end however hard the engine works
+        on it; at least `hang_s` (docs/decisions/060). If an engine that queues serves other calls but no longer knows
+        a call, that call counts as lost after `whole_s` (docs/decisions/283).
+    loops: the engine works on all calls in one loop, which also serves its metrics. While a call with an output
+        constraint may block that loop, the metrics show whether it turns; its `/health` does not, because llama.cpp
+        answers that from other threads.
 
-    `loops`: it works on all calls in one loop, which also answers for its metrics. While a call with a shape may hold
-    that loop up, these tell whether it turns; its `/health`, which llama.cpp answers from other threads, does not.
+    Time in which this process's event loop was blocked does not count as silence.
     """
 
     def __init__(
@@ -62,20 +65,20 @@ class Upstream:
         self._loops = loops
         self.shaped = ConstrainedCalls()
         self.stood_still = False
-        self._gateway: bool | None = None  # not known yet
+        self._gateway: bool | None = None  # None: not known yet
         self._tools: bool | None = None
         self.awake = StallAwareClock()
-        self._heard = 0.0  # when a part of any answer came last, or was seen to be in the making: by that clock
-        self._worked: tuple[bytes, ...] = ()  # by the engine's own count
-        self._counted = 0.0  # when that was asked last
-        self._given = 0  # calls that it has
-        self._tells = False  # how many it has, by its own count
+        self._heard = 0.0  # when a part of any answer last came, or was seen to be made; by `awake`
+        self._worked: tuple[bytes, ...] = ()  # the engine's own counters of its work
+        self._counted = 0.0  # when they were last read
+        self._given = 0  # calls sent to it and not ended
+        self._tells = False  # its metrics say how many calls it has
         self._had_all = 0.0  # when that was last as many as it was given
-        self._waits: set[asyncio.Timeout] = set()  # for a part of an answer
+        self._waits: set[asyncio.Timeout] = set()  # of calls that wait for a part of an answer
         self._over = False
         self.suspect = False  # it was silent for too long to a call, and nobody has looked since why
-        self.working = 0  # on whole answers, which are silent until their end
-        self.reading = 0  # prompts of streams of which nothing has come yet
+        self.working = 0  # whole answers in progress, which are silent until their end
+        self.reading = 0  # streams in progress of which nothing has come yet
         self._key = (key or "").strip()
         self._http = httpx.AsyncClient(
             transport=transport or _transport(trust_env=not wire.is_loopback(self._root)),
@@ -84,7 +87,7 @@ class Upstream:
         )
 
     async def aclose(self) -> None:
-        """Calls that are in it are lost at once: a connection that is closed here need not tell who reads from it."""
+        """Close it. Calls inside are lost at once: closing a connection does not wake up who reads from it."""
         self._over = True
         now = asyncio.get_running_loop().time()
         for limit in self._waits:
@@ -97,7 +100,7 @@ class Upstream:
             return await self._whole(response)
 
     async def is_gateway(self) -> bool:
-        """Is it a gateway like this one? It says so beside its models, and is asked until it has answered."""
+        """Is it a Ramify gateway? A header of its list of models says so. Asked again until it has answered."""
         if self._gateway is None:
             request = self._http.build_request("GET", self._root + "/models")
             try:
@@ -108,7 +111,7 @@ class Upstream:
         return self._gateway
 
     async def shows_tools(self) -> bool:
-        """Has its model's template a place for tools? llama.cpp says so, and is asked until it has answered."""
+        """Does its model's template have a place for tools? llama.cpp says so. Asked again until it has answered."""
         if self._tools is None:
             try:
                 async with self.awake.timeout(_HEALTH_S):
@@ -120,9 +123,9 @@ class Upstream:
         return self._tools
 
     async def lives(self) -> bool:
-        """Does its server take connections, and not say itself that its engine is dead? One that is too busy to
-        answer lives."""
-        for _ in range(2):  # a connection that was kept open too long says nothing
+        """Does its server accept connections, without saying that its engine is dead? A server that is too busy to
+        answer counts as alive."""
+        for _ in range(2):  # the failure of a connection that was kept open too long means nothing
             try:
                 async with asyncio.timeout(_HEALTH_S):
                     return await self._is_well()
@@ -135,11 +138,11 @@ class Upstream:
             except RuntimeError:
                 if not self._http.is_closed:
                     raise
-                return False  # its life was over while we asked
+                return False  # this Upstream was closed while we asked
         return False
 
     async def answers(self, within_s: float) -> bool:
-        """Does its server say in that time that it is well? One that has no such question is well, too."""
+        """Does its server say within that time that it is well? True for one without a health page."""
         try:
             async with self.awake.timeout(within_s):
                 return await self._is_well()
@@ -149,21 +152,21 @@ class Upstream:
             return _for_want_of_our_own(error)
 
     async def count(self, within_s: float) -> None:
-        """Ask it what its model has done. Where that is more than when it was asked last, and nobody has heard of it
-        since, it has spoken, though to no call yet: whole answers grow so. And how many calls it has."""
+        """Read the engine's counters. If they have grown since the last reading and no call has heard anything since,
+        the engine has worked: whole answers grow in this way. Also note how many calls it has."""
         given = self._given
         try:
             async with self.awake.timeout(within_s):
                 status, said = await self._asked("/metrics", _MOST_METRICS)
         except (TimeoutError, httpx.RequestError):
             return
-        whole = status == 200 and len(said) <= _MOST_METRICS  # of a line that is cut the number is another one
+        whole = status == 200 and len(said) <= _MOST_METRICS  # in a line that was cut off, the number is wrong
         has = calls_held(said) if whole else None
         self._tells = has is not None
         if has is not None and has >= min(given, self._given):
             self._had_all = self.awake.time()
         worked = work_counters(said) if whole else ()
-        if not worked:  # that it does not say is no work
+        if not worked:  # it reports no counters, which does not mean that it did not work
             return
         if worked != self._worked and self._worked and self._counted >= self._heard:
             self._speaks()
@@ -171,11 +174,11 @@ class Upstream:
 
     @property
     def awaited(self) -> bool:
-        """Does any call wait for a part of its answer?"""
+        """True while any call waits for a part of its answer."""
         return bool(self._waits)
 
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
-        """The whole JSON answer."""
+        """Send a request and return the whole JSON answer."""
         self.working += 1
         self._given += 1
         try:
@@ -188,8 +191,8 @@ class Upstream:
         return whole
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[sse.Event], None]:
-        """The events, as many at a time as came together. Its end is for the caller to judge."""
-        silent = 1  # of those; none once it has spoken
+        """Yield the events of a stream, grouped as they came. The caller judges whether the end is complete."""
+        silent = 1  # 0 once it has sent something
         self.reading += silent
         self._given += 1
         try:
@@ -236,7 +239,7 @@ class Upstream:
         return wire.parse_object(said)
 
     async def _is_well(self) -> bool:
-        """By what its server says of itself; one that has no such question is."""
+        """True by what its server says of itself, and for a server without such a page."""
         of_its_loop, gone = self._loops and self.shaped.suspected, self.shaped.asking()
         status, _ = await self._asked("/metrics" if of_its_loop else "/health", _MOST_STATUS)
         if of_its_loop:
@@ -244,7 +247,7 @@ class Upstream:
         return status not in (500, 503)
 
     async def _asked(self, path: str, most: int) -> tuple[int, bytes]:
-        """Status and text of a page beside the API, of that no more than a little beyond `most`."""
+        """The status and text of a page beside the API. The text is cut a little beyond `most` bytes."""
         request = self._http.build_request("GET", self._root.removesuffix("/v1") + path)
         response = await self._http.send(request, stream=True)
         try:
@@ -253,7 +256,8 @@ class Upstream:
             await response.aclose()
 
     async def _refused(self, response: httpx.Response, path: str) -> ApiError:
-        """The engine's own refusal goes through; its failures are ours, and invite a retry."""
+        """The error for an error status. The engine's refusals pass through; its failures are ours and invite a
+        retry."""
         status = response.status_code
         text = await self._within(_begun(response, _MOST_ERROR))
         try:
@@ -302,36 +306,40 @@ class Upstream:
                         self._waits.discard(limit)
         except asyncio.CancelledError:
             if self.awake.time() > since + _LEFT_S and not self.heard_since(since):
-                self.suspect = True  # its client left, and nobody would find out why
+                self.suspect = True  # its client left, so nobody would find out why
             raise
         except TimeoutError:
             if self.stood_still:
-                said = f"the engine at {self.shown} stood still over one of its calls, and was ended"
+                said = f"the engine at {self.shown} got stuck on one of its calls, and was restarted"
                 raise ApiError(502, STOOD_STILL, said, lost=True) from None
             if self._over:
-                raise self.broken("it was ended") from None
+                raise self.broken("it was stopped") from None
             if self._serves_others():
-                said = f"the engine at {self.shown} works for others, and has lost this call: nothing for"
+                said = f"the engine at {self.shown} serves other calls, and has lost this one: nothing for"
                 raise ApiError(504, "upstream_timeout", f"{said} {self.whole_s:g} s", lost=True) from None
             self.suspect = True
             said = f"the engine at {self.shown} sent nothing for {silent_s:g} s"
             raise ApiError(504, "upstream_timeout", said, lost=True) from None
 
     def _speaks(self) -> None:
-        """The model itself, and not the server before it: that one lists its models while the engine is stuck."""
+        """Note that the model itself has worked. A sign from its server alone does not count: a server still lists
+        its models while the engine is stuck."""
         self._heard = self.awake.time()
 
     def heard_since(self, then: float) -> bool:
-        """Has its model been seen to work since? By the time of `awake`."""
+        """Has its model been seen to work since `then` (a time of `awake`)?"""
         return self._heard > then
 
     def _serves_others(self) -> bool:
         return self.queues and self.awake.time() < self._heard + self.hang_s
 
     def _waited_for(self, since: float, begun: bool) -> Callable[[], float]:
-        """Until when, by what is known then, a call that has had nothing `since` waits for more, where calls share
-        one queue inside it: while anybody has a word of it. But it may have lost this one: where it has fewer calls
-        than it was given, and also where it does not tell, if the answer had begun."""
+        """A function that returns how long a call may wait that has had nothing since `since`; for engines that
+        queue.
+
+        It waits as long as any call hears something. But the engine may have lost this call: if it has fewer calls
+        than it was given, or, where it does not say how many it has, if the answer had begun.
+        """
 
         def until() -> float:
             if not self.queues or self._over:
@@ -348,21 +356,21 @@ class Upstream:
         return request
 
 
-_COUNTS = (  # of what a model has done, in the metrics of vLLM, ours or not, and of llama.cpp
+_COUNTS = (  # counters of a model's work, in the metrics of vLLM and of llama.cpp
     b"vllm:generation_tokens_total",
     b"vllm:prompt_tokens_total",
-    b"vllm:kv_cache_usage_perc",  # a prompt that is read in pieces counts only once it is read; its KV grows
+    b"vllm:kv_cache_usage_perc",  # grows while a long prompt is read; the token counter grows only at its end
     b"llamacpp:n_decode_total",
 )
 
 
-_HELD = re.compile(  # calls that wait or run, in the metrics of vLLM and of a gateway like this one
+_HELD = re.compile(  # calls that wait or run, in the metrics of vLLM and of a Ramify gateway
     rb"^(?:vllm:num_requests_(?:running|waiting)|ramify_(?:running|waiting))(?:\{[^}\n]*\})?[ \t]+([0-9.e+]+)", re.M
 )
 
 
 def calls_held(metrics: bytes) -> float | None:
-    """How many calls it has, paused ones too; None where it does not say."""
+    """How many calls the engine has, paused ones included; None if its metrics do not say."""
     counts = _HELD.findall(metrics)
     try:
         return sum(map(float, counts)) if counts else None
@@ -371,7 +379,7 @@ def calls_held(metrics: bytes) -> float | None:
 
 
 def work_counters(metrics: bytes) -> tuple[bytes, ...]:
-    """The lines that say what a model has done; none where it does not say."""
+    """The metric lines that count the model's work; empty if there are none."""
     return tuple(line for line in metrics.splitlines() if line.startswith(_COUNTS))
 
 
@@ -382,12 +390,13 @@ def _transport(*, trust_env: bool) -> httpx.AsyncBaseTransport:
 
 
 def _for_want_of_our_own(error: httpx.RequestError) -> bool:
-    """Nobody could be asked, since this machine had no descriptor, port or memory left: that says nothing of whom."""
+    """True if the request failed because this machine ran out of descriptors, ports or memory: that says nothing
+    about the engine."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OUR_OWN
 
 
 async def _begun(response: httpx.Response, most: int) -> bytes:
-    """What it brings; of a longer one only so much that this is seen."""
+    """The body of a response, cut a little beyond `most` bytes."""
     said = bytearray()
     async for part in response.aiter_bytes():
         said += part

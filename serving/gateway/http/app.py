@@ -1,9 +1,9 @@
-"""The gateway: an OpenAI-compatible server that lets calls into engines by their deadlines.
+"""The gateway as an ASGI application: an OpenAI-compatible server that lets calls into engines by their deadlines.
 
-A call comes in with its tags, waits in the policy's order for a slot of one of the engines, and is passed on; the
-answer goes back as the engine gives it, with one addition: the `ramify` object (types.Ledger), in a whole answer's
-body, in one more chunk without choices before `[DONE]`, or in the last event's response. The first token is
-measured where the client can first see one: in a stream when it passes, in a whole answer at its end.
+A call arrives with its tags, waits in the policy's order for a slot of an engine, and is passed on. The engine's
+answer goes back unchanged, except for one addition: the `ramify` object (`types.Ledger`). It stands in the body of a
+whole answer, in one more chunk without choices before `[DONE]`, or in the response of the last event. The first token
+is measured where the client can first see it: in a stream when it passes, in a whole answer at its end.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ def create_gateway(
 ) -> Starlette:
     """The gateway as an ASGI application.
 
-    In front of several replicas, or of one engine at a base URL that takes at most `slots` calls. With one `policy`
-    calls wait in one queue before all replicas; with one for each of them, each has its queue, and a call stands in
-    `k` of these (None: in all) until one lets it in. With `api_keys` clients must show one. Tags stay here, since
-    most servers refuse fields that they do not know, unless `forward_xargs` (a replica's `traits.reads_tags`) says
-    that the engine reads them.
+    upstream: replicas, or the base URL of one engine that takes at most `slots` calls.
+    policy: one policy makes one queue in front of all replicas. A policy for each replica makes a queue for each; a
+        call then stands in `k` of them (None: in all) until one lets it in.
+    api_keys: if given, clients must show one of them.
+    forward_xargs: the engine reads our tags (`traits.reads_tags` of a replica). Otherwise tags are removed, because
+        most servers refuse unknown fields.
+    hang_s, whole_s: seconds of silence allowed on a stream, and before a whole answer (see `Upstream`).
     """
     if isinstance(upstream, str):
         one = Upstream(
@@ -107,7 +109,7 @@ def create_gateway(
 
 
 class _Control:
-    """What is asked about calls, and not for an answer."""
+    """The routes that give no model answer: models, records, history, cancel, prefix hints, health, metrics."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -123,10 +125,10 @@ class _Control:
         return JsonResponse(gateway.records.snapshot(request.query_params.get("compound_id"), gateway.step_of))
 
     async def history(self, request: Request) -> Response:
-        """What is known of a workflow before its first call, by its `app_id`: the stages that it will have."""
+        """The stages that a workflow (`app_id`) will have, by its past runs; for use before its first call."""
         self._gateway.authorise(request)
         if not (app := request.query_params.get("app_id")):
-            raise bad_request("app_id", "app_id: say of which workflow, as in ?app_id=NAME")
+            raise bad_request("app_id", "app_id: name the workflow, as in ?app_id=NAME")
         analysis = self._gateway.analysis
         found = None if analysis is None else await analysis.history(app)
         stages = (
@@ -147,12 +149,13 @@ class _Control:
         return JsonResponse({"app_id": app, "stages": stages})
 
     async def cancel(self, request: Request) -> Response:
-        """Break off what a workflow needs no longer: `{"compound_id": …, "fork_group": …}`, one of them or both."""
+        """Cancel calls that a workflow no longer needs: `{"compound_id": …, "fork_group": …}`, one of them or
+        both."""
         self._gateway.authorise(request)
         body = await body_of(request)
         for name, value in body.items():
             if name not in ("compound_id", "fork_group") or not isinstance(value, str) or not value:
-                raise bad_request(name, f"{name}: give compound_id, fork_group or both, each a text")
+                raise bad_request(name, f"{name}: give compound_id, fork_group or both, each as a string")
         if not body:
             raise bad_request("fork_group", "fork_group: say what to cancel, by compound_id or fork_group")
         chosen = self._gateway.records.open_calls(
@@ -163,8 +166,10 @@ class _Control:
         return JsonResponse({"cancelled": len(chosen)})
 
     async def prefix(self, request: Request) -> Response:
-        """Have an idle engine read what calls will begin with: `{"model": …, "messages": […], "tools": […]}`. 200
-        when it has, 202 where it has not, and why. It is called off where its client leaves."""
+        """Let an idle engine prefill the beginning of future calls: `{"model": …, "messages": […], "tools": […]}`.
+
+        Answers 200 when it is read, 202 with the reason when it is not. Cancelled when the client leaves.
+        """
         self._gateway.authorise(request)
         hint = hint_of(await body_of(request))
         check_constraints(hint, llama_cpp=self._gateway.replicas.llama_cpp)
@@ -179,17 +184,17 @@ class _Control:
             gone.cancel()
             await asyncio.gather(reading, gone, return_exceptions=True)
         if reading.cancelled():
-            return Response(status_code=499)  # to nobody
+            return Response(status_code=499)  # the client has left
         said = reading.result().body()
         return JsonResponse(said, 200 if said["read"] else 202)
 
     async def health(self, _: Request) -> Response:
-        """The gateway itself lives."""
+        """Liveness of the gateway itself."""
         admission = self._gateway.admission
         return JsonResponse({"status": "ok", "running": admission.running, "waiting": admission.waiting})
 
     async def ready(self, _: Request) -> Response:
-        """It takes calls, and an engine answers."""
+        """Readiness: the gateway takes calls, and an engine answers."""
         if self._gateway.stopping:
             raise ApiError(503, "stopping", "the gateway is stopping")
         await self._gateway.upstream().get("/models")
@@ -222,10 +227,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     asked, detail = f"{request.method} {request.url.path}"[:200], error.detail
     if error.status_code in (404, 405):
         there = ", ".join(f"POST /v1{dialect.path}" for dialect in DIALECTS)
-        detail = f"path: there is no {asked} here; answers are given at {there}, models listed at GET /v1/models"
+        detail = f"path: there is no {asked} here: POST to {there}, or list the models with GET /v1/models"
     return error_response(bad_request("path", detail, status=error.status_code))
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:
-    """Of ours. It is raised again after this answer, and logged with its place."""
+    """Answer 500 for a bug of the gateway. Starlette raises the error again after this answer, and logs it."""
     return error_response(ApiError(500, "internal_error", f"the gateway failed: {type(error).__name__}"))

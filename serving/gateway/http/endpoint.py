@@ -1,9 +1,10 @@
-"""One of the three endpoints: a call from its arrival to the last byte of its answer.
+"""The three endpoints that give answers: one call, from its arrival to the last byte of its answer.
 
-Nothing of an answer goes out before its first token is there. Until then a replica that dies costs the client
-nothing: the call goes back to the queue, with the arrival and the deadline that it had, and another replica does
-it. After that the answer is one engine's, and what breaks it off is an error event; but for a call that the policy
-interrupts and that can be gone on with (resume.py), which waits again and then goes on where it stood.
+Nothing of an answer goes out before its first token is there. Until then, a replica that dies costs the client
+nothing: the call returns to the queue with its old arrival and deadline, and another replica does it. After the first
+token the answer belongs to one engine, and what breaks it off becomes an error event. The exception is a call that
+the policy interrupts and that can be resumed (see `dialects.resumable`): it waits again and continues where it
+stopped.
 """
 
 from __future__ import annotations
@@ -42,36 +43,36 @@ from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.refusal import refusal_from_line
 
-_LIVES = 3  # of engines that a call may have been in when they died
-_NO_TOOLS = "the embedded model's template has no place for tools, so that it never calls one: take another --model"
+_LIVES = 3  # a call that was in so many engines when they died is not tried again
+_NO_TOOLS = "the embedded model's template has no place for tools, so it never calls one: choose another --model"
 STOPPING = ApiError(503, "stopping", "the gateway is stopping: try again when it is back", lost=False)
 
 
 class Aborted(Exception):
-    """The workflow that asked for this call needs it no longer."""
+    """The workflow that made this call does not need it any more."""
 
 
 @dataclass
 class _Work:
-    """One call's way through."""
+    """The state of one call on its way through an endpoint."""
 
     call: Call
     body: Mapping[str, object]
     out: Out
-    held: list[bytes] = field(default_factory=list)  # events that came before the first token
-    head: dict[str, object] = field(default_factory=dict)  # what every chunk of the answer begins with
-    name: str | None = None  # what the engine that is at it calls its answer
-    text: list[str] = field(default_factory=list)  # said so far, where it may have to be gone on with
-    usage: tuple[int | None, int | None] = (None, None)
+    held: list[bytes] = field(default_factory=list)  # events not sent yet
+    head: dict[str, object] = field(default_factory=dict)  # the fields that every chunk of the answer begins with
+    name: str | None = None  # the answer's id at the engine that works on it
+    text: list[str] = field(default_factory=list)  # the answer so far, kept where it may have to be resumed
+    usage: tuple[int | None, int | None] = (None, None)  # tokens of the answer, of the prompt
     details: Details = field(default_factory=Details)
     closing: Mapping[str, object] | None = None  # the event that holds the whole answer
-    places: Places = field(default_factory=Places)  # of typed events
+    places: Places = field(default_factory=Places)  # completes typed events
     ended: bool = False
-    whole: bool = True
+    whole: bool = True  # it ended as the engine wanted, not by a failure
 
 
 class Endpoint:
-    """Plain ASGI, since it must hear at any moment that its client has left."""
+    """Plain ASGI, because it must notice at any moment that its client has left."""
 
     def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway = gateway
@@ -86,9 +87,11 @@ class Endpoint:
         check_constraints(body, llama_cpp=gateway.replicas.llama_cpp)
         stream = _flag(body, "stream")
         if _flag(body, "background"):
-            raise bad_request("background", "background: a call that outlives its connection has no slot here")
+            raise bad_request("background", "background: not supported: a call here ends with its connection")
         if stream and scope.get("http_version") == "1.0":
-            raise bad_request("stream", "stream: HTTP/1.0 cannot carry one: use HTTP/1.1, or ask for the whole")
+            raise bad_request(
+                "stream", "stream: HTTP/1.0 cannot carry a stream: use HTTP/1.1, or set stream to false"
+            )
         if gateway.stopping:
             raise STOPPING
         call = gateway.open(self._dialect, body, tags)
@@ -110,7 +113,7 @@ class Endpoint:
             answer.result()
 
     async def _answer(self, work: _Work, stream: bool) -> None:
-        """Attempts until one is the last; then what came of it, to the client."""
+        """Try until one attempt is the last one; then send the client what came of it."""
         call, close = work.call, self._gateway.close
         try:
             with _interruptible(call):
@@ -125,20 +128,20 @@ class Endpoint:
             await self._fail(work, infeasible(said, refusal.earliest_feasible_s))
         except Aborted:
             close(call, Outcome.ABORTED)
-            said = "its workflow called it off"
+            said = "its workflow cancelled it"
             await self._fail(work, ApiError(499, "aborted", said, headers={"x-should-retry": "false"}))
         except ApiError as error:
             close(call, Outcome.FAILED)
             await self._fail(work, error)
 
     async def _fail(self, work: _Work, error: ApiError) -> None:
-        """Tell the client, after what there is of the answer."""
+        """Send the client the error, after what there is of the answer."""
         if work.held and work.call.first_token is not None:
             await work.out.bytes(b"".join(work.held))
         await work.out.error(error)
 
     async def _attempt(self, work: _Work, stream: bool) -> bool:
-        """Wait for a slot, and get the answer there. False where the call has to wait for another one."""
+        """Wait for a slot and get the answer there. False if the call has to wait for another slot."""
         gateway, call = self._gateway, work.call
         replica: Replica | None = None
         upstream: Upstream | None = None
@@ -167,7 +170,7 @@ class Endpoint:
             )
             if blamed is not None:
                 raise blamed from error
-            if (refused := refusal_from_line(failure.message)) is not None:  # as vLLM 0.33 says it
+            if (refused := refusal_from_line(failure.message)) is not None:  # vLLM 0.33 refuses in this way
                 raise Refused(Refusal(call.id, *refused)) from error
             with _interruptible(call):
                 if replica is None or not await self._another_can(call, replica, failure):
@@ -176,14 +179,14 @@ class Endpoint:
         return True
 
     async def _another_can(self, call: Call, replica: Replica, failure: ApiError) -> bool:
-        """Note a replica that failed a call; is there one that could still do it, if only by being started again?"""
+        """Note that a replica failed a call. True if another one could still do it, even if it must first restart."""
         gateway, now = self._gateway, self._gateway.records.clock()
         if not failure.lost:
             return False
         if len(gateway.replicas.all) > 1:
             replica.lost(now)
         call.avoid |= {replica.index}
-        call.lost += failure.status != 503  # in one that cannot be reached it never was
+        call.lost += failure.status != 503  # it never was in an engine that cannot be reached
         if call.first_token is not None:
             return False
         if not gateway.replicas.others(call.avoid) and not await self._one_comes_back(call, failure):
@@ -192,8 +195,8 @@ class Endpoint:
         return True
 
     async def _one_comes_back(self, call: Call, failure: ApiError) -> bool:
-        """Every engine that there is has lost this call. It waits for one of ours that is over; but what has been in
-        so many when they died may be why they did."""
+        """Every engine has lost this call. Wait for one of ours that ended and is restarted; but a call that was in
+        several engines when they died may be the reason that they did."""
         if failure.status not in (502, 503) or call.lost >= _LIVES:
             return False
         before = call.avoid
@@ -221,7 +224,7 @@ class Endpoint:
         if again:
             body = continued(self._dialect, body, "".join(work.text), again)
         else:
-            work.held.clear()  # left by an attempt that came to nothing, and so is the head of its answer
+            work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
             work.places = Places()
         done = False
@@ -233,13 +236,13 @@ class Endpoint:
                     work.held.clear()
                 if done:
                     break
-        # Of several answers one that has ended says nothing of the others.
+        # If several answers were asked for, the end of one says nothing about the others.
         if not work.ended or (not done and several(self._dialect, work.body)):
             raise upstream.broken("it ended its stream before the answer's end")
         await self._finish(work, replica)
 
     def _take(self, work: _Work, batch: list[sse.Event], again: int) -> bool:
-        """Events that came together, into `held`. True with the last."""
+        """Add events that came together to `held`. True with the last one."""
         call, dialect, now = work.call, self._dialect, self._gateway.records.clock()
         analysis = self._gateway.analysis
         for event in batch:
@@ -271,7 +274,7 @@ class Endpoint:
                 work.details = details_of(whole if isinstance(whole, Mapping) else chunk)
             if piece.ends:
                 work.ended, work.whole, call.cut = True, piece.whole, piece.cut
-                call.resumable = False  # what is left to come is the end
+                call.resumable = False  # only the end is still to come
                 if dialect.last_is_whole:
                     work.closing = chunk
                     return True
@@ -283,7 +286,7 @@ class Endpoint:
         return False
 
     async def _finish(self, work: _Work, replica: Replica) -> None:
-        """The end of a stream: the ledger, where each dialect's clients look for more."""
+        """Send the end of a stream, with the ledger where clients of each dialect look for more."""
         call, gateway = work.call, self._gateway
         last = None if work.closing is None else work.closing.get("response")
         answer = last if isinstance(last, Mapping) else {}
@@ -307,7 +310,7 @@ class Endpoint:
 
 @contextmanager
 def _interruptible(call: Call) -> Iterator[None]:
-    """Raises why the call was interrupted, in place of the cancellation that an interruption is."""
+    """Raise the reason of an interruption in place of the cancellation that performs it."""
     try:
         yield
     except asyncio.CancelledError:
@@ -319,11 +322,11 @@ def _interruptible(call: Call) -> Iterator[None]:
 
 
 def _of_an_old_run(call: Call) -> str:
-    """Where the deadline was over before the call came: its client may use an id again."""
+    """A remark for a deadline that had passed before the call came: its client may reuse a compound_id."""
     run = call.compound
     if run is None or run.deadline is None or run.deadline > call.arrived or run.first_at == call.arrived:
         return ""
-    return f"; compound_id {run.id!r} began {call.arrived - run.first_at:.0f} s ago: a new run needs one of its own"
+    return f"; compound_id {run.id!r} began {call.arrived - run.first_at:.0f} s ago: give each run an id of its own"
 
 
 def _flag(body: Mapping[str, object], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""One client's side of a call: its request read and checked, and the way back to it."""
+"""One client's request and response: read and check the request, send the answer back."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
-MAX_PARTS = 500_000  # objects and arrays: to read as many takes half a second of everybody's
-BODY_S = 60.0  # a body that takes longer is a client that means harm, or is gone
-_MAX_DRAIN = 64 * 1024 * 1024  # how much of a body that is too long is read, so that its sender hears the answer
-_SAYS_TOO = ("instructions", "previous_response_id", "conversation", "prompt")  # beside the input of a response
+MAX_PARTS = 500_000  # objects and arrays: parsing so many blocks the event loop for half a second
+BODY_S = 60.0  # a body that takes longer comes from a client that means harm, or has left
+_MAX_DRAIN = 64 * 1024 * 1024  # bytes of a too long body that are read, so that its sender sees the answer
+_SAYS_TOO = ("instructions", "previous_response_id", "conversation", "prompt")  # a response's other kinds of input
 _SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class JsonResponse(Response):
-    """A JSON object in ASCII: half a surrogate pair, which clients can send, has no UTF-8."""
+    """A JSON object in ASCII: clients can send half a surrogate pair, which has no UTF-8."""
 
     media_type = "application/json"
 
@@ -39,7 +39,7 @@ def error_response(error: ApiError) -> JsonResponse:
 
 
 class Out:
-    """The way back to one client: a status is sent with the first thing that there is to say, not before."""
+    """The response to one client. Its status is sent with the first thing that there is to say, not before."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, request_id: str, *, typed_events: bool = False
@@ -55,7 +55,7 @@ class Out:
         await JsonResponse(body, headers={"x-request-id": self._id})(*self._asgi)
 
     async def bytes(self, data: bytes) -> None:
-        """A part of a stream of events."""
+        """Send a part of a stream of events."""
         if not self.begun:
             self.begun = True
             headers = [*_SSE, (b"x-request-id", self._id.encode())]
@@ -66,7 +66,7 @@ class Out:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def error(self, error: ApiError) -> None:
-        """As a response; as an event, and no `[DONE]`, where the answer has begun."""
+        """Send an error: as a response, or, once the answer has begun, as an event without `[DONE]`."""
         if self.begun:
             said = error.body()
             typed = {"type": "error", "code": error.code, "message": error.message, "param": error.param, **said}
@@ -79,27 +79,29 @@ class Out:
 
 
 async def body_of(request: Request) -> Mapping[str, object]:
-    """The JSON object that was sent. Raises ApiError, naming what is wrong."""
+    """Read the JSON object of a request. Raises ApiError, which says what is wrong."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise bad_request(
-            "content-encoding", f"content-encoding: {encoding[:40]!r} is not read: send it plain", status=415
+            "content-encoding", f"content-encoding: {encoding[:40]!r} is not supported: send it plain", status=415
         )
     try:
         async with asyncio.timeout(BODY_S):
             kept = await _read(request)
     except TimeoutError:
-        raise bad_request("body", f"body: not all of it came within {BODY_S:g} s", status=408) from None
+        raise bad_request("body", f"body: it did not arrive within {BODY_S:g} s", status=408) from None
     except ClientDisconnect:
         raise bad_request("body", "body: the client left before its end") from None
     if (parts := kept.count(b"{") + kept.count(b"[")) > MAX_PARTS:
-        raise bad_request("body", f"body: {parts} opening brackets: at most {MAX_PARTS} objects and arrays are read")
+        raise bad_request(
+            "body", f"body: {parts} opening brackets: at most {MAX_PARTS} objects and arrays are allowed"
+        )
     try:
         body = json.loads(
             kept.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_twins
         )
     except BadTags as error:
-        said = str(error).encode("ascii", "backslashreplace").decode()  # half a surrogate pair can be a name
+        said = str(error).encode("ascii", "backslashreplace").decode()  # a field name can be half a surrogate pair
         raise bad_request(error.field, said) from error
     except UnicodeDecodeError as error:
         raise bad_request("body", f"body: not UTF-8 at byte {error.start}") from error
@@ -113,11 +115,11 @@ async def body_of(request: Request) -> Mapping[str, object]:
 
 
 def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
-    """The tags of all routes together. Raises ApiError, naming the field; also for one in the URL, which would
-    otherwise be a promise that nobody keeps."""
+    """The tags of all routes together. Raises ApiError, which names the field, also for a tag in the URL: nobody
+    reads it there."""
     for name in request.query_params:
         if is_tag(name):
-            raise bad_request(name, f"{name}: not read from a URL: say it in the body, or in the header {HEADER}")
+            raise bad_request(name, f"{name}: not read from a URL: put it into the body, or into the header {HEADER}")
     try:
         tags = SLOTags.from_body(body)
         for header in request.headers.getlist(HEADER):
@@ -128,8 +130,8 @@ def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
 
 
 def check_prompt(dialect: Dialect, body: Mapping[str, object]) -> None:
-    """Raises ApiError for a chat without a message, as OpenAI does. Engines differ: some make a prompt of nothing,
-    after which the model says whatever it likes, at length."""
+    """Refuse a chat without a message, as OpenAI does. Raises ApiError. Some engines make a prompt of nothing, after
+    which the model writes anything, at length."""
     if dialect is CHAT and body.get(CHAT.prompt_field) == []:
         raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
     if dialect is RESPONSES and body.get(RESPONSES.prompt_field) == [] and not any(body.get(n) for n in _SAYS_TOO):
@@ -161,6 +163,6 @@ def _finite(text: str) -> float:
 
 
 async def left(receive: Receive) -> None:
-    """Returns when the client has gone."""
+    """Returns when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,9 +1,9 @@
-"""uvicorn's HTTP protocol with an end to its patience: request heads that come too slowly, or do not end, and clients
-that ask and do not read.
+"""uvicorn's HTTP protocol with time limits for slow clients: request heads that come too slowly or never end, and
+clients that do not read their answers.
 
-uvicorn waits for a head as long as its sender likes, so a few thousand sockets that send a byte a minute would take
-every descriptor there is; and as long for a client to take its answer, whose slot in the engine nobody else gets.
-What is no HTTP is answered as everything else is: by an error that OpenAI's clients read.
+uvicorn waits for a head as long as its sender likes, so a few thousand sockets that send a byte a minute would use up
+all descriptors. It also waits without a limit for a client to read its answer, while that call holds a slot in the
+engine. Bytes that are not HTTP get an error that OpenAI's clients can read, as everything else does.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ramify.serving.http_guard import with_target_host
 
 HEAD_S = 15.0
 UNREAD_S = 60.0  # as long as most web servers wait
-MAX_HEAD = 512 * 1024  # of what has come before a head is whole; most of a packet may be the body that follows
-_SLOW = bad_request("head", f"the request's head was not whole within {HEAD_S:g} s", status=408)
+MAX_HEAD = 512 * 1024  # bytes before a head is complete; most of a packet may be the body that follows
+_SLOW = bad_request("head", f"the request's head was not complete within {HEAD_S:g} s", status=408)
 _LONG = bad_request("head", f"the request's head is longer than {MAX_HEAD} bytes", status=431)
-_NO_HTTP = bad_request("request", "this is no HTTP request, or its body is not as long as its head says")
+_NO_HTTP = bad_request("request", "this is not an HTTP request, or its body is not as long as its head says")
 
 
 def _response(error: ApiError) -> bytes:
@@ -32,8 +32,11 @@ def _response(error: ApiError) -> bytes:
 
 
 class SlowClientProtocol(HttpToolsProtocol):
-    """Answers 408 where a head has not come `HEAD_S` after its connection was made, or after it began. Breaks the
-    connection where there is more to send than fits on the way, and not a byte of it is taken for `UNREAD_S`."""
+    """Answers 408 if a head is not complete `head_s` seconds after its connection was made, or after it began.
+
+    Breaks the connection if more is to be sent than fits on the way, and the client reads no byte of it for
+    `unread_s` seconds.
+    """
 
     head_s = HEAD_S
     unread_s = UNREAD_S
@@ -61,7 +64,7 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._waits is None:  # a further request of this connection
+        if self._waits is None:  # another request on this connection
             self._wait()
 
     def on_headers_complete(self) -> None:
@@ -82,11 +85,11 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._reads = self.loop.call_later(self.unread_s, self._look)
 
     def _look(self) -> None:
-        """What is not taken is not written twice: less is there to be sent only where the client has read."""
+        """Check whether the client has read: only then is there less to send."""
         if self.transport.get_write_buffer_size() < self._unread:
             self._look_later()
         else:
-            self.transport.abort()  # to close it would be to wait until all is read
+            self.transport.abort()  # close() would wait until all is read
 
     def _taken(self) -> None:
         if self._reads is not None:

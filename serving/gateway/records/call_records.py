@@ -1,4 +1,4 @@
-"""What became of each call and each compound request: queueing, first token, end, SLO met."""
+"""The calls and workflow runs of late, in memory: arrival, outcome, ledger, whether the SLO was met."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ KEEP = 10_000  # calls and compounds remembered; the oldest go first
 
 @dataclass
 class Records:
-    """All calls and compounds of late, in memory."""
+    """All recent calls and compounds; the oldest are forgotten first, beyond `keep` of each."""
 
     clock: Callable[[], float]
     wall: Callable[[], float]
     keep: int = KEEP
     _calls: deque[Call] = field(init=False)
-    _open: dict[RequestId, Call] = field(default_factory=dict)  # however many have come since
+    _open: dict[RequestId, Call] = field(default_factory=dict)  # calls in progress, which are never forgotten
     _compounds: OrderedDict[str, Compound] = field(default_factory=OrderedDict)
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -43,13 +43,13 @@ class Records:
         cached_as: str | None = None,
         resumable: bool = False,
     ) -> Call:
-        """A call has come in."""
+        """Record a call that has come in."""
         now, wall = self.clock(), self.wall()
         compound = self._compound(tags, now, wall)
         if compound is not None:
             tags = compound.join(tags)
             if tags.compound_due_s is not None and len(compound.dues) < MOST_STAGES:
-                # Counted from the stage's first call: its calls are due together.
+                # Counted from the stage's first call: all its calls are due together.
                 compound.dues.setdefault(tags.compound_stage or 0, now + tags.compound_due_s)
         own = None if tags.slo_deadline_s is None else now + tags.slo_deadline_s
         whole = compound.deadline if compound else None
@@ -74,7 +74,7 @@ class Records:
         return call
 
     def close(self, call: Call, outcome: Outcome) -> bool:
-        """A call has ended, one way or another. False where it had ended before: only the first ending counts."""
+        """Record that a call has ended. False if it had ended before: only the first ending counts."""
         if call.ended is not None:
             return False
         del self._open[call.id]
@@ -93,20 +93,21 @@ class Records:
         return True
 
     def open_calls(self, *, compound_id: str | None, fork_group: str | None) -> list[Call]:
-        """Those of a compound or a fork group that have not ended. Without either, none."""
+        """The calls in progress of a compound, a fork group or both. Without either, none."""
         wanted = [c for c in self._open.values() if compound_id or fork_group]
         wanted = [c for c in wanted if compound_id is None or c.tags.compound_id == compound_id]
         return [c for c in wanted if fork_group is None or c.tags.fork_group == fork_group]
 
     def infeasible(self, step: Callable[[Call], StepModel]) -> Counter[str]:
-        """How many calls in progress cannot keep their promise any more, by kind; `step`: of the engine of each."""
+        """By kind, how many calls in progress cannot keep their promise any more. `step`: gives a call's
+        StepModel."""
         now = self.clock()
         return Counter(c.kind.value for c in self._open.values() if c.feasible(now, step(c)) is False)
 
     def snapshot(
         self, compound_id: str | None = None, step: Callable[[Call], StepModel] = lambda _: StepModel()
     ) -> dict[str, object]:
-        """As JSON: all of it, or one compound's. `step`: of the engine of each call."""
+        """The records as JSON: all of them, or those of one compound. `step`: gives a call's StepModel."""
         now, offset = self.clock(), self.wall() - self.clock()
         can = {c.id: c.feasible(now, step(c)) for c in self._open.values()}
         lost = {c.compound.id for c in self._open.values() if c.compound is not None and can[c.id] is False}

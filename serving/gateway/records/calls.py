@@ -1,4 +1,4 @@
-"""One call on the gateway's clock: what was promised, what was delivered, and what the policy sees of it."""
+"""One call: what it was promised, what was delivered, and the view of it that the policy sees."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.types import Ledger
 
-_SHORT = 0.1  # the quantile of its length at which an answer may be hoped to end
-_VIEW_EVERY = 16  # tokens after which the policy is shown a new view
+_SHORT = 0.1  # the quantile of its length that counts as a short answer
+_VIEW_EVERY = 16  # tokens after which the policy gets a new view
 
 
 class Outcome(StrEnum):
@@ -26,38 +26,41 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # by the policy: it could not be done in time
     FAILED = "failed"  # the engine gave no whole answer
     GONE = "gone"  # the client left
-    ABORTED = "aborted"  # its workflow needs it no longer, and said so
+    ABORTED = "aborted"  # cancelled by its workflow, which does not need it any more
 
 
 @dataclass(slots=True)
 class Call:
-    """One call. While a model thinks it is due by a time; once it answers, token by token (`slo_think_s`)."""
+    """One call at the gateway; times are on the gateway's clock, in seconds.
+
+    With `slo_think_s`, the whole of the thoughts is due by a time, and each token of the answer after that.
+    """
 
     id: RequestId
     path: str
     tags: SLOTags
     arrived: float
     arrived_unix: float
-    deadline: float | None  # the earliest of its own and its compound's
+    deadline: float | None  # the earlier of its own and its compound's
     compound: Compound | None
-    prompt_tokens: int = 0  # the gateway's guess, until the engine has counted
+    prompt_tokens: int = 0  # estimated by the gateway, until the engine has counted
     sketch: LengthSketch | None = None
     max_tokens: int | None = None  # where its answer is cut
-    predicted: bool = False  # the sketch is the analyzer's
-    cut: bool = False  # it ended there
-    affinity: str | None = None
+    predicted: bool = False  # the sketch comes from the analyzer
+    cut: bool = False  # the answer ended at that limit
+    affinity: str | None = None  # see admission.Seeker, also for the next three
     cached_as: str | None = None
     resumable: bool = False
     avoid: frozenset[int] = frozenset()
     replica: int = 0
     attempts: int = 0
     lost: int = 0  # engines that failed with it inside
-    stood_still: int = 0  # of these, engines whose loop did not turn
+    stood_still: int = 0  # those of them whose loop was stuck
     outcome: Outcome = Outcome.WAITING
-    admitted: float | None = None  # the first time
-    entered: float | None = None  # the engine, this time
+    admitted: float | None = None  # for the first time
+    entered: float | None = None  # into its present slot
     first_token: float | None = None
-    first_answer: float | None = None  # the first token that is no thought
+    first_answer: float | None = None  # the first token that is not a thought
     last_token: float | None = None
     ended: float | None = None
     chunks: int = 0
@@ -65,15 +68,15 @@ class Call:
     late_chunks: int = 0
     recomputed: int = 0  # tokens prefilled again after preemptions
     task: asyncio.Task[None] | None = None
-    why: Exception | None = None
+    why: Exception | None = None  # of an interruption
     _view: RequestView | None = None
-    track: RequestTrack = field(init=False)  # where its time goes
+    track: RequestTrack = field(init=False)  # its phases and ledger
 
     def __post_init__(self) -> None:
         self.track = RequestTrack(self.view())
 
     def view(self) -> RequestView:
-        """What the policy sees; the same object until something has changed that matters."""
+        """The policy's view. It stays the same object until something that matters has changed."""
         if self._view is None:
             self._view = self._new_view()
         return self._view
@@ -99,7 +102,7 @@ class Call:
         return SloClass.LATENCY if timed else SloClass.BEST_EFFORT
 
     def enter(self, now: float, replica: int) -> None:
-        """A replica works on it from now."""
+        """A replica works on it from `now` on."""
         if self.track.phase is Phase.QUEUE:
             self.track.move(Phase.PREFILL, now)
         elif self.track.phase is Phase.PREEMPTED:
@@ -110,9 +113,9 @@ class Call:
         self.outcome, self._view = Outcome.RUNNING, None
 
     def leave(self, now: float) -> None:
-        """It has no replica any more, for good or until it is let in again.
+        """It holds no slot any more, for good or until it is admitted again.
 
-        One that is left without a token has had nothing: it begins anew, and has waited since its arrival.
+        Without a token so far it starts anew, and has waited since its arrival.
         """
         if self.ended is None:
             if self.chunks:
@@ -122,11 +125,11 @@ class Call:
             self.entered, self._view, self.outcome = None, None, Outcome.WAITING
 
     def predict(self, sketch: LengthSketch) -> None:
-        """A new sketch of its length."""
+        """Take a new prediction of its length from the analyzer."""
         self.sketch, self.predicted, self._view = sketch, True, None
 
     def expect(self, rest: tuple[StageEstimate, ...], share: float | None) -> None:
-        """What history says of its workflow: the later stages, and this one's share φ of the deadline."""
+        """Take what history says about its workflow: the later stages, and this stage's share φ of the deadline."""
         assert self.compound is not None
         stage, deadline = self.tags.compound_stage or 0, self.compound.deadline
         self.compound.matched, self.compound.expected = stage, rest
@@ -136,8 +139,8 @@ class Call:
         self._view = None
 
     def interrupt(self, why: Exception) -> None:
-        """Make it leave its slot, or its wait for one. Where it is leaving already, what is final stands: a call that
-        was put back and then called off does not wait again, nor the other way round."""
+        """Make it leave its slot, or stop waiting for one. A final reason wins: a call that was preempted and is then
+        cancelled does not wait again, and the other way round."""
         leaving = self.why is not None
         if not leaving or isinstance(self.why, Preempted):
             self.why = why
@@ -145,14 +148,14 @@ class Call:
             self.task.cancel()
 
     def token(self, now: float, *, thought: bool = False) -> None:
-        """A piece of the answer went out. With `slo_tbt_s`, the n-th is due n steps after the first was."""
+        """Count a piece of the answer that goes out. With `slo_tbt_s`, the n-th is due n steps after the first."""
         self.track.token(now)
         if self.first_token is None:
             self.first_token, self._view = now, None
         if thought:
             self.thoughts += 1
         elif self.first_answer is None:
-            self.first_answer, self._view = now, None  # from here on it is of its other kind
+            self.first_answer, self._view = now, None  # from here on it is due token by token
         if self.tags.slo_tbt_s is not None and not (thought and self.tags.slo_think_s is not None):
             self.late_chunks += now > self._timeline() + (self.chunks - self._off_timeline) * self.tags.slo_tbt_s
         self.chunks += 1
@@ -161,7 +164,7 @@ class Call:
             self._view = None
 
     def met(self) -> bool | None:
-        """None while it runs and for best effort."""
+        """Was everything delivered as promised? None while it runs, and for best effort."""
         ttft, think = self.tags.slo_ttft_s, self.tags.slo_think_s
         if self.ended is None or not self._promised:
             return None
@@ -171,8 +174,10 @@ class Call:
         return self.outcome is Outcome.DONE and in_time and begun and thought and not self.late_chunks
 
     def feasible(self, now: float, step: StepModel) -> bool | None:
-        """Can what was promised still be kept, should the answer be short (P10) and have the engine to itself? None
-        where nothing was promised, and once it has ended."""
+        """Can the promise still be kept, if the answer is short (10 % quantile) and has the engine to itself?
+
+        None where nothing was promised, and once the call has ended.
+        """
         if self.ended is not None or not self._promised:
             return None
         think = self.tags.slo_think_s
@@ -185,7 +190,7 @@ class Call:
         token_s = step.step_ms(1, self.prompt_tokens + self.chunks) / 1000
         before_s = 0.0 if self.chunks else before_token_s(step, self.prompt_tokens)
         track = copy(self.track)
-        track.view = self.view()  # a call that thinks has other promises before its answer than in it
+        track.view = self.view()  # while it thinks, a call has other promises than in its answer
         return track.feasible(now, max(1.0, left), token_s, before_s)
 
     @property
@@ -195,7 +200,7 @@ class Call:
         return any(limit is not None for limit in limits)
 
     def ledger(self, now: float) -> Ledger:
-        """Where the time went. A call that ended without a token saw its first one at its end."""
+        """Where the time went. For a call that ended without a token, the first token counts as its end."""
         end = now if self.ended is None else self.ended
         first = end if self.first_token is None else self.first_token
         spent = self.track.spent(end)
@@ -216,11 +221,11 @@ class Call:
 
     @property
     def _off_timeline(self) -> int:
-        """Tokens that no timeline counts: thoughts that are due as a whole."""
+        """Tokens without a due time of their own: thoughts that are due as a whole."""
         return self.thoughts if self.tags.slo_think_s is not None else 0
 
     def _timeline(self) -> float:
-        """When the first token of the timeline is due, or was there."""
+        """When the first token with a due time is due, or came."""
         if self.tags.slo_think_s is not None:
             assert self.first_answer is not None
             return self.first_answer
@@ -235,7 +240,9 @@ class Call:
             by = self.arrived + tags.slo_think_s
             deadline, tbt = by if deadline is None else min(by, deadline), None
         elif tags.slo_think_s is not None and self.first_answer is not None and tbt is not None:
-            ttft = self.first_answer - self.thoughts * tbt  # the policy counts from the first token of all
+            ttft = (
+                self.first_answer - self.thoughts * tbt
+            )  # the policy counts from the first token, thoughts included
         running = self.entered is not None
         return RequestView(
             self.id,

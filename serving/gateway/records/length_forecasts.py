@@ -1,7 +1,8 @@
-"""The gateway's use of the request analyzer: a length before the first token, a better one every so many tokens, the
-stages still to come of a workflow; and what the analyzer learns from in return.
+"""The gateway's use of the request analyzer.
 
-Nothing here can hold a call up for longer than the analyzer client's patience, nor fail it.
+A call gets a length forecast before its first token, and a better one every `INTERVAL` tokens. A workflow without a
+plan gets the stages still to come from the history of similar ones. In return the analyzer learns from calls and
+workflows that end. Nothing here can delay a call for longer than the analyzer client's patience, or fail it.
 """
 
 from __future__ import annotations
@@ -26,42 +27,42 @@ from ramify.serving.lengths.service import Stats
 from ramify.serving.lengths.types import INTERVAL, Ask, Basis, Ended, Estimates
 from ramify.serving.protocol.length_sketch import LengthSketch
 
-_LIMIT = 4096  # tokens that an answer may have where the request sets no limit
+_LIMIT = 4096  # tokens of an answer if the request sets no limit
 _ENDS = 4000  # characters at each end of a prompt that the analyzer looks at
-_TOOLS = "tools"  # the name of whatever passes between two stages: a gateway does not see tools
+_TOOLS = "tools"  # stands for whatever happens between two stages: a gateway does not see tools
 _WORKFLOWS = 4096  # remembered; the oldest go first
-_SILENT_S = 600.0  # without a call, and a workflow whose last one nobody announced is over
+_SILENT_S = 600.0  # a workflow without a call for so many seconds is over, even if no call was announced as the last
 _MOST_CALLS = 1024  # of a stage
 
 
 @dataclass
 class _Followed:
-    """A call whose length is predicted."""
+    """A call whose length is being predicted."""
 
     ask: Ask
-    alone: bool = True  # one answer: of several, the tokens together are no length
+    alone: bool = True  # one answer: if several are asked for, the tokens counted are the length of none
     bound: LengthSketch | None = None
     text: list[str] = field(default_factory=list)
-    asked_at: int = 0  # tokens
+    asked_at: int = 0  # tokens generated at the last prediction
     asking: asyncio.Task[None] | None = None
 
 
 @dataclass
 class _Workflow:
-    """What a compound request has done so far, stage by stage."""
+    """What a workflow run has done so far, stage by stage."""
 
     app: str
     compound: Compound
     stages: list[list[Node]] = field(default_factory=list)
-    ended_at: float = 0.0  # of its latest stage so far
-    heard_at: float = 0.0
+    ended_at: float = 0.0  # when its latest stage so far ended
+    heard_at: float = 0.0  # when its last call so far ended
 
 
 class Analysis:
-    """One gateway's. `changed` is called when a running or waiting call has a new sketch."""
+    """The analyzer's part in one gateway. `changed` is called when a running or waiting call has a new sketch."""
 
     def __init__(self, client: AnalyzerClient, changed: Callable[[], None], *, sockets: Mapping[int, Path]) -> None:
-        """`sockets`: of each replica whose engine takes new sketches as datagrams."""
+        """`sockets`: by replica, where its engine takes new sketches as datagrams."""
         self._client = client
         self._changed = changed
         self._sockets = sockets
@@ -72,8 +73,10 @@ class Analysis:
         self._asking: set[asyncio.Task[None]] = set()
 
     async def begin(self, call: Call, model: str, prompt: str, messages: int, alone: bool = True) -> None:
-        """Before it waits for a slot: how long it will be, and what comes after its stage. `alone`: one answer is
-        asked for; of several each is as long as was predicted, and nothing is learnt."""
+        """Before the call waits for a slot: predict its length, and the stages after its own.
+
+        alone: one answer is asked for. If several are, each is as long as predicted, but nothing is learnt from them.
+        """
         tags = call.tags
         self._sweep(call.arrived)
         ask = Ask(
@@ -91,12 +94,12 @@ class Analysis:
             await self._match(call)
         if call.sketch is None:
             (forecast,) = await self._client.predict([ask])
-            if forecast.basis is not Basis.COLD:  # which says no more than the limit does
+            if forecast.basis is not Basis.COLD:  # a cold forecast says no more than the limit does
                 call.predict(forecast.sketch)
         followed.bound = call.sketch
 
     def progressed(self, call: Call, text: str, answer_id: str | None) -> None:
-        """A piece of its answer came."""
+        """A piece of the call's answer came."""
         followed = self._calls.get(call.id)
         if followed is None or not followed.alone:
             return
@@ -109,7 +112,7 @@ class Analysis:
             followed.asking.add_done_callback(self._asking.discard)
 
     def ended(self, call: Call, *, whole: bool) -> None:
-        """It has ended. Only a whole answer teaches a length."""
+        """The call has ended. Only a whole answer teaches a length."""
         followed = self._calls.pop(call.id, None)
         if followed is None:
             return
@@ -122,20 +125,20 @@ class Analysis:
             self._over(workflow)
 
     async def history(self, app: str) -> Estimates | None:
-        """What the workflows of that `app_id` are like from their first stage on; None where none is known. Raises
-        ApiError while the analyzer is away."""
+        """The stages that workflows with this `app_id` have; None if none is known. Raises ApiError while the
+        analyzer is away."""
         try:
             return await self._client.expected(app)
         except (AnalyzerDown, BadFrame) as error:
-            said = "the analyzer, which knows what workflows are like, does not answer: try again"
+            said = "the analyzer, which knows the stages of workflows, does not answer: try again"
             raise ApiError(503, "analyzer_unavailable", said) from error
 
     async def stats(self) -> Stats:
-        """Raises AnalyzerDown, BadFrame."""
+        """The analyzer's statistics. Raises AnalyzerDown, BadFrame."""
         return await self._client.stats()
 
     async def coverage(self) -> tuple[BinCoverage, ...]:
-        """How well the bounds hold of late, by tokens generated; nothing while the analyzer is away."""
+        """How well the bounds held recently, by tokens generated; empty while the analyzer is away."""
         try:
             return (await self.stats()).coverage
         except (AnalyzerDown, BadFrame):
@@ -149,7 +152,7 @@ class Analysis:
         await self._client.aclose()
 
     async def _again(self, call: Call, followed: _Followed, answer_id: str | None) -> None:
-        """Predict anew from what is said so far, for our policy and for the engine's."""
+        """Predict again from the answer so far, for our policy and the engine's."""
         ask = replace(followed.ask, generated=call.chunks, text="".join(followed.text))
         (forecast,) = await self._client.predict([ask])
         if not forecast.fresh or call.ended is not None:
@@ -158,23 +161,23 @@ class Analysis:
         path = self._sockets.get(call.replica)
         if path is not None and answer_id is not None:
             said = {"request_id": answer_id, "length_quantiles": list(forecast.sketch.to_wire())}
-            with contextlib.suppress(OSError):  # an engine that is busy, or gone, goes on with the sketch it has
+            with contextlib.suppress(OSError):  # an engine that is busy or gone goes on with its old sketch
                 self._datagrams.sendto(json.dumps(said).encode(), str(path))
         self._changed()
 
     async def _match(self, call: Call) -> None:
-        """Take what is still to come of a workflow without a plan from those that began alike."""
+        """For a workflow without a plan, take the stages still to come from workflows that began like it."""
         compound, stage = call.compound, call.tags.compound_stage or 0
         assert compound is not None
         if stage == 0 and not call.tags.app_id:
-            return  # it is like any other so far, also those of strangers
+            return  # so far it is like any other workflow, even a stranger's
         done = self._workflows[compound.id].stages if compound.id in self._workflows else []
         if compound.matched == stage or len(done) < stage:
             return
         found = await self._client.match(compound.id, call.tags.app_id or "", done[:stage])
         if found is None:
             call.expect((), None)
-        else:  # `rest` begins with the stage that is arriving now, which is no later one
+        else:  # `rest` begins with the stage that is arriving now
             call.expect(found.rest[1:], found.share(stage))
 
     def _note(self, call: Call, ask: Ask) -> None:
@@ -188,7 +191,7 @@ class Analysis:
             self._workflows.popitem(last=False)
         workflow.heard_at = call.ended
         if compound.recorded or ask.stage > len(workflow.stages) + 64 or ask.stage >= MOST_STAGES:
-            return  # a client that goes on after its last call, or counts in its own way
+            return  # a client that continues after its last call, or counts stages in its own way
         while len(workflow.stages) <= ask.stage:
             gap = max(0.0, call.arrived - workflow.ended_at) if workflow.stages else 0.0
             workflow.stages.append([Node(Kind.TOOL, _TOOLS, len(workflow.stages), seconds=gap)] if gap else [])
@@ -199,9 +202,9 @@ class Analysis:
         workflow.ended_at = call.ended
 
     def _sweep(self, now: float) -> None:
-        """Those of which nothing was heard for long are over. One that ended in a failure, or short of what it said
-        would come, was broken off, and so may be one whose client left its last call: what it would have done is not
-        known."""
+        """End workflows that have been silent for long. A workflow that ended in a failure, or short of what it
+        announced, was broken off, and so may be one whose client left its last call: what it would have done is
+        unknown."""
         while self._workflows:
             workflow = next(iter(self._workflows.values()))
             if now < workflow.heard_at + _SILENT_S:
@@ -213,8 +216,8 @@ class Analysis:
                 self._over(workflow, known=workflow.compound.over or workflow.compound.finished)
 
     def _over(self, workflow: _Workflow, *, known: bool = True) -> None:
-        """`known`: nothing that comes after is missing. A run that was resumed, or had answers from elsewhere, lacks
-        stages: it is no pattern."""
+        """End a workflow. `known`: nothing is missing after its last call. A run that was resumed, or got answers
+        from elsewhere, lacks stages, so it is not recorded as a pattern."""
         compound = workflow.compound
         del self._workflows[compound.id]
         whole = all(any(node.kind is Kind.LLM for node in stage) for stage in workflow.stages)

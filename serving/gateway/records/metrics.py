@@ -1,4 +1,4 @@
-"""What the gateway counts, as Prometheus reads it. No label is a client's own text, so their number is bounded."""
+"""The gateway's metrics for Prometheus. No label holds a client's text, so the number of series is bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _FIELD = {"policy_seconds": "policy_s", "preempted_seconds": "preempted_s", "pau
 
 
 class EngineCosts:
-    """`reports`: the file of each replica whose engine keeps one."""
+    """What our schedulers inside vLLM did, and what it cost, as counters.
+
+    reports: by replica, the file in which its engine keeps its totals (see `vllm_plugin.reports`). It is read when
+        metrics are asked for. A new process begins at 0, so totals that have fallen belong to a new process.
+    """
 
     def __init__(self, reports: Mapping[int, Path], registry: CollectorRegistry) -> None:
         self._reports = reports
@@ -44,7 +48,7 @@ class EngineCosts:
                 self._seen[replica, name] = 0.0
 
     def read(self) -> None:
-        """Bring the counters up to date. An engine that has not told anything yet has nothing to tell."""
+        """Bring the counters up to date. An engine without a file yet has nothing to report."""
         for replica, path in self._reports.items():
             try:
                 totals = json.loads(path.read_text("utf-8"))
@@ -66,7 +70,7 @@ _POLICY = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 
 
 class Metrics:
-    """One gateway's figures, in a registry of their own: several gateways can live in one process."""
+    """One gateway's metrics, in a registry of their own: several gateways can live in one process."""
 
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
@@ -108,12 +112,12 @@ class Metrics:
         self._engines: EngineCosts | None = None
 
     def follow(self, reports: Mapping[int, Path]) -> None:
-        """Count too what schedulers of ours do inside these replicas' engines, by the files that they keep."""
+        """Also report what our schedulers do inside these replicas' engines, from the files that they keep."""
         if reports:
             self._engines = EngineCosts(reports, self.registry)
 
     def ended(self, call: Call) -> None:
-        """A call has ended."""
+        """Count a call that has ended."""
         kind = call.kind.value
         self._ended.labels(kind, call.outcome.value).inc()
         assert call.ended is not None
@@ -126,7 +130,7 @@ class Metrics:
         if call.track.preemptions:
             self._recomputed.inc(call.recomputed)
             self._away.inc(ledger.preempted_s)
-        # Who leaves, or is called off by its workflow, took nothing amiss.
+        # A client that leaves, and a workflow that cancels, missed nothing.
         if ledger.met is not None and call.outcome not in (Outcome.GONE, Outcome.ABORTED):
             seen = self._seen.setdefault(kind, [0, 0])
             seen[0] += 1
@@ -157,7 +161,7 @@ class Metrics:
         self._coverage.labels(str(generated)).set(share)
 
     def text(self, *, running: int, waiting: int, up: list[bool], infeasible: Mapping[str, int]) -> bytes:
-        """All figures, with those that are only true now."""
+        """All metrics as text, with the gauges set to their present values."""
         if self._engines is not None:
             self._engines.read()
         self._running.set(running)

@@ -1,9 +1,9 @@
-"""The SLO tracker: what was promised to each request, what was delivered, what can still be met.
+"""SLO tracking: what was promised to a request and to a workflow run, what was delivered, what can still be met.
 
-It follows a request through its phases at the grain of a token. Every second between arrival and end belongs to
-exactly one phase, so the ledger adds up: the budget went to the queue, to prefill, to decoding, to standing aside
-(paused), or to a preemption and the prefill that it cost. Pure: the host hands in events with their times. Of whole
-workflows the gateway keeps the sum (`gateway/compounds.py`).
+`RequestTrack` follows one request through its phases, token by token. Every second between arrival and end belongs to
+exactly one phase, so that the ledger adds up: time in the queue, in prefill, in decoding, paused, or lost to a
+preemption and the prefill that it cost. `Compound` sums up the calls of one workflow run. Both are pure: the gateway
+passes in events with their times.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Phase(StrEnum):
     QUEUE = "queue"  # not started
     PREFILL = "prefill"  # started, no token yet
     DECODE = "decode"
-    PAUSED = "paused"  # holds its KV, gets no steps
-    PREEMPTED = "preempted"  # lost its KV: waits again, and until its next token prefills again
+    PAUSED = "paused"  # keeps its KV, gets no steps
+    PREEMPTED = "preempted"  # lost its KV: waits again, then prefills again until its next token
     ENDED = "ended"
 
 
-# What may follow what. An event that is not in this table is a mistake of the host's.
+# Which phase may follow which. Any other event is a bug of the caller.
 _NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.QUEUE: frozenset({Phase.PREFILL, Phase.ENDED}),
     Phase.PREFILL: frozenset({Phase.DECODE, Phase.PAUSED, Phase.PREEMPTED, Phase.ENDED}),
@@ -38,12 +38,12 @@ _NEXT: dict[Phase, frozenset[Phase]] = {
 
 
 class OutOfOrder(ValueError):
-    """An event that cannot follow what went before, or a time before the last one."""
+    """An event that cannot follow the events before it, or a time before the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where the time went, in seconds. Adds up to the time from arrival to end."""
+    """Where the time went, in seconds. The sum is the time from arrival to end."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -58,12 +58,12 @@ class Spent:
 
 @dataclass(slots=True)
 class RequestTrack:
-    """One request: its promise (`view`), and what came of it so far."""
+    """One request: its promise (`view`), and what has come of it so far."""
 
     view: RequestView
     phase: Phase = Phase.QUEUE
     tokens: int = 0
-    on_time: int = 0  # tokens that came by their own due time; all, where no token has one
+    on_time: int = 0  # tokens that came by their due time; all of them, where no token has one
     first_token_at: float | None = None
     ended_at: float | None = None
     completed: bool = False  # ended with its whole answer
@@ -75,7 +75,7 @@ class RequestTrack:
         self._since = self.view.arrived
 
     def token_due(self, index: int) -> float | None:
-        """When token `index` (from 0) is due: TTFT + i · TBT (thesis, chapter 3). None without such an SLO."""
+        """When token `index` (from 0) is due: TTFT + index · TBT (thesis, chapter 3). None without such a promise."""
         view = self.view
         if view.ttft is None and view.tbt is None:
             return None
@@ -93,7 +93,7 @@ class RequestTrack:
         return self.tokens - due
 
     def move(self, phase: Phase, now: float) -> None:
-        """It is in this phase from now on."""
+        """Enter `phase` at `now`. Raises OutOfOrder."""
         if phase not in _NEXT[self.phase]:
             raise OutOfOrder(f"request {self.view.id}: {phase} cannot follow {self.phase}")
         self._pass(now)
@@ -103,10 +103,10 @@ class RequestTrack:
             self.ended_at = now
 
     def token(self, now: float, count: int = 1) -> None:
-        """`count` tokens came now. The first after a start or a preemption begins decoding."""
+        """Count `count` tokens that came now. The first one after a start or a preemption begins decoding."""
         if self.phase in (Phase.PREFILL, Phase.PREEMPTED):
             self.move(Phase.DECODE, now)
-        elif self.phase is not Phase.DECODE and self.phase is not Phase.PAUSED:  # one may be in flight at a pause
+        elif self.phase is not Phase.DECODE and self.phase is not Phase.PAUSED:  # a token may be in flight at a pause
             raise OutOfOrder(f"request {self.view.id}: a token while it is in {self.phase}")
         if self.first_token_at is None:
             self.first_token_at = now
@@ -116,7 +116,7 @@ class RequestTrack:
         self.tokens += count
 
     def spent(self, now: float) -> Spent:
-        """The ledger, up to now or to its end."""
+        """The ledger, up to now or to the end."""
         spent = dict(self._spent)
         if self.phase is not Phase.ENDED:
             spent[self.phase] += max(0.0, now - self._since)
@@ -129,7 +129,7 @@ class RequestTrack:
         )
 
     def met(self) -> bool | None:
-        """Was all that was promised delivered? None while it runs, and for what was promised nothing."""
+        """Was everything delivered that was promised? None while it runs, and where nothing was promised."""
         view = self.view
         promised = (view.deadline, view.ttft, view.tbt)
         if self.ended_at is None or all(p is None for p in promised):
@@ -147,8 +147,8 @@ class RequestTrack:
         return 0 if late or not self.completed else self.view.prompt_tokens + self.tokens
 
     def feasible(self, now: float, tokens_left: float, token_s: float, before_s: float = 0.0) -> bool:
-        """Can the promise still be kept, with so much to do: `before_s` until its next token, then one each
-        `token_s`? What has been missed cannot."""
+        """Can the promise still be kept, with `before_s` seconds until the next token and `token_s` for each token
+        after it? A promise that was already broken cannot."""
         if self.ended_at is not None:
             return self.met() is not False
         view = self.view
@@ -170,12 +170,12 @@ class RequestTrack:
 
 _NOTHING = Spent()
 _PLAIN = SLOTags()
-MOST_STAGES = 256  # that the tag `plan_rest` holds
+MOST_STAGES = 256  # the most that the tag `plan_rest` can hold
 
 
 @dataclass(slots=True)
 class Compound:
-    """Its deadline counts from the first call seen, whoever repeats it."""
+    """One workflow run. Its deadline counts from the first call seen, and stays, whatever later calls say."""
 
     id: str
     first_at: float
@@ -183,33 +183,36 @@ class Compound:
     calls: int = 0
     open: int = 0
     done: int = 0
-    spent: Spent = _NOTHING  # by its calls that ended: more than wall time where they ran beside each other
+    spent: Spent = _NOTHING  # by its calls that ended: more than wall time if they ran in parallel
     ended_at: float | None = None  # when its last call so far ended
-    ended_well: bool = False  # that one did, with its whole answer or because nobody needed it any more
-    ended_surely: bool = False  # that one did, and its client was there to see it
-    recorded: bool = False  # as a pattern: what comes later is not a part of it
+    ended_well: bool = False  # that call gave its whole answer, or was cancelled because nobody needed it
+    ended_surely: bool = False  # the same, and its client was there to see it
+    recorded: bool = False  # as a pattern: later calls are no part of it
     latest: int = -1  # the last stage of which a call has come
-    stage: CompoundView | None = None  # what all calls of its stage share
-    matched: int = -1  # the stage at which history was asked last
-    expected: tuple[StageEstimate, ...] = ()  # after that stage, by history
-    dues: dict[int, float] = field(default_factory=dict)  # by stage: when it is due by its share of the deadline
-    _answered: bool = False  # a call of the latest stage, at least
-    _said: int = 0  # stages that it has, where that was said
+    stage: CompoundView | None = None  # shared by all calls of its stage
+    matched: int = -1  # the stage for which history was last asked
+    expected: tuple[StageEstimate, ...] = ()  # the stages after `matched`, by history
+    dues: dict[int, float] = field(default_factory=dict)  # by stage: when its share of the deadline ends
+    _answered: bool = False  # at least one call of the latest stage has its answer
+    _said: int = 0  # number of stages, if a call said so
     _latest_calls: int = 0  # calls of the latest stage that have come,
     _latest_width: int = 1  # of so many,
-    _latest_done: int = 0  # and that have their whole answer
-    _joined: dict[str, int] = field(default_factory=dict)  # whole answers, by fork group
+    _latest_done: int = 0  # and how many have their whole answer
+    _joined: dict[str, int] = field(default_factory=dict)  # whole answers by fork group
     _last_calls: int = 0  # calls of the last stage that have come,
     _last_width: int = 1  # of so many
 
     @property
     def last_seen(self) -> bool:
-        """The calls of the last stage have come."""
+        """True once all calls of the last stage have come."""
         return self._last_calls >= self._last_width
 
     def join(self, tags: SLOTags) -> SLOTags:
-        """A call comes. One that does not say its stage is of the latest while that has calls open or no answer yet
-        (what failed is asked again), else of the next: a client that gives its calls an id and no more has stages."""
+        """Count a call that comes; returns its tags with a stage.
+
+        A call that does not say its stage belongs to the latest one while that has calls open or no answer yet
+        (failed calls are repeated), else to the next. So a client that sends only a compound_id has stages, too.
+        """
         if tags.compound_stage is None:
             stage = max(0, self.latest) if self.open or not self._answered else self.latest + 1
             most = MOST_STAGES if tags.compound_stages is None else tags.compound_stages
@@ -232,8 +235,11 @@ class Compound:
         self, now: float, *, whole: bool, off: bool = False, gone: bool = False,
         tags: SLOTags = _PLAIN, spent: Spent = _NOTHING,
     ) -> None:  # fmt: skip
-        """One of its calls has ended, and spent its time so. `off`: the workflow called it off; `gone`: its client
-        left, which is the same of a fork that has its answers. What else a client leaves, it leaves undone."""
+        """Count a call that has ended.
+
+        off: the workflow cancelled it. gone: its client left; in a fork group that has its answers, that means the
+        same. Any other call that a client leaves stays undone.
+        """
         self.spent = Spent(*map(add, astuple(self.spent), astuple(spent)))
         self.open -= 1
         self.done += whole
@@ -247,28 +253,29 @@ class Compound:
 
     @property
     def over(self) -> bool:
-        """Its last stage is done: not where that failed, and may be asked again, or was called off as a whole."""
+        """True once its last stage is done. False if that failed, since it may be repeated, or was cancelled
+        whole."""
         return self.last_seen and not self.open and self.ended_well and self._latest_done > 0
 
     @property
     def finished(self) -> bool:
-        """Nothing that it said would come is missing, and its client did not leave a call undone: should nothing more
-        come, it may have been all."""
+        """True if every announced call came and its client left none undone: if nothing more comes, this may have
+        been all."""
         here = self.latest + 1 >= self._said and self._latest_calls >= self._latest_width
         return here and not self.open and self.ended_surely and self._latest_done > 0
 
     def met(self) -> bool | None:
-        """None while it runs or where it has no deadline; a compound is in time when its last stage was, whole."""
+        """Was the last stage complete before the deadline? None while it runs, or without a deadline."""
         if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
             return None
         return self.ended_well and self.ended_at <= self.deadline
 
     def feasible(self, now: float) -> bool | None:
-        """Is there time left? None where it has no deadline, and once it is over."""
+        """Is there time left? None without a deadline, and once it is over."""
         return None if self.deadline is None or self.met() is not None else now < self.deadline
 
     def completed(self, tags: SLOTags, now: float) -> SLOTags:
-        """With what is known of its stage and the later ones, where the client said nothing."""
+        """Add what is known of its stage and the later ones to a call's tags, where the client said nothing."""
         stage = tags.compound_stage or 0
         if tags.plan_rest is None and self.matched == stage and self.expected:
             later = self.expected[:MOST_STAGES]
@@ -280,7 +287,7 @@ class Compound:
         return replace(tags, compound_last=1) if tags.compound_last is None and is_last(tags) else tags
 
     def view(self, tags: SLOTags) -> CompoundView:
-        """This stage of it. The same object for equal calls, so that a policy may keep what it worked out."""
+        """This stage as the policy sees it. The same object for equal calls, so that a policy may cache results."""
         numbers = tags.plan_rest or ()
         rest = tuple(StageEstimate(*numbers[at : at + 4]) for at in range(0, len(numbers), 4))
         if tags.plan_rest is None and self.matched == (tags.compound_stage or 0):
@@ -301,7 +308,7 @@ class Compound:
 
 
 def is_last(tags: SLOTags) -> bool:
-    """Of the workflow's last stage: as it says, or as its number of stages does."""
+    """Is the call of the workflow's last stage? It may say so, or its number of stages implies it."""
     if tags.compound_last is not None or tags.compound_stages is None:
         return tags.compound_last == 1
     return (tags.compound_stage or 0) + 1 >= tags.compound_stages

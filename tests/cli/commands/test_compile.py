@@ -183,4 +183,4 @@ def test_a_gateway_that_knows_nothing_of_it_is_said(
 
 def test_a_history_is_asked_of_a_base_url(ramify: Any, target: str) -> None:
     said = ramify("compile", target, "--history", "nonsense")
-    assert said.status == 2 and "--history: 'nonsense' is no base URL" in said.err
+    assert said.status == 2 and "--history: 'nonsense' is not a base URL" in said.err

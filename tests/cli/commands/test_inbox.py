@@ -90,7 +90,7 @@ def test_two_questions_are_told_and_take_their_own_answers(
     known = ids(call)
     assert all(re.search(rf"{known[name]}  drop the {name} database", asked.stderr) for name in known)
     refused = call("resume", "--answer", "yes")
-    assert refused.returncode == 1 and "does not say which it is" in refused.stderr
+    assert refused.returncode == 1 and "does not name one" in refused.stderr
     assert all(id in refused.stderr for id in known.values())
     first, second = order
     one = call("resume", "--answer", f"{known[first]}={'yes' if first == 'staging' else 'no'}")
@@ -258,7 +258,7 @@ def test_a_thread_with_two_interrupts_takes_each_answer_where_it_belongs(tmp_pat
     items = of_thread(call)
     assert sorted(items) == ["drop the production database?", "drop the staging database?"]
     refused = call("resume", "--answer", "yes")
-    assert refused.returncode == 1 and "does not say which it is" in refused.stderr, refused.stderr
+    assert refused.returncode == 1 and "does not name one" in refused.stderr, refused.stderr
     production = items["drop the production database?"]
     assert call("answer", production["id"], "no").returncode == 0
     assert list(of_thread(call)) == ["drop the staging database?"]

@@ -19,7 +19,7 @@ def test_ls_says_what_is_missing(ramify: Any) -> None:
 def test_a_model_that_nobody_knows(ramify: Any) -> None:
     said = ramify("models", "pull", "gpt-9")
     assert (said.status, said.out) == (1, "")
-    assert said.err.startswith("ramify: no model is known as 'gpt-9'")
+    assert said.err.startswith("ramify: unknown model 'gpt-9'")
 
 
 def test_weights_that_are_here_are_not_fetched_again(ramify: Any, tmp_path: Any) -> None:

@@ -102,7 +102,7 @@ def test_without_keys_it_does_not_listen_beyond_this_machine(ramify: Any, host: 
 
 def test_a_name_that_no_client_could_send_is_refused(ramify: Any) -> None:
     said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--allow-host", "http://x/")
-    assert said.status == 2 and "is no host name" in said.err
+    assert said.status == 2 and "is not a host name" in said.err
 
 
 def test_it_says_loudly_that_everybody_is_let_in(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ramify.cli.commands.operations import op_lines
-from ramify.cli.commands.show import deadline_line, run_lines, slo_lines
+from ramify.cli.commands.show import op_lines, run_lines, slo_lines
+from ramify.inspect.facts import deadline_line
 from ramify.inspect.model_calls import call_times
 from ramify.runtime.records import RunStatus
 from ramify.runtime.store import Tally
@@ -118,5 +118,5 @@ def test_show_a_state_as_json(home: Any, ramify: Any) -> None:
 def test_what_is_not_there(home: Any, ramify: Any, text: str) -> None:
     said = ramify("show", text)
     assert (said.status, said.out) == (1, "")
-    assert said.err.startswith(f"ramify: {text}:") or "is no name" in said.err
+    assert said.err.startswith(f"ramify: {text}:") or "does not name" in said.err
     assert "Traceback" not in said.err

@@ -1,4 +1,4 @@
-"""Types of Ramify that an earlier release stored are found under their stored names, and are stored under them still."""
+"""Types of Ramify that an earlier release stored are still found, and stored, under their stored names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bad input gets, in both front ends, as a user meets it: an error that names the place and the mend."""
+"""Errors for bad input, in both front ends, name the place and the fix."""
 
 from __future__ import annotations
 
@@ -212,20 +212,20 @@ async def hands_a_fork() -> None:
 
 
 def at(thing: Any) -> str:
-    """The line of its `def`."""
+    """The line of the function's `def`."""
     lines, first = inspect.getsourcelines(inspect.unwrap(thing))
     decorated = next(number for number, line in enumerate(lines) if "def " in line)
-    return f"runtime/test_bad_input.py:{first + decorated}"
+    return f"execution/test_bad_input.py:{first + decorated}"
 
 
 def line(thing: Any, after: int) -> str:
-    """So many lines after its `def`."""
+    """The line so many lines after the function's `def`."""
     file, number = at(thing).split(":")
     return f"{file}:{int(number) + after}"
 
 
 FOUND: dict[str, tuple[Any, str, str]] = {
-    "a cycle of steps": (without_exit, "runtime/test_bad_input.py:", "leave the loop by `break`"),
+    "a cycle of steps": (without_exit, "execution/test_bad_input.py:", "leave the loop by `break`"),
     "two steps of one name": (two_of_a_name, f"{at(plain)} and at {at(plain_too)}", "rename one of them"),
     "no reducer": (
         graph(("a", "b"), ("a", "c"), a=lambda state: {}, b=node, c=node),
@@ -240,13 +240,17 @@ FOUND: dict[str, tuple[Any, str, str]] = {
     "a closure over a node's world": (graph(a=hands_out), "test_bad_input.py:", "return what was read"),
     "a world beyond its step": (holds_a_world, "step 'uses'", "do all its work inside the step"),
     "a workflow in a step": (nests, "workflow 'inner' was called in step 'calls_a_workflow'", "from a workflow"),
-    "a step awaited twice": (awaits_twice, f"{line(awaits_twice, 3)}: what a step", "keep its result"),
+    "a step awaited twice": (awaits_twice, f"{line(awaits_twice, 3)}: the awaitable of a step", "keep its result"),
     "a step not awaited": (
         forgets_to_await,
-        "arguments['value'] is something to await (step 'plain')",
+        "arguments['value'] is an awaitable (step 'plain')",
         "write `await`",
     ),
-    "a step that is a method": (calls_a_method, "step Agent.acts(self)", "a step is no method: make it a function"),
+    "a step that is a method": (
+        calls_a_method,
+        "step Agent.acts(self)",
+        "a step cannot be a method: make it a function",
+    ),
     "an argument that holds itself": (hands_what_holds_itself, "arguments['value']['deep'][0]['up']", "a flat value"),
     "an argument that is deep": (hands_what_is_deep, "step 'plain': arguments", "nested too deeply"),
     "an argument that is deep and shared": (hands_what_is_deep_and_shared, "arguments", "nested too deeply"),
@@ -258,7 +262,7 @@ FOUND: dict[str, tuple[Any, str, str]] = {
     "a fork awaited": ((forks_and_asks, "await"), f"{line(forks_and_asks, 1)}: fork()", "write `async with"),
     "a fork as an argument": (
         hands_a_fork,
-        "arguments['value'] is something to enter (Fork)",
+        "arguments['value'] is a context manager (Fork)",
         "write `async with` around the call",
     ),
     "a step in a node": (graph(a=runs_a_step), "node 'a'", "call a plain function there"),
@@ -266,7 +270,7 @@ FOUND: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("case", FOUND)
-async def test_it_names_the_place_and_the_mend(case: str, home: Path, workspace: Path) -> None:
+async def test_the_error_names_the_place_and_the_fix(case: str, home: Path, workspace: Path) -> None:
     given, place, mend = FOUND[case]
     with pytest.raises(Exception, match=r".") as caught:
         if isinstance(given, StateGraph):
@@ -279,7 +283,7 @@ async def test_it_names_the_place_and_the_mend(case: str, home: Path, workspace:
 
 
 @pytest.mark.parametrize("value", [threading.Lock(), [2**80]])
-async def test_a_channel_that_a_checkpointer_of_others_cannot_keep_is_named(
+async def test_a_channel_that_a_foreign_checkpointer_cannot_store_is_named(
     value: Any, home: Path, workspace: Path
 ) -> None:
     def gives(state: State, sandbox: SyncSandbox) -> State:
@@ -320,13 +324,13 @@ OUTSIDE: list[Callable[[], Any]] = [
 
 
 @pytest.mark.parametrize("call", OUTSIDE)
-def test_what_is_called_outside_a_workflow_says_from_where_to(call: Callable[[], Any]) -> None:
+def test_a_call_outside_a_workflow_says_where_to_call_it(call: Callable[[], Any]) -> None:
     with pytest.raises(NotInARun) as caught:
         call()
     assert re.search("called .*outside", str(caught.value))
 
 
-def test_the_best_branch_of_none() -> None:
+def test_the_best_of_no_branches_is_an_error() -> None:
     with pytest.raises(ValueError, match="given no items"):
         Outcomes([]).best(key=bool)
 
@@ -343,5 +347,5 @@ async def maps_no_step() -> list[int]:
 
 async def test_a_branch_runs_steps(home: Path, workspace: Path) -> None:
     async with Runtime(home=home) as runtime:
-        with pytest.raises(RunFailed, match=r"test_bad_input\.py:\d+: .*no_step is none: put @step on it"):
+        with pytest.raises(RunFailed, match=r"test_bad_input\.py:\d+: .*no_step is not a step: put @step on it"):
             await runtime.run(maps_no_step, workspace=workspace)

@@ -15,7 +15,7 @@ import pytest
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.shell import CONTROL
-from ramify.sandboxes.agent.shell_state import VARIABLE
+from ramify.sandboxes.agent.shell_report import VARIABLE
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, SealFailed
@@ -33,7 +33,7 @@ async def world(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -
     return await namespaces.materialise(base, spec)
 
 
-async def test_the_agent_is_not_there_to_be_read_or_written(world: World) -> None:
+async def test_the_agents_memory_and_descriptors_are_out_of_reach(world: World) -> None:
     for attempt in (
         *(
             "cat /proc/1/maps",
@@ -67,7 +67,7 @@ async def test_killing_everything_in_reach_leaves_the_agent(world: World, out: O
     assert await out(world, "echo $kept") == "1\n"
 
 
-async def test_links_planted_where_the_agent_writes_do_not_lead_it_out(
+async def test_planted_links_do_not_mislead_the_agent(
     world: World, tmp_path: Path, store: SnapshotStore, out: Out
 ) -> None:
     """The agent holds the host's folders open, and writes the state of an ended shell for the next one."""
@@ -99,7 +99,7 @@ async def test_a_new_shell_does_not_start_outside(
         await out(world, "rm -f ~/place")
 
 
-async def test_a_pipe_in_the_place_of_a_file_does_not_hold_the_agent(world: World, out: Out) -> None:
+async def test_a_pipe_in_place_of_a_file_does_not_block_the_agent(world: World, out: Out) -> None:
     private = (await out(world, "dirname $(readlink /proc/$$/fd/1)")).strip()
     await out(world, f"for name in state stdin session.py; do rm -f {private}/$name; mkfifo {private}/$name; done")
     result = await asyncio.wait_for(world.run("cat", stdin="all of it", timeout=PATIENCE), 2 * PATIENCE)
@@ -164,19 +164,14 @@ async def impatient(
     store: SnapshotStore, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[NamespaceBackend]:
     """A backend whose agents wait two seconds for a silent shell."""
-    first = "from ramify.sandboxes.agent.agent import Agent"
-    script = tmp_path / "fork_server.py"
-    script.write_text(
-        f"__file__ = {str(fork_server_client.FORK_SERVER)!r}\n"
-        + fork_server_client.FORK_SERVER.read_text()
-        .replace("from __future__ import annotations\n", "")
-        .replace(
-            first,
-            "from ramify.sandboxes.agent import supervisor  # noqa\n"
-            f"supervisor.SHELL_ANSWER_TIMEOUT_S = 2.0\n{first}",
-        )
-    )
-    monkeypatch.setattr(fork_server_client, "FORK_SERVER", script)
+    program = fork_server_client.AGENT
+    prepare = "    make_importable()\n"
+    limit = "    from ramify.sandboxes.agent import supervisor\n    supervisor.SHELL_ANSWER_TIMEOUT_S = 2.0\n"
+    text = program.read_text().replace("from __future__ import annotations\n", "")
+    assert prepare in text
+    script = tmp_path / "agent.py"
+    script.write_text(f"__file__ = {str(program)!r}\n" + text.replace(prepare, prepare + limit))
+    monkeypatch.setattr(fork_server_client, "AGENT", script)
     async with NamespaceBackend(store, scratch) as opened:
         yield opened
 
@@ -230,7 +225,7 @@ async def test_a_gigabyte_of_output_is_read_and_not_kept(
     assert await peak_kb(world) < 60_000
 
 
-async def test_a_shell_that_does_not_read_does_not_hold_the_agent(world: World) -> None:
+async def test_a_shell_that_does_not_read_does_not_block_the_agent(world: World) -> None:
     await world.run(f"({until('stop')}; kill -STOP $$; touch stopped) &")
     await is_stopped(world)
     result = await asyncio.wait_for(world.run(": " + "x" * 1_000_000, timeout=1.0), PATIENCE)
@@ -241,14 +236,14 @@ async def test_a_shell_that_does_not_read_does_not_hold_the_agent(world: World) 
 # Ends
 
 
-async def test_a_grandchild_that_runs_away_ends_with_its_world(world: World, out: Out) -> None:
+async def test_an_escaped_grandchild_ends_with_its_world(world: World, out: Out) -> None:
     runaway = (
         "( setsid setsid bash -c 'trap \"\" TERM HUP; echo $$ > ready; exec sleep 1000' >/dev/null 2>&1 & ) & true"
     )
     await out(world, runaway)
     await out(world, "until [ -s ready ]; do sleep 0.01; done")
     assert await world.background_processes() == 1
-    mine = [processes.everything()[pid].key for pid in await family(world)]
+    mine = [processes.all_processes()[pid].key for pid in await family(world)]
     assert len(mine) == 3  # the agent, the shell and it
     await world.close()
-    assert not set(mine) & {process.key for process in processes.everything().values()}
+    assert not set(mine) & {process.key for process in processes.all_processes().values()}

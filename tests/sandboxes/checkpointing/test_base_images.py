@@ -10,7 +10,7 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, Snapshot
-from ramify.sandboxes.agent.checkpointing.process_dump import GROUND, PAGES
+from ramify.sandboxes.agent.checkpointing.process_dump import BASE_PAGES, PAGES
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.linux import ptrace
@@ -45,9 +45,9 @@ async def test_a_seal_writes_what_changed_and_needs_no_earlier_image(
         seals.append(await world.seal())
     whole, *others = (folder(store, sealed) for sealed in seals)
     assert written(whole / PAGES) > HELD
-    assert not (whole / GROUND).exists()
+    assert not (whole / BASE_PAGES).exists()
     for one in others:
-        assert (one / GROUND).samefile(whole / PAGES)
+        assert (one / BASE_PAGES).samefile(whole / PAGES)
         assert written(one / PAGES) < HELD / 8
     assert store.fsck().problems == ()
 
@@ -60,7 +60,7 @@ async def test_a_seal_writes_what_changed_and_needs_no_earlier_image(
     assert (await again.run(TELL)).value == told[1]
     expected = (await again.run(f"{CHANGE}; {TELL}")).value
     sealed = await fork.seal()
-    assert (folder(store, sealed) / GROUND).samefile(others[1] / GROUND)
+    assert (folder(store, sealed) / BASE_PAGES).samefile(others[1] / BASE_PAGES)
     assert (await (await (await namespaces.materialise(sealed, spec)).python()).run(TELL)).value == expected
 
 
@@ -81,7 +81,7 @@ async def test_freed_and_grown_memory_is_kept_correctly(
         "grown = [str(n) for n in range(10_000)]"
     )
     sealed = await world.seal()
-    assert (folder(store, sealed) / GROUND).exists()
+    assert (folder(store, sealed) / BASE_PAGES).exists()
     fork = await (await namespaces.materialise(sealed, spec)).python()
     asked = "own[4 << 20], own[5 << 20], own[(4 << 20) - 1], wide[3 << 28], wide[1 << 28], wide[7], grown[-1]"
     assert (await fork.run(asked)).value == (await repl.run(asked)).value == "(0, 7, 97, 9, 8, 0, '9999')"
@@ -97,11 +97,11 @@ async def test_a_session_that_changed_much_and_a_forked_session(
     child = await repl.fork("child")
     await repl.run(f"data = bytearray(random.Random(8).randbytes({HELD}))")
     sealed = await world.seal()
-    assert not (folder(store, sealed) / GROUND).exists()  # from now on it has its own ground
-    assert (folder(store, sealed).parent / "child" / GROUND).samefile(first / PAGES)
+    assert not (folder(store, sealed) / BASE_PAGES).exists()  # from now on it has its own ground
+    assert (folder(store, sealed).parent / "child" / BASE_PAGES).samefile(first / PAGES)
     await repl.run(CHANGE)
     last = await world.seal()
-    assert (folder(store, last) / GROUND).samefile(folder(store, sealed) / PAGES)
+    assert (folder(store, last) / BASE_PAGES).samefile(folder(store, sealed) / PAGES)
     fork = await namespaces.materialise(last, spec)
     for session in (repl, child):
         assert (await (await fork.python(session.name)).run(TELL)).value == (await session.run(TELL)).value
@@ -127,7 +127,7 @@ async def test_across_file_systems_every_image_is_complete(
         await world.seal()
         await repl.run("n = 2")
         sealed = await world.seal()
-        assert not (folder(store, sealed) / GROUND).exists()
+        assert not (folder(store, sealed) / BASE_PAGES).exists()
         assert (await (await (await namespaces.materialise(sealed, spec)).python()).run("n")).value == "2"
 
 
@@ -139,7 +139,7 @@ async def test_a_damaged_ground_is_found(
     await world.seal()
     await repl.run("n = 1")
     sealed = await world.seal()
-    ground = folder(store, sealed) / GROUND
+    ground = folder(store, sealed) / BASE_PAGES
     times = ground.stat()
     with ground.open("r+b") as file:
         file.write(b"damaged")

@@ -9,25 +9,25 @@ import pytest
 
 from ramify.sandboxes.agent.messages import Done, Failed, Thaw, encode
 from ramify.sandboxes.errors import WorldDied
-from ramify.sandboxes.host.agent_link import AgentLink, Line
+from ramify.sandboxes.host.agent_link import AgentLink, MessageStream
 
 
 async def test_an_unrequested_last_error_ends_the_link_without_a_crash() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    line = await Line.over(ours)
+    stream = await MessageStream.over(ours)
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
     due = asyncio.get_running_loop().create_future()
-    line.ask(Thaw(), due)
+    stream.ask(Thaw(), due)
     with theirs:
         theirs.sendall(encode(Done()) + encode(Failed("the agent ends")))
         assert await due == Done()
-    await line._ended
+    await stream._ended
     with pytest.raises(ConnectionResetError):
-        line.ask(Thaw(), asyncio.get_running_loop().create_future())
+        stream.ask(Thaw(), asyncio.get_running_loop().create_future())
     assert faults == []
-    await line.close()
+    await stream.close()
 
 
 class ForkServerClient:
@@ -40,10 +40,10 @@ async def test_an_error_sent_before_any_request_is_quoted(known: bool) -> None:
     """Like a spare: its first request comes when a world is needed."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    line = await Line.over(ours)
+    stream = await MessageStream.over(ours)
     with theirs:
         theirs.sendall(encode(Failed("OSError: no space for another namespace")))
-    await line._ended
+    await stream._ended
     ended = asyncio.get_running_loop().create_future()
     if known:
         ended.set_result(1)
@@ -51,5 +51,5 @@ async def test_an_error_sent_before_any_request_is_quoted(known: bool) -> None:
         ended.cancel()  # the helper is gone and reports no exit codes
     why = "no space for another namespace" if known else "what the helper last said"
     with pytest.raises(WorldDied, match=why):
-        await AgentLink(ForkServerClient(), ended, line).ask(Thaw())
-    await line.close()
+        await AgentLink(ForkServerClient(), ended, stream).ask(Thaw())
+    await stream.close()

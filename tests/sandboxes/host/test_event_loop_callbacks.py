@@ -18,13 +18,13 @@ import pytest
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.messages import LENGTHS, Thaw
-from ramify.sandboxes.agent.mount_server import Clone, pack
+from ramify.sandboxes.agent.mount_server import CloneMount, pack
 from ramify.sandboxes.backends.copying import CopyBackend
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import WorldDied, WorldStartFailed
-from ramify.sandboxes.host.agent_link import AgentLink, Line
-from ramify.sandboxes.host.fork_server_client import Child, ForkServerClient
-from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.agent_link import AgentLink, MessageStream
+from ramify.sandboxes.host.fork_server_client import AgentReports, ForkServerClient
+from ramify.sandboxes.host.mount_server_client import MountServerClient
 
 
 class Quiet:
@@ -62,8 +62,8 @@ def frame(head: bytes, body: bytes = b"") -> bytes:
 async def test_an_unreadable_reply_fails_the_request(sent: bytes, faults: list[dict[str, Any]]) -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    line = await Line.over(ours)
-    link = AgentLink(Quiet(), asyncio.get_running_loop().create_future(), line)
+    stream = await MessageStream.over(ours)
+    link = AgentLink(Quiet(), asyncio.get_running_loop().create_future(), stream)
     first, second = [asyncio.ensure_future(link.ask(Thaw())) for _ in range(2)]
     await asyncio.sleep(0)
     with theirs:
@@ -73,7 +73,7 @@ async def test_an_unreadable_reply_fails_the_request(sent: bytes, faults: list[d
                 await asked
         with pytest.raises(WorldDied, match="unreadable"):
             await link.ask(Thaw())
-        await line.close()
+        await stream.close()
 
 
 @pytest.mark.parametrize("with_a_copy", [False, True])
@@ -82,8 +82,8 @@ async def test_closing_a_connection_is_seen_at_the_other_end(with_a_copy: bool) 
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     copy = os.dup(ours.fileno()) if with_a_copy else None
-    line = await Line.over(ours)
-    await line.close()
+    stream = await MessageStream.over(ours)
+    await stream.close()
     with theirs:
         theirs.settimeout(60)
         assert theirs.recv(1) == b""
@@ -95,11 +95,11 @@ async def test_a_connection_whose_transport_the_loop_refuses_can_be_closed() -> 
     """As asyncio does if `connection_made` raises: it logs that, and calls nothing more."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line = Line(ours)
+        stream = MessageStream(ours)
         with pytest.raises(ConnectionResetError):
-            line.ask(Thaw(), asyncio.get_running_loop().create_future())
-        line.say(Thaw())  # type: ignore[arg-type]
-        await line.close()
+            stream.ask(Thaw(), asyncio.get_running_loop().create_future())
+        stream.send(Thaw())  # type: ignore[arg-type]
+        await stream.close()
 
 
 @pytest.mark.parametrize("report", [b"nonsense", b"born 77 1", b"dead x 1", b"born 0 x"])
@@ -110,7 +110,7 @@ async def test_an_unreadable_report_fails_the_wait_for_its_agent(
     ours.setblocking(False)
     helper, loop = ForkServerClient(tmp_path / "log"), asyncio.get_running_loop()
     helper._control, helper._process = ours, ended_process()
-    child = helper._children[0] = Child(loop.create_future(), loop.create_future())
+    child = helper._children[0] = AgentReports(loop.create_future(), loop.create_future())
     loop.add_reader(ours, helper._hear)
     with theirs:
         theirs.send(report)
@@ -129,7 +129,7 @@ async def test_a_report_of_an_agent_whose_start_was_cancelled_is_no_error(
     ours.setblocking(False)
     helper, loop = ForkServerClient(tmp_path / "log"), asyncio.get_running_loop()
     helper._control, helper._process = ours, ended_process()
-    gone, child = (Child(loop.create_future(), loop.create_future()) for _ in range(2))
+    gone, child = (AgentReports(loop.create_future(), loop.create_future()) for _ in range(2))
     helper._children |= {0: gone, 1: child}
     gone.born.cancel()
     gone.dead.cancel()
@@ -141,12 +141,12 @@ async def test_a_report_of_an_agent_whose_start_was_cancelled_is_no_error(
     await helper.close()
 
 
-@pytest.mark.parametrize("sent", [b"nonsense", pack(Clone("x"))])
+@pytest.mark.parametrize("sent", [b"nonsense", pack(CloneMount("x"))])
 async def test_an_unreadable_reply_of_the_mount_server_fails_all_requests(
     sent: bytes, faults: list[dict[str, Any]]
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    trees = Trees()
+    trees = MountServerClient()
     trees.open(ours)
     asked = [asyncio.ensure_future(trees.clone("x")) for _ in range(2)]
     with theirs:

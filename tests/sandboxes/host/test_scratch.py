@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.host.scratch import Session, remove_tree
+from ramify.sandboxes.host.scratch import ScratchSession, remove_tree
 
 
 def test_sessions_live_beside_each_other_and_tidy_up(tmp_path: Path) -> None:
     scratch = tmp_path / "worlds"
-    first, second = Session(scratch), Session(scratch)
+    first, second = ScratchSession(scratch), ScratchSession(scratch)
     first.open()
     (first.folder / "kept").touch()
     second.open()
@@ -29,13 +29,13 @@ def test_sessions_live_beside_each_other_and_tidy_up(tmp_path: Path) -> None:
 
 def test_sessions_left_by_a_crash_are_removed_by_the_next(tmp_path: Path) -> None:
     crash = (
-        "import os, sys; from pathlib import Path; from ramify.sandboxes.host.scratch import Session\n"
-        "session = Session(Path(sys.argv[1])); session.open(); (session.folder / 'left').touch()\n"
+        "import os, sys; from pathlib import Path; from ramify.sandboxes.host.scratch import ScratchSession\n"
+        "session = ScratchSession(Path(sys.argv[1])); session.open(); (session.folder / 'left').touch()\n"
         "os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", crash, str(tmp_path)]).returncode == -9
     assert len(list(tmp_path.rglob("left"))) == 1
-    session = Session(tmp_path)
+    session = ScratchSession(tmp_path)
     session.open()
     assert list(tmp_path.rglob("left")) == []
     assert {path.name for path in tmp_path.iterdir()} == {session.folder.name, f"{session.folder.name}.lock"}
@@ -67,12 +67,12 @@ def nest(folder: Path, depth: int) -> None:
     os.close(at)
 
 
-def test_folders_nested_without_end_are_removed_and_keep_no_session_from_opening(tmp_path: Path) -> None:
-    session = Session(tmp_path)
+def test_deeply_nested_folders_are_removed_and_block_no_session(tmp_path: Path) -> None:
+    session = ScratchSession(tmp_path)
     session.open()
     nest(session.folder, 5000)
     os.close(session._lock)  # as if it were killed
-    session = Session(tmp_path)
+    session = ScratchSession(tmp_path)
     session.open()
     nest(session.folder, 5000)
     session.close()
@@ -88,7 +88,7 @@ def test_worlds_inherit_no_acl(tmp_path: Path) -> None:
         os.setxattr(tmp_path, "system.posix_acl_default", acl)
     except OSError as error:
         pytest.skip(f"no ACLs here: {error.strerror}")
-    session = Session(tmp_path / "worlds")
+    session = ScratchSession(tmp_path / "worlds")
     session.open()
     try:
         assert os.listxattr(session.folder.parent), "passed on to the place of all sessions"

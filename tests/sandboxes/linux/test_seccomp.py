@@ -125,7 +125,7 @@ def test_what_the_assembler_refuses() -> None:
     for code in (backwards, nowhere, far):
         with pytest.raises(ValueError, match="jumps to"):
             code.assemble()
-    far.lines.pop(1)
+    far.instructions.pop(1)
     far.labels["end"] -= 1
     assert len(far.assemble()) == 257 * bpf.INSTRUCTION.size
     with pytest.raises(ValueError, match="used twice"):

@@ -127,11 +127,11 @@ def test_weights_can_be_named_by_their_path_and_for_some_engines_by_their_id(tmp
     assert models.named(tmp_path, str(folder), hub=True) == folder
     assert models.named(tmp_path, "Qwen/Qwen2.5-7B-Instruct", hub=True) == "Qwen/Qwen2.5-7B-Instruct"
     for name, hub in (("Qwen/Qwen2.5-7B-Instruct", False), (str(tmp_path / "none.gguf"), True), ("../up", True)):
-        with pytest.raises(ModelMissing, match="no model is known as"):
+        with pytest.raises(ModelMissing, match="unknown model"):
             models.named(tmp_path, name, hub=hub)
 
 
 @pytest.mark.parametrize("ask", [models.locate, models.pull])
 def test_an_unknown_model_is_named_with_those_that_are_known(tmp_path: Path, ask: Callable[..., Path]) -> None:
-    with pytest.raises(ModelMissing, match="no model is known as 'gpt-9': there is smollm2-135m"):
+    with pytest.raises(ModelMissing, match="unknown model 'gpt-9': Ramify knows smollm2-135m"):
         ask(tmp_path, "gpt-9")

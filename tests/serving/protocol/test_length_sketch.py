@@ -136,7 +136,7 @@ def test_what_is_no_distribution_is_refused(levels: tuple[float, ...], values: t
 
 
 def test_a_list_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="one a level"):
+    with pytest.raises(ValueError, match="one for each level"):
         LengthSketch.from_wire([1.0, 2.0])
 
 

@@ -135,7 +135,7 @@ def test_a_header_that_is_no_object_is_refused(header: str) -> None:
 
 
 def test_a_tag_that_a_header_says_twice_is_refused() -> None:
-    with pytest.raises(BadTags, match=r"^slo_deadline_s: said twice"):
+    with pytest.raises(BadTags, match=r"^slo_deadline_s: given twice"):
         SLOTags.from_header('{"slo_deadline_s": 5, "slo_deadline_s": 600}')
 
 

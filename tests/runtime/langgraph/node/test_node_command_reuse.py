@@ -98,7 +98,7 @@ async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
     assert (await app().ainvoke({"log": []}, config))["log"] == ["done"]
     monkeypatch.setenv("RAMIFY_CHECK_REUSE", "1")
     checking = app()
-    with pytest.raises(WrongReuse, match="recomputed it differed"):
+    with pytest.raises(WrongReuse, match="when it was recomputed it differed"):
         await checking.ainvoke({"log": []}, config)
     monkeypatch.setattr(Sampler, "hit", lambda _: False)
     assert (await checking.ainvoke({"log": []}, config))["log"][
@@ -125,5 +125,5 @@ async def test_a_wrong_hit_ends_the_run_though_a_handler_takes_it(
     config = {"configurable": {"thread_id": "1"}}
     assert (await app().ainvoke({"log": []}, config))["log"] == ["done"]
     monkeypatch.setenv("RAMIFY_CHECK_REUSE", "1")
-    with pytest.raises(WrongReuse, match="recomputed it differed"):
+    with pytest.raises(WrongReuse, match="when it was recomputed it differed"):
         await app().ainvoke({"log": []}, config)

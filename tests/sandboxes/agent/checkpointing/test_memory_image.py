@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from ramify.sandboxes.agent.checkpointing.memory_image import (
     HOLE,
-    Ground,
+    BasePages,
     Place,
-    _joined,
-    _parts,
+    StoredArea,
+    _split_at_base,
+    _union,
     _without_holes,
     places,
 )
-from ramify.sandboxes.linux.memory_map import PAGE, Area, Kept
+from ramify.sandboxes.linux.memory_map import PAGE, Area
 
 AT = 1 << 20
 runs = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40))).map(
@@ -36,31 +37,31 @@ def pages(found: list[tuple[int, int]]) -> set[int]:
 
 @given(runs)
 def test_joined_runs_hold_the_same_pages_in_order_and_apart(found: list[tuple[int, int]]) -> None:
-    joined = list(_joined(found))
+    joined = list(_union(found))
     assert pages(joined) == pages(found)
     assert all(one[0] + one[1] < other[0] for one, other in itertools.pairwise(joined))
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(1, 60))
 def test_an_area_is_cut_where_its_ground_begins_and_ends(wanted: list[tuple[int, int]], size: int) -> None:
-    ground, end = [], 0
+    base, end = [], 0
     for number, (gap, length) in enumerate(wanted):
         start = end + gap * PAGE
         end = start + length * PAGE
-        ground.append(Place(AT - 10 * PAGE + start, AT - 10 * PAGE + end, number * 100 * PAGE))
+        base.append(Place(AT - 10 * PAGE + start, AT - 10 * PAGE + end, number * 100 * PAGE))
     whole = area(size * PAGE)
-    parts = list(_parts(whole, ground))
+    parts = list(_split_at_base(whole, base))
     assert [part.start for part, _ in parts] == [whole.start, *(part.end for part, _ in parts[:-1])]
     assert parts[-1][0].end == whole.end
     for part, below in parts:
         for at in range(part.start, part.end, PAGE):
-            expected = [place.at + at - place.start for place in ground if place.start <= at < place.end]
+            expected = [place.at + at - place.start for place in base if place.start <= at < place.end]
             assert expected == ([] if below < 0 else [below + at - part.start])
 
 
 @given(runs, st.integers(0, 3000))
 def test_areas_cut_at_holes_are_the_same_memory(found: list[tuple[int, int]], more: int) -> None:
-    own = list(_joined(found))
+    own = list(_union(found))
     size = (own[-1][0] + own[-1][1] if own else PAGE) + more * PAGE
     parts = list(_without_holes(area(size), own))
     assert [kept.area.start for kept in parts] == [AT, *(kept.area.end for kept in parts[:-1])]
@@ -78,7 +79,10 @@ def test_a_stack_is_never_cut() -> None:
 
 
 def test_positions_in_an_image() -> None:
-    mapped, few = Kept(area(1 << 20), 0, ((0, 1 << 18),)), Kept(area(1 << 20), 1 << 20, ((5 * PAGE, PAGE), (0, PAGE)))
+    mapped, few = (
+        StoredArea(area(1 << 20), 0, ((0, 1 << 18),)),
+        StoredArea(area(1 << 20), 1 << 20, ((5 * PAGE, PAGE), (0, PAGE))),
+    )
     assert list(mapped.placed()) == [(0, 0, 1 << 18)]
     assert list(few.placed()) == [(1 << 20, 5 * PAGE, PAGE), ((1 << 20) + PAGE, 0, PAGE)]
     assert (mapped.room, few.room) == (1 << 20, 2 * PAGE)
@@ -89,7 +93,7 @@ def test_a_ground_lists_its_data(tmp_path: Path) -> None:
     with (tmp_path / "pages").open("w+b") as file:
         os.pwrite(file.fileno(), b"x" * PAGE, 64 * PAGE)
         os.ftruncate(file.fileno(), 256 * PAGE)
-        ground = Ground(file.fileno(), 0, ("", 0), ())
-        held = pages(list(ground.holding(16 * PAGE, 128 * PAGE)))
+        base = BasePages(file.fileno(), 0, ("", 0), ())
+        held = pages(list(base.holding(16 * PAGE, 128 * PAGE)))
         assert 48 * PAGE in held
-        assert pages(list(ground.holding(200 * PAGE, 256 * PAGE))) <= {at * PAGE for at in range(56)}
+        assert pages(list(base.holding(200 * PAGE, 256 * PAGE))) <= {at * PAGE for at in range(56)}

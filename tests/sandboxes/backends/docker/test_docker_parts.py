@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.sandboxes.agent.container_changes import apply, capture
-from ramify.sandboxes.backends.docker.cgroup import out_of_memory
 from ramify.sandboxes.backends.docker.images import RootFs, write_folder
-from ramify.sandboxes.backends.docker.portable_python import PLACE, carry, is_loader, libraries
+from ramify.sandboxes.backends.docker.portable_python import PLACE, is_loader, libraries, make_portable_python
 from ramify.sandboxes.errors import BackendUnavailable
+from ramify.sandboxes.linux.cgroups import kills_for_memory
 
 Tree = dict[str, "str | Tree"]  # a folder's entries: a file's text, or a folder
 
@@ -30,33 +30,33 @@ def test_kills_for_memory_under_version_1(tmp_path: Path, monkeypatch: pytest.Mo
     own = "9:memory:/docker/a\n8:pids:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/\n"
     monkeypatch.setattr(Path, "read_text", _reading({"/proc/7/cgroup": own}))
     _write(tmp_path / "memory/docker/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
-    assert out_of_memory(7, tmp_path) == 3
+    assert kills_for_memory(7, tmp_path) == 3
 
 
 def test_kills_for_memory_under_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", _reading({"/proc/7/cgroup": "0::/system.slice/docker-a.scope\n"}))
     _write(tmp_path / "system.slice/docker-a.scope/memory.events", "max 9\noom 2\noom_kill 1\noom_group_kill 0\n")
-    assert out_of_memory(7, tmp_path) == 1
+    assert kills_for_memory(7, tmp_path) == 1
 
 
 def test_a_kernel_that_does_not_count_has_killed_nothing(tmp_path: Path) -> None:
-    assert out_of_memory(os.getpid(), tmp_path) == 0
-    assert out_of_memory(2**22 + 1) == 0
+    assert kills_for_memory(os.getpid(), tmp_path) == 0
+    assert kills_for_memory(2**22 + 1) == 0
 
 
 def test_a_portable_python_runs_without_the_hosts_libraries(tmp_path: Path) -> None:
-    carrier = carry(tmp_path / "python")
-    (tmp_path / "python" / "lib" / carrier.standard.name).rmdir()
-    (tmp_path / "python" / "lib" / carrier.standard.name).symlink_to(carrier.standard)
-    command = [part.replace(PLACE, str(carrier.folder)) for part in carrier.command[:-1]]
+    portable_python = make_portable_python(tmp_path / "python")
+    (tmp_path / "python" / "lib" / portable_python.standard.name).rmdir()
+    (tmp_path / "python" / "lib" / portable_python.standard.name).symlink_to(portable_python.standard)
+    command = [part.replace(PLACE, str(portable_python.folder)) for part in portable_python.command[:-2]]
     program = "import sys, ctypes, socket; print(sys.prefix); print(open('/proc/self/maps').read())"
     done = subprocess.run([*command, "-c", program], capture_output=True, text=True, check=True, env={})
     prefix, *maps = done.stdout.splitlines()
-    assert prefix == str(carrier.folder)
+    assert prefix == str(portable_python.folder)
     loaded = {line[73:] for line in maps if ".so" in line}
     assert loaded
     for library in loaded:
-        assert Path(library).is_relative_to(carrier.folder) or Path(library).is_relative_to(carrier.standard)
+        assert any(map(Path(library).is_relative_to, (portable_python.folder, portable_python.standard)))
 
 
 def test_libraries_are_listed_by_the_names_used_to_load_them() -> None:

@@ -74,8 +74,8 @@ async def settled(backend: NamespaceBackend) -> None:
     while len(spares) < SPARES or len(processes.descendants(helper_of(backend))) != SPARES + 1:
         assert time.monotonic() < deadline, processes.descendants(helper_of(backend))
         await asyncio.sleep(0.01)
-    assert backend._folders._making is not None
-    await backend._folders._making
+    assert backend._pool._making is not None
+    await backend._pool._making
     await asyncio.wait(
         {spare.group for spare in spares if spare.group is not None} or {asyncio.ensure_future(asyncio.sleep(0))}
     )
@@ -83,7 +83,7 @@ async def settled(backend: NamespaceBackend) -> None:
 
 def gone(family: list[processes.Process]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while left := {p.key for p in family} & {p.key for p in processes.everything().values()}:
+    while left := {p.key for p in family} & {p.key for p in processes.all_processes().values()}:
         assert time.monotonic() < deadline, f"processes are left: {left}"
         time.sleep(0.02)
 

@@ -248,7 +248,7 @@ async def test_a_client_sends_none_to_a_server_that_is_no_gateway() -> None:
 
     async with LLMClient("http://model.test", transport=httpx.MockTransport(foreign)) as client:
         for _ in range(2):
-            assert await client.hint(said) == "the server is no gateway of Ramify's"
+            assert await client.hint(said) == "the server is not a Ramify gateway"
     assert seen == ["GET /v1/models"]
     model = ScriptedModel(lambda _: "x")
     async with LLMClient("http://gateway", transport=httpx.ASGITransport(app_of(model))) as client:

@@ -294,7 +294,7 @@ async def test_no_slot_is_lost_however_calls_end() -> None:
 
 
 def test_each_replica_has_a_policy() -> None:
-    with pytest.raises(ValueError, match="2 replicas need as many policies, not 1"):
+    with pytest.raises(ValueError, match="2 replicas need one policy each, not 1"):
         queues([Sees()], bare(0), bare(1))
 
 

@@ -130,7 +130,7 @@ async def test_a_schema_that_costs_too_much_does_not_reach_the_embedded_engine(s
     response = await answer(formatted(schema))
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "shape_too_costly", "response_format")
-    assert "the embedded engine takes " in error["message"], "it names the limit"
+    assert "the embedded engine allows " in error["message"], "it names the limit"
     assert (await answer(formatted(schema), llama_cpp=False)).status_code == 200, "others may do it"
 
 

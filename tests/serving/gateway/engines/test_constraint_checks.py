@@ -68,7 +68,7 @@ async def test_a_shape_that_no_answer_can_have_does_not_reach_an_engine(
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         response = await client.post(path, json={**ASK, "prompt": "hi", "input": "hi", **more})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-    assert "no answer can have this shape" in response.json()["error"]["message"] and not model.calls
+    assert "no answer can meet this" in response.json()["error"]["message"] and not model.calls
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ async def test_a_stream_that_its_engine_has_lost_ends_while_others_are_served(
     await silent_for(550, keeper, upstream, ahead)
     assert not lost.done()
     await silent_for(100, keeper, upstream, ahead)
-    with pytest.raises(ApiError, match="works for others, and has lost this call") as raised:
+    with pytest.raises(ApiError, match="serves other calls, and has lost this one") as raised:
         await asyncio.wait_for(lost, 60)
     assert (raised.value.status, raised.value.lost, upstream.suspect) == (504, True, False)
     await other.aclose()

@@ -388,4 +388,4 @@ async def test_who_uses_a_runs_id_again_is_told_why_it_is_late() -> None:
             now[0] += 40
     assert [response.status_code for response in said] == [200, 422, 422]
     again, own = (response.json()["error"]["message"] for response in said[1:])
-    assert "compound_id 'run' began 40 s ago: a new run needs one of its own" in again and "began" not in own
+    assert "compound_id 'run' began 40 s ago: give each run an id of its own" in again and "began" not in own

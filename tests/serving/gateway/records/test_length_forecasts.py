@@ -57,7 +57,7 @@ async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
                 assert "hi" not in log.read_text()
             said = StringIO()
             handler = logs.to_stream(said)
-            pid = next(int(p) for p in children(os.getpid()) if b"analyzer.process" in command(int(p)))
+            pid = next(int(p) for p in children(os.getpid()) if b"lengths.process" in command(int(p)))
             os.kill(pid, signal.SIGKILL)
             answers = await asyncio.gather(*[ask(client) for _ in range(5)])
             assert [a.status_code for a in answers] == [200] * 5
