@@ -1,4 +1,4 @@
-"""What would lose files is refused, and says what to do."""
+"""Graphs that would lose files are refused, with an error that says what to do."""
 
 from __future__ import annotations
 
