@@ -35,7 +35,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
 
 def main() -> None:
     parser = options(__doc__, "fewer rounds")
-    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these rows alone")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="only this part; repeatable")
     asked = parser.parse_args()
     rows: list[Row] = []
     for part in asked.only or PARTS:
