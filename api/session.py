@@ -21,6 +21,7 @@ from ramify.code_changes import Changes, Since, is_from_current_files, placed, p
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.inspect.checkpoint_graph import ancestry
@@ -58,7 +59,6 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.store import RunStore
 from ramify.runtime.user_code.workflow_loader import load_target
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.runtime.worlds.recovery import missing
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
@@ -370,7 +370,7 @@ class Runtime:
     def _thread_copy(self, record: RunRecord, at: CheckpointRecord) -> ThreadCopy | None:
         if record.thread_id is None:
             return None
-        from ramify.runtime.langgraph.thread.stored_thread import fork_thread
+        from ramify.runtime.langgraph.thread.thread_fork import fork_thread
 
         async def copy(fork: ForkedRun) -> str:
             return await asyncio.to_thread(fork_thread, self.database, record, at, fork)

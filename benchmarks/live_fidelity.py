@@ -21,7 +21,7 @@ from benchmarks.replay.fidelity.measured_run import Served
 from benchmarks.replay.fidelity.step_probe import HttpEndpoint, Plan, Profile, profile
 from benchmarks.replay.inputs import synthetic_traces
 from benchmarks.replay.inputs.traces import Trace, read
-from benchmarks.replay.pool import child
+from benchmarks.replay.pool import worker
 from benchmarks.rows import Row, row
 from ramify import paths
 from ramify.serving.engine import models
@@ -106,7 +106,7 @@ async def _profiled(endpoint: HttpEndpoint, probes: Plan, told: Told) -> Profile
 
 
 def _replays(asks: Sequence[Ask], paces: Sequence[Pace]) -> list[list[Served]]:
-    with child() as one:
+    with worker() as one:
         said = [
             one.ask({"live": {"asks": [asdict(a) for a in asks], "pace": asdict(pace), "frame": asdict(FRAME)}})
             for pace in paces

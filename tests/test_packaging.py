@@ -35,10 +35,9 @@ def test_every_exported_name_is_there_and_type_checkers_see_it() -> None:
     for name in ramify.__all__:
         assert getattr(ramify, name).__module__.startswith("ramify")
     (block,) = (node for node in ast.parse(inspect.getsource(ramify)).body if isinstance(node, ast.If))
-    seen = {
-        node.module: {alias.name for alias in node.names} for node in block.body if isinstance(node, ast.ImportFrom)
-    }
-    assert seen == {module: set(names) for module, names in ramify._EXPORTS.items()}
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {(node.module, alias.name) for node in imports for alias in node.names}
+    assert seen == {(module, name) for module, names in ramify._EXPORTS.items() for name in names}
 
 
 def test_modules_for_users_are_there_after_import_ramify() -> None:

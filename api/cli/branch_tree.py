@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ramify.compiler.plan import OpKind
+from ramify.inspect.text import printable
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus
 
 REUSED, MERGED, FAILED = "↺", "✓", "✗"
@@ -95,11 +96,11 @@ class BranchTree:
             case OpKind.RUN | OpKind.BREAK:
                 branch.entries.append(_step(row))
             case OpKind.INTERRUPT:
-                branch.entries.append(Entry(f"{row.status.value}: {shown(row.summary)}", op_id=row.op_id))
+                branch.entries.append(Entry(f"{row.status.value}: {printable(row.summary)}", op_id=row.op_id))
             case OpKind.CHANGE:
-                branch.entries.append(Entry("code", shown(row.summary), op_id=row.op_id))
+                branch.entries.append(Entry("code", printable(row.summary), op_id=row.op_id))
             case OpKind.RESTORE:
-                branch.entries.append(Entry("restore", shown(row.summary), op_id=row.op_id))
+                branch.entries.append(Entry("restore", printable(row.summary), op_id=row.op_id))
             case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM:
                 pass  # a checkpoint changes nothing that is drawn; model calls have rows of their own
 
@@ -140,16 +141,11 @@ class BranchTree:
         return self._forks[key]
 
 
-def shown(text: str) -> str:
-    """Text from a user's program, safe to print: one line, nothing that moves the cursor."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def _step(row: OpRecord) -> Entry:
     look = Look.TAKEN if row.reused_from else Look.PLAIN
     if row.status is OpStatus.FAILED:
         look = Look.BAD
-    return Entry(shown(row.step or row.op_id), shown(row.summary or row.error or ""), look, row.op_id)
+    return Entry(printable(row.step or row.op_id), printable(row.summary or row.error or ""), look, row.op_id)
 
 
 def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[Line]:

@@ -10,8 +10,8 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ramify import paths
-from ramify.cli.console import App
 from ramify.cli.errors import is_ours
+from ramify.inspect.home import Home
 from ramify.inspect.text import age
 from ramify.runtime.journal import refs
 
@@ -52,20 +52,20 @@ def state_names(context: click.Context, parameter: click.Parameter, written: str
 
 
 def _found(context: click.Context, written: str, *, states: bool) -> list[CompletionItem]:
-    app = _app(context)
+    home = _home(context)
     try:
-        return app.look(lambda store: _read(store, written, states=states))
+        return home.read(lambda store: _read(store, written, states=states))
     except Exception as error:
         if not (is_ours(error) or isinstance(error, OSError)):
             raise
         return []  # whoever presses Tab is not shown errors: the command itself will say what is wrong
 
 
-def _app(context: click.Context) -> App:
-    """What the group's function would have made: no command runs while a shell asks."""
+def _home(context: click.Context) -> Home:
+    """The home that the options name. The command group made none: during completion no command runs."""
     given = context.find_root().params
-    home: Path | None = given.get("home")
-    return App(paths.home(home), database_given=given.get("database"))
+    folder: Path | None = given.get("home")
+    return Home(paths.home(folder), database_given=given.get("database"))
 
 
 async def _read(store: Reader, written: str, *, states: bool) -> list[CompletionItem]:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import click
 
-from ramify.cli.console import Typed
+from ramify.cli.console import LocationOptions
 from ramify.inspect.text import harmless
 
 FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
@@ -57,7 +57,7 @@ def is_ours(error: BaseException) -> bool:
     return any(module is not None and isinstance(error, getattr(module, name)) for module, name in known)
 
 
-def report(error: Exception, typed: Typed | None = None) -> int:
+def report(error: Exception, typed: LocationOptions | None = None) -> int:
     """Print what the user should read of an error; the exit status. Raises it again where it is a bug of ours,
     or where RAMIFY_TRACEBACK asks for all of it. `typed`: what the command line said of the place of the runs."""
     if os.environ.get("RAMIFY_TRACEBACK", "0") not in ("", "0"):
@@ -82,7 +82,7 @@ def report(error: Exception, typed: Typed | None = None) -> int:
     return INTERRUPTED if hasattr(error, "cancelled_run") else FAILED
 
 
-def _say(message: str, typed: Typed | None = None) -> None:
+def _say(message: str, typed: LocationOptions | None = None) -> None:
     said = message if typed is None else typed.complete(message)
     click.echo(harmless(f"ramify: {said.strip()}", sys.stderr), err=True)
 

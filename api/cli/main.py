@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ramify import __version__, paths
-from ramify.cli.console import App, Typed
+from ramify.cli.console import CommandHome, LocationOptions
 from ramify.cli.errors import INTERRUPTED, report
 from ramify.cli.registry import Commands
 
@@ -60,9 +60,9 @@ def cli(context: click.Context, home: Path | None, database: str | None) -> None
     """Fork, roll back, merge and resume the whole state of an agent."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         context.color = False
-    typed = context.obj if isinstance(context.obj, Typed) else Typed()
+    typed = context.obj if isinstance(context.obj, LocationOptions) else LocationOptions()
     typed.home, typed.database = home, database
-    context.obj = App(paths.home(home), database_given=database, typed=typed)
+    context.obj = CommandHome(paths.home(home), database_given=database, typed=typed)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,7 +74,7 @@ def run_command_line(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a file's name that no terminal can show
-    typed = Typed()
+    typed = LocationOptions()
     try:
         status = cli.main(args=arguments, prog_name="ramify", standalone_mode=False, obj=typed)
         sys.stdout.flush()

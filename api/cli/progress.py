@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ramify.cli.branch_tree import FAILED, MERGED, REUSED, BranchTree, Line, shown
+from ramify.cli.branch_tree import FAILED, MERGED, REUSED, BranchTree, Line
 from ramify.compiler.plan import OpKind
-from ramify.inspect.text import count, seconds
+from ramify.inspect.text import count, printable, seconds
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 
@@ -162,7 +162,7 @@ class PlainProgress(Progress):
 
 
 def _skipped(event: RunStarted) -> list[str]:
-    lines = [f"left out of the snapshot: {shown(one.path)} ({one.reason})" for one in event.skipped[:5]]
+    lines = [f"left out of the snapshot: {printable(one.path)} ({one.reason})" for one in event.skipped[:5]]
     more = len(event.skipped) - 5
     return [*lines, f"and {more} more"] if more > 0 else lines
 
@@ -177,18 +177,18 @@ def _op_text(row: OpRecord) -> str | None:
     match row.kind:
         case OpKind.RUN | OpKind.CALL_TOOL | OpKind.BREAK:
             mark = {OpStatus.FAILED: f"{FAILED} "}.get(row.status, f"{REUSED} " if row.reused_from else "")
-            said, took = shown(row.summary or row.error or ""), seconds(row.ended_at - row.started_at)
-            return f"{mark}{shown(row.step or row.op_id)}" + (f": {said}" if said else "") + f" ({took})"
+            said, took = printable(row.summary or row.error or ""), seconds(row.ended_at - row.started_at)
+            return f"{mark}{printable(row.step or row.op_id)}" + (f": {said}" if said else "") + f" ({took})"
         case OpKind.FORK:
-            return f"fork: {shown(row.summary)}"
+            return f"fork: {printable(row.summary)}"
         case OpKind.MERGE:
-            return f"{MERGED} {shown(row.summary)}"
+            return f"{MERGED} {printable(row.summary)}"
         case OpKind.RELEASE:
-            return f"fork ends: {shown(row.summary)}"
+            return f"fork ends: {printable(row.summary)}"
         case OpKind.INTERRUPT:
-            return f"{'asks' if row.status is OpStatus.ASKED else 'answered'}: {shown(row.summary)}"
+            return f"{'asks' if row.status is OpStatus.ASKED else 'answered'}: {printable(row.summary)}"
         case OpKind.CHANGE:
-            return f"code: {shown(row.summary)}"
+            return f"code: {printable(row.summary)}"
         case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM | OpKind.RESTORE | OpKind.COMMAND:
             return None
         case OpKind.PREFORK | OpKind.BARRIER:  # the host's own preparations: a line would tell nobody anything
@@ -196,7 +196,7 @@ def _op_text(row: OpRecord) -> str | None:
 
 
 def _recovered_line(event: Recovered) -> str:
-    return f"[{event.branch}] {event.level.value} in {seconds(event.took_s)}: {shown(event.why)}"
+    return f"[{event.branch}] {event.level.value} in {seconds(event.took_s)}: {printable(event.why)}"
 
 
 def _llm_line(row: LLMRecord) -> str:

@@ -21,7 +21,7 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
     "Run": {
         "run": Entry("commands.run", "run_command", "Run a workflow."),
         "resume": Entry(
-            "commands.run", "resume_command", "Go on with a run that was interrupted, failed, forked or waits."
+            "commands.resume", "resume_command", "Go on with a run that was interrupted, failed, forked or waits."
         ),
         "cancel": Entry("commands.effects", "cancel_command", "Stop a run; it can be resumed."),
         "answer": Entry(
@@ -35,8 +35,10 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "browse": Entry(
             "commands.browse", "browse_command", "All of a run, in the terminal or as a page, as it goes on."
         ),
-        "log": Entry("commands.log", "log_command", "The checkpoints of a run, beside the graph of its branches."),
-        "tree": Entry("commands.tree", "tree_command", "The branches of a run, as a tree."),
+        "log": Entry(
+            "commands.listings", "log_command", "The checkpoints of a run, beside the graph of its branches."
+        ),
+        "tree": Entry("commands.listings", "tree_command", "The branches of a run, as a tree."),
         "show": Entry("commands.show", "show_command", "One run and its model calls, or one state."),
         "diff": Entry("commands.diff", "diff_command", "What differs between two states."),
         "effects": Entry("commands.effects", "effects_command", "What a run did to the outside."),
@@ -48,13 +50,13 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "merge": Entry(
             "commands.fork", "merge_command", "Merge the files of one checkpoint into another's, as a new run."
         ),
-        "checkout": Entry("commands.tree", "checkout_command", "Write the files of a state into a folder."),
+        "checkout": Entry("commands.fork", "checkout_command", "Write the files of a state into a folder."),
     },
     "Look after it": {
         "doctor": Entry("commands.machine", "doctor_command", "What this machine can do."),
         "models": Entry("commands.machine", "models_group", "The weights of the embedded models."),
         "gc": Entry("commands.storage", "gc_command", "Delete snapshots that nothing needs."),
-        "fsck": Entry("commands.fsck", "fsck_command", "Check the snapshots, and mend them."),
+        "fsck": Entry("commands.storage", "fsck_command", "Check the snapshots, and mend them."),
         "completion": Entry("completion", "completion_command", "Completion by Tab, of runs and states too."),
     },
     "Serve models": {

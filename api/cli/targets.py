@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 import click
 
 from ramify.cli.errors import TargetBroken, is_ours
-from ramify.compiler.plan import WorkflowInfo
+from ramify.compiler.declarations import WorkflowInfo
+from ramify.inspect.values import parse_value
 
 if TYPE_CHECKING:
     from ramify.decorators import Workflow
@@ -65,19 +66,6 @@ def load_workflow(target: str) -> Workflow[..., Any]:
     return workflow
 
 
-def argument(text: str) -> Any:
-    """JSON where it parses, the text itself where not. Raises `NotSerialisable` for what is nested deeper than Python
-    reads."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-    except RecursionError:
-        from ramify.runtime.errors import NotSerialisable
-
-        raise NotSerialisable("the JSON is nested too deeply to be read: give a flatter value") from None
-
-
 def arguments(
     workflow: Workflow[..., Any], given: Sequence[str], keywords: Mapping[str, str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -102,7 +90,7 @@ _NO_TEXT = (bool, int, float, list, dict, tuple, set, frozenset, type(None))
 
 
 def _wanted(name: str, text: str, hint: Any) -> Any:
-    value = argument(text)
+    value = parse_value(text)
     if hint is str and not isinstance(value, str):
         return text  # 42 and true are words, too
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

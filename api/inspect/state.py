@@ -42,7 +42,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Between:
+class StateDiff:
     """What differs from one snapshot to another."""
 
     snapshots: SnapshotStore
@@ -86,7 +86,7 @@ class State:
     checkpoint: CheckpointRecord
     snapshot: Snapshot
     since: CheckpointRecord | None
-    change: Between | None
+    change: StateDiff | None
     database: str | Path | None = None
 
     @cached_property
@@ -131,7 +131,7 @@ def state_at(
     """Raises `SnapshotNotFound` where the snapshot is not kept any more."""
     since = next((history.by_id[one] for one in checkpoint.parents if one in history.by_id), None)
     snapshot = snapshots.get(checkpoint.snapshot_id)
-    change = None if since is None else Between(snapshots, snapshots.get(since.snapshot_id), snapshot)
+    change = None if since is None else StateDiff(snapshots, snapshots.get(since.snapshot_id), snapshot)
     return State(history, checkpoint, snapshot, since, change, database)
 
 

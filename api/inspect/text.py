@@ -78,3 +78,8 @@ def harmless(text: str, stream: TextIO) -> str:
 
 def clipped(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Text from a user's program in one line, without characters that move the cursor."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
+from typing import Any
 
+from ramify.runtime.codec import codec
+from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.langgraph.value_summary import brief, messages_in
+from ramify.runtime.records import OpRecord
+from ramify.sandboxes.contract import RunResult
 
 
 def plain(value: object) -> object:
@@ -30,3 +36,43 @@ def spoken(value: object) -> str:
     """In one line; messages by how many there are and what the last one says."""
     told = plain(value)
     return brief(told) if messages_in(told) else json.dumps(told, ensure_ascii=False)
+
+
+def parse_value(text: str) -> Any:
+    """The value that a person typed: JSON if it parses, otherwise the text itself.
+
+    Raises `NotSerialisable` for JSON that is nested more deeply than Python can read.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError:
+        raise NotSerialisable("the JSON is nested too deeply to be read: give a flatter value") from None
+
+
+def command_result(row: OpRecord) -> RunResult | None:
+    """What a step returned, where that is a command's outcome and nothing else."""
+    value = json.loads(row.result_json or "null")
+    return _result(value) if isinstance(value, dict) and _is_result(value) else None
+
+
+def _is_result(value: dict[str, object]) -> bool:
+    return value.get("$") == "dataclass" and value.get("t") == f"{RunResult.__module__}:{RunResult.__qualname__}"
+
+
+def _result(value: dict[str, object]) -> RunResult:
+    return codec.decode_own(json.dumps(value), RunResult)
+
+
+def command_results(value: object) -> Iterator[RunResult]:
+    """Every command's outcome inside a value of the journal. Types of the user's own are not loaded."""
+    if isinstance(value, list):
+        for one in value:
+            yield from command_results(one)
+    elif isinstance(value, dict):
+        if _is_result(value):
+            yield _result(value)
+        else:
+            for one in value.values():
+                yield from command_results(one)

@@ -168,7 +168,11 @@ def share_rows(*, quick: bool = False) -> list[Row]:
 
 def _child_share(steps: int) -> None:
     """Run in vLLM's interpreter: two simulated engines with the same arrivals, stepped in turn."""
-    from benchmarks.replay.simulation.simulated_engine import SimulatedEngine, SimulatedEngineSettings, modelled
+    from benchmarks.replay.simulation.simulated_engine import (
+        SimulatedEngine,
+        SimulatedEngineSettings,
+        step_seconds_by,
+    )
 
     def timed(scheduler: Any, name: str, into: list[float]) -> None:
         inner: Callable[..., Any] = getattr(scheduler, name)
@@ -186,7 +190,7 @@ def _child_share(steps: int) -> None:
         made = {}
         for kind, concord in (("stock", None), ("concord", {"calibrate": False})):
             settings = SimulatedEngineSettings(RUNNING, 64, 40_000, context=4096, concord=concord)
-            made[kind] = SimulatedEngine(Path(scratch), settings, modelled(model))
+            made[kind] = SimulatedEngine(Path(scratch), settings, step_seconds_by(model))
         spent = {kind: [0.0] * 0 for kind in made}
         model_ms: list[float] = []
         waiting: list[int] = []

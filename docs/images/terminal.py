@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ramify.browse.tui.app import Browser
-from ramify.cli.console import App
+from ramify.inspect.home import Home
 from ramify.runtime.records import RunId
 
 HERE = Path(__file__).parent
@@ -138,7 +138,7 @@ def _line(text: Text, row: int) -> str:
 
 async def draw(home: Path, run: str, name: str, keys: str) -> None:
     """The terminal browser's screen after those keys, in fonts that machines have: nothing is fetched for it."""
-    terminal = App(home)
+    terminal = Home(home)
     async with terminal.store() as store:
         browser = Browser(terminal, await store.run(RunId(run)))
     async with browser.run_test(size=CELLS) as pilot:

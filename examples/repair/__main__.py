@@ -1,4 +1,4 @@
-"""`python -m examples.repair`: repair the programs beside this file, or those of any folder of the same shape."""
+"""`python -m examples.repair`: repair the programs beside this file, or those in a folder of the same layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 
 from ramify import Runtime, paths
 from ramify.cli import errors
-from ramify.cli.console import Typed
+from ramify.cli.console import LocationOptions
 from ramify.cli.progress import Progress
 
 from ..ending import command
@@ -107,7 +107,7 @@ def main(
         click.echo(f"stopped: `{command('resume', home)}` goes on where it was", err=True)
         sys.exit(130)
     except Exception as error:  # noqa: BLE001  a bug of ours is raised again
-        sys.exit(errors.report(error, Typed(home)))
+        sys.exit(errors.report(error, LocationOptions(home)))
     if as_json:
         click.echo(
             json.dumps({"repaired": report.repaired, "rows": [dataclasses.asdict(row) for row in report.rows]})

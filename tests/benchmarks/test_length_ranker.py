@@ -18,7 +18,7 @@ _SPEC.loader.exec_module(ranker)
 
 
 def loss(scores: np.ndarray) -> float:
-    """Plackett and Luce: each place is drawn from those that are left."""
+    """Plackett-Luce: each place is drawn from the remaining ones."""
     return -sum(scores[i] - np.log(np.exp(scores[i:]).sum()) for i in range(len(scores)))
 
 

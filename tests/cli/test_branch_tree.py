@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.cli.branch_tree import BranchTree, Look, shown
+from ramify.cli.branch_tree import BranchTree, Look
+from ramify.inspect.text import printable
 
 WHOLE = """\
 root
@@ -93,9 +94,9 @@ def row_fields(row: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "a\rb", "a\udcffb", "\u202eabc"])
 def test_nothing_that_a_program_says_moves_the_cursor(text: str) -> None:
-    assert shown(text).isprintable()
+    assert printable(text).isprintable()
 
 
 @given(st.text())
 def test_printable_text_is_shown_as_it_is(text: str) -> None:
-    assert (shown(text) == text) is all(c.isprintable() for c in text)
+    assert (printable(text) == text) is all(c.isprintable() for c in text)

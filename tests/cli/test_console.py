@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.cli.console import Typed, say_json
+from ramify.cli.console import LocationOptions, say_json
 from ramify.cli.main import run_command_line
 
 TOLD = "`ramify resume 3f2a` goes on, or `ramify ls`; see `ramify.compile`"
@@ -15,26 +15,26 @@ TOLD = "`ramify resume 3f2a` goes on, or `ramify ls`; see `ramify.compile`"
 @pytest.mark.parametrize(
     ("typed", "options"),
     [
-        (Typed(Path("home")), "--home home"),
-        (Typed(Path("my home")), "--home 'my home'"),
-        (Typed(None, "runs.db"), "--database runs.db"),
-        (Typed(Path("h"), "sqlite:///x.db"), "--home h --database sqlite:///x.db"),
-        (Typed(None, "postgresql://me@host/db"), "--database postgresql+psycopg://me@host/db"),
+        (LocationOptions(Path("home")), "--home home"),
+        (LocationOptions(Path("my home")), "--home 'my home'"),
+        (LocationOptions(None, "runs.db"), "--database runs.db"),
+        (LocationOptions(Path("h"), "sqlite:///x.db"), "--home h --database sqlite:///x.db"),
+        (LocationOptions(None, "postgresql://me@host/db"), "--database postgresql+psycopg://me@host/db"),
     ],
 )
-def test_a_command_is_told_with_the_place_that_was_named(typed: Typed, options: str) -> None:
+def test_a_command_is_told_with_the_place_that_was_named(typed: LocationOptions, options: str) -> None:
     assert typed.complete(TOLD) == (
         f"`ramify {options} resume 3f2a` goes on, or `ramify {options} ls`; see `ramify.compile`"
     )
 
 
 def test_no_password_is_told() -> None:
-    assert "hush" not in Typed(None, "postgresql://me:hush@host/db").complete(TOLD)
-    assert "hush" not in Typed(None, "postgresql://me:hush@[host/db").complete(TOLD)
+    assert "hush" not in LocationOptions(None, "postgresql://me:hush@host/db").complete(TOLD)
+    assert "hush" not in LocationOptions(None, "postgresql://me:hush@[host/db").complete(TOLD)
 
 
 def test_without_a_place_nothing_is_added() -> None:
-    assert Typed().complete(TOLD) == TOLD
+    assert LocationOptions().complete(TOLD) == TOLD
 
 
 def test_what_a_command_tells_to_type_finds_its_runs(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ramify import workflow
 from ramify.cli.errors import TargetBroken
-from ramify.cli.targets import argument, arguments, load, load_workflow, plain
+from ramify.cli.targets import arguments, load, load_workflow, plain
+from ramify.inspect.values import parse_value
 from ramify.runtime.errors import TargetNotFound
 
 
@@ -22,7 +23,7 @@ from ramify.runtime.errors import TargetNotFound
     [("3", 3), ('["a"]', ["a"]), ("null", None), ("hello", "hello"), ('"3"', "3"), ("{x", "{x"), ("", "")],
 )
 def test_an_argument_is_json_where_it_parses(text: str, value: object) -> None:
-    assert argument(text) == value
+    assert parse_value(text) == value
 
 
 @workflow

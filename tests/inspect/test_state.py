@@ -10,7 +10,7 @@ from ramify.compiler.plan import OpKind
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.inspect.history import History
-from ramify.inspect.state import MISSING, Between, Variable, changed_channels, state_at
+from ramify.inspect.state import MISSING, StateDiff, Variable, changed_channels, state_at
 from ramify.runtime.records import ROOT, EffectRecord, EffectStatus
 
 
@@ -28,7 +28,7 @@ def empty(snapshots: SnapshotStore, tmp_path: Path) -> Snapshot:
 def test_variables_that_differ(snapshots: SnapshotStore, empty: Snapshot) -> None:
     before = replace(empty, env={"SAME": "1", "CHANGED": "1", "GONE": "1"}, env_unset=("LANG",), cwd="src")
     after = replace(empty, env={"SAME": "1", "CHANGED": "2", "NEW": "1"}, env_unset=("PATH",))
-    between = Between(snapshots, before, after)
+    between = StateDiff(snapshots, before, after)
     assert between.variables == (
         Variable("CHANGED", "1", "2"),
         Variable("GONE", "1", None),
@@ -37,7 +37,7 @@ def test_variables_that_differ(snapshots: SnapshotStore, empty: Snapshot) -> Non
         Variable("PATH", None, None),
     )
     assert between.moved
-    assert Between(snapshots, before, before).variables == ()
+    assert StateDiff(snapshots, before, before).variables == ()
 
 
 def test_a_state_knows_what_made_it_since_the_checkpoint_before(

@@ -1,25 +1,42 @@
-"""The tab Timeline: steps and model calls as bars over time, against the deadlines.
-
-Time in which nothing was done (a run that waited for a person, or was resumed the next day) is cut short, so that
-the bars keep a size that can be read.
-"""
+"""The tabs Timeline, Calls and Shell: what a node or its run did, over time."""
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ramify.browse.tui.branch_graph import name_of
-from ramify.browse.tui.styled_lines import Line, Look, line, safe, scope_of
+from ramify.browse.tui.styled_lines import (
+    Line,
+    Look,
+    fact_lines,
+    heading,
+    json_lines,
+    line,
+    paragraphs,
+    safe,
+    scope_of,
+    table_lines,
+    wrapped,
+)
 from ramify.compiler.plan import OpKind
+from ramify.inspect.facts import call_lines
+from ramify.inspect.model_calls import chat_request
 from ramify.inspect.text import clipped, seconds
-from ramify.runtime.records import OpStatus
+from ramify.inspect.values import command_results
+from ramify.runtime.codec import codec
+from ramify.runtime.records import LLMRecord, OpStatus
+from ramify.sandboxes.contract import RunResult
+from ramify.serving.types import ChatRequest, ChatResult, Ledger
 
 if TYPE_CHECKING:
     from ramify.browse.tui.subject import Subject
     from ramify.inspect.history import Moment
+    from ramify.inspect.model_calls import CallTimes
+
 
 _INSTANT = {OpKind.SEAL, OpKind.RELEASE, OpKind.BARRIER, OpKind.PREFORK, OpKind.FORK}
 _WRONG = {Look.BAD: "✗ "}  # failed, or later than its deadline
@@ -69,7 +86,7 @@ def axis(spans: Sequence[tuple[float, float]]) -> Axis:
     return Axis(tuple((when, at / whole) for when, at in knots), tuple(cut / whole for cut in cuts))
 
 
-def lines(of: Subject) -> Iterator[Line]:
+def timeline_lines(of: Subject) -> Iterator[Line]:
     run = of.graph.history.run
     drawn = [one for one in of.graph.history.moments if one.kind not in _INSTANT]
     mine = {one.seq for one in of.node.moments}
@@ -124,3 +141,115 @@ def _look(one: Moment) -> Look:
         return Look.INFO if one.reused_from is None else Look.DIM
     times = one.times
     return Look.BAD if times is not None and times.met is False else Look.NOTE
+
+
+_ROLES = {"system": Look.DIM, "user": Look.INFO, "assistant": Look.GOOD, "tool": Look.NOTE}
+
+
+def call_tab_lines(of: Subject) -> Iterator[Line]:
+    made = [(moment.llm, moment.times) for moment in of.moments]
+    calls = [(row, times) for row, times in made if row is not None and times is not None]
+    yield scope_of(of.whole_run, "Model calls")
+    if not calls:
+        yield line("None.")
+        return
+    bodies = [list(_call(row, times, of.width)) for row, times in calls]
+    at, begins = len(calls) + 2, []
+    for body in bodies:
+        begins.append(at + 1)
+        at += len(body)
+    yield from table_lines(call_lines([times for _, times in calls]), targets=begins)
+    for body in bodies:
+        yield from body
+
+
+def _call(row: LLMRecord, times: CallTimes, width: int) -> Iterator[Line]:
+    yield from heading(f"call #{row.seq}  {times.verdict if times.met is not None else 'best effort'}")
+    result = codec.decode_own(row.result_json, ChatResult)
+    request = chat_request(row)
+    facts = [("branch", row.branch), ("model", result.model), ("tags", times.tags_line)]
+    if request is not None:
+        facts.append(("sampling", _sampling(request)))
+    yield from fact_lines([*facts, *_ledger(times, result)])
+    if request is not None:
+        for message in request.messages:
+            yield line(message.role, Look.BOLD)
+            yield from wrapped(message.content, width, _ROLES[message.role], indent="  ")
+    else:  # a front end's own form
+        yield line("request", Look.BOLD)
+        yield from json_lines(row.request_json, width)
+    yield line(f"answer ({result.finish_reason})", Look.BOLD)
+    yield from wrapped(result.text, width, _ROLES["assistant"], indent="  ")
+
+
+def _sampling(request: ChatRequest) -> str:
+    told = [
+        f"temperature {request.temperature:g}",
+        f"top_p {request.top_p:g}",
+        f"at most {request.max_tokens} tokens",
+    ]
+    if request.seed is not None:
+        told.append(f"seed {request.seed}")
+    if request.sample:
+        told.append(f"sample {request.sample}")
+    return ", ".join(told)
+
+
+def _ledger(times: CallTimes, result: ChatResult) -> Iterator[tuple[str, str]]:
+    yield "tokens", f"{times.prompt_tokens} in, {times.completion_tokens} out"
+    yield "took", seconds(times.end_s)
+    if times.deadline_s is not None:
+        yield "deadline", f"{seconds(times.deadline_s)} left at arrival: {times.verdict}"
+    ledger = result.ledger
+    if ledger is not None:
+        yield "ledger", _where_time_went(ledger)
+
+
+def _where_time_went(ledger: Ledger) -> str:
+    told = [f"queued {seconds(ledger.queue_s)}", f"first token {seconds(ledger.first_token_s)}"]
+    told += [f"decoded {seconds(ledger.decode_s)}"] if ledger.decode_s else []
+    if ledger.preemptions:
+        told.append(f"preempted {ledger.preemptions} times for {seconds(ledger.preempted_s)}")
+    told += [f"{ledger.attempts} attempts"] if ledger.attempts > 1 else []
+    return ", ".join(told)
+
+
+_STEPS = {OpKind.RUN, OpKind.CALL_TOOL, OpKind.BREAK, OpKind.COMMAND}
+
+
+def shell_lines(of: Subject) -> Iterator[Line]:
+    yield scope_of(of.whole_run, "Commands and output")
+    told = [moment for moment in of.moments if moment.kind in _STEPS]
+    if not told:
+        yield line("No steps.")
+    for moment in told:
+        yield from _step(moment)
+
+
+def _step(moment: Moment) -> Iterator[Line]:
+    results = list(command_results(json.loads(moment.op.result_json or "null"))) if moment.op is not None else []
+    if moment.kind is OpKind.COMMAND:
+        yield Line()
+    else:
+        yield from heading(f"{moment.name}  {seconds(moment.ended_at - moment.started_at)}")
+    for result in results:
+        yield from command_lines(result)
+    if moment.op is not None and moment.op.error:
+        yield from paragraphs(moment.op.error.rstrip("\n"), Look.BAD)
+    elif not results and moment.summary:
+        yield from paragraphs(moment.summary)
+
+
+def command_lines(result: RunResult) -> Iterator[Line]:
+    first, *rest = result.command.rstrip("\n").split("\n")
+    yield Line((("$ ", Look.INFO), (line(first).text, Look.BOLD)))
+    for one in rest:
+        yield line(f"  {one}", Look.BOLD)
+    for text, look in ((result.stdout, Look.PLAIN), (result.stderr, Look.BAD)):
+        if text:
+            yield from paragraphs(text.removesuffix("\n"), look)
+    if result.timed_out or result.truncated or result.exit_code:
+        told = [f"exit {result.exit_code}"]
+        told += ["timed out"] if result.timed_out else []
+        told += ["output cut"] if result.truncated else []
+        yield line(", ".join(told), Look.NOTE)

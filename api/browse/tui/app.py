@@ -21,11 +21,11 @@ from ramify.browse.tui.line_view import LineView
 from ramify.browse.tui.run_actions import Acting
 from ramify.browse.tui.search import Finding
 from ramify.browse.tui.styled_lines import safe
-from ramify.browse.tui.subject import Subject, Tab, lines_of
-from ramify.cli.commands.listings import listing
-from ramify.cli.commands.show import deadline_line
-from ramify.cli.console import App
+from ramify.browse.tui.subject import Subject, Tab
+from ramify.browse.tui.tabs import lines_of
+from ramify.inspect.facts import deadline_line, run_table
 from ramify.inspect.history import History, read
+from ramify.inspect.home import Home
 from ramify.inspect.text import count
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import CheckpointId, CheckpointRecord, RunId, RunRecord
@@ -67,7 +67,7 @@ class Browser(Acting, Finding):
         Binding("escape", "leave_search", show=False),
     ]
 
-    def __init__(self, home: App, run: RunRecord, checkpoint: CheckpointRecord | None = None) -> None:
+    def __init__(self, home: Home, run: RunRecord, checkpoint: CheckpointRecord | None = None) -> None:
         super().__init__()
         self.theme = "ansi-dark"  # the terminal's own colours, light or dark
         self.home = home
@@ -97,7 +97,7 @@ class Browser(Acting, Finding):
 
     async def on_mount(self) -> None:
         self._branches, self._pane = self.query_one("#branches", LineView), self.query_one("#pane", LineView)
-        self._store = await self._stack.enter_async_context(self.home.store_to_look())
+        self._store = await self._stack.enter_async_context(self.home.store_or_reader())
         self.snapshots = self.home.snapshots()
         self._branches.focus()
         self._say_tabs()
@@ -287,7 +287,7 @@ class Browser(Acting, Finding):
     async def action_runs(self) -> None:
         runs = await self._store.runs(_RUNS)
         statuses = {run.id: self.home.status(run) for run in runs}
-        header, *rows = listing(runs, await self._store.tallies([*statuses]), statuses, self.home.clock())
+        header, *rows = run_table(runs, await self._store.tallies([*statuses]), statuses, self.home.clock())
         chosen = await self.push_screen_wait(Runs(header, list(zip(statuses, rows, strict=True)), self._run))
         if chosen is not None and chosen != self._run:
             self.open_run(RunId(chosen))

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ramify.browse.tui.shell import command_result
 from ramify.browse.tui.styled_lines import Line as Shown
 from ramify.browse.tui.styled_lines import Look, Span, safe
 from ramify.compiler.plan import OpKind
 from ramify.inspect.checkpoint_graph import NODE, draw
 from ramify.inspect.history import End, History, Line, Moment
+from ramify.inspect.values import command_result
 from ramify.runtime.records import BranchPath, CheckpointId, CheckpointRecord, OpStatus
 from ramify.sandboxes.contract import RunResult
 

@@ -13,15 +13,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ramify.cli.console import App
+from ramify.inspect.home import Home
 
 _KILLED_AFTER_S = 10.0
 
 
-def command(app: App, run_id: str, answers: Sequence[str]) -> list[str]:
-    words = [sys.executable, "-m", "ramify.cli.main", "--home", str(app.home)]
-    if app.database_given is not None:
-        words += ["--database", app.database_given]
+def command(home: Home, run_id: str, answers: Sequence[str]) -> list[str]:
+    words = [sys.executable, "-m", "ramify.cli.main", "--home", str(home.folder)]
+    if home.database_given is not None:
+        words += ["--database", home.database_given]
     return [*words, "resume", run_id, *(f"--answer={answer}" for answer in answers)]
 
 

@@ -13,8 +13,8 @@ from textual.app import App as Terminal
 from ramify.browse.tui.branch_graph import Graph, Node
 from ramify.browse.tui.dialogs import Answer, Output, Question, Waiting
 from ramify.browse.tui.resume_process import Resuming, command
-from ramify.cli.console import App
 from ramify.fork_engine.errors import ForkEngineError
+from ramify.inspect.home import Home
 from ramify.inspect.values import plain
 from ramify.runtime.errors import RunError
 from ramify.runtime.journal.inbox import Inbox, OpenQuestion
@@ -27,7 +27,7 @@ _RESUMED = {RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.FORKED, RunStatus.W
 class Acting(Terminal[None]):
     """A browser's actions on runs. What they need of it is abstract here."""
 
-    home: App
+    home: Home
     resuming: Resuming | None = None
 
     @property
@@ -62,7 +62,7 @@ class Acting(Terminal[None]):
         from ramify.session import Runtime
 
         try:
-            async with Runtime(home=self.home.home, database=self.home.database) as runtime:
+            async with Runtime(home=self.home.folder, database=self.home.database) as runtime:
                 made = await runtime.fork(at, for_real=said == "!")
         except (RunError, ForkEngineError) as error:
             self.notify(str(error), title="Not forked", severity="error", markup=False)
@@ -116,7 +116,7 @@ class Acting(Terminal[None]):
             self.resuming.stop()
 
 
-def _asked(home: App, graph: Graph) -> list[Waiting]:
+def _asked(home: Home, graph: Graph) -> list[Waiting]:
     """What the run waits for, and nobody has answered. Of a LangGraph thread that stops at a breakpoint, or is kept
     elsewhere, one answer without a known question."""
     run = graph.history.run

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ramify.cli.branch_tree import shown
+from ramify.inspect.text import printable
 from ramify.inspect.values import plain
 from ramify.runtime.records import CheckpointId
 
@@ -52,7 +52,7 @@ def safe(text: str) -> str:
     """One line of anybody's text: tabs as blanks, nothing that moves the cursor, not endless."""
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}… ({len(text)} characters)"
-    return shown(text.expandtabs(_TAB))
+    return printable(text.expandtabs(_TAB))
 
 
 def paragraphs(text: str, look: Look = Look.PLAIN, *, indent: str = "") -> Iterator[Line]:

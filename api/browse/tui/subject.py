@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ramify.browse.tui.styled_lines import Line, Look, wrapped
-from ramify.fork_engine.errors import ForkEngineError
-from ramify.inspect.state import Between, State, state_at
+from ramify.inspect.state import State, StateDiff, state_at
 
 if TYPE_CHECKING:
     from ramify.browse.tui.branch_graph import Graph, Node
@@ -60,37 +57,11 @@ class Subject:
         return None if one is None else state_at(self.graph.history, self.snapshots, one, self.database)
 
     @cached_property
-    def change(self) -> Between | None:
+    def change(self) -> StateDiff | None:
         """What differs from what it is compared with; None of the workspace as it was, and of an open end."""
         if self.against is None or self.against.checkpoint is None:
             return None if self.state is None else self.state.change
         if self.node.checkpoint is None:
             return None
         ids = (self.against.checkpoint.snapshot_id, self.node.checkpoint.snapshot_id)
-        return Between(self.snapshots, *map(self.snapshots.get, ids))
-
-
-def lines_of(tab: Tab, of: Subject) -> tuple[Line, ...]:
-    """May read snapshots and compare files: not for the event loop. A snapshot that is gone is told, not raised."""
-    try:
-        return tuple(_lines(tab, of))
-    except ForkEngineError as error:
-        return tuple(wrapped(str(error), of.width, Look.BAD))
-
-
-def _lines(tab: Tab, of: Subject) -> Iterator[Line]:
-    from ramify.browse.tui import activity_tabs, calls, effects, files, shell, tabs
-
-    match tab:
-        case Tab.STATE:
-            return tabs.lines(of)
-        case Tab.FILES:
-            return files.lines(of)
-        case Tab.TIMELINE:
-            return activity_tabs.lines(of)
-        case Tab.CALLS:
-            return calls.lines(of)
-        case Tab.SHELL:
-            return shell.lines(of)
-        case Tab.EFFECTS:
-            return effects.lines(of)
+        return StateDiff(self.snapshots, *map(self.snapshots.get, ids))

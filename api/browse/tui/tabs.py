@@ -1,28 +1,60 @@
-"""The tab State: where a node stands, what was done there and what came of it, and the run that it is of."""
+"""The tabs State, Files and Effects, and the lines of any tab for a node."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ramify.browse.tui.activity_tabs import call_tab_lines, command_lines, shell_lines, timeline_lines
 from ramify.browse.tui.branch_graph import name_of
-from ramify.browse.tui.shell import command_lines, command_result
-from ramify.browse.tui.styled_lines import Line, Look, fact_lines, heading, json_lines, line, safe, wrapped
-from ramify.cli.commands.show import deadline_line
-from ramify.cli.commands.state import checkpoint_facts, snapshot_facts
+from ramify.browse.tui.styled_lines import Line, Look, fact_lines, heading, json_lines, line, safe, scope_of, wrapped
+from ramify.browse.tui.subject import Subject, Tab
 from ramify.compiler.plan import OpKind
-from ramify.inspect.text import clipped, instant, seconds
-from ramify.runtime.records import OpStatus, RunRecord
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.inspect.facts import change_lines, checkpoint_facts, deadline_line, snapshot_facts, variable_lines
+from ramify.inspect.text import clipped, count, instant, seconds
+from ramify.inspect.values import command_result
+from ramify.runtime.records import EffectRecord, EffectStatus, OpStatus, RunRecord
 
 if TYPE_CHECKING:
-    from ramify.browse.tui.subject import Subject
     from ramify.inspect.history import History, Moment
+    from ramify.inspect.patch import FilePatch
+    from ramify.inspect.state import StateDiff
+
+
+def lines_of(tab: Tab, of: Subject) -> tuple[Line, ...]:
+    """The lines of a tab. If a snapshot is gone, they say so.
+
+    It may read snapshots and compare files: call it outside the event loop.
+    """
+    try:
+        return tuple(_lines(tab, of))
+    except ForkEngineError as error:
+        return tuple(wrapped(str(error), of.width, Look.BAD))
+
+
+def _lines(tab: Tab, of: Subject) -> Iterator[Line]:
+    match tab:
+        case Tab.STATE:
+            return _state_lines(of)
+        case Tab.FILES:
+            return _file_lines(of)
+        case Tab.TIMELINE:
+            return timeline_lines(of)
+        case Tab.CALLS:
+            return call_tab_lines(of)
+        case Tab.SHELL:
+            return shell_lines(of)
+        case Tab.EFFECTS:
+            return _effect_tab(of)
+
 
 _QUIET = {OpKind.SEAL, OpKind.BARRIER, OpKind.PREFORK, OpKind.RELEASE, OpKind.ENTER}
 
 
-def lines(of: Subject) -> Iterator[Line]:
+def _state_lines(of: Subject) -> Iterator[Line]:
     if of.node.checkpoint is None:
         said = "What this branch did after its last checkpoint. It was not sealed, so it has no state of its own."
         yield from wrapped(said, of.width, Look.NOTE)
@@ -86,3 +118,103 @@ def run_facts(run: RunRecord, status: str) -> list[tuple[str, str]]:
         ("began", instant(run.created_at)),
         ("deadline", deadline_line(run)),
     ]
+
+
+_PATCH_LOOKS = (
+    ("diff ", Look.HEAD),
+    ("+++ ", Look.BOLD),
+    ("--- ", Look.BOLD),
+    ("@@", Look.INFO),
+    ("+", Look.GOOD),
+    ("-", Look.BAD),
+)
+_CHANGES = {"A": Look.GOOD, "D": Look.BAD}
+
+
+def _file_lines(of: Subject) -> Iterator[Line]:
+    change = of.change
+    if change is None:
+        nothing = "The workspace as it was" if of.node.checkpoint else "Not sealed: its files were not kept"
+        yield from wrapped(f"{nothing}. m marks a state, d shows what differs from it.", of.width, Look.NOTE)
+        return
+    since = "since its parent" if of.against is None else f"since {of.against.id[:10]} ({of.against.branch})"
+    yield line(f"{count(len(change.files), 'path')} changed {since}", Look.BOLD)
+    yield from (line(one, Look.NOTE) for one in variable_lines(change))
+    yield from _files(change)
+
+
+def _files(change: StateDiff) -> Iterator[Line]:
+    by_path = {patch.path: patch for patch in change.patches}
+    bodies = {path: list(_patch_lines(patch)) for path, patch in by_path.items()}
+    at = 1 + len(variable_lines(change)) + len(change.files) + 1
+    for one, said in zip(change.files, change_lines(list(change.files)), strict=True):
+        body = bodies.get(one.path)
+        spans = ((f"{said[:1]} ", _CHANGES.get(said[:1], Look.NOTE)), (line(said[2:]).text, Look.PLAIN))
+        yield Line(spans + _counts(by_path.get(one.path)), to=None if body is None else at)
+        at += len(body or ())
+    yield Line()
+    for one in change.files:
+        yield from bodies.get(one.path, ())
+
+
+def _counts(patch: FilePatch | None) -> tuple[tuple[str, Look], ...]:
+    if patch is None:
+        return ()
+    if patch.added is None or patch.removed is None:
+        return (("  binary or large", Look.DIM),)
+    return ((f"  +{patch.added}", Look.GOOD), (f" -{patch.removed}", Look.BAD))
+
+
+def _patch_lines(patch: FilePatch) -> Iterator[Line]:
+    for one in os.fsdecode(patch.text).split("\n")[:-1]:
+        look = next((look for start, look in _PATCH_LOOKS if one.startswith(start)), Look.PLAIN)
+        yield line(one, look)
+    yield Line()
+
+
+_EFFECT_LOOKS = {
+    EffectStatus.DONE: Look.GOOD,
+    EffectStatus.APPROVED: Look.GOOD,
+    EffectStatus.INTENDED: Look.NOTE,
+    EffectStatus.IN_DOUBT: Look.BAD,
+    EffectStatus.FAILED: Look.DIM,
+    EffectStatus.AGAIN: Look.NOTE,
+    EffectStatus.COMPENSATING: Look.NOTE,
+    EffectStatus.COMPENSATED: Look.INFO,
+}
+
+
+def _effect_tab(of: Subject) -> Iterator[Line]:
+    whole = of.whole_run or of.state is None
+    ledger = of.graph.history.effects if whole or of.state is None else of.state.effects
+    yield scope_of(whole, "Effects on the outside", "by then")
+    if not ledger:
+        yield line("None: nothing irreversible was done.")
+    here = {moment.op.key for moment in of.node.moments if moment.op is not None}
+    last = {one.key: one.attempt for one in ledger}
+    for one in ledger:
+        yield from _effect(one, of, last[one.key], here=one.key in here)
+
+
+def _effect(one: EffectRecord, of: Subject, attempts: int, *, here: bool) -> Iterator[Line]:
+    yield Line()
+    where = "  done here" if here and one.attempt == attempts else ""
+    spans = (
+        (f"{one.status.value:<12}", _EFFECT_LOOKS[one.status]),
+        (line(one.step).text, Look.BOLD),
+        (where, Look.INFO),
+    )
+    yield Line(spans)
+    settled = "not yet" if one.settled_at is None else instant(one.settled_at)
+    facts = [("key", one.idempotency_key), ("branch", one.branch)]
+    facts += [("attempt", f"{one.attempt} of {attempts}")] if attempts > 1 else []
+    facts += [("intended", instant(one.intended_at))]
+    facts += [("settled", settled), ("known by", one.note)]
+    yield from fact_lines((f"  {name}", value) for name, value in facts if value)
+    yield line("  arguments", Look.DIM)
+    yield from json_lines(one.args_json, of.width, indent="    ")
+    if one.result_json is not None:
+        yield line("  result", Look.DIM)
+        yield from json_lines(one.result_json, of.width, indent="    ")
+    if one.status is EffectStatus.IN_DOUBT and one.attempt == attempts:
+        yield line(f"  `ramify approve {of.graph.history.run.id}` says whether it happened", Look.NOTE)

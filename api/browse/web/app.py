@@ -17,11 +17,11 @@ from starlette.routing import Route
 from ramify.browse.web import views
 from ramify.browse.web.errors import NotThere
 from ramify.browse.web.responses import jsonable
-from ramify.browse.web.run_cache import Reader
+from ramify.browse.web.run_cache import RunCache
 from ramify.browse.web.search import search
-from ramify.cli.targets import argument
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.history import History
+from ramify.inspect.values import parse_value
 from ramify.runtime.errors import AlreadyAnswered, RunError
 from ramify.runtime.estimates.recorded_runs import observed
 from ramify.runtime.records import CheckpointRecord, RunId
@@ -31,7 +31,7 @@ LONGEST_ANSWER = 1 << 20  # bytes
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
-def create_app(reader: Reader) -> Starlette:
+def create_app(reader: RunCache) -> Starlette:
     """Without a guard: `server.guarded` puts one in front."""
     pages = _Answers(reader)
     files = {file.name: file for file in STATIC.iterdir() if file.suffix in TYPES}
@@ -64,7 +64,7 @@ def create_app(reader: Reader) -> Starlette:
 class _Answers:
     """One method a question; what each returns is sent as JSON."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RunCache) -> None:
         self._reader = reader
 
     async def runs(self, request: Request) -> object:
@@ -80,7 +80,7 @@ class _Answers:
             case {"id": str(id), "answer": answer, **rest} if not rest:
                 return await self._reader.answer(id, answer)
             case {"id": str(id), "text": str(text), **rest} if not rest:
-                return await self._reader.answer(id, argument(text))
+                return await self._reader.answer(id, parse_value(text))
         raise HTTPException(400, 'send {"id": "…", "answer": …}, or a "text" in its place')
 
     async def history(self, request: Request) -> object:

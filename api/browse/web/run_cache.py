@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramify.browse.web import rows
+from ramify.browse.web import views
 from ramify.browse.web.errors import NotThere
 from ramify.browse.web.responses import (
     AnswerStored,
@@ -40,7 +40,7 @@ class _Known:
     history: History
 
 
-class Reader:
+class RunCache:
     """`status` tells a run's status as the command line does: a running one that no process works on is another."""
 
     def __init__(
@@ -66,12 +66,12 @@ class Reader:
         """Newest first, `RUNS` at most."""
         runs = await self.store.runs(RUNS)
         tallies = await self.store.tallies([run.id for run in runs])
-        return [rows.run_row(run, self._status(run), tallies[run.id]) for run in runs]
+        return [views.run_row(run, self._status(run), tallies[run.id]) for run in runs]
 
     async def inbox(self) -> list[ItemRow]:
         """What waits for a person, in all runs, the longest waiting first."""
         items = await waiting(self.store, self.database, lambda run: self._status(run) == RunStatus.RUNNING)
-        return [rows.item_row(item) for item in items]
+        return [views.item_row(item) for item in items]
 
     async def answer(self, id: str, value: object) -> AnswerStored:
         """Store the answer to a question. Raises as `store_answer`; `NotThere` where the home is only read."""
@@ -101,11 +101,11 @@ class Reader:
         return HistoryPage(
             cursor=f"{known.generation}.{history.last_seq}",
             whole=whole,
-            run=rows.run_row(history.run, self._status(history.run), tally),
-            moments=table(MomentRow, (rows.moment_row(one) for one in moments if one.seq > since)),
-            lines=table(LineRow, (rows.line_row(line) for line in lines if rows.is_news(line, since))),
-            checkpoints=table(CheckpointRow, (rows.checkpoint_row(one) for one in states if one.seq > since)),
-            effects=tuple(map(rows.effect_row, history.effects)),
+            run=views.run_row(history.run, self._status(history.run), tally),
+            moments=table(MomentRow, (views.moment_row(one) for one in moments if one.seq > since)),
+            lines=table(LineRow, (views.line_row(line) for line in lines if views.is_news(line, since))),
+            checkpoints=table(CheckpointRow, (views.checkpoint_row(one) for one in states if one.seq > since)),
+            effects=tuple(map(views.effect_row, history.effects)),
         )
 
     async def _read(self, run: RunId) -> _Known:

@@ -94,7 +94,7 @@ async def serving(
 
         from ramify.browse.web.app import create_app
         from ramify.browse.web.guard import Guard, hosts, new_token
-        from ramify.browse.web.run_cache import Reader
+        from ramify.browse.web.run_cache import RunCache
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ramify"):
             raise
@@ -115,7 +115,7 @@ async def serving(
     with _listening(port) as listener:
         port = listener.getsockname()[1]
         token = token or new_token()
-        reader = Reader(store, snapshots, status)
+        reader = RunCache(store, snapshots, status)
         app = Guard(create_app(reader), token, hosts(port))
         config = uvicorn.Config(
             app,

@@ -1,4 +1,4 @@
-"""What the page shows of one state, of two, of a call, of a row, of the plan. Pure but for the snapshots it reads."""
+"""The answers to the page: records as rows, and the views of a state, a diff, a model call, a step and the plan."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ramify.browse.web import rows
 from ramify.browse.web.errors import NotThere
 from ramify.browse.web.responses import (
+    CallRow,
     CallView,
     Changes,
+    CheckpointRow,
     DiffView,
+    EffectRow,
     FileRow,
+    ItemRow,
     KeyRow,
+    LineRow,
     MessageRow,
+    MomentRow,
     MomentView,
     PlanOpRow,
     PlanView,
     Processes,
+    RunRow,
     StateView,
     TokenRow,
     VariableRow,
@@ -26,15 +32,113 @@ from ramify.browse.web.responses import (
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind
-from ramify.inspect.history import History, Moment
+from ramify.inspect.history import History, Line, Moment
+from ramify.inspect.inbox import Item, Kind
 from ramify.inspect.model_calls import chat_request
 from ramify.inspect.patch import FilePatch, patches
 from ramify.inspect.plan_outcomes import stage_error, story
-from ramify.inspect.state import MISSING, Between, changed_channels, state_at
+from ramify.inspect.state import MISSING, StateDiff, changed_channels, state_at
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.recorded_runs import RecordedEstimates
-from ramify.runtime.records import CheckpointId, CheckpointRecord
+from ramify.runtime.records import CheckpointId, CheckpointRecord, EffectRecord, LLMRecord, RunRecord
+from ramify.runtime.store import Tally
 from ramify.serving.types import ChatResult
+
+_SNAPSHOT = 16  # characters of a snapshot's id: what names it to a person
+_LONGEST = 160  # characters of a line that a row shows; the whole of it is one click away
+
+
+def run_row(run: RunRecord, status: str, tally: Tally) -> RunRow:
+    return RunRow(
+        id=run.id,
+        name=run.name,
+        workflow=run.workflow,
+        workspace=run.workspace,
+        sandbox=run.settings.sandbox,
+        status=status,
+        created_at=run.created_at,
+        updated_at=run.updated_at,
+        deadline_s=run.deadline_s,
+        consumed_s=run.consumed_s,
+        arguments=run.args_json,
+        result=run.result_json,
+        error=run.error,
+        steps=tally.steps,
+        forks=tally.forks,
+        merges=tally.merges,
+        reused=tally.reused,
+        failed=tally.failed,
+        llm_calls=tally.llm_calls,
+    )
+
+
+def item_row(item: Item) -> ItemRow:
+    asked = item.id if item.kind is Kind.QUESTION else None
+    said = (
+        item.question if isinstance(item.question, str) else json.dumps(item.question, ensure_ascii=False, indent=2)
+    )
+    return ItemRow(asked, item.kind.value, item.run, item.workflow, item.branch, said, item.since, item.commands)
+
+
+def moment_row(moment: Moment) -> MomentRow:
+    call = moment.times
+    return MomentRow(
+        seq=moment.seq,
+        branch=moment.branch,
+        kind=moment.kind.value,
+        name=moment.name,
+        summary=(moment.summary if moment.llm is None else _answer(moment.llm))[:_LONGEST],
+        started_at=moment.started_at,
+        ended_at=moment.ended_at,
+        status=moment.status.value,
+        reused_from=moment.reused_from,
+        call=None
+        if call is None
+        else CallRow(
+            queued_s=call.queued_s,
+            first_token_s=call.first_token_s,
+            end_s=call.end_s,
+            deadline_s=call.deadline_s,
+            met=call.met,
+            prompt_tokens=call.prompt_tokens,
+            completion_tokens=call.completion_tokens,
+            note=call.tags_line,
+        ),
+    )
+
+
+def _answer(row: LLMRecord) -> str:
+    result = codec.decode_own(row.result_json, ChatResult)
+    return " ".join(result.text[: 4 * _LONGEST].split())
+
+
+def line_row(line: Line) -> LineRow:
+    return LineRow(line.path, line.parent, line.forked_at, line.end.value, line.ended_at_seq)
+
+
+def is_news(line: Line, since: int) -> bool:
+    """Whether a branch began or ended after that sequence number."""
+    return line.forked_at > since or (line.ended_at_seq or 0) > since or (since < 0)
+
+
+def checkpoint_row(one: CheckpointRecord) -> CheckpointRow:
+    return CheckpointRow(
+        one.id, one.seq, one.branch, one.snapshot_id[:_SNAPSHOT], one.parents, one.created_at, one.label
+    )
+
+
+def effect_row(one: EffectRecord) -> EffectRow:
+    return EffectRow(
+        one.step,
+        one.branch,
+        one.attempt,
+        one.status.value,
+        one.idempotency_key,
+        one.intended_at,
+        one.settled_at,
+        one.note,
+    )
+
 
 _FILES = 400  # patches of so many files are made at once; more are named
 _PATCH = 400_000  # characters of one patch
@@ -60,7 +164,7 @@ def moment(history: History, seq: int) -> Moment:
 def state_view(
     history: History, snapshots: SnapshotStore, one: CheckpointRecord, database: str | Path | None = None
 ) -> StateView:
-    row = rows.checkpoint_row(one)
+    row = checkpoint_row(one)
     try:
         state = state_at(history, snapshots, one, database)
     except SnapshotNotFound as error:
@@ -68,7 +172,7 @@ def state_view(
     snapshot, kept = state.snapshot, state.snapshot.processes
     return StateView(
         checkpoint=row,
-        since=None if state.since is None else rows.checkpoint_row(state.since),
+        since=None if state.since is None else checkpoint_row(state.since),
         gone="",
         layers=len(snapshot.layers),
         folder=snapshot.cwd,
@@ -78,7 +182,7 @@ def state_view(
         changes=None if state.change is None else changes(state.change),
         channels=state.channels,
         moments=tuple(made.seq for made in state.moments),
-        effects=tuple(map(rows.effect_row, state.effects)),
+        effects=tuple(map(effect_row, state.effects)),
     )
 
 
@@ -92,14 +196,14 @@ def diff_view(
     old, new = (state_at(history, snapshots, one, database) for history, one in (before, after))
     mine, theirs = ({effect.idempotency_key: effect for effect in state.effects} for state in (old, new))
     return DiffView(
-        before=rows.checkpoint_row(before[1]),
-        after=rows.checkpoint_row(after[1]),
+        before=checkpoint_row(before[1]),
+        after=checkpoint_row(after[1]),
         keys=tuple(
             KeyRow(name, _json(was), _json(now)) for name, was, now in changed_channels(old.channels, new.channels)
         ),
-        changes=changes(Between(snapshots, old.snapshot, new.snapshot)),
-        effects_before=tuple(rows.effect_row(one) for key, one in mine.items() if key not in theirs),
-        effects_after=tuple(rows.effect_row(one) for key, one in theirs.items() if key not in mine),
+        changes=changes(StateDiff(snapshots, old.snapshot, new.snapshot)),
+        effects_before=tuple(effect_row(one) for key, one in mine.items() if key not in theirs),
+        effects_after=tuple(effect_row(one) for key, one in theirs.items() if key not in mine),
     )
 
 
@@ -107,7 +211,7 @@ def _json(value: object) -> str | None:
     return None if value is MISSING else json.dumps(value)
 
 
-def changes(between: Between) -> Changes:
+def changes(between: StateDiff) -> Changes:
     files = between.files
     found = patches(between.snapshots, files[:_FILES], between.before, between.after)
     made = {patch.path: patch for patch in found}

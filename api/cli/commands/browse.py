@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.completion import state_names
-from ramify.cli.console import App, find, find_run, pass_app, say
+from ramify.cli.console import pass_home, run_async, say
+from ramify.inspect.home import Home, find_run, find_state
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.journal.refs import Place
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     "--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Of --web.  [default: a free one]"
 )
 @click.option("--open/--no-open", "opens", default=True, help="With --web, start the browser.  [default: open]")
-@pass_app
-def browse_command(app: App, state: str, web: bool, port: int, opens: bool) -> None:
+@pass_home
+def browse_command(home: Home, state: str, web: bool, port: int, opens: bool) -> None:
     """Look at a RUN (the newest) or a STATE of one: the branches beside each other, and of each checkpoint its state,
     changed files, steps and model calls over time, questions and answers, commands, and effects on the outside. While
     the run goes on, what is new appears. Forks and resumes it where you ask for that; else nothing is written.
@@ -40,22 +41,22 @@ def browse_command(app: App, state: str, web: bool, port: int, opens: bool) -> N
              ramify browse --web
     """
     if web:
-        _browse_web(app, state, port, opens)
+        _browse_web(home, state, port, opens)
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("browse needs a terminal; `ramify log` and `ramify show` print the same")
-    place = app.look(lambda store: _place(store, state))
+    place = home.read(lambda store: _place(store, state))
     if place.run is None:
         raise RunNotFound(f"{state} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
     from ramify.browse.tui.app import Browser
 
-    Browser(app, place.run, place.checkpoint).run()
+    Browser(home, place.run, place.checkpoint).run()
 
 
-def _browse_web(app: App, state: str, port: int, opens: bool) -> None:
+def _browse_web(home: Home, state: str, port: int, opens: bool) -> None:
     from ramify.browse.web.server import browse
 
-    place = app.look(lambda store: _place(store, state))
+    place = home.read(lambda store: _place(store, state))
     if place.run is None:
         raise RunNotFound(f"{state} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
     fragment = f"#/{place.run.id}/graph" + ("" if place.checkpoint is None else f"/{place.checkpoint.seq}")
@@ -65,18 +66,18 @@ def _browse_web(app: App, state: str, port: int, opens: bool) -> None:
         say("Ctrl-C ends it", style="dim", err=True)
 
     page = browse(
-        app.store_to_look(),
-        app.snapshots(),
-        app.status,
+        home.store_or_reader(),
+        home.snapshots(),
+        home.status,
         port=port,
         first=place.run.id,
         fragment=fragment,
         opens=opens,
         ready=ready,
     )
-    app.run(page)
+    run_async(page)
 
 
 async def _place(store: Reader, text: str) -> Place:
     run = await find_run(store, text)  # as such: at what is newest in it, wherever that is
-    return await find(store, text) if run is None else Place(run.base_snapshot, run=run)
+    return await find_state(store, text) if run is None else Place(run.base_snapshot, run=run)

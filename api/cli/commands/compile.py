@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.console import App, pass_app, say
+from ramify.cli.console import pass_home, say
 from ramify.cli.targets import load, load_graph, workflow_info
+from ramify.inspect.home import Home
 
 if TYPE_CHECKING:
     from ramify.compiler.pipeline import Compilation
@@ -52,9 +53,9 @@ def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tu
 )
 @click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --history.  [default: $RAMIFY_API_KEY]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file; of several forms, a folder for them.")
-@pass_app
+@pass_home
 def compile_command(
-    app: App,
+    home: Home,
     target: str,
     emit: tuple[str, ...],
     without: tuple[str, ...],
@@ -73,7 +74,7 @@ def compile_command(
     \b
     Example: ramify compile agent.py:repair --emit ir,plan
     """
-    seen = None if unmeasured or not app.has_runs else app.look(lambda store: _learned(store, target))
+    seen = None if unmeasured or not home.has_runs else home.read(lambda store: _learned(store, target))
     learnt = () if history is None else _history(target, history, api_key)
     compilation = compiled(target, without, seen, learnt=learnt)
     texts = {form: _text(compilation, form) for form in emit}

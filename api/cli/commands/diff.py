@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.branch_tree import shown
 from ramify.cli.completion import state_names
-from ramify.cli.console import App, find_state_with_history, pass_app, say_json, say_pages
+from ramify.cli.console import pass_home, say_json, say_pages
 from ramify.fork_engine.types import Change, Entry
-from ramify.inspect.text import fitted
+from ramify.inspect.facts import variable_lines
+from ramify.inspect.home import Home, find_state_with_history
+from ramify.inspect.text import fitted, printable
 from ramify.runtime.journal.refs import Place
 from ramify.runtime.records import EffectRecord
 
 if TYPE_CHECKING:
     from ramify.fork_engine.store import SnapshotStore
     from ramify.inspect.history import History
-    from ramify.inspect.state import Between, State
+    from ramify.inspect.state import State
     from ramify.runtime.store.reader import Reader
 
 _LONGEST = 60
@@ -35,8 +36,8 @@ LOOKS = ((b"+++", "bold"), (b"---", "bold"), (b"diff ", "bold"), (b"@@", "cyan")
 @click.option("--stat", is_flag=True, help="Only how many lines changed in each file.")
 @click.option("--name-only", is_flag=True, help="Only the paths.")
 @click.option("--json", "as_json", is_flag=True, help="One object: files, state, environment, cwd, effects.")
-@pass_app
-def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, as_json: bool) -> None:
+@pass_home
+def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool, as_json: bool) -> None:
     """What differs between two states: keys of the state (channels of a LangGraph thread, results of a
     workflow's steps), environment, effects on the outside, and files, as a unified diff that `git apply` takes. With
     A alone: what A's run changed up to there, since its workspace.
@@ -44,14 +45,14 @@ def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, a
     \b
     Example: ramify diff @~1 @ --stat
     """
-    from ramify.inspect.state import Between, changed_channels
+    from ramify.inspect.state import StateDiff, changed_channels
 
-    sides = app.look(lambda store: _read(store, a, b))
-    snapshots = app.snapshots()
-    states = [side.state(snapshots, app.database) for side in sides]
+    sides = home.read(lambda store: _read(store, a, b))
+    snapshots = home.snapshots()
+    states = [side.state(snapshots, home.database) for side in sides]
     keys = changed_channels(*(None if state is None else state.channels for state in states))
     effects = _on_one_side(sides, states)
-    between = Between(snapshots, *(snapshots.get(side.place.snapshot) for side in sides))
+    between = StateDiff(snapshots, *(snapshots.get(side.place.snapshot) for side in sides))
     if as_json:
         say_json(
             {
@@ -71,7 +72,7 @@ def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, a
     told = [
         *(_key_line(*key) for key in keys),
         *variable_lines(between),
-        *(f"effect: {shown(one.step)}, on {side} only" for side, one in effects),
+        *(f"effect: {printable(one.step)}, on {side} only" for side, one in effects),
     ]
     head = "".join(f"# {line}\n" for line in told).encode()  # what `git apply` passes over
     if stat:
@@ -95,8 +96,8 @@ def _key_line(key: str, before: object, after: object) -> str:
     from ramify.inspect.state import MISSING
     from ramify.inspect.values import spoken
 
-    was, now = ("not set" if one is MISSING else fitted(shown(spoken(one)), _LONGEST) for one in (before, after))
-    return f"state: {shown(key)}: {was} -> {now}"
+    was, now = ("not set" if one is MISSING else fitted(printable(spoken(one)), _LONGEST) for one in (before, after))
+    return f"state: {printable(key)}: {was} -> {now}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +132,6 @@ def _on_one_side(sides: Sequence[_Side], states: Sequence[State | None]) -> list
     return [(name, one) for name, one in only if one.idempotency_key not in mine.keys() & other.keys()]
 
 
-def variable_lines(between: Between) -> list[str]:
-    """A line a variable of the environment that differs, and one for the folder."""
-    lines = [
-        f"environment: {shown(one.name)}: {_value(one.before)} -> {_value(one.after)}" for one in between.variables
-    ]
-    if between.moved:
-        lines.append(f"folder: {shown(between.before.cwd or '.')} -> {shown(between.after.cwd or '.')}")
-    return lines
-
-
-def _value(value: str | None) -> str:
-    return "not set" if value is None else repr(fitted(shown(value), _LONGEST))
-
-
 def _coloured(text: bytes) -> bytes:
     lines = []
     for line in text.splitlines(keepends=True):
@@ -175,9 +162,3 @@ def _entry_object(entry: Entry | None) -> dict[str, object] | None:
     if entry.target:
         told["target"] = entry.target
     return told
-
-
-def change_lines(changes: list[Change]) -> list[str]:
-    """One line a path, as `git status --short`: A, D, M, T (type) or P (permissions)."""
-    letters = {"added": "A", "removed": "D", "modified": "M", "type": "T", "mode": "P"}
-    return [f"{letters[change.kind.value]} {shown(change.path)}" for change in changes]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify import paths
-from ramify.cli.branch_tree import shown
 from ramify.cli.completion import run_names
-from ramify.cli.console import App, headed, need_run, pass_app, say, say_json, say_pages
-from ramify.inspect.text import age, fitted, table
+from ramify.cli.console import headed, pass_home, run_async, say, say_json, say_pages
+from ramify.inspect.home import Home, require_run
+from ramify.inspect.text import age, fitted, printable, table
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import EffectRecord, EffectStatus, RunRecord, RunStatus, RunUpdate
 from ramify.runtime.store.run_locks import is_held, request_cancel
@@ -28,25 +28,25 @@ _LONGEST = 40
 @click.command("effects")
 @click.argument("run", default="@", shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
-@pass_app
-def effects_command(app: App, run: str, as_json: bool) -> None:
+@pass_home
+def effects_command(home: Home, run: str, as_json: bool) -> None:
     """The ledger of a RUN (the newest): each irreversible step that it began, and what is known of it. Of several
     attempts at one the last tells how it stands.
 
     "intended" while no process works on the run, and "in doubt": nobody knows whether it happened; see
     `ramify approve`. Example: `ramify effects 3f2a`.
     """
-    record, ledger = app.look(lambda store: _read(store, run))
+    record, ledger = home.read(lambda store: _read(store, run))
     if as_json:
         say_json([effect_object(effect) for effect in ledger])
     elif not ledger:
         say(f"run {record.id} did nothing irreversible", err=True)
     else:
-        say_pages(headed(effect_lines(ledger, app.clock())))
+        say_pages(headed(effect_lines(ledger, home.clock())))
 
 
 async def _read(store: Reader, text: str) -> tuple[RunRecord, list[EffectRecord]]:
-    run = await need_run(store, text)
+    run = await require_run(store, text)
     return run, await store.effects(run.id, earlier=True)
 
 
@@ -58,14 +58,14 @@ def effect_lines(ledger: Sequence[EffectRecord], now: float) -> list[str]:
         [
             (
                 effect.idempotency_key[:12],
-                shown(effect.step),
+                printable(effect.step),
                 effect.branch,
                 f"{effect.attempt} of {last[effect.key]}",
                 effect.status.value,
                 age(now - effect.intended_at),
-                fitted(shown(effect.args_json), _LONGEST),
-                fitted(shown(effect.result_json or "-"), _LONGEST),
-                shown(effect.note),
+                fitted(printable(effect.args_json), _LONGEST),
+                fitted(printable(effect.result_json or "-"), _LONGEST),
+                printable(effect.note),
             )
             for effect in ledger
         ],
@@ -93,8 +93,8 @@ def effect_object(effect: EffectRecord) -> dict[str, object]:
 @click.option("--done", is_flag=True, help="It happened.")
 @click.option("--again", is_flag=True, help="It did not: the next resume does it.")
 @click.option("--result", help="With --done: what the step would have returned. JSON where it parses, else text.")
-@pass_app
-def approve_command(app: App, run: str, step: str, done: bool, again: bool, result: str | None) -> None:
+@pass_home
+def approve_command(home: Home, run: str, step: str, done: bool, again: bool, result: str | None) -> None:
     """Settle the doubt about STEP (its name, or the beginning of its key in `ramify effects`) of a RUN.
 
     Example: `ramify approve 3f2a send_invoice --done --result '"inv-17"'`, then `ramify resume 3f2a`.
@@ -104,22 +104,22 @@ def approve_command(app: App, run: str, step: str, done: bool, again: bool, resu
     verdict = EffectStatus.APPROVED if done else EffectStatus.AGAIN
     if result is not None and not done:
         raise click.UsageError("--result goes with --done: what is done again gives its own result")
-    effect = app.run(_approve(app, run, step, verdict, result))
+    effect = run_async(_approve(home, run, step, verdict, result))
     what = "is taken as done" if effect.status is EffectStatus.APPROVED else "will be done again"
-    say(f"step {shown(effect.step)} of run {effect.run_id} {what}: `ramify resume {effect.run_id}` goes on")
+    say(f"step {printable(effect.step)} of run {effect.run_id} {what}: `ramify resume {effect.run_id}` goes on")
 
 
-async def _approve(app: App, run: str, step: str, verdict: EffectStatus, result: str | None) -> EffectRecord:
-    from ramify.cli.targets import argument
+async def _approve(home: Home, run: str, step: str, verdict: EffectStatus, result: str | None) -> EffectRecord:
+    from ramify.inspect.values import parse_value
     from ramify.runtime.codec import codec
     from ramify.runtime.effects.ledger import approve
 
-    async with app.store() as store:
-        record = await need_run(store, run)
-        value = codec.encode(None if result is None else argument(result))
+    async with home.store() as store:
+        record = await require_run(store, run)
+        value = codec.encode(None if result is None else parse_value(result))
         result_json = value if verdict is EffectStatus.APPROVED else None
-        locks = paths.locks(app.home)
-        return await approve(store, locks, record.id, step, verdict, result_json, clock=app.clock)
+        locks = paths.locks(home.folder)
+        return await approve(store, locks, record.id, step, verdict, result_json, clock=home.clock)
 
 
 @click.command("cancel")
@@ -127,22 +127,22 @@ async def _approve(app: App, run: str, step: str, verdict: EffectStatus, result:
 @click.option(
     "--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="For its process to stop."
 )
-@pass_app
-def cancel_command(app: App, run: str, wait: float) -> None:
+@pass_home
+def cancel_command(home: Home, run: str, wait: float) -> None:
     """Stop a RUN (the newest), as Ctrl-C in its terminal would: no process of its worlds is left, nothing is lost,
     and `ramify resume` goes on with it. Example: `ramify cancel 3f2a`.
     """
-    record = app.run(_cancel(app, run, wait))
+    record = run_async(_cancel(home, run, wait))
     say(f"run {record.id} {_STANDS.get(record.status, 'is stopped')}: `ramify resume {record.id}` goes on")
 
 
-async def _cancel(app: App, text: str, wait_s: float) -> RunRecord:
-    async with app.store() as store:
-        run = _can_stop(await need_run(store, text))
-        locks = paths.locks(app.home)
+async def _cancel(home: Home, text: str, wait_s: float) -> RunRecord:
+    async with home.store() as store:
+        run = _can_stop(await require_run(store, text))
+        locks = paths.locks(home.folder)
         if await _is_held(store, locks, run):
             await _until_free(store, locks, run, wait_s)
-        run = _can_stop(await need_run(store, run.id))
+        run = _can_stop(await require_run(store, run.id))
         if run.status is RunStatus.RUNNING:  # its process ended without a word
             await store.commit(run.id, update=RunUpdate(status=RunStatus.CANCELLED, error="cancelled"))
         return run

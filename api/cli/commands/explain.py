@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.completion import run_names
-from ramify.cli.console import App, headed, need_run, pass_app, say_json, say_pages
+from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
 from ramify.cli.errors import TargetBroken, is_ours
-from ramify.compiler.change_impact import changed_parts, readers
+from ramify.compiler.change_impact import affected_operations, changed_parts
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
+from ramify.inspect.home import require_run
 from ramify.inspect.plan_outcomes import OpOutcome, stage_error, story
 from ramify.inspect.text import count, fitted, seconds, table
 from ramify.runtime.estimates.cost_model import Regret, regrets
@@ -47,15 +48,15 @@ class Changed:
     help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
     "one of its name in the file that compiled it]",
 )
-@pass_app
-def explain_command(app: App, run: str, as_json: bool, target: str | None) -> None:
+@pass_home
+def explain_command(home: CommandHome, run: str, as_json: bool, target: str | None) -> None:
     """Lay the plan of RUN (the newest) beside what happened: which operations were done, how often, what was reused,
     how long it was expected to take and took, and which snapshots it left. Then what has changed in the code since.
 
     \b
     Example: ramify explain @
     """
-    record, rows, llm, others = app.look(lambda store: _read(store, run))
+    record, rows, llm, others = home.read(lambda store: _read(store, run))
     if target is not None and record.frontend == DECORATORS:
         raise click.UsageError(f"--app is for LangGraph threads: run {record.id} is a workflow's, which is known")
     plan = Plan.from_json(record.plan_json)
@@ -78,7 +79,7 @@ def explain_command(app: App, run: str, as_json: bool, target: str | None) -> No
             }
         )
         return
-    say_pages(map(app.typed.complete, _told(record, plan, stories, error, choices, changed)))
+    say_pages(map(home.typed.complete, _told(record, plan, stories, error, choices, changed)))
 
 
 def _told(
@@ -105,7 +106,7 @@ def _told(
 async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], RecordedEstimates]:
     from ramify.runtime.estimates.recorded_runs import observed
 
-    run = await need_run(store, text)
+    run = await require_run(store, text)
     others = await observed(store, run.workflow, but=run.id)
     return run, await store.ops(run.id), await store.llm(run.id), others
 
@@ -135,7 +136,7 @@ def compared(plan: Plan, now: Plan, frontend: str) -> Changed:
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
     ops = tuple(op.id for op in plan.ops if op.step in steps)
     parts = changed_parts(plan.code, now.code) if plan.code else ()
-    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, parts, readers(plan, steps))
+    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, parts, affected_operations(plan, steps))
 
 
 def _plan_now(run: RunRecord, target: str | None) -> Plan:

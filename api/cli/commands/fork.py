@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.completion import state_names
-from ramify.cli.console import App, find, pass_app, say, say_json
+from ramify.cli.console import pass_home, run_async, say, say_json
+from ramify.inspect.home import Home, find_state
+from ramify.inspect.text import count
 from ramify.runtime.errors import RunError
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One object: the ne
 )
 @_FOR_REAL
 @_JSON
-@pass_app
-def fork_command(app: App, state: str, files: Path | None, for_real: bool, as_json: bool) -> None:
+@pass_home
+def fork_command(home: Home, state: str, files: Path | None, for_real: bool, as_json: bool) -> None:
     """Make a run that stands at STATE, a checkpoint of another. `ramify resume` goes on with it from there: nothing
     that was done up to STATE is done again.
 
@@ -45,7 +47,7 @@ def fork_command(app: App, state: str, files: Path | None, for_real: bool, as_js
     async def work(runtime: Runtime) -> RunRecord:
         return await runtime.fork(await _checkpoint(runtime, state), files=files, for_real=for_real)
 
-    _make(app, work, as_json)
+    _make(home, work, as_json)
 
 
 @click.command("merge")
@@ -63,9 +65,9 @@ def fork_command(app: App, state: str, files: Path | None, for_real: bool, as_js
 )
 @_FOR_REAL
 @_JSON
-@pass_app
+@pass_home
 def merge_command(
-    app: App, ours: str, theirs: str, base: str | None, strategy: str, for_real: bool, as_json: bool
+    home: Home, ours: str, theirs: str, base: str | None, strategy: str, for_real: bool, as_json: bool
 ) -> None:
     """Make a run that stands at OURS with what THEIRS changed merged in. `ramify resume` goes on with it,
     `ramify checkout` writes its files out. Both may be states of one run, or of runs forked from one.
@@ -77,20 +79,20 @@ def merge_command(
 
     async def work(runtime: Runtime) -> RunRecord:
         mine, other = await _checkpoint(runtime, ours), await _checkpoint(runtime, theirs)
-        common = None if base is None else (await find(runtime.store, base)).snapshot
+        common = None if base is None else (await find_state(runtime.store, base)).snapshot
         return await runtime.merge(mine, other, base=common, strategy=MergeStrategy(strategy), for_real=for_real)
 
-    _make(app, work, as_json)
+    _make(home, work, as_json)
 
 
-def _make(app: App, work: Callable[[Runtime], Awaitable[RunRecord]], as_json: bool) -> None:
+def _make(home: Home, work: Callable[[Runtime], Awaitable[RunRecord]], as_json: bool) -> None:
     from ramify.session import Runtime
 
     async def made() -> RunRecord:
-        async with Runtime(home=app.home, database=app.database, observer=_tell) as runtime:
+        async with Runtime(home=home.folder, database=home.database, observer=_tell) as runtime:
             return await work(runtime)
 
-    run = app.run(made())
+    run = run_async(made())
     if as_json:
         say_json({"run": run.id, "name": run.name, "status": run.status.value, "workflow": run.workflow})
         return
@@ -106,7 +108,26 @@ def _tell(event: Event) -> None:
 
 
 async def _checkpoint(runtime: Runtime, text: str) -> str:
-    place = await find(runtime.store, text)
+    place = await find_state(runtime.store, text)
     if place.checkpoint is None:
         raise RunError(f"{text} names no checkpoint: `ramify log` lists them")
     return place.checkpoint.id
+
+
+@click.command("checkout")
+@click.argument("state", shell_complete=state_names)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--force", is_flag=True, help="Write into a folder that is not empty; what differs is overwritten.")
+@pass_home
+def checkout_command(home: Home, state: str, folder: Path, force: bool) -> None:
+    """Write the files of a STATE into DIR, which is missing or empty.
+
+    With --force into any folder: what the state does not hold is left alone there.
+
+    \b
+    Example: ramify checkout @~2 what-it-was
+    """
+    place = home.find(state)
+    snapshots = home.snapshots()
+    changes = snapshots.checkout(snapshots.get(place.snapshot), folder, force=force)
+    say(f"{count(len(changes), 'path')} written to {folder}", err=True)

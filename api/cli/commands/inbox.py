@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.branch_tree import shown
-from ramify.cli.console import App, headed, pass_app, say, say_json, say_pages
-from ramify.inspect.text import age, count, fitted, table
+from ramify.cli.console import headed, pass_home, run_async, say, say_json, say_pages
+from ramify.inspect.home import Home
+from ramify.inspect.text import age, count, fitted, printable, table
 from ramify.runtime.records import RunStatus
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _LONGEST = 60
 
 @click.command("inbox")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
-@pass_app
-def inbox_command(app: App, as_json: bool) -> None:
+@pass_home
+def inbox_command(home: Home, as_json: bool) -> None:
     """What waits for a person, in all runs, the longest waiting first.
 
     A question is asked by a workflow or a LangGraph node: `ramify answer ID JSON` stores the answer. An approval is a
@@ -32,25 +32,25 @@ def inbox_command(app: App, as_json: bool) -> None:
     \b
     Example: ramify inbox --json
     """
-    if app.has_runs:
-        items = app.look(lambda store: _read(app, store))
+    if home.has_runs:
+        items = home.read(lambda store: _read(home, store))
     else:
-        app.need_place()
+        home.require_usable()
         items = []
     if as_json:
         say_json([item_object(item) for item in items])
     elif not items:
-        say(f"nothing waits for a person in {app.place}", err=True)
+        say(f"nothing waits for a person in {home.location}", err=True)
     else:
-        say_pages(headed(inbox_lines(items, app.clock())))
+        say_pages(headed(inbox_lines(items, home.clock())))
         for line in dict.fromkeys(_how(item) for item in items if item.commands):
             say(line, style="dim", err=True)
 
 
-async def _read(app: App, store: Reader) -> list[Item]:
+async def _read(home: Home, store: Reader) -> list[Item]:
     from ramify.inspect.inbox import waiting
 
-    return await waiting(store, app.database, lambda run: app.status(run) == RunStatus.RUNNING)
+    return await waiting(store, home.database, lambda run: home.status(run) == RunStatus.RUNNING)
 
 
 def inbox_lines(items: Sequence[Item], now: float) -> list[str]:
@@ -60,9 +60,9 @@ def inbox_lines(items: Sequence[Item], now: float) -> list[str]:
             item.id or "-",
             item.kind.value,
             item.run,
-            shown(item.workflow),
+            printable(item.workflow),
             age(now - item.since),
-            fitted(shown(item.text), _LONGEST),
+            fitted(printable(item.text), _LONGEST),
         )
         for item in items
     ]
@@ -94,8 +94,8 @@ def item_object(item: Item) -> dict[str, object]:
 @click.command("answer", context_settings={"ignore_unknown_options": True})
 @click.argument("id")
 @click.argument("value", metavar="JSON")
-@pass_app
-def answer_command(app: App, id: str, value: str) -> None:
+@pass_home
+def answer_command(home: Home, id: str, value: str) -> None:
     """Store the answer to the question ID, as `ramify inbox` lists it. Text where it is no JSON.
 
     Nothing runs: `ramify resume` goes on with the run, and a process that works on it takes the answer at once. The
@@ -104,15 +104,15 @@ def answer_command(app: App, id: str, value: str) -> None:
     \b
     Example: ramify answer 3f2a9c01 true
     """
-    stored = app.run(_store(app, id, value))
+    stored = run_async(_store(home, id, value))
     run = stored.question.run_id
     left = f"; {count(len(stored.left), 'question')} of the run left" if stored.left else ""
     say(f"question {stored.question.id} of run {run} is answered{left}: `ramify resume {run}` goes on")
 
 
-async def _store(app: App, id: str, value: str) -> Stored:
-    from ramify.cli.targets import argument
+async def _store(home: Home, id: str, value: str) -> Stored:
     from ramify.inspect.inbox import store_answer
+    from ramify.inspect.values import parse_value
 
-    async with app.store() as store:
-        return await store_answer(store, app.database, id, argument(value), clock=app.clock, by="ramify answer")
+    async with home.store() as store:
+        return await store_answer(store, home.database, id, parse_value(value), clock=home.clock, by="ramify answer")

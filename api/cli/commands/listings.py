@@ -1,18 +1,29 @@
-"""`ramify ls`: the runs."""
+"""`ramify ls`, `ramify log`, `ramify tree`: the runs, the checkpoints of a run, its branches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.branch_tree import shown
-from ramify.cli.console import App, headed, pass_app, say, say_json, say_pages
-from ramify.inspect.text import age, table
-from ramify.runtime.records import RunId, RunRecord
+from ramify.cli.branch_tree import BranchTree, Line
+from ramify.cli.completion import run_names, state_names
+from ramify.cli.console import headed, pass_home, say, say_json, say_pages, styled
+from ramify.compiler.plan import OpKind
+from ramify.inspect.facts import run_table
+from ramify.inspect.home import Home, find_state_with_history, require_run
+from ramify.inspect.text import age, fitted, printable
+from ramify.runtime.errors import RunNotFound
+from ramify.runtime.journal.refs import Place, parse
+from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunId, RunRecord
 
 if TYPE_CHECKING:
+    from ramify.inspect.checkpoint_graph import Row
+    from ramify.inspect.history import History
+    from ramify.runtime.records import CheckpointRecord
     from ramify.runtime.store import Tally
     from ramify.runtime.store.reader import Reader
 
@@ -20,8 +31,8 @@ if TYPE_CHECKING:
 @click.command("ls")
 @click.option("-n", "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
-@pass_app
-def ls_command(app: App, limit: int, as_json: bool) -> None:
+@pass_home
+def ls_command(home: Home, limit: int, as_json: bool) -> None:
     """The runs, newest first.
 
     A run is "interrupted" where its process ended before it did: `ramify resume` goes on with it. It is "in doubt"
@@ -30,39 +41,27 @@ def ls_command(app: App, limit: int, as_json: bool) -> None:
     \b
     Example: ramify ls -n 5
     """
-    if app.has_runs:
-        runs, tallies = app.look(lambda store: _read(store, limit))
+    if home.has_runs:
+        runs, tallies = home.read(lambda store: _read_runs(store, limit))
     else:
-        app.need_place()
+        home.require_usable()
         runs, tallies = [], {}
     if as_json:
-        say_json([_object(run, tallies[run.id], app.status(run)) for run in runs])
+        say_json([_run_object(run, tallies[run.id], home.status(run)) for run in runs])
     elif not runs:
-        say(f"no runs yet in {app.place}: start one with `ramify run FILE.py:NAME`", err=True)
+        say(f"no runs yet in {home.location}: start one with `ramify run FILE.py:NAME`", err=True)
     else:
-        say_pages(headed(listing(runs, tallies, {run.id: app.status(run) for run in runs}, app.clock())))
+        say_pages(headed(run_table(runs, tallies, {run.id: home.status(run) for run in runs}, home.clock())))
         if len(runs) == limit:
             say(f"the newest {limit}; `ramify ls -n 0` lists all", style="dim", err=True)
 
 
-async def _read(store: Reader, limit: int) -> tuple[list[RunRecord], Mapping[RunId, Tally]]:
+async def _read_runs(store: Reader, limit: int) -> tuple[list[RunRecord], Mapping[RunId, Tally]]:
     runs = await store.runs(limit or None)
     return runs, await store.tallies([run.id for run in runs])
 
 
-def listing(
-    runs: Sequence[RunRecord], tallies: Mapping[RunId, Tally], statuses: Mapping[RunId, str], now: float
-) -> list[str]:
-    header = ("RUN", "NAME", "STATUS", "AGE", "STEPS", "FORKS", "REUSED", "MODEL CALLS")
-    rows = []
-    for run in runs:
-        tally = tallies[run.id]
-        counts = (tally.steps, tally.forks, tally.reused, tally.llm_calls)
-        rows.append((run.id, shown(run.name), statuses[run.id], age(now - run.created_at), *map(str, counts)))
-    return table(header, rows, right=header[3:])
-
-
-def _object(run: RunRecord, tally: Tally, status: str) -> dict[str, object]:
+def _run_object(run: RunRecord, tally: Tally, status: str) -> dict[str, object]:
     return {
         "id": run.id,
         "name": run.name,
@@ -81,3 +80,180 @@ def _object(run: RunRecord, tally: Tally, status: str) -> dict[str, object]:
         "llm_calls": tally.llm_calls,
         "error": run.error or None,
     }
+
+
+_LONGEST = 72
+_LOOKS = {"merged": "green", "released": "bright_black", "open": "cyan"}
+
+
+@click.command("log")
+@click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
+@click.option("-n", "--max-count", type=click.IntRange(0), metavar="N", help="Not more than N checkpoints.")
+@click.option("--json", "as_json", is_flag=True, help="A list, newest first.")
+@pass_home
+def log_command(home: Home, state: str, max_count: int | None, as_json: bool) -> None:
+    """The checkpoints of a RUN (the newest), newest first, beside the graph of its branches. Of a STATE: only what it
+    descends from.
+
+    The name of a branch stands at its last checkpoint. `ramify show ID` tells more of one, `ramify diff A B` what is
+    between two, `ramify fork ID` goes on from one.
+
+    \b
+    Example: ramify log -n 20
+    """
+    from ramify.inspect.checkpoint_graph import ancestry, rows
+
+    place, history = home.read(lambda store: _read_history(store, state))
+    chosen = history.checkpoints
+    if not parse(state).is_whole_run and place.checkpoint is not None:
+        chosen = tuple(ancestry(chosen, place.checkpoint))
+    if as_json:
+        newest_first = sorted(chosen, key=lambda one: one.seq, reverse=True)
+        say_json([_checkpoint_object(history, one) for one in islice(newest_first, max_count)])
+        return
+    drawn = rows(chosen)
+    say_pages(_log_lines(history, chosen, drawn, max_count, home.clock()))
+
+
+async def _read_history(store: Reader, text: str) -> tuple[Place, History]:
+    place, history = await find_state_with_history(store, text)
+    if history is None:
+        raise RunNotFound(f"{text} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
+    return place, history
+
+
+def _log_lines(
+    history: History, chosen: tuple[CheckpointRecord, ...], drawn: Iterator[Row], most: int | None, now: float
+) -> Iterator[str]:
+    tips = {one.branch: one.id for one in sorted(chosen, key=lambda one: one.seq)}
+    count = 0
+    for row in drawn:
+        if most is not None and count >= most:
+            return
+        if row.checkpoint is None:
+            yield click.style(row.lines, dim=True)
+            continue
+        count += 1
+        yield _log_line(history, row.lines, row.checkpoint, now, tip=tips[row.checkpoint.branch] == row.checkpoint.id)
+
+
+def _log_line(history: History, lines: str, one: CheckpointRecord, now: float, *, tip: bool) -> str:
+    parts = [lines, click.style(one.id[:10], fg="yellow")]
+    if tip:
+        end = history.lines[one.branch].end.value
+        said = one.branch if end == "open" else f"{one.branch} {end}"
+        parts.append(click.style(f"({said})", fg=_LOOKS[end]))
+    parts.append(fitted(what(history, one), _LONGEST))
+    parts.append(click.style(age(now - one.created_at), dim=True))
+    return " ".join(parts)
+
+
+def what(history: History, one: CheckpointRecord) -> str:
+    """What a checkpoint was taken after, in a line."""
+    made = history.made_by(one)
+    if made is None or not made.summary:
+        return printable(one.label)
+    name = one.label or made.name
+    begins = re.match(
+        rf"{re.escape(name)}(?!\w)", made.summary
+    )  # within it, or in another word, it says something else
+    said_already = made.kind is OpKind.MERGE or begins is not None
+    return printable(made.summary if said_already else f"{name}: {made.summary}")
+
+
+def _checkpoint_object(history: History, one: CheckpointRecord) -> dict[str, object]:
+    made = history.made_by(one)
+    return {
+        "id": one.id,
+        "run": one.run_id,
+        "seq": one.seq,
+        "branch": one.branch,
+        "branch_end": history.lines[one.branch].end.value,
+        "snapshot": one.snapshot_id,
+        "parents": list(one.parents),
+        "label": one.label,
+        "kind": None if made is None else made.kind.value,
+        "summary": "" if made is None else made.summary,
+        "reused_from": None if made is None else made.reused_from,
+        "created_at": one.created_at,
+    }
+
+
+@click.command("tree")
+@click.argument("run", default="@", shell_complete=run_names)
+@click.option("--fold", is_flag=True, help="Count released branches instead of drawing them.")
+@click.option("--json", "as_json", is_flag=True, help="A list of branches with their operations and checkpoints.")
+@pass_home
+def tree_command(home: Home, run: str, fold: bool, as_json: bool) -> None:
+    """The branches of a RUN (the newest): steps and what came of them, forks, what was merged and reused.
+
+    ↺ marks a result that was taken over from another branch, ✓ a branch that was merged, ✗ an attempt that failed.
+
+    \b
+    Example: ramify tree 3f2a --fold
+    """
+    record, ops, llm, checkpoints = home.read(lambda store: _read_branches(store, run))
+    if as_json:
+        say_json(_branch_objects(ops, llm, checkpoints))
+        return
+    say_pages(_drawn(f"{record.name} {record.id} {home.status(record)}", grown(ops, llm).lines(fold=fold)))
+
+
+def _drawn(title: str, lines: Iterable[Line]) -> Iterator[str]:
+    yield click.style(title, bold=True)
+    for line in lines:
+        yield click.style(line.prefix, dim=True) + styled(line.text, line.look.value)
+
+
+async def _read_branches(
+    store: Reader, text: str
+) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], list[CheckpointRecord]]:
+    run = await require_run(store, text)
+    return run, await store.ops(run.id), await store.llm(run.id), await store.checkpoints(run.id)
+
+
+def grown(ops: list[OpRecord], llm: list[LLMRecord]) -> BranchTree:
+    """The tree of all these rows, in the order in which they were committed."""
+    tree = BranchTree()
+    rows: list[OpRecord | LLMRecord] = [*ops, *llm]
+    for row in sorted(rows, key=lambda row: row.seq):
+        if isinstance(row, LLMRecord):
+            tree.add_llm(row)
+        else:
+            tree.add(row)
+    return tree
+
+
+def _branch_objects(
+    ops: list[OpRecord], llm: list[LLMRecord], checkpoints: list[CheckpointRecord]
+) -> list[dict[str, object]]:
+    paths = dict.fromkeys([*(one.branch for one in checkpoints), *(op.branch for op in ops)])
+    merged = {op.attrs.get("theirs_branch") for op in ops}
+    return [
+        {
+            "branch": path,
+            "merged": path in merged,
+            "operations": [
+                {
+                    "seq": op.seq,
+                    "kind": op.kind,
+                    "plan_op": op.op_id,
+                    "step": op.step,
+                    "status": op.status,
+                    "summary": op.summary,
+                    "reused_from": op.reused_from,
+                    "snapshot": op.snapshot_out,
+                    "took_s": op.ended_at - op.started_at,
+                }
+                for op in ops
+                if op.branch == path
+            ],
+            "llm_calls": sum(call.branch == path for call in llm),
+            "checkpoints": [
+                {"id": one.id, "seq": one.seq, "snapshot": one.snapshot_id, "label": one.label}
+                for one in checkpoints
+                if one.branch == path
+            ],
+        }
+        for path in paths
+    ]

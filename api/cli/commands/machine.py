@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify import __version__, paths
-from ramify.cli.console import App, pass_app, say, say_all, say_json
+from ramify.cli.console import pass_home, say, say_all, say_json
+from ramify.inspect.home import Home
 from ramify.inspect.text import table
 from ramify.runtime.errors import StoreError
 
@@ -32,8 +33,8 @@ def models_group() -> None:
 @click.argument("name", required=False)
 @click.option("--verify", is_flag=True, help="Check the sha256 of weights that are here already.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing unless it fails.")
-@pass_app
-def pull_command(app: App, name: str | None, verify: bool, quiet: bool) -> None:
+@pass_home
+def pull_command(home: Home, name: str | None, verify: bool, quiet: bool) -> None:
     """Fetch the weights of a model (the default one) unless they are here.
 
     \b
@@ -45,15 +46,15 @@ def pull_command(app: App, name: str | None, verify: bool, quiet: bool) -> None:
         if not quiet:
             say(line, err=True)
 
-    path = models.pull(app.home, name or models.DEFAULT, verify=verify, progress=progress)
+    path = models.pull(home.folder, name or models.DEFAULT, verify=verify, progress=progress)
     if not quiet:
         say(str(path))
 
 
 @models_group.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
-@pass_app
-def list_command(app: App, as_json: bool) -> None:
+@pass_home
+def list_command(home: Home, as_json: bool) -> None:
     """The models that can be pulled, and where their weights lie.
 
     \b
@@ -62,7 +63,7 @@ def list_command(app: App, as_json: bool) -> None:
     pass
     from ramify.serving.engine import models
 
-    here = models_here(app)
+    here = models_here(home)
     if as_json:
         say_json(
             [
@@ -91,8 +92,8 @@ LIBRARIES = ("langgraph", "sqlalchemy", "httpx", "starlette", "xllamacpp")
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @click.pass_context
-@pass_app
-def doctor_command(app: App, context: click.Context, as_json: bool) -> None:
+@pass_home
+def doctor_command(home: Home, context: click.Context, as_json: bool) -> None:
     """What this machine can do: sandboxes, the store's place, the model's weights, versions.
 
     The exit status is 1 where the default sandbox cannot run; the reason and the way out are shown.
@@ -102,25 +103,25 @@ def doctor_command(app: App, context: click.Context, as_json: bool) -> None:
     """
     from ramify.sandboxes.doctor import capabilities
 
-    backends = capabilities(paths.worlds(app.home))
+    backends = capabilities(paths.worlds(home.folder))
     works = any(one.available for one in backends if one.backend == DEFAULT_BACKEND)
     if as_json:
         say_json(
             {
                 "ok": works,
-                "home": str(app.home),
+                "home": str(home.folder),
                 "sandboxes": [_object(one) for one in backends],
-                "models": models_here(app),
+                "models": models_here(home),
                 "versions": _versions(),
             }
         )
     else:
-        _show(app, backends)
+        _show(home, backends)
     if not works:
         context.exit(1)
 
 
-def _show(app: App, backends: tuple[Capabilities, ...]) -> None:
+def _show(home: Home, backends: tuple[Capabilities, ...]) -> None:
     rows = [("works here", *(_yes(one.available) for one in backends))]
     rows += [(flag.feature.value, *(_yes(one.can(flag.feature)) for one in backends)) for flag in backends[0].flags]
     say_all(table(("SANDBOX", *(one.backend for one in backends)), rows))
@@ -128,16 +129,16 @@ def _show(app: App, backends: tuple[Capabilities, ...]) -> None:
         say()
         _say_why(one)
     say()
-    say(f"home      {app.home}" + ("" if app.has_runs else f" ({_why_no_runs(app)})"))
-    for name, place in models_here(app).items():
+    say(f"home      {home.folder}" + ("" if home.has_runs else f" ({_why_no_runs(home)})"))
+    for name, place in models_here(home).items():
         say(f"model     {name}: {place or 'not here: `ramify models pull`'}")
     for name, version in _versions().items():
         say(f"{name:<9} {version}")
 
 
-def _why_no_runs(app: App) -> str:
+def _why_no_runs(home: Home) -> str:
     try:
-        app.need_place()
+        home.require_usable()
     except StoreError as error:
         return str(error)
     return "no runs yet"
@@ -157,7 +158,7 @@ def _say_why(one: Capabilities) -> None:
         say(f"{one.backend}: {note}", style="dim")
 
 
-def models_here(app: App) -> dict[str, str | None]:
+def models_here(home: Home) -> dict[str, str | None]:
     """Where the weights of each known model lie, None where they are missing."""
     from ramify.serving.engine import models
     from ramify.serving.errors import ModelMissing
@@ -165,7 +166,7 @@ def models_here(app: App) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name in models.KNOWN:
         try:
-            found[name] = str(models.locate(app.home, name))
+            found[name] = str(models.locate(home.folder, name))
         except ModelMissing:
             found[name] = None
     return found

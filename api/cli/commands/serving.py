@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.console import App, pass_app, say
+from ramify.cli.console import pass_home, run_async, say
+from ramify.inspect.home import Home
 
 if TYPE_CHECKING:
     from ramify.serving.policy.registry import OptionValue
@@ -104,9 +105,9 @@ if TYPE_CHECKING:
     help="For vLLM's own command line, as in --vllm-arg=--max-model-len=8192. Repeatable.",
 )
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="What the policy moves inside vLLM.")
-@pass_app
+@pass_home
 def serve_command(
-    app: App,
+    home: Home,
     engines: tuple[str, ...],
     host: str,
     port: int,
@@ -154,7 +155,7 @@ def serve_command(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = GatewaySettings(
-        home=app.home,
+        home=home.folder,
         engines=specs,
         upstream_key=api_key,
         model=model,
@@ -190,7 +191,7 @@ def serve_command(
             say(f"WARNING: no keys are set: everybody who reaches {url} can use the engine", err=True)
 
     try:
-        app.run(serve(settings, log=sys.stderr if log else None, ready=ready))
+        run_async(serve(settings, log=sys.stderr if log else None, ready=ready))
     except (UnknownPolicy, Exposed) as error:
         raise click.UsageError(str(error)) from error
 

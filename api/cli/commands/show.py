@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.branch_tree import shown
-from ramify.cli.commands.operations import op_lines, op_object
-from ramify.cli.commands.state import section, show_state
+from ramify.cli.commands.diff import change_object
+from ramify.cli.commands.effects import effect_lines, effect_object
 from ramify.cli.completion import state_names
-from ramify.cli.console import App, find_run, pass_app, say_json, say_pages
-from ramify.inspect.text import age, count, fitted, instant, seconds, table
+from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
+from ramify.compiler.plan import OpKind
+from ramify.inspect.facts import (
+    call_lines,
+    change_lines,
+    checkpoint_facts,
+    deadline_line,
+    deadline_verdict,
+    snapshot_facts,
+    variable_lines,
+)
+from ramify.inspect.history import result_of
+from ramify.inspect.home import Home, find_run, find_state_with_history
+from ramify.inspect.state import Channels, State, state_at
+from ramify.inspect.text import age, count, fitted, instant, printable, seconds, table
 from ramify.inspect.values import spoken
-from ramify.runtime.records import DOUBTFUL, EffectRecord, LLMRecord, OpRecord, RunRecord, RunStatus
+from ramify.runtime.estimates.cost_model import Regret, regrets
+from ramify.runtime.records import AGAIN, DOUBTFUL, EffectRecord, LLMRecord, OpRecord, OpStatus, RunRecord, RunStatus
 
 if TYPE_CHECKING:
+    from ramify.fork_engine.types import Snapshot
     from ramify.inspect.model_calls import CallTimes
     from ramify.runtime.store import Tally
     from ramify.runtime.store.reader import Reader
+
 
 _LONGEST = 200
 
@@ -28,31 +44,31 @@ _LONGEST = 200
 @click.command("show")
 @click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
-@pass_app
-def show_command(app: App, state: str, as_json: bool) -> None:
+@pass_home
+def show_command(home: CommandHome, state: str, as_json: bool) -> None:
     """A RUN (the newest): its steps, its deadline, and for each model call its tags, how long it was queued, its
     first token, its end and whether it met its deadline. Or a STATE of one: its snapshot and what changed there.
 
     \b
     Example: ramify show @~1
     """
-    read = app.look(lambda store: _read_run(store, state))
+    read = home.read(lambda store: _read_run(store, state))
     if read is None:
-        show_state(app, state, as_json)
+        show_state(home, state, as_json)
         return
     run, tally, ops, llm, effects = read
     from ramify.inspect.model_calls import call_times
 
     calls = [call_times(row) for row in llm]
     if as_json:
-        say_json(_run_object(run, app.status(run), ops, calls))
+        say_json(_run_object(run, home.status(run), ops, calls))
         return
-    status, complete = app.status(run), app.typed.complete
-    facts = [*run_lines(run, status, tally, app.clock()), *map(complete, effects_line(run, status, effects))]
-    say_pages(_lines(facts, op_lines(ops), slo_lines(run, calls)))
+    status, complete = home.status(run), home.typed.complete
+    facts = [*run_lines(run, status, tally, home.clock()), *map(complete, effects_line(run, status, effects))]
+    say_pages(_run_text(facts, op_lines(ops), slo_lines(run, calls)))
 
 
-def _lines(facts: Sequence[str], operations: Sequence[str], calls: Sequence[str]) -> Iterator[str]:
+def _run_text(facts: Sequence[str], operations: Sequence[str], calls: Sequence[str]) -> Iterator[str]:
     yield from facts
     for title, lines in (("Operations", operations), ("Model calls", calls)):
         yield from section(title, lines if len(lines) > 1 else [])
@@ -72,9 +88,9 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
     """What a run is, a line a fact."""
     facts = [
         ("run", f"{run.id}  {status}"),
-        ("workflow", shown(run.workflow)),
-        ("workspace", shown(run.workspace) or "none"),
-        ("arguments", fitted(shown(run.args_json), _LONGEST)),
+        ("workflow", printable(run.workflow)),
+        ("workspace", printable(run.workspace) or "none"),
+        ("arguments", fitted(printable(run.args_json), _LONGEST)),
         ("sandbox", run.settings.sandbox),
         ("began", f"{instant(run.created_at)} ({age(now - run.created_at)})"),
         ("deadline", deadline_line(run)),
@@ -83,9 +99,9 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("model", count(tally.llm_calls, "call")),
     ]
     if run.result_json is not None:
-        facts.append(("result", fitted(shown(spoken(json.loads(run.result_json))), _LONGEST)))
+        facts.append(("result", fitted(printable(spoken(json.loads(run.result_json))), _LONGEST)))
     if run.error:
-        facts.append(("error", fitted(shown(run.error), _LONGEST)))
+        facts.append(("error", fitted(printable(run.error), _LONGEST)))
     return [f"{name:<10} {value}" for name, value in facts]
 
 
@@ -93,24 +109,9 @@ def effects_line(run: RunRecord, status: str, effects: Sequence[EffectRecord]) -
     """What it did outside, where it did: a step that was killed in its effect has no row of the journal yet."""
     if not effects:
         return []
-    doubtful = [shown(one.step) for one in effects if one.status in DOUBTFUL and status != RunStatus.RUNNING]
+    doubtful = [printable(one.step) for one in effects if one.status in DOUBTFUL and status != RunStatus.RUNNING]
     unknown = f", not known whether done: {', '.join(doubtful)} (`ramify effects {run.id}`)" if doubtful else ""
     return [f"{'effects':<10} {len(effects)} begun{unknown}"]
-
-
-def deadline_line(run: RunRecord) -> str:
-    used = seconds(run.consumed_s)
-    if run.deadline_s is None:
-        return f"none, {used} used"
-    return f"{seconds(run.deadline_s)}, {used} used: {_verdict(run)}"
-
-
-def _verdict(run: RunRecord) -> str:
-    if run.deadline_s is None:
-        return "-"
-    if run.consumed_s > run.deadline_s:
-        return "missed"
-    return "met" if run.status is RunStatus.DONE else "not over yet"
 
 
 def slo_lines(run: RunRecord, calls: Sequence[CallTimes]) -> list[str]:
@@ -131,7 +132,7 @@ def slo_lines(run: RunRecord, calls: Sequence[CallTimes]) -> list[str]:
     ]
     if rows:
         whole = ("all", "", count(len(calls), "call"), seconds(sum(call.queued_s or 0 for call in calls)), "-")
-        rows.append((*whole, seconds(run.consumed_s), seconds(run.deadline_s), _verdict(run)))
+        rows.append((*whole, seconds(run.consumed_s), seconds(run.deadline_s), deadline_verdict(run)))
     return table(header, rows, right=("SEQ", *header[3:7]))
 
 
@@ -146,9 +147,165 @@ def _run_object(run: RunRecord, status: str, ops: list[OpRecord], calls: list[Ca
         "created_at": run.created_at,
         "deadline_s": run.deadline_s,
         "consumed_s": run.consumed_s,
-        "deadline": _verdict(run),
+        "deadline": deadline_verdict(run),
         "result": None if run.result_json is None else json.loads(run.result_json),
         "error": run.error or None,
         "operations": [op_object(run, op) for op in ops],
         "llm_calls": [call.as_object() for call in calls],
+    }
+
+
+def show_state(home: Home, text: str, as_json: bool) -> None:
+    """A checkpoint with all that is known of it; of a bare snapshot, what it holds."""
+    place, history = home.read(lambda store: find_state_with_history(store, text))
+    snapshots = home.snapshots()
+    snapshot = snapshots.get(place.snapshot)
+    state = None
+    if history is not None and place.checkpoint is not None:
+        state = state_at(history, snapshots, place.checkpoint, home.database)
+    if as_json:
+        say_json(_state_object(snapshot, state))
+        return
+    say_pages(_state_text(home, snapshot, state))
+
+
+def _state_text(home: Home, snapshot: Snapshot, state: State | None) -> Iterator[str]:
+    for name, value in [*checkpoint_facts(state), *snapshot_facts(snapshot)]:
+        yield f"{name:<10} {value}"
+    if state is None:
+        return
+    made = [one.op for one in state.moments if one.op is not None]
+    calls = [one.times for one in state.calls if one.times is not None]
+    sections = [
+        ("State", channel_lines(state.channels)),
+        ("Operations since the checkpoint before", op_lines(made) if made else []),
+        ("Choices by cost", cost_lines(regrets(made))),
+        ("Model calls", call_lines(calls) if calls else []),
+        ("Effects on the outside by then", effect_lines(state.effects, home.clock()) if state.effects else []),
+    ]
+    for title, lines in sections:
+        yield from section(title, lines)
+    if state.change is not None:
+        changes = [*variable_lines(state.change), *change_lines(list(state.change.files))]
+        yield from section(
+            f"{count(len(state.change.files), 'path')} changed since its parent", changes, header=False
+        )
+
+
+def section(title: str, lines: Sequence[str], *, header: bool = True) -> Iterator[str]:
+    """A title and a table below it, whose first line is its header; nothing where there are no lines."""
+    if not lines:
+        return
+    yield ""
+    yield click.style(title, bold=True)
+    yield from headed(lines) if header else lines
+
+
+def channel_lines(channels: Channels | None) -> list[str]:
+    """A line a channel; of messages, a line each."""
+    from ramify.inspect.values import plain, spoken
+    from ramify.runtime.langgraph.value_summary import line_of, messages_in
+
+    if not channels:
+        return []
+    rows = []
+    for name, value in sorted(channels.items()):
+        said = [line_of(one) for one in messages_in(plain(value))] or [spoken(value)]
+        rows += [(printable(name), fitted(printable(one), _LONGEST)) for one in said]
+    return table(("KEY", "VALUE"), rows)
+
+
+def cost_lines(choices: Sequence[Regret]) -> list[str]:
+    """What the cost model chose, and what that was predicted to take and took."""
+    header = ("SEQ", "WHAT", "CHOSE", "PREDICTED", "TOOK", "INSTEAD")
+    rows = [
+        (str(c.seq), c.what, c.chose, seconds(c.predicted_s), seconds(c.took_s), seconds(c.instead_s))
+        for c in choices
+    ]
+    return table(header, rows, right=("SEQ", *header[3:])) if rows else []
+
+
+def _state_object(snapshot: Snapshot, state: State | None) -> dict[str, object]:
+    kept = snapshot.processes
+    told: dict[str, object] = {
+        "snapshot": snapshot.id,
+        "content_key": snapshot.content_key,
+        "layers": list(snapshot.layers),
+        "cwd": snapshot.cwd,
+        "environment": dict(snapshot.env),
+        "process_tier": kept.tier.value,
+        "processes_dropped": kept.dropped,
+        "process_reason": kept.reason,
+        "run": None,
+        "checkpoint": None,
+        "branch": None,
+        "label": None,
+        "parents": [],
+        "state": None,
+        "changes": [],
+    }
+    if state is None:
+        return told
+    one, change = state.checkpoint, state.change
+    return told | {
+        "run": one.run_id,
+        "checkpoint": one.id,
+        "branch": one.branch,
+        "label": one.label,
+        "parents": list(one.parents),
+        "state": None if state.channels is None else dict(state.channels),
+        "costs": [asdict(each) for each in regrets([m.op for m in state.moments if m.op is not None])],
+        "reused_from": state.made.reused_from if state.made else None,
+        "operations": [op_object(state.history.run, moment.op) for moment in state.moments if moment.op is not None],
+        "llm_calls": [moment.times.as_object() for moment in state.calls if moment.times is not None],
+        "effects": [effect_object(effect) for effect in state.effects],
+        "changes": [] if change is None else [change_object(changed) for changed in change.files],
+        "environment_changes": []
+        if change is None
+        else [{"name": v.name, "before": v.before, "after": v.after} for v in change.variables],
+    }
+
+
+def op_lines(ops: Sequence[OpRecord]) -> list[str]:
+    header = ("SEQ", "PLAN OP", "KIND", "BRANCH", "STEP", "TOOK", "SNAPSHOT", "WHAT CAME OF IT")
+    rows = []
+    for op in ops:
+        took = "-" if op.kind in (OpKind.SEAL, OpKind.RELEASE) else seconds(op.ended_at - op.started_at)
+        said = "" if op.kind is OpKind.SEAL and AGAIN not in op.attrs else op.summary
+        if op.reused_from:
+            said = f"reused from {op.reused_from}: {op.summary}"
+        if op.status is OpStatus.UNDONE:
+            said = f"undone: {said}"
+        if op.error:
+            said = f"failed: {op.error.splitlines()[0]}"
+        rows.append(
+            (
+                str(op.seq),
+                op.op_id,
+                op.kind.value,
+                op.branch,
+                printable(op.step or ""),
+                took,
+                (op.snapshot_out or "")[:12],
+                fitted(printable(said), 60),
+            )
+        )
+    return table(header, rows, right=("SEQ", "TOOK"))
+
+
+def op_object(run: RunRecord, op: OpRecord) -> dict[str, object]:
+    return {
+        "seq": op.seq,
+        "key": op.key,
+        "plan_op": op.op_id,
+        "kind": op.kind.value,
+        "branch": op.branch,
+        "step": op.step,
+        "status": op.status.value,
+        "summary": op.summary,
+        "result": json.loads(result_of(run, op) or "null") if op.step is not None else None,
+        "reused_from": op.reused_from,
+        "snapshot": op.snapshot_out,
+        "took_s": op.ended_at - op.started_at,
+        "error": op.error,
     }

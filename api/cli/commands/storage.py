@@ -1,4 +1,4 @@
-"""`ramify gc`: delete the snapshots that nothing names and, for a budget, what is cheapest to compute again."""
+"""`ramify gc` and `ramify fsck`: delete snapshots that nothing needs, check and repair the others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify import paths
-from ramify.cli.console import App, pass_app, say, say_json
+from ramify.cli.console import pass_home, run_async, say, say_json
+from ramify.inspect.home import Home
 from ramify.inspect.text import count
+from ramify.runtime.store.run_locks import was_worked_on_here
 
 if TYPE_CHECKING:
+    from ramify.fork_engine.fsck.check import Problem
+    from ramify.fork_engine.fsck.repair import FsckReport
+    from ramify.fork_engine.types import SnapshotId
+    from ramify.runtime.store.reader import Reader
     from ramify.runtime.worlds.garbage_collection import Collected
+
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -36,8 +43,8 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 )
 @click.option("--dry-run", is_flag=True, help="Say what would go, and delete nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One object.")
-@pass_app
-def gc_command(app: App, budget: int | None, dry_run: bool, as_json: bool) -> None:
+@pass_home
+def gc_command(home: Home, budget: int | None, dry_run: bool, as_json: bool) -> None:
     """Delete the snapshots that no run names.
 
     With --budget, also states that commands left behind for reuse, and those between the first and the last of a run
@@ -50,27 +57,29 @@ def gc_command(app: App, budget: int | None, dry_run: bool, as_json: bool) -> No
     \b
     Example: ramify gc --budget 2G --dry-run
     """
-    if not app.has_runs:
-        app.need_place()
-        say_json(_object(None)) if as_json else say(f"no runs yet in {app.place}")
+    if not home.has_runs:
+        home.require_usable()
+        say_json(_collected_object(None)) if as_json else say(f"no runs yet in {home.location}")
         return
-    done = app.run(_collect(app, budget, dry_run))
+    done = run_async(_collect(home, budget, dry_run))
     if as_json:
-        say_json(_object(done))
+        say_json(_collected_object(done))
     else:
-        _show(done, dry_run)
+        _show_collected(done, dry_run)
 
 
-async def _collect(app: App, budget: int | None, dry_run: bool) -> Collected:
+async def _collect(home: Home, budget: int | None, dry_run: bool) -> Collected:
+    from ramify.fork_engine.gc_pins import Pins
     from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-    from ramify.runtime.worlds.gc_pins import Pins
+    from ramify.worlds.references import References
 
-    pins, marks = Pins(paths.locks(app.home)), EvictionMarks(paths.evicted(app.home))
-    async with app.store() as store:
-        return await collect(store, app.snapshots(), pins, marks, budget=budget, dry_run=dry_run)
+    pins, marks = Pins(paths.locks(home.folder)), EvictionMarks(paths.evicted(home.folder))
+    async with home.store() as store:
+        named = References(paths.references(home.folder)).snapshots
+        return await collect(store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run, named=named)
 
 
-def _show(done: Collected, dry_run: bool) -> None:
+def _show_collected(done: Collected, dry_run: bool) -> None:
     would = "would delete" if dry_run else "deleted"
     say(f"{would} {count(done.snapshots, 'snapshot')}, {_bytes(done.bytes)}")
     for one in done.evicted:
@@ -89,7 +98,7 @@ def _bytes(number: int) -> str:
     return f"{number} B"
 
 
-def _object(done: Collected | None) -> dict[str, object]:
+def _collected_object(done: Collected | None) -> dict[str, object]:
     if done is None:
         return {"snapshots": 0, "bytes": 0, "kept": 0, "held": 0, "young": 0, "evicted": [], "within_budget": True}
     return {
@@ -100,4 +109,99 @@ def _object(done: Collected | None) -> dict[str, object]:
         "young": done.young,
         "evicted": [{"snapshot": e.id, "frees": e.frees, "seconds": e.seconds} for e in done.evicted],
         "within_budget": done.within_budget,
+    }
+
+
+@click.command("fsck")
+@click.option("--repair", is_flag=True, help="Mend what other copies allow; move the rest aside. End all runs first.")
+@click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.pass_context
+@pass_home
+def fsck_command(home: Home, context: click.Context, repair: bool, as_json: bool) -> None:
+    """Hold everything in the store of snapshots against the digest that names it: bytes, modes, times, attributes,
+    links. Reads all of it, and misses what the runs name.
+
+    What cannot be mended is moved to `damaged/` in the store, and the snapshots that are lost with it are named.
+
+    The exit status is 0 where all is well or was mended, or only a crash's leftovers were found; else the sum of 1
+    where something is damaged and 2 where something is missing.
+
+    \b
+    Example: ramify fsck --repair
+    """
+    if not paths.snapshots(home.folder).is_dir():
+        home.require_usable()
+        if as_json:
+            say_json({"ok": True, "checked": {}, "problems": [], "mended": [], "lost": [], "aside": []})
+        else:
+            say(f"no snapshots yet in {home.folder}")
+        return
+    expected = _expected(home)
+    report = home.snapshots().fsck(repair=repair, expected=expected)
+    if as_json:
+        say_json(_report_object(report))
+    else:
+        _show_report(home, report, repair)
+    context.exit(report.status)
+
+
+def _expected(home: Home) -> set[SnapshotId]:
+    """What rows name, but for what a collection let go of. Where the database may be several homes', of the runs that
+    were worked on from this one: the others' snapshots lie in theirs."""
+    from ramify.runtime.worlds.garbage_collection import EvictionMarks
+
+    if not home.has_runs:
+        return set()
+    own = home.database == paths.database(home.folder, home.folder / "ramify.db")
+    named = home.read(lambda store: store.live_snapshots() if own else _of_this_home(store, home))
+    return named - EvictionMarks(paths.evicted(home.folder)).all()
+
+
+async def _of_this_home(store: Reader, home: Home) -> set[SnapshotId]:
+    every = [run.id for run in await store.runs()]
+    mine = [run for run in every if was_worked_on_here(paths.locks(home.folder), run)]
+    if others := len(every) - len(mine):
+        say(
+            f"{count(others, 'run')} never worked on from {home.folder}: their snapshots are not looked for", err=True
+        )
+    return await store.live_snapshots(mine)
+
+
+def _show_report(home: Home, report: FsckReport, repair: bool) -> None:
+    mended = set(report.mended)
+    for problem in report.problems:
+        say(f"{problem}{': mended' if problem in mended else ''}", style="dim" if problem in mended else "")
+    for name in report.aside:
+        say(f"moved aside: {paths.snapshots(home.folder) / 'damaged' / name}")
+    for id in report.lost:
+        say(f"snapshot {id}: {'lost' if repair else 'cannot be restored whole'}", style="red")
+    kinds = ", ".join(f"{number} {part.value}" for part, number in report.checked.items())
+    say(f"checked {kinds}: {_verdict(report, repair)}")
+
+
+def _verdict(report: FsckReport, repair: bool) -> str:
+    if not report.problems:
+        return "all as it was"
+    found = count(len(report.problems), "problem")
+    return f"{found}, {len(report.mended)} mended" if repair else f"{found}; `ramify fsck --repair` mends what it can"
+
+
+def _report_object(report: FsckReport) -> dict[str, object]:
+    return {
+        "ok": report.status == 0,
+        "checked": {part.value: number for part, number in report.checked.items()},
+        "problems": [_problem(problem) for problem in report.problems],
+        "mended": [_problem(problem) for problem in report.mended],
+        "lost": list(report.lost),
+        "aside": list(report.aside),
+    }
+
+
+def _problem(problem: Problem) -> dict[str, str]:
+    return {
+        "part": problem.part.value,
+        "name": problem.name,
+        "damage": problem.damage.value,
+        "path": problem.path,
+        "detail": problem.detail,
     }

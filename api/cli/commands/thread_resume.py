@@ -6,29 +6,46 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ramify.cli.console import App
 from ramify.cli.errors import TargetBroken, is_ours
+from ramify.inspect.home import Home
 from ramify.runtime.errors import RunError, RunFailed, RunWaiting, TargetNotFound
-from ramify.runtime.journal.inbox import VOID, OpenQuestion, listed
-from ramify.runtime.records import CheckpointId, RunRecord
+from ramify.runtime.journal.inbox import OpenQuestion, listed
+from ramify.runtime.records import VOID, CheckpointId, RunRecord
 
 if TYPE_CHECKING:
-    from ramify.cli.commands.run import AnswersGiven, ThreadResume
     from ramify.runtime.langgraph.app.world_app import WorldApp
     from ramify.session import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersGiven:
+    """`alone`: the answer that names no question, in a tuple; None where there is none."""
+
+    by_id: Mapping[str, Any]
+    alone: tuple[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadResume:
+    """How a thread goes on. `back_to`: as the user named it."""
+
+    answers: AnswersGiven
+    deadline_s: float | None = None
+    back_to: str | None = None
+
 
 _MAKES = ("WorldApp", "WorldGraph", "CompiledStateGraph", "Pregel")
 
 
-def set_home_variables(app: App) -> None:
+def set_home_variables(home: Home) -> None:
     """The user's file names its home by the environment, where it names none itself: before it is loaded."""
-    os.environ["RAMIFY_HOME"] = str(app.home)
-    if app.database_given is not None:
-        os.environ["RAMIFY_DATABASE"] = app.database_given
+    os.environ["RAMIFY_HOME"] = str(home.folder)
+    if home.database_given is not None:
+        os.environ["RAMIFY_DATABASE"] = home.database_given
 
 
 def find_app(record: RunRecord, target: str | None, command: str = "resume") -> WorldApp:
@@ -89,9 +106,7 @@ def _made(target: str, found: object) -> object:
         raise TargetBroken(f"{target} could not make its app: {error}") from error
 
 
-async def go_on(
-    graph: WorldApp, runtime: Runtime, record: RunRecord, onward: ThreadResume, back_to: str | None
-) -> Any:
+async def go_on(graph: WorldApp, runtime: Runtime, record: RunRecord, how: ThreadResume, back_to: str | None) -> Any:
     """Invoke the thread with nothing, or with the answer; the graph's state afterwards. `back_to`: a checkpoint.
 
     Raises `ThreadElsewhere` where this app keeps other checkpoints, `RunWaiting` where the graph stops at an
@@ -106,11 +121,11 @@ async def go_on(
     if back_to is not None:
         conf["checkpoint_id"] = await _saved_at(runtime, record, back_to)
         await _void(runtime, record, set())
-        given = _as_given(onward.answers)
+        given = _as_given(how.answers)
     else:
-        given = await _bound(graph, runtime, record, onward.answers)
-    if onward.deadline_s is not None:
-        conf[DEADLINE] = onward.deadline_s
+        given = await _bound(graph, runtime, record, how.answers)
+    if how.deadline_s is not None:
+        conf[DEADLINE] = how.deadline_s
     command: Command[Any] | None = None if given is None else Command(resume=given.value)
     try:
         result = await graph.ainvoke(command, {"configurable": conf})

@@ -15,8 +15,8 @@ from textual.widgets import Input, Static
 from ramify import paths
 from ramify.browse.tui.app import Browser
 from ramify.browse.tui.line_view import LineView
-from ramify.cli.console import App
 from ramify.fork_engine.store import SnapshotStore
+from ramify.inspect.home import Home
 from ramify.runtime.codec import codec
 from ramify.runtime.store import RunStore
 from ramify.serving.types import ChatRequest, user
@@ -133,7 +133,7 @@ def browse(home: Path) -> Browse:
     async def driving(
         run: str | None = None, *, at: Path = home, size: tuple[int, int] = (160, 50)
     ) -> AsyncIterator[Driven]:
-        app = App(at)
+        app = Home(at)
         async with app.store() as store:
             chosen = next(one for one in await store.runs() if run in (None, one.id))
         browser = Browser(app, chosen)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ramify import Runtime
-from ramify.cli.console import App
+from ramify.inspect.home import Home
 from ramify.runtime.user_code.workflow_loader import load_target
 
 FLOW = """
@@ -112,5 +112,5 @@ async def test_a_node_is_forked_and_the_fork_resumed_and_answered(
 
 
 async def _statuses(home: Path) -> list[str]:
-    async with App(home).store() as store:
+    async with Home(home).store() as store:
         return [run.status.value for run in await store.runs()]

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.browse.tui.shell import command_lines
+from ramify.browse.tui.activity_tabs import command_lines
 from ramify.browse.tui.styled_lines import json_lines, line, wrapped
 from ramify.sandboxes.contract import RunResult
 

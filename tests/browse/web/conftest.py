@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from ramify import Runtime, paths
 from ramify.browse.web.app import create_app
-from ramify.browse.web.run_cache import Reader
+from ramify.browse.web.run_cache import RunCache
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.store import RunStore
 from ramify.serving.client import LLMClient
@@ -42,14 +42,14 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-async def reader(looked_at: tuple[Path, str]) -> AsyncIterator[Reader]:
+async def reader(looked_at: tuple[Path, str]) -> AsyncIterator[RunCache]:
     home, _ = looked_at
     async with RunStore(paths.database(home), clock=time.time) as store:
-        yield Reader(store, SnapshotStore(paths.snapshots(home)), lambda run: run.status.value)
+        yield RunCache(store, SnapshotStore(paths.snapshots(home)), lambda run: run.status.value)
 
 
 @pytest.fixture
-async def client(reader: Reader) -> AsyncIterator[httpx.AsyncClient]:
+async def client(reader: RunCache) -> AsyncIterator[httpx.AsyncClient]:
     app: Starlette = create_app(reader)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page") as opened:
         yield opened

@@ -16,7 +16,7 @@ import pytest_asyncio
 from ramify import Runtime, paths
 from ramify.browse.web.app import LONGEST_ANSWER, create_app
 from ramify.browse.web.guard import TOKEN_HEADER, Guard, hosts
-from ramify.browse.web.run_cache import Reader
+from ramify.browse.web.run_cache import RunCache
 from ramify.browse.web.server import serving
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.errors import RunWaiting
@@ -47,7 +47,7 @@ async def client(asking: tuple[Path, str]) -> AsyncIterator[httpx.AsyncClient]:
     """What a browser sends to the page, through its guard."""
     home, _ = asking
     async with RunStore(paths.database(home), clock=time.time) as store:
-        reader = Reader(store, SnapshotStore(paths.snapshots(home)), lambda run: run.status.value)
+        reader = RunCache(store, SnapshotStore(paths.snapshots(home)), lambda run: run.status.value)
         app = Guard(create_app(reader), TOKEN, hosts(8123))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8123") as opened:
@@ -147,7 +147,7 @@ async def test_what_is_no_answer_is_refused(body: str, status: int, client: http
 async def test_a_home_that_is_only_read_takes_no_answer(asking: tuple[Path, str]) -> None:
     home, _ = asking
     with reading(paths.database(home)) as store:
-        reader = Reader(store, SnapshotStore(paths.snapshots(home)), lambda run: run.status.value)
+        reader = RunCache(store, SnapshotStore(paths.snapshots(home)), lambda run: run.status.value)
         (first, _) = await reader.inbox()
         transport = httpx.ASGITransport(create_app(reader))
         async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:

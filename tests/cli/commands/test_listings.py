@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ramify.cli.commands.listings import listing
 from ramify.cli.main import run_command_line
+from ramify.inspect.facts import run_table
 from ramify.runtime.records import RunStatus
 from ramify.runtime.store import Tally
 from ramify.runtime.store.run_locks import RunLock
@@ -15,7 +15,7 @@ from ramify.runtime.store.run_locks import RunLock
 def test_the_table(story: Any) -> None:
     run = story.run
     tallies = {run.id: Tally(steps=7, reused=1, failed=1, forks=4, merges=2, llm_calls=3)}
-    assert listing([run], tallies, {run.id: "done"}, run.created_at + 125) == [
+    assert run_table([run], tallies, {run.id: "done"}, run.created_at + 125) == [
         "RUN           NAME    STATUS            AGE  STEPS  FORKS  REUSED  MODEL CALLS",
         "5eed00000001  repair  done    2 minutes ago      7      4       1            3",
     ]

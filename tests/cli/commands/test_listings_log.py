@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from ramify.cli.commands.log import what
+from ramify.cli.commands.listings import what
 from ramify.compiler.plan import OpKind
 
 

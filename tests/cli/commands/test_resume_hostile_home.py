@@ -250,7 +250,7 @@ def test_going_on_with_such_a_thread_is_refused(thread: Program, ramify: Any, ma
     thread.change("app", "app")  # another process reads it anew
     said = ramify("resume", ran, "--app", thread.target, "--quiet")
     assert (said.status, mark.exists(), "ramify_hostile" in sys.modules) == (1, False, False)
-    assert "no class of data in a module that this program has loaded" in said.err
+    assert "no data class of a module that this program has loaded" in said.err
 
 
 # Going on runs code

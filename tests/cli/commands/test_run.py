@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from ramify.cli.commands.run import _in_short
+from ramify.cli.commands.execution import summarized
 from ramify.runtime.records import RunStatus
 
 FLOW = """
@@ -229,7 +229,7 @@ def test_a_workspace_that_is_not_there(call: Call) -> None:
 )
 def test_of_an_agents_messages_the_last_is_printed(result: Any, said: Any) -> None:
     """As its workflow would have returned it; with `--json` they are all there."""
-    assert _in_short(result) == said
+    assert summarized(result) == said
 
 
 def test_a_langgraph_thread_whose_program_is_gone_is_not_resumed(home: Any, ramify: Any, add_run: Any) -> None:

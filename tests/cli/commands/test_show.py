@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ramify.cli.commands.operations import op_lines
-from ramify.cli.commands.show import deadline_line, run_lines, slo_lines
+from ramify.cli.commands.show import op_lines, run_lines, slo_lines
+from ramify.inspect.facts import deadline_line
 from ramify.inspect.model_calls import call_times
 from ramify.runtime.records import RunStatus
 from ramify.runtime.store import Tally

@@ -1,14 +1,14 @@
-"""The command of the evaluation: what would fail is said before it replays, and what is done is not done again."""
+"""`benchmarks/goodput.py`: errors come before any replay, and stored results are not computed again."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import goodput
 from benchmarks.replay import pool
 from benchmarks.replay.baselines.contenders import HIDDEN
 from benchmarks.replay.errors import BadTrace
@@ -18,14 +18,10 @@ from benchmarks.replay.inputs.traces import text
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report import plots
 from benchmarks.replay.report.markdown_report import BEGIN, END
+from benchmarks.replay.results import pack
 from tests.benchmarks.replay.sample_results import result
 
 KEY = "0123456789abcdef01234567"
-_PATH = Path(__file__).parents[3] / "benchmarks" / "goodput.py"
-_SPEC = importlib.util.spec_from_file_location("goodput", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
-goodput = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(goodput)
 
 
 @pytest.fixture
@@ -37,10 +33,10 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
-    """The replays that were asked for; what comes of them is made up."""
+    """The replays that were asked for; their results are made up."""
     jobs: list[Job] = []
 
-    class Child:
+    class WorkerProcess:
         def __init__(self, log: Path | None = None) -> None: ...
 
         def ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(pool, "Child", Child)
+    monkeypatch.setattr(pool, "WorkerProcess", WorkerProcess)
     monkeypatch.setattr(plots, "_picture", lambda *_, **__: "<img>")  # test_report.py draws
     return jobs
 
@@ -62,7 +58,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return status
 
 
-def test_it_goes_on_where_it_was_cut_short(
+def test_a_stopped_run_goes_on(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -89,7 +85,7 @@ def test_it_goes_on_where_it_was_cut_short(
     assert (tmp_path / "out" / "index.html").exists() and (tmp_path / "out" / "evaluation.json").exists()
 
 
-def test_without_a_trace_single_calls_and_sessions_are_made_up(
+def test_without_a_trace_calls_and_sessions_are_generated(
     asked: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -112,7 +108,7 @@ def test_without_a_trace_single_calls_and_sessions_are_made_up(
         (["--minutes", "0", "--seconds", "20"], "no replay was done in 0 minutes"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_replayed(
+def test_wrong_arguments_are_refused_before_anything_is_replayed(
     asked: list[Job],
     trace: Path,
     tmp_path: Path,
@@ -141,7 +137,7 @@ def test_what_cannot_be_is_said_before_anything_is_replayed(
         "--report /no/a.md",
     ],
 )
-def test_what_is_no_number_of_replays_is_wrong_usage(
+def test_out_of_range_numbers_are_wrong_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -149,7 +145,7 @@ def test_what_is_no_number_of_replays_is_wrong_usage(
     assert ended.value.code == 2 and f"argument {wrong.split()[0]}:" in capsys.readouterr().err
 
 
-def test_one_that_is_interrupted_says_that_it_goes_on(
+def test_an_interrupted_run_says_how_to_go_on(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -162,7 +158,7 @@ def test_one_that_is_interrupted_says_that_it_goes_on(
     assert "the same command goes on" in capsys.readouterr().err
 
 
-def test_the_report_is_written_where_its_marks_are(
+def test_the_report_is_written_between_its_marks(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -178,7 +174,7 @@ def test_the_report_is_written_where_its_marks_are(
     assert "First come, first served attains 0.000 at loose, load 1.1." in text
 
 
-def test_what_a_report_was_made_of_is_not_replayed_again_elsewhere(
+def test_results_of_a_report_are_reused_elsewhere_for_the_same_trace(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -206,7 +202,7 @@ def test_what_a_report_was_made_of_is_not_replayed_again_elsewhere(
 @pytest.mark.parametrize(
     "line", ["no JSON", "[]", '{"key": "../../a", "result": RESULT}', f'{{"key": "{KEY}", "result": {{}}}}']
 )
-def test_results_of_another_shape_are_refused_and_none_is_taken(
+def test_malformed_results_are_refused_as_a_whole(
     asked: list[Job],
     trace: Path,
     tmp_path: Path,
@@ -224,7 +220,7 @@ def test_results_of_another_shape_are_refused_and_none_is_taken(
     assert not asked and not list((out / "results").iterdir())
 
 
-def test_quick_takes_the_seeds_that_are_asked_for(
+def test_quick_takes_a_number_of_seeds(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -234,7 +230,7 @@ def test_quick_takes_the_seeds_that_are_asked_for(
 
 
 def test_a_quick_run_keeps_its_own_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the two would draw a page of both."""
+    """A shared folder would mix both in one page."""
     for quick in ([], ["--quick"]):
         monkeypatch.setattr("sys.argv", ["goodput.py", *quick])
         assert goodput.arguments().out == goodput.ROOT / "build" / ("goodput-quick" if quick else "goodput")
@@ -256,7 +252,7 @@ def test_a_plot_of_an_earlier_run_is_not_put_beside_a_report(
 
 
 @pytest.mark.parametrize("beside", [".jsonl.gz", ".png"])
-def test_what_lies_beside_a_report_and_cannot_be_written_is_refused_before(
+def test_unwritable_files_beside_a_report_are_refused_first(
     asked: list[Job],
     trace: Path,
     tmp_path: Path,
@@ -285,8 +281,33 @@ def test_a_page_that_cannot_be_written_is_one_line(
 @pytest.mark.parametrize(
     "broken", ["[]", "[[0, 9, 9], [1, -5, 9]]", '[[0, 9, 9], [1, 9, "a"]]', "[[0, 9, 9], [1, NaN, 9]]"]
 )
-def test_what_was_generated_and_spoilt_is_refused(tmp_path: Path, broken: str) -> None:
+def test_a_damaged_generated_trace_is_refused(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "made-up.json"
     path.write_text(f'{{"generated": "x", "arrivals": {broken}, "sessions": []}}')
     with pytest.raises(BadTrace, match="remove it, and it is made anew"):
         read_workload(path)
+
+
+def test_verify_replays_stored_results_and_fails_if_a_figure_differs(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [Job(name, str(trace)) for name in ("fcfs", "concord")]  # replayed, these get 0 and 0.9
+    for level, status, verdict in ((0.9, 0, "1 of 1 give the same figures now"), (0.8, 1, "stored 0.8, now 0.9")):
+        packed = tmp_path / f"{level}.jsonl.gz"
+        pack(packed, [result(job, level) for job in jobs])
+        arguments = ["--trace", trace, "--results", packed, "--verify", 5, "--contender", "concord"]
+        assert run(monkeypatch, *arguments) == status
+        assert verdict in capsys.readouterr().out
+    assert [job.contender for job in asked] == ["concord", "concord"]
+
+
+def test_fresh_uses_no_result_of_other_code(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    some = ["--trace", trace, "--out", tmp_path / "out", "--only", "load", "--load", 1.1, "--seconds", 20]
+    some += ["--contender", "fcfs", "--seeds", 1]
+    for fresh in ([], [], ["--fresh"]):
+        assert run(monkeypatch, *some, *fresh) == 0
+    assert len(asked) == 2, "the stored result does not name this code"
+    assert "1 stored before (1 of them by another version of the code" in capsys.readouterr().out

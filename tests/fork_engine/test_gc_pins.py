@@ -1,4 +1,4 @@
-"""Pins: a collection waits for what is under way, and what comes later waits for it."""
+"""Pins: a collection waits for operations in progress, and later operations wait for the collection."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.worlds.gc_pins import Pins
 
 ID = SnapshotId("a" * 64)
 
@@ -37,7 +37,7 @@ async def test_a_collection_waits_for_pins(tmp_path: Path) -> None:
     assert order == ["committed", "collected", "later"]
 
 
-def test_what_is_kept_is_told_until_it_is_let_go(tmp_path: Path) -> None:
+def test_a_kept_snapshot_is_listed_until_it_is_released(tmp_path: Path) -> None:
     pins = Pins(tmp_path)
     with pins.keep(ID), pins.keep(ID):
         assert pins.kept() == {ID}
@@ -61,10 +61,8 @@ def test_a_killed_process_keeps_nothing(tmp_path: Path) -> None:
     os.close(told)
 
 
-def test_what_a_collection_takes_for_left_behind_is_kept_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may look between the moment when the file is made and the one when it is locked."""
+def test_a_pin_whose_file_a_collection_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collection may look between the creation of the file and its lock."""
     pins, taken, lock = Pins(tmp_path), list[set[str]](), fcntl.flock
 
     def late(fd: int, how: int) -> None:
@@ -79,8 +77,8 @@ def test_what_a_collection_takes_for_left_behind_is_kept_all_the_same(
     assert descriptors() <= open_before
 
 
-def test_a_ground_keeps_the_newest_and_nothing_once_it_is_closed(tmp_path: Path) -> None:
-    """A command may be under way still when its step has ended."""
+def test_a_world_pin_keeps_the_newest_state_until_it_is_closed(tmp_path: Path) -> None:
+    """A command may still run when its step has ended."""
     pins, other = Pins(tmp_path), SnapshotId("b" * 64)
     open_before = descriptors()
     ground = pins.ground()

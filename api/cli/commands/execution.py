@@ -1,0 +1,169 @@
+"""What `ramify run` and `ramify resume` share: their options, running to the end, and printing the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ramify.cli.console import run_async, say, say_json
+from ramify.cli.errors import Interrupted
+from ramify.inspect.home import Home
+from ramify.inspect.text import count, harmless
+from ramify.runtime.records import DECORATORS, RunRecord
+
+if TYPE_CHECKING:
+    from ramify.fork_engine.types import Change
+    from ramify.runtime.events import Event, Observer
+    from ramify.session import Runtime
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def duration_option(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    from ramify.runtime.durations import seconds
+
+    try:
+        return None if value is None else seconds(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run, as both commands take it."""
+
+    base_url: str | None
+    model: str | None
+    api_key: str | None
+    apply: bool
+    as_json: bool
+    quiet: bool
+    metrics: Path | None
+
+    def observer(self, progress: Observer) -> Observer:
+        """What hears the run: its progress, and the counters where they are asked for."""
+        if self.metrics is None:
+            return progress
+        from ramify.metrics import RunMetrics
+
+        counted = RunMetrics(self.metrics)
+
+        def both(event: Event) -> None:
+            progress(event)
+            counted(event)
+
+        return both
+
+
+def run_options(command: Command) -> Command:
+    """The options that `run` and `resume` share."""
+    for option in (
+        click.option("--quiet", "-q", is_flag=True, help="No progress."),
+        click.option(
+            "--metrics",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Write Prometheus counters of the run here when it ends.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="One object: run, status, result, changes."),
+        click.option("--apply", is_flag=True, help="Write what the run changed into the workspace when it is done."),
+        click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --base-url.  [default: $RAMIFY_API_KEY]"),
+        click.option("--model", help="The model's name at the server, or of the embedded models."),
+        click.option("--base-url", help="An OpenAI-compatible server, in place of the embedded model."),
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    run: RunRecord
+    result: Any
+    changes: list[Change]
+    applied: bool
+
+
+def perform(home: Home, choices: RunOptions, work: Callable[[Runtime], Awaitable[Any]], sandbox: str | None) -> None:
+    from ramify.cli.progress import Progress
+    from ramify.session import Runtime
+
+    with Progress.for_stream(sys.stderr, quiet=choices.quiet) as progress:
+        runtime = Runtime(
+            home=home.folder,
+            database=home.database,
+            sandbox=sandbox,
+            base_url=choices.base_url,
+            api_key=choices.api_key,
+            model=choices.model,
+            observer=choices.observer(progress),
+        )
+        try:
+            finished = run_async(_run_to_end(runtime, work, apply=choices.apply))
+        except KeyboardInterrupt:
+            raise Interrupted(runtime.last_run_id) from None
+    show_result(finished, choices)
+
+
+async def _run_to_end(runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]], *, apply: bool) -> Finished:
+    async with runtime:
+        return await finish(runtime, await work(runtime), None, apply=apply)
+
+
+async def finish(runtime: Runtime, result: Any, run_id: str | None, *, apply: bool) -> Finished:
+    run = await runtime.record(run_id)
+    changes = await (runtime.apply(run_id) if apply and run.workspace else runtime.changes(run_id))
+    return Finished(run, result, changes, applied=apply)
+
+
+def summarized(result: Any) -> Any:
+    """An agent's state is its messages: what it said last, as a workflow would have returned it; beside other state
+    their number, too. `--json` has them all."""
+    from ramify.runtime.langgraph.value_summary import line_of, messages_in, text_of
+
+    if messages := messages_in(result):
+        return text_of(messages[-1])
+    if not isinstance(result, Mapping):
+        return result
+    found = {name: messages for name, value in result.items() if (messages := messages_in(value))}
+    if len(found) == len(result) == 1:
+        return text_of(next(iter(found.values()))[-1])
+    last = {name: f"{count(len(them), 'message')}, the last: {line_of(them[-1])}" for name, them in found.items()}
+    return {**result, **last} if found else result
+
+
+def show_result(finished: Finished, choices: RunOptions) -> None:
+    from ramify.cli.commands.diff import change_object
+    from ramify.cli.targets import plain
+    from ramify.inspect.facts import change_lines
+
+    run, result = finished.run, finished.result
+    if choices.as_json:
+        say_json(
+            {
+                "run": run.id,
+                "status": run.status.value,
+                "result": plain(result),
+                "changes": [change_object(change) for change in finished.changes],
+                "applied": finished.applied,
+            }
+        )
+        return
+    if run.frontend != DECORATORS:
+        result = summarized(result)
+    if isinstance(result, str) or "__str__" in vars(type(result)):
+        click.echo(harmless(str(result), sys.stdout))
+    elif result is not None:
+        say_json(plain(result))
+    if finished.changes and not choices.quiet:
+        for line in change_lines(finished.changes[:10]):
+            say(f"  {line}", err=True)
+        more = len(finished.changes) - 10
+        if more > 0:
+            say(f"  and {more} more", err=True)
+        where = f"written to {run.workspace}" if finished.applied else f"`ramify diff {run.id}` shows them, "
+        how = "" if finished.applied else f"`ramify checkout {run.id} DIR` writes them out"
+        say(f"{count(len(finished.changes), 'path')} changed: {where}{how}", err=True)
