@@ -115,7 +115,7 @@ class SnapshotStore(ReadableStore):
     ) -> Snapshot:
         """Seal overlay upper folders: return the parent plus their content, or the parent itself if nothing changed.
 
-        `outside`: the upper folder of everything beside the workspace, with paths relative to "/". With `move`, an
+        `outside`: the upper folder of everything outside the workspace, with paths relative to "/". With `move`, an
         upper folder with changes becomes the layer and is gone. Without it the folder stays, and the new layer holds
         what changed since the seal that `last_seal` remembers. Nothing may write to the folder during the seal or, if
         it is moved, afterwards. Without `flush` the snapshot is complete and can be forked, but it is lost if the
