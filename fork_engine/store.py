@@ -17,7 +17,7 @@ from ramify.fork_engine.errors import MergeConflict, SnapshotCorrupt, SnapshotNo
 from ramify.fork_engine.fsck.repair import FsckReport, fsck
 from ramify.fork_engine.importer import import_folder, import_image, import_process_image
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.merge.apply import merged_layers
+from ramify.fork_engine.merge.apply import merge_snapshots
 from ramify.fork_engine.readable_store import ReadableStore
 from ramify.fork_engine.seal import (
     LastSeal,
@@ -207,7 +207,7 @@ class SnapshotStore(ReadableStore):
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
         outside = (self._outside(base), self._outside(ours), self._outside(theirs))
         with self._writing(flush):
-            made = merged_layers(snapshots, views, outside, strategy, self._volatile, self._layers, self._blobs)
+            made = merge_snapshots(snapshots, views, outside, strategy, self._volatile, self._layers, self._blobs)
             draft = replace(
                 ours,
                 layers=ours.layers if made.layer is None else self._stacked(ours, made.layer, outside=False),
