@@ -15,15 +15,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.passes import compile_time, latency_savings, pass_savings, prefix_hints, send_waits
+from benchmarks.passes import compile_time, latency_savings, pass_savings
 from benchmarks.rows import Row, options, printed, report
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "compile": compile_time.compile_rows,
     "superstep": compile_time.superstep_rows,
     "lookahead": pass_savings.lookahead_rows,
-    "hints": prefix_hints.hint_rows,
-    "sends": send_waits.send_rows,
+    "hints": latency_savings.hint_rows,
+    "sends": latency_savings.send_rows,
     "placement": pass_savings.placement_rows,
     "learned": pass_savings.learned_rows,
     "parallel": latency_savings.parallel_rows,
@@ -35,7 +35,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
 
 def main() -> None:
     parser = options(__doc__, "fewer rounds")
-    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these rows alone")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="only this part; repeatable")
     asked = parser.parse_args()
     rows: list[Row] = []
     for part in asked.only or PARTS:

@@ -44,18 +44,19 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--workers", type=int, default=2 * (os.cpu_count() or 1), help="trials at once: each waits half of its time"
+        "--workers",
+        type=int,
+        default=2 * (os.cpu_count() or 1),
+        help="concurrent trials, each of which waits half of the time",
     )
     parser.add_argument(
         "--log",
         type=Path,
-        help="where each trial's line is kept; go on with those that it lacks, "
+        help="file of one line per trial; continue with the trials that it lacks, "
         "by the same code, --seed and --databases",
     )
     parser.add_argument("--databases", default="sqlite,postgresql")
-    parser.add_argument(
-        "--folder", type=Path, help="where homes are made (default: in memory where that is a folder)"
-    )
+    parser.add_argument("--folder", type=Path, help="where to put homes (default: /dev/shm if possible)")
     given = parser.parse_args()
     try:
         report = measure(given, given.points or (QUICK if given.quick else USUAL))
@@ -76,7 +77,7 @@ def measure(given: argparse.Namespace, points: int) -> dict[str, Any]:
             if name == "sqlite":
                 databases[name] = None
             elif why := postgres.why_not():
-                print(f"PostgreSQL is left out: {why}", file=sys.stderr)
+                print(f"PostgreSQL is skipped: {why}", file=sys.stderr)
             else:
                 databases[name] = postgres.new_database(stack.enter_context(postgres.server(scratch)))
         known = harness.wholes(databases, folder)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -32,11 +31,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.arguments import count, to_write, within  # noqa: E402
-from benchmarks.machine import machine  # noqa: E402
 from benchmarks.replay.pool import worker  # noqa: E402
+from benchmarks.rows import Row, printed, report, row  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
 
-Row = dict[str, Any]
 Residual = tuple[float, ...]
 OF_LIVE = ("quick", "trace", "requests", "repeats", "load", "seed")
 RESIDUALS = ("run", "ttft_measured", "tpot_measured", "ttft_replayed", "tpot_replayed")
@@ -46,20 +44,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--run", type=Path, help="a folder with a measured run")
-    kind.add_argument("--live", action="store_true", help="vLLM for CPUs, here and now")
+    kind.add_argument("--live", action="store_true", help="start vLLM for CPUs on this machine")
     parser.add_argument(
-        "--quick", action="store_true", help="live: 8 requests, twice, and few probes: whether it runs, not how near"
+        "--quick",
+        action="store_true",
+        help="live: 8 requests, twice, and few probes: only shows that it works",
     )
     parser.add_argument(
-        "--trace", type=Path, help="live: arrivals and lengths, a quarter of them; without it made up"
+        "--trace", type=Path, help="live: arrivals and lengths, a quarter of them (default: synthetic)"
     )
     two = count(2, "one has no spread")
-    parser.add_argument("--requests", type=two, help="live: of each run (100; 8 with --quick)")
-    parser.add_argument("--repeats", type=two, help="live: how often they are sent (5; 2 with --quick)")
+    parser.add_argument("--requests", type=two, help="live: requests per run (100; 8 with --quick)")
+    parser.add_argument("--repeats", type=two, help="live: number of runs (5; 2 with --quick)")
     parser.add_argument(
-        "--load", type=within(0.01, 100), help="live: of what the engine can do by its step model (0.8)"
+        "--load", type=within(0.01, 100), help="live: share of the capacity by the engine's step model (0.8)"
     )
-    parser.add_argument("--seed", type=int, help="live: where in the trace (0)")
+    parser.add_argument("--seed", type=int, help="live: seed of the position in the trace (0)")
     parser.add_argument("--json", action="store_true", help="the last line is one object")
     parser.add_argument("--residuals", type=to_write, help="a CSV of every judged request, measured and replayed")
     asked = parser.parse_args()
@@ -77,17 +77,16 @@ def main() -> int:
         print(f"fidelity: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("fidelity: cut short; nothing is kept", file=sys.stderr)
+        print("fidelity: interrupted; nothing is kept", file=sys.stderr)
         return 130
     return 0
 
 
 def show(rows: Sequence[Row], as_json: bool) -> None:
-    for row in rows:
-        verdict = "met" if row["met"] else "MISSED"
-        print(f"{row['name']:<56} {row['ours']:.4f} {row['unit']}  {row['target']:<10} {verdict:<7} {row['note']}")
+    for one in rows:
+        print(printed(one))
     if as_json:
-        print(json.dumps({"rows": rows, "machine": machine()}))
+        print(report(rows))
 
 
 def _live(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
@@ -123,21 +122,25 @@ def _measured(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
 def _row(name: str, found: dict[str, Any], figure: str, most: float) -> Row:
     error = found[figure]
     off = abs(error["replayed"] / error["measured"] - 1)
-    return {
-        "name": f"{name} of the second half, replayed against measured",
-        "ours": off,
-        "unit": "share",
-        "peer": "measured",
-        "peer_value": error["measured"],
-        "ratio": error["replayed"] / error["measured"],
-        "target": f"<= {most:g}",
-        "met": off <= most,
-        "fit_still": found["still"],
-        "fit_moved": found["moved"],
-        "note": f"{error['replayed'] * 1000:.2f} ms, measured {error['measured'] * 1000:.2f} ms; "
+    note = (
+        f"{error['replayed'] * 1000:.2f} ms, measured {error['measured'] * 1000:.2f} ms; "
         f"mean absolute error of a request {error['mean_absolute'] * 1000:.2f} ms"
-        + ("" if found["still"] else f"; the fit did not stand still: its last round was {found['moved']:.1%} off"),
-    }
+    )
+    if not found["still"]:
+        note += f"; the fit did not converge: its last round was {found['moved']:.1%} off"
+    made = row(
+        f"{name} of the second half, replayed against measured",
+        off,
+        "share",
+        target=f"<= {most:g}",
+        met=off <= most,
+        peer="measured",
+        peer_value=error["measured"],
+        note=note,
+        fit_still=found["still"],
+        fit_moved=found["moved"],
+    )
+    return {**made, "ratio": error["replayed"] / error["measured"]}
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def scratch(within: Path | None) -> Iterator[Path]:
 def main() -> None:
     parser = options(__doc__, "smaller trees: a minute in all")
     parser.add_argument("--scratch", type=Path, help="a folder on the file system to measure")
-    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these rows alone")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="only this part; repeatable")
     asked = parser.parse_args()
     rows = []
     before = os.getloadavg()[0]

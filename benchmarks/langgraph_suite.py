@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-k", dest="keyword", help="only tests that match, as in pytest")
     parser.add_argument("--files", nargs="*", default=[], help="only these files of tests/")
     parser.add_argument("--slice", type=float, default=1800.0, help="seconds one process of pytest may take (1800)")
-    parser.add_argument("--under", default="", help="a command that each process of pytest is run by, such as nice")
+    parser.add_argument("--under", default="", help="a command to run each pytest process with, such as nice")
     options = parser.parse_args(argv)
     outcomes: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -65,10 +65,10 @@ def row(name: str, ours: int, unit: str, target: int | None, met: bool) -> Row:
 
 def main() -> int:
     parser = options(__doc__, "one program, four kills")
-    parser.add_argument("--sandbox", default="namespaces", help="how worlds are made [default: namespaces]")
-    parser.add_argument("--kills", type=int, help="how often it is killed [default: 20, with --quick 4]")
-    parser.add_argument("--seed", type=int, default=11, help="of the moments of the kills [default: 11]")
-    parser.add_argument("--folder", type=Path, help="where to live [default: a temporary folder]")
+    parser.add_argument("--sandbox", default="namespaces", help="the backend of the worlds [default: namespaces]")
+    parser.add_argument("--kills", type=int, help="number of kills [default: 20, with --quick 4]")
+    parser.add_argument("--seed", type=int, default=11, help="seed of the moments of the kills [default: 11]")
+    parser.add_argument("--folder", type=Path, help="where to put its home [default: a temporary folder]")
     asked = parser.parse_args()
     kills = asked.kills or (4 if asked.quick else 20)
     begun = time.perf_counter()

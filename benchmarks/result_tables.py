@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name, _, log = given.partition("=")
             text = written(text, name, table(figures(Path(log))))
     except (NoFigures, OSError) as error:
-        print(f"page: {error}", file=sys.stderr)
+        print(f"result_tables: {error}", file=sys.stderr)
         return 1
     asked.document.write_text(text, encoding="utf-8")
     return 0

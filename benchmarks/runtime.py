@@ -40,10 +40,10 @@ def _server(given: str | None) -> Iterator[str | None]:
 
 def main() -> None:
     parser = options(__doc__, "fewer steps and branches: a minute in all")
-    parser.add_argument("--sandbox", default="namespaces", help="how worlds are made [default: namespaces]")
-    parser.add_argument("--postgres", metavar="URL", help="a server that takes new tables [default: one of our own]")
+    parser.add_argument("--sandbox", default="namespaces", help="the backend of the worlds [default: namespaces]")
+    parser.add_argument("--postgres", metavar="URL", help="a server for new tables [default: a temporary one]")
     parser.add_argument("--trace", metavar="PATH", type=Path, action="append", help="recorded traces; repeatable")
-    parser.add_argument("--only", choices=PARTS, action="append", help="these rows alone")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; repeatable")
     asked = parser.parse_args()
     traces = asked.trace or [Path(one) for one in [os.environ.get(trace_hit_rates.ENVIRONMENT)] if one]
     rows: list[Row] = []

@@ -23,7 +23,7 @@ DENSITIES, SLACKS = (1.0, 2.0, 10.0, 100.0), (1.0, 1.5, 2.0, 4.0)
 def main() -> None:
     parser = options(__doc__, "200 cases for each spread")
     parser.add_argument("--cases", type=int, help="for each spread (2000; 200 with --quick)")
-    parser.add_argument("--seed", type=int, default=0, help="other cases")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases")
     given = parser.parse_args()
     cases = given.cases or (200 if given.quick else 2000)
     rows = []

@@ -88,8 +88,8 @@ def import_folder(
             {str(path.relative_to(folder)) for path in without if path.is_relative_to(folder)},
         )
         manifest = _write_layer(read, index, incoming, layers)
-        settled = {path: stamp for path, stamp in read.stamps.items() if max(stamp[1], stamp[2]) < now}
-        _save_index(index_path, manifest.id, settled, aside)
+        steady = {path: stamp for path, stamp in read.stamps.items() if max(stamp[1], stamp[2]) < now}
+        _save_index(index_path, manifest.id, steady, aside)
     return manifest, tuple(read.skipped)
 
 

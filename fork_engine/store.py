@@ -17,7 +17,7 @@ from ramify.fork_engine.errors import MergeConflict, SnapshotCorrupt, SnapshotNo
 from ramify.fork_engine.fsck.repair import FsckReport, fsck
 from ramify.fork_engine.importer import import_folder, import_image, import_process_image
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.merge.apply import merged_layers
+from ramify.fork_engine.merge.apply import merge_snapshots
 from ramify.fork_engine.readable_store import ReadableStore
 from ramify.fork_engine.seal import (
     LastSeal,
@@ -115,7 +115,7 @@ class SnapshotStore(ReadableStore):
     ) -> Snapshot:
         """Seal overlay upper folders: return the parent plus their content, or the parent itself if nothing changed.
 
-        `outside`: the upper folder of everything beside the workspace, with paths relative to "/". With `move`, an
+        `outside`: the upper folder of everything outside the workspace, with paths relative to "/". With `move`, an
         upper folder with changes becomes the layer and is gone. Without it the folder stays, and the new layer holds
         what changed since the seal that `last_seal` remembers. Nothing may write to the folder during the seal or, if
         it is moved, afterwards. Without `flush` the snapshot is complete and can be forked, but it is lost if the
@@ -207,7 +207,7 @@ class SnapshotStore(ReadableStore):
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
         outside = (self._outside(base), self._outside(ours), self._outside(theirs))
         with self._writing(flush):
-            made = merged_layers(snapshots, views, outside, strategy, self._volatile, self._layers, self._blobs)
+            made = merge_snapshots(snapshots, views, outside, strategy, self._volatile, self._layers, self._blobs)
             draft = replace(
                 ours,
                 layers=ours.layers if made.layer is None else self._stacked(ours, made.layer, outside=False),

@@ -89,7 +89,7 @@ class Snapshot:
     env_unset: tuple[str, ...] = ()
     cwd: str = ""  # relative to the world's root folder
     processes: Processes = Processes()
-    # everything beside the workspace, paths relative to "/", over the host or `image`
+    # everything outside the workspace, paths relative to "/", over the host or `image`
     outside: tuple[LayerId, ...] = ()
     image: LayerId | None = None  # root file system of the world; None is the host's
     parents: tuple[SnapshotId, ...] = field(default=(), compare=False)

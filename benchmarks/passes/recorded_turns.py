@@ -29,7 +29,7 @@ from ramify.serving.client import LLMClient
 from ramify.serving.testing import Script, Scripted, ScriptedModel
 from ramify.serving.types import ChatRequest
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 Tree = dict[str, tuple[str, int, str]]
 Key = tuple[str, int, str | int]

@@ -131,7 +131,7 @@ async def _child(*command: str, cwd: str) -> AsyncIterator[tuple[int, str]]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
     )
     assert process.stdout is not None
     try:

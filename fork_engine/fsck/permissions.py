@@ -65,9 +65,9 @@ def _wrong(path: Path, kind: int, mode: int, mine: int) -> str:
     if stat.S_IFMT(status.st_mode) != kind:
         return ""
     found = stat.S_IMODE(status.st_mode)
-    told = [f"mode {found:04o}, not {mode:04o}"] if found != mode else []
-    told += [f"owner {status.st_uid}, not {mine}"] if status.st_uid != mine else []
-    return "; ".join(told)
+    differences = [f"mode {found:04o}, not {mode:04o}"] if found != mode else []
+    differences += [f"owner {status.st_uid}, not {mine}"] if status.st_uid != mine else []
+    return "; ".join(differences)
 
 
 def _shut(lock: Path, mine: int) -> str:
@@ -75,9 +75,9 @@ def _shut(lock: Path, mine: int) -> str:
     never have any."""
     status = lock.lstat()
     found = stat.S_IMODE(status.st_mode)
-    told = [f"mode {found:04o}, not 0600"] if found & _SHUT else []
-    told += [f"owner {status.st_uid}, not {mine}"] if status.st_uid != mine else []
-    return "; ".join(told)
+    differences = [f"mode {found:04o}, not 0600"] if found & _SHUT else []
+    differences += [f"owner {status.st_uid}, not {mine}"] if status.st_uid != mine else []
+    return "; ".join(differences)
 
 
 def restore_permissions(folder: StoreFolder) -> None:

@@ -61,13 +61,13 @@ def repair_objects(
 
     The caller holds the store's lock exclusively.
     """
-    mended: set[Problem] = set()
+    repaired: set[Problem] = set()
     aside: list[str] = []
     copies = _Copies(parts, found)
     for part, layers in parts.trees():
         for name in sorted(found.bad(part)):
             if _repair_tree(part, layers, LayerId(name), found, copies):
-                mended |= {p for p in found.problems if (p.part, p.name) == (part, name)}
+                repaired |= {p for p in found.problems if (p.part, p.name) == (part, name)}
             else:
                 aside += copies.move_tree_aside(part, name)
     for old in copies.aside - set(aside):  # not earlier: the wrong bytes of one tree may be the right ones of another
@@ -75,7 +75,7 @@ def repair_objects(
     sound = {**_readable_records(parts, found), **found.snapshots}
     broken = {SnapshotId(name) for name in found.bad(Part.SNAPSHOTS) if ID.fullmatch(name)}
     records = {id: sound[id] for id in broken if id in sound}
-    mended |= {p for p in found.problems if p.part is Part.SNAPSHOTS and p.name in records}
+    repaired |= {p for p in found.problems if p.part is Part.SNAPSHOTS and p.name in records}
     for problem in found.problems:
         path = parts.folder.root / problem.part / problem.name
         if problem.part is Part.STORE:
@@ -85,17 +85,17 @@ def repair_objects(
         if problem.damage in (Damage.LEFTOVER, Damage.INDEX):
             if problem.damage is Damage.INDEX:
                 remove_if_present(path)
-            mended.add(problem)
+            repaired.add(problem)
         elif problem.part in (Part.STORE, Part.BLOBS) and problem.damage is not Damage.MISSING:
             aside.append(move_aside(parts, path))
             if problem.damage is Damage.EXTRA:
-                mended.add(problem)
+                repaired.add(problem)
         elif problem.part is Part.SNAPSHOTS and problem.damage is Damage.EXTRA:
             aside.append(move_aside(parts, path))
-            mended.add(problem)
-    mended |= {p for p in found.problems if p.damage is Damage.EXTRA and not p.path}
+            repaired.add(problem)
+    repaired |= {p for p in found.problems if p.damage is Damage.EXTRA and not p.path}
     parts.folder.remove_leftovers()
-    return mended, records, aside
+    return repaired, records, aside
 
 
 def _readable_records(parts: OpenStore, found: CheckFindings) -> dict[SnapshotId, Snapshot]:
@@ -266,8 +266,8 @@ class FsckReport:
     @property
     def left(self) -> tuple[Problem, ...]:
         """Return the problems that were not repaired."""
-        mended = set(self.mended)
-        return tuple(problem for problem in self.problems if problem not in mended)
+        repaired = set(self.mended)
+        return tuple(problem for problem in self.problems if problem not in repaired)
 
     @property
     def status(self) -> int:
@@ -288,37 +288,37 @@ def fsck(
     """
     found = check(parts, key, expected)
     repair = repair and bool(found.problems)
-    mended: set[Problem] = set()
+    repaired: set[Problem] = set()
     before = found.problems
     if repair and any(problem.damage is Damage.MODE for problem in before):
         restore_permissions(parts.folder)  # first, because a wrong mode can make sound objects look damaged
         found = check(parts, key, expected)
-        mended = set(before) - set(found.problems)
+        repaired = set(before) - set(found.problems)
     records: dict[SnapshotId, Snapshot] = {}
     aside: list[str] = []
     if repair:
         more, records, aside = repair_objects(parts, found)
-        mended |= more
+        repaired |= more
         found.snapshots.update(records)
         known = {(problem.part, problem.name) for problem in found.problems}
         found.problems += [one for one in missing_objects(parts, found) if (one.part, one.name) not in known]
-    gone = _untrusted(found, mended)
+    gone = _untrusted(found, repaired)
     if repair:  # keys of snapshots on damaged layers could not be checked before
-        wrong = set(wrong_content_keys(found, key, gone)) - mended
+        wrong = set(wrong_content_keys(found, key, gone)) - repaired
         records.update({SnapshotId(one.name): found.snapshots[SnapshotId(one.name)] for one in wrong})
-        mended |= wrong
+        repaired |= wrong
         found.problems += wrong - set(found.problems)
     lost_ones = lost_snapshots(found, gone)
     if repair:
         _write_records(parts, lost_ones, records, aside, save)
     problems = tuple(dict.fromkeys((*before, *found.problems)))
-    return FsckReport(found.checked, problems, tuple(sorted(mended, key=str)), tuple(lost_ones), tuple(aside))
+    return FsckReport(found.checked, problems, tuple(sorted(repaired, key=str)), tuple(lost_ones), tuple(aside))
 
 
-def _untrusted(found: CheckFindings, mended: set[Problem]) -> set[tuple[Part, str]]:
+def _untrusted(found: CheckFindings, repaired: set[Problem]) -> set[tuple[Part, str]]:
     """Return the objects that cannot be trusted. A wrong mode or owner says nothing about the bytes."""
     spared = {*HARMLESS, Damage.MODE}
-    left = (problem for problem in found.problems if problem not in mended and problem.damage not in spared)
+    left = (problem for problem in found.problems if problem not in repaired and problem.damage not in spared)
     return {(problem.part, problem.name) for problem in left}
 
 

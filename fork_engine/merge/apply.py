@@ -25,12 +25,14 @@ _OF_STATE = (ConflictKind.ENV, ConflictKind.PROCESSES)  # listed after the confl
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
+    """The merged state: the layers to put on `ours`, and what is not a file."""
+
     layer: Manifest | None  # None if ours has everything that theirs has
     outside: Manifest | None
     state: MergedState
 
 
-def merged_layers(
+def merge_snapshots(
     snapshots: tuple[Snapshot, Snapshot, Snapshot],
     views: Views,
     outside: Views,
@@ -46,15 +48,17 @@ def merged_layers(
     handler = ConflictHandler(strategy)
     with LayerReader(layers) as reader:
         files = Sides(*views, reader.read, handler, volatile)
-        beside = Sides(*outside, reader.read, handler, VOLATILE_OUTSIDE, prefix="/")
-        merged, merged_beside = merge_views(files), merge_views(beside)
-        result, result_beside = _merged_view(files, merged), _merged_view(beside, merged_beside)
+        outside_files = Sides(*outside, reader.read, handler, VOLATILE_OUTSIDE, prefix="/")
+        merged, outside_merged = merge_views(files), merge_views(outside_files)
+        result, outside_result = _merged_view(files, merged), _merged_view(outside_files, outside_merged)
         state = merge_states(*snapshots, handler, blobs)
-        was = [_folder_exists(state.cwd, files.ours, beside.ours)] if snapshots[1].cwd == state.cwd else []
-        was += [_folder_exists(state.cwd, files.theirs, beside.theirs)] if snapshots[2].cwd == state.cwd else []
+        was = [_folder_exists(state.cwd, files.ours, outside_files.ours)] if snapshots[1].cwd == state.cwd else []
+        was += (
+            [_folder_exists(state.cwd, files.theirs, outside_files.theirs)] if snapshots[2].cwd == state.cwd else []
+        )
         if was and not any(was):  # a side removed the directory that its own shell was in
             state = replace(state, cwd="")
-        elif not _folder_exists(state.cwd, result, result_beside):
+        elif not _folder_exists(state.cwd, result, outside_result):
             state = _fall_back_to_root(state, handler)
         if handler.unresolved:
             raise MergeConflict(tuple(sorted(handler.unresolved, key=lambda c: (c.kind in _OF_STATE, c.path))))
@@ -62,7 +66,7 @@ def merged_layers(
             state = replace(state, processes=replace(state.processes, shell=blobs.put(state.made)))
         return MergeResult(
             _write_layer(files.ours, result, merged, reader, layers),
-            _write_layer(beside.ours, result_beside, merged_beside, reader, layers),
+            _write_layer(outside_files.ours, outside_result, outside_merged, reader, layers),
             state,
         )
 
@@ -81,17 +85,17 @@ def _fall_back_to_root(state: MergedState, handler: ConflictHandler) -> MergedSt
     return replace(state, cwd="")
 
 
-def _folder_exists(cwd: str, tree: View, beside: View) -> bool:
-    return _can_be_folder(beside, cwd[1:]) if cwd.startswith("/") else tree.is_folder(cwd)
+def _folder_exists(cwd: str, tree: View, outside: View) -> bool:
+    return _can_be_folder(outside, cwd[1:]) if cwd.startswith("/") else tree.is_folder(cwd)
 
 
-def _can_be_folder(beside: View, path: str) -> bool:
+def _can_be_folder(outside: View, path: str) -> bool:
     """Return whether the folder can exist. Over the host, whose folders are not listed, it can unless a layer hides
     it."""
-    found = beside.get(path)
-    if path == "" or found is not None or not isinstance(beside, HostOverlayView):
-        return beside.is_folder(path)
-    holders = [entry for folder in parent_folders(path) if (entry := beside.get(folder)) is not None]
+    found = outside.get(path)
+    if path == "" or found is not None or not isinstance(outside, HostOverlayView):
+        return outside.is_folder(path)
+    holders = [entry for folder in parent_folders(path) if (entry := outside.get(folder)) is not None]
     return all(entry.kind is EntryKind.DIR and not entry.opaque for entry in holders)
 
 

@@ -131,10 +131,10 @@ def _choose_shell(ran: Processes, ours: str, theirs: str, handler: ConflictHandl
     answer = handler.answer(conflict, lambda: (None, None, None), default=MergeStrategy.UNION)
     if isinstance(answer, bytes):
         answer = handler.leave_unresolved(conflict)  # a shell's state cannot be given as bytes
-    stands = {MergeStrategy.OURS: ours, MergeStrategy.THEIRS: theirs}.get(answer, "")
-    what = f"{answer.value} is kept" if stands else "a new one starts"
-    told = f"{_OTHER_SHELLS}: {what}, with the variables and directory of both"
-    return replace(ran, shell=stands, reason=_join_reasons(ran.reason, told))
+    kept = {MergeStrategy.OURS: ours, MergeStrategy.THEIRS: theirs}.get(answer, "")
+    what = f"{answer.value} is kept" if kept else "a new one starts"
+    note = f"{_OTHER_SHELLS}: {what}, with the variables and directory of both"
+    return replace(ran, shell=kept, reason=_join_reasons(ran.reason, note))
 
 
 def _join_reasons(*reasons: str) -> str:

@@ -142,7 +142,7 @@ def test_a_run_that_is_interrupted_is_one_line(
 
     monkeypatch.setattr(benchmark, "_live", interrupted)
     assert run(monkeypatch, "--live") == 130
-    assert capsys.readouterr().err == "fidelity: cut short; nothing is kept\n"
+    assert capsys.readouterr().err == "fidelity: interrupted; nothing is kept\n"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,6 @@ def test_a_truncated_log_or_missing_marks_write_nothing(tmp_path: Path) -> None:
     for said, name, words in refused:
         done = page(tmp_path, said, name)
         assert done.returncode == 1
-        assert done.stderr.startswith("page: ")
+        assert done.stderr.startswith("result_tables: ")
         assert words in done.stderr
         assert (tmp_path / "measured.md").read_text() == DOCUMENT

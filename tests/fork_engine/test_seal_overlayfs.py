@@ -24,12 +24,12 @@ from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 
-SCRIPT = Path(__file__).with_name("inside.py")
+SCRIPT = Path(__file__).with_name("overlay_script.py")
 UNSHARE = {"root": ["unshare", "-m"], "user": ["unshare", "-Urm"]}
 
 
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("inside", SCRIPT)
+    spec = importlib.util.spec_from_file_location("overlay_script", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -144,7 +144,7 @@ def test_a_fit_that_does_not_converge_says_so(
         monkeypatch.setattr(benchmark, "worker", worker)
         monkeypatch.setattr(sys, "argv", ["fidelity.py", "--run", str(tmp_path), "--json"])
         assert benchmark.main() == 0
-        *_, tpot, ttft, last = capsys.readouterr().out.splitlines()
-        for line in (tpot, ttft):
-            assert ("the fit did not stand still" in line) == (not still)
-        assert [row["fit_still"] for row in json.loads(last)["rows"]] == [still, still]
+        *printed, last = capsys.readouterr().out.splitlines()
+        assert sum("the fit did not converge" in line for line in printed) == (0 if still else 2)
+        rows = json.loads(last)["rows"]
+        assert [row["fit_still"] for row in rows] == [still, still]
