@@ -25,7 +25,7 @@ class Look(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TreeLine:
     prefix: str  # the tree's drawing
     text: str
     look: Look = Look.PLAIN
@@ -117,9 +117,9 @@ class BranchTree:
         else:
             entries.append(Entry("model", op_id=row.op_id, calls=1))
 
-    def lines(self, *, fold: bool = False) -> list[Line]:
+    def lines(self, *, fold: bool = False) -> list[TreeLine]:
         """`fold`: of a fork whose branches were released only the merged ones are drawn, the others are counted."""
-        return [Line("", ROOT), *_entries(self.root, "", fold)]
+        return [TreeLine("", ROOT), *_entries(self.root, "", fold)]
 
     def _branch(self, path: str) -> BranchNode:
         known = self._branches.get(path)
@@ -148,16 +148,16 @@ def _step(row: OpRecord) -> Entry:
     return Entry(printable(row.step or row.op_id), printable(row.summary or row.error or ""), look, row.op_id)
 
 
-def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[Line]:
+def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[TreeLine]:
     for at, entry in enumerate(branch.entries):
         last = at == len(branch.entries) - 1
         look = entry.look if isinstance(entry, Entry) else Look.PLAIN
-        yield Line(prefix + ("└─ " if last else "├─ "), entry.text(), look)
+        yield TreeLine(prefix + ("└─ " if last else "├─ "), entry.text(), look)
         if isinstance(entry, ForkEntry):
             yield from _children(entry, prefix + ("   " if last else "│  "), fold)
 
 
-def _children(fork: ForkEntry, prefix: str, fold: bool) -> Iterator[Line]:
+def _children(fork: ForkEntry, prefix: str, fold: bool) -> Iterator[TreeLine]:
     children = sorted(fork.children.values(), key=lambda child: (len(child.name), child.name))
     folded = [child for child in children if fold and fork.released and not child.merged]
     drawn = [child for child in children if child not in folded]
@@ -165,10 +165,10 @@ def _children(fork: ForkEntry, prefix: str, fold: bool) -> Iterator[Line]:
         last = at == len(drawn) - 1 and not folded
         yield from _child(child, fork, prefix, last, fold)
     if folded:
-        yield Line(f"{prefix}└─ ", f"{len(folded)} released", Look.DIM)
+        yield TreeLine(f"{prefix}└─ ", f"{len(folded)} released", Look.DIM)
 
 
-def _child(child: BranchNode, fork: ForkEntry, prefix: str, last: bool, fold: bool) -> Iterator[Line]:
+def _child(child: BranchNode, fork: ForkEntry, prefix: str, last: bool, fold: bool) -> Iterator[TreeLine]:
     """On one line where the branch did one thing, else a line and its entries below."""
     only = child.entries[0] if len(child.entries) == 1 else None
     inline = only if isinstance(only, Entry) else None
@@ -179,7 +179,7 @@ def _child(child: BranchNode, fork: ForkEntry, prefix: str, last: bool, fold: bo
     elif fork.released and look is Look.PLAIN:
         look = Look.DIM
     text = f"{child.name}: {inline.text()}" if inline else f"{child.name}:"
-    yield Line(prefix + ("└─ " if last else "├─ "), text + ending, look)
+    yield TreeLine(prefix + ("└─ " if last else "├─ "), text + ending, look)
     if not inline:
         yield from _entries(child, prefix + ("   " if last else "│  "), fold)
 

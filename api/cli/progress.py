@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ramify.cli.branch_tree import FAILED, MERGED, REUSED, BranchTree, Line
+from ramify.cli.branch_tree import FAILED, MERGED, REUSED, BranchTree, TreeLine
 from ramify.compiler.plan import OpKind
 from ramify.inspect.text import count, printable, seconds
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone, Recovered, RunEnded, RunStarted
@@ -269,14 +269,14 @@ class LiveProgress(Progress):
             return drawn
 
 
-def _bounded(lines: list[Line], room: int) -> list[Line]:
+def _bounded(lines: list[TreeLine], room: int) -> list[TreeLine]:
     """The newest lines, and how many stand above them."""
     if len(lines) <= room:
         return lines
-    return [Line("", f"… {len(lines) - room + 1} lines above"), *lines[len(lines) - room + 1 :]]
+    return [TreeLine("", f"… {len(lines) - room + 1} lines above"), *lines[len(lines) - room + 1 :]]
 
 
-def _styled(line: Line) -> Text:
+def _styled(line: TreeLine) -> Text:
     return _text(line.prefix, "dim").append(line.text, style=line.look.value)
 
 

@@ -1,4 +1,4 @@
-"""Values as the journal keeps them, for people: the user's own types are not loaded."""
+"""Recorded values for people, decoded without the user's types, and values that people type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ramify.sandboxes.contract import RunResult
 
 
 def plain(value: object) -> object:
-    """What the codec wrote, without its tags where a plain value says as much."""
+    """A stored value without the codec's tags, if plain JSON says as much."""
     if isinstance(value, list):
         return [plain(one) for one in value]
     if not isinstance(value, dict):
@@ -33,7 +33,7 @@ def plain(value: object) -> object:
 
 
 def spoken(value: object) -> str:
-    """In one line; messages by how many there are and what the last one says."""
+    """The value in one line; of messages, their number and the last one."""
     told = plain(value)
     return brief(told) if messages_in(told) else json.dumps(told, ensure_ascii=False)
 
@@ -52,7 +52,7 @@ def parse_value(text: str) -> Any:
 
 
 def command_result(row: OpRecord) -> RunResult | None:
-    """What a step returned, where that is a command's outcome and nothing else."""
+    """The step's result, if it is the outcome of a command and nothing else."""
     value = json.loads(row.result_json or "null")
     return _result(value) if isinstance(value, dict) and _is_result(value) else None
 
@@ -66,7 +66,7 @@ def _result(value: dict[str, object]) -> RunResult:
 
 
 def command_results(value: object) -> Iterator[RunResult]:
-    """Every command's outcome inside a value of the journal. Types of the user's own are not loaded."""
+    """The outcomes of all commands inside a stored value. The user's types are not loaded."""
     if isinstance(value, list):
         for one in value:
             yield from command_results(one)

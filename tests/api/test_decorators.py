@@ -67,13 +67,13 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_what_happens_outside_is_not_reused() -> None:
     """A later run would say that it was done, with nothing in its ledger; a checked one would do it twice."""
-    with pytest.raises(TypeError, match=r"is irreversible and declared reuse=True: .*Drop one"):
+    with pytest.raises(TypeError, match=r"is irreversible and declared reuse=True: .*Remove one"):
         step(effect="irreversible", reuse=True)(takes)
 
 
 @pytest.mark.parametrize("given", [Sandbox, functools.partial(takes, x=1), step(takes)])
 def test_a_step_is_a_function(given: Any) -> None:
-    with pytest.raises(TypeError, match="is no function: put @step on"):
+    with pytest.raises(TypeError, match="is not a function: put @step on"):
         step(given)
 
 

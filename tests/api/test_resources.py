@@ -152,7 +152,7 @@ async def test_what_is_kept_of_an_address_is_no_secret(
         monkeypatch.delenv("RAMIFY_BASE_URL", raising=False)
         async with Runtime(home=home, sandbox="copy") as runtime:
             with pytest.raises(
-                RunFailed, match=r"\*\*\*@127.*not kept: name the whole address again.*--base-url"
+                RunFailed, match=r"\*\*\*@127.*not stored: name the whole address again.*--base-url"
             ) as failed:
                 await runtime.resume(run)
             assert isinstance(failed.value.__cause__, LLMUnavailable)
@@ -213,14 +213,14 @@ async def test_the_embedded_model_does_not_answer_for_an_unknown_client_either_w
         monkeypatch.setattr("ramify.serving.gateway.server.LocalGateway", Embedded(server.base_url))
         async with Runtime(home=home, sandbox="copy") as runtime:
             assert await runtime.run(says) == "it is me"
-            with pytest.raises(RunFailed, match="did not say whom it asks"):
+            with pytest.raises(RunFailed, match="whose server is not known"):
                 await runtime.resume(run)
 
 
 async def test_whom_an_unknown_client_asked_has_to_be_said(home: Path, began_with: Begin) -> None:
     run = await began_with(cast(LLMClient, object()))
     async with Runtime(home=home, sandbox="copy") as runtime:
-        with pytest.raises(RunFailed, match=r"did not say whom it asks.*--base-url.*Runtime\(llm=") as failed:
+        with pytest.raises(RunFailed, match=r"whose server is not known.*--base-url.*Runtime\(llm=") as failed:
             await runtime.resume(run)
         assert isinstance(failed.value.__cause__, LLMUnavailable)
     async with (

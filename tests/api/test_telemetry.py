@@ -96,7 +96,7 @@ def test_failures_are_errors() -> None:
 
 def test_exporters() -> None:
     assert _exporter("none") is None
-    with pytest.raises(UnknownExporter, match="otlp, console and none"):
+    with pytest.raises(UnknownExporter, match="otlp, console or none"):
         _exporter("zipkin")
 
 

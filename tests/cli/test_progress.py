@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from ramify.cli.branch_tree import Line
+from ramify.cli.branch_tree import TreeLine
 from ramify.cli.progress import LiveProgress, PlainProgress, Progress, _bounded
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Skipped
@@ -159,7 +159,7 @@ def test_on_a_terminal_the_tree_stays_when_the_run_ends(
 
 
 def test_the_height_is_bounded() -> None:
-    lines = [Line("", str(n)) for n in range(50)]
+    lines = [TreeLine("", str(n)) for n in range(50)]
     kept = _bounded(lines, 10)
     assert len(kept) == 10
     assert kept[0].text == "… 41 lines above"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from story import seal, story
 
-from ramify.inspect.checkpoint_graph import NODE, Row, ancestry, rows
+from ramify.inspect.checkpoint_graph import NODE, GraphRow, ancestry, rows
 from ramify.runtime.records import ROOT, CheckpointRecord
 
 
@@ -58,7 +58,7 @@ def test_lines_lead_from_each_checkpoint_to_its_parents(told: list[CheckpointRec
         assert parents <= _met(drawing, start)
 
 
-def _met(drawing: list[Row], start: int) -> set[str]:
+def _met(drawing: list[GraphRow], start: int) -> set[str]:
     columns, met = {drawing[start].lines.index(NODE)}, set()
     for row in drawing[start + 1 :]:
         lines = row.lines

@@ -38,7 +38,7 @@ def of(told: Story) -> History:
 
 
 def test_lines_know_where_they_came_from_and_went(told: Story) -> None:
-    lines = of(told).lines
+    lines = of(told).branches
     assert [*lines] == [ROOT, f"{FORK}.0", f"{FORK}.1", f"{FORK}.2", f"{INNER}.0"]
     seen = {path: (line.parent, line.forked_at, line.end, line.ended_at_seq) for path, line in lines.items()}
     assert seen == {
@@ -75,7 +75,7 @@ def test_a_checkpoint_names_what_made_it_and_a_step_its_calls_and_effects(told: 
 
 
 def test_a_branch_with_no_rows_of_its_own_is_still_between_its_child_and_the_root(told: Story) -> None:
-    lines = replace(of(told), ops=(op(1, OpKind.RUN, f"{INNER}.0"),), llm=(), checkpoints=()).lines
+    lines = replace(of(told), ops=(op(1, OpKind.RUN, f"{INNER}.0"),), llm=(), checkpoints=()).branches
     assert [*lines] == [ROOT, f"{FORK}.1", f"{INNER}.0"]
 
 
@@ -93,7 +93,7 @@ async def test_what_is_read_piece_by_piece_is_what_is_read_at_once(store: RunSto
         history = await read(store, run, since=history)
         assert history.last_seq == row.seq
     assert history == await read(store, run)
-    assert history.lines == of(told).lines
+    assert history.branches == of(told).branches
 
 
 async def test_a_run_that_went_back_is_read_anew(store: RunStore, told: Story) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ramify.browse.tui.branch_graph import name_of
 from ramify.browse.tui.styled_lines import (
-    Line,
     Look,
+    StyledLine,
     fact_lines,
     heading,
     json_lines,
@@ -86,7 +86,7 @@ def axis(spans: Sequence[tuple[float, float]]) -> Axis:
     return Axis(tuple((when, at / whole) for when, at in knots), tuple(cut / whole for cut in cuts))
 
 
-def timeline_lines(of: Subject) -> Iterator[Line]:
+def timeline_lines(of: Subject) -> Iterator[StyledLine]:
     run = of.graph.history.run
     drawn = [one for one in of.graph.history.moments if one.kind not in _INSTANT]
     mine = {one.seq for one in of.node.moments}
@@ -111,7 +111,7 @@ def timeline_lines(of: Subject) -> Iterator[Line]:
         head = (name.ljust(_NAME), Look.BOLD if one.seq in mine else Look.PLAIN)
         took = seconds(max(0.0, one.ended_at - one.started_at))
         spans = (head, _bar(one, over, room, deadline), (took.rjust(_TOOK), Look.DIM))
-        yield Line(spans, node=of.graph.holding(one))
+        yield StyledLine(spans, node=of.graph.holding(one))
 
 
 def _within(one: Moment, first: float, last: float) -> tuple[float, float] | None:
@@ -146,7 +146,7 @@ def _look(one: Moment) -> Look:
 _ROLES = {"system": Look.DIM, "user": Look.INFO, "assistant": Look.GOOD, "tool": Look.NOTE}
 
 
-def call_tab_lines(of: Subject) -> Iterator[Line]:
+def call_tab_lines(of: Subject) -> Iterator[StyledLine]:
     made = [(moment.llm, moment.times) for moment in of.moments]
     calls = [(row, times) for row, times in made if row is not None and times is not None]
     yield scope_of(of.whole_run, "Model calls")
@@ -163,7 +163,7 @@ def call_tab_lines(of: Subject) -> Iterator[Line]:
         yield from body
 
 
-def _call(row: LLMRecord, times: CallTimes, width: int) -> Iterator[Line]:
+def _call(row: LLMRecord, times: CallTimes, width: int) -> Iterator[StyledLine]:
     yield from heading(f"call #{row.seq}  {times.verdict if times.met is not None else 'best effort'}")
     result = codec.decode_own(row.result_json, ChatResult)
     request = chat_request(row)
@@ -217,7 +217,7 @@ def _where_time_went(ledger: Ledger) -> str:
 _STEPS = {OpKind.RUN, OpKind.CALL_TOOL, OpKind.BREAK, OpKind.COMMAND}
 
 
-def shell_lines(of: Subject) -> Iterator[Line]:
+def shell_lines(of: Subject) -> Iterator[StyledLine]:
     yield scope_of(of.whole_run, "Commands and output")
     told = [moment for moment in of.moments if moment.kind in _STEPS]
     if not told:
@@ -226,10 +226,10 @@ def shell_lines(of: Subject) -> Iterator[Line]:
         yield from _step(moment)
 
 
-def _step(moment: Moment) -> Iterator[Line]:
+def _step(moment: Moment) -> Iterator[StyledLine]:
     results = list(command_results(json.loads(moment.op.result_json or "null"))) if moment.op is not None else []
     if moment.kind is OpKind.COMMAND:
-        yield Line()
+        yield StyledLine()
     else:
         yield from heading(f"{moment.name}  {seconds(moment.ended_at - moment.started_at)}")
     for result in results:
@@ -240,9 +240,9 @@ def _step(moment: Moment) -> Iterator[Line]:
         yield from paragraphs(moment.summary)
 
 
-def command_lines(result: RunResult) -> Iterator[Line]:
+def command_lines(result: RunResult) -> Iterator[StyledLine]:
     first, *rest = result.command.rstrip("\n").split("\n")
-    yield Line((("$ ", Look.INFO), (line(first).text, Look.BOLD)))
+    yield StyledLine((("$ ", Look.INFO), (line(first).text, Look.BOLD)))
     for one in rest:
         yield line(f"  {one}", Look.BOLD)
     for text, look in ((result.stdout, Look.PLAIN), (result.stderr, Look.BAD)):

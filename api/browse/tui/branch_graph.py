@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ramify.browse.tui.styled_lines import Line as Shown
-from ramify.browse.tui.styled_lines import Look, Span, safe
+from ramify.browse.tui.styled_lines import Look, Span, StyledLine, safe
 from ramify.compiler.plan import OpKind
 from ramify.inspect.checkpoint_graph import NODE, draw
-from ramify.inspect.history import End, History, Line, Moment
+from ramify.inspect.history import BranchHistory, End, History, Moment
 from ramify.inspect.values import command_result
 from ramify.runtime.records import BranchPath, CheckpointId, CheckpointRecord, OpStatus
 from ramify.sandboxes.contract import RunResult
@@ -41,7 +40,7 @@ class Graph:
     """All nodes of a history, drawn newest first."""
 
     history: History
-    lines: tuple[Shown, ...]
+    lines: tuple[StyledLine, ...]
     at_row: Mapping[int, Node]
     row_of: Mapping[CheckpointId, int]
 
@@ -62,7 +61,7 @@ class Graph:
 
 def graph(history: History) -> Graph:
     """Takes time in proportion to rows and open branches: not for the event loop where there are thousands."""
-    lines: list[Shown] = []
+    lines: list[StyledLine] = []
     at_row: dict[int, Node] = {}
     every = list(nodes(history))
     tips = {node.branch: node.id for node in sorted(every, key=lambda node: node.seq)}
@@ -74,7 +73,7 @@ def graph(history: History) -> Graph:
 
 
 def nodes(history: History) -> Iterator[Node]:
-    for of in history.lines.values():
+    for of in history.branches.values():
         seqs = [moment.seq for moment in of.moments]
         begin = 0
         for one in of.checkpoints:
@@ -87,13 +86,13 @@ def nodes(history: History) -> Iterator[Node]:
             yield Node(CheckpointId(f"+{of.path}"), rest[-1].seq, of.path, parent, rest, None)
 
 
-def _before(history: History, of: Line) -> tuple[CheckpointId, ...]:
+def _before(history: History, of: BranchHistory) -> tuple[CheckpointId, ...]:
     """Its last checkpoint; of a branch without one, the last of those above it when it was forked."""
     if of.checkpoints:
         return (of.checkpoints[-1].id,)
     until, above = of.forked_at, of.parent
     while above is not None:
-        line = history.lines[above]
+        line = history.branches[above]
         seen = [one.id for one in line.checkpoints if one.seq <= until]
         if seen:
             return (seen[-1],)
@@ -139,9 +138,9 @@ def title(node: Node) -> str:
     return said if made.kind is OpKind.MERGE or name in said else f"{name}: {said}"
 
 
-def _shown(history: History, drawn: str, node: Node | None, tips: Mapping[BranchPath, CheckpointId]) -> Shown:
+def _shown(history: History, drawn: str, node: Node | None, tips: Mapping[BranchPath, CheckpointId]) -> StyledLine:
     if node is None:
-        return Shown(((_narrow(drawn), Look.DIM),), passed=True)
+        return StyledLine(((_narrow(drawn), Look.DIM),), passed=True)
     if node.checkpoint is None:
         drawn = drawn.replace(NODE, OPEN_NODE)
     failed = any(moment.status is OpStatus.FAILED for moment in node.moments)
@@ -155,12 +154,12 @@ def _shown(history: History, drawn: str, node: Node | None, tips: Mapping[Branch
     if calls:
         spans.append((f" ✎{calls}", Look.NOTE))
     if tips[node.branch] == node.id:
-        end = history.lines[node.branch].end
+        end = history.branches[node.branch].end
         short = node.branch.rpartition("/")[2]
         spans.append((f" ({short})" if end is End.OPEN else f" ({short} {end.value})", _ENDS[end]))
     if node.checkpoint is not None:
         spans.append((f" {node.id[:8]}", Look.DIM))
-    return Shown(tuple(spans), node=node.id)
+    return StyledLine(tuple(spans), node=node.id)
 
 
 def _narrow(drawn: str) -> str:

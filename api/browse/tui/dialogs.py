@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 
 from ramify.browse.tui.line_view import LineView
 from ramify.browse.tui.resume_process import Resuming
-from ramify.browse.tui.styled_lines import Line, Look, line, safe
+from ramify.browse.tui.styled_lines import Look, StyledLine, line, safe
 from ramify.runtime.records import RunId
 
 KEYS = (
@@ -131,7 +131,7 @@ class Runs(Over):
         super().__init__()
         self._ids = [id for id, _ in rows]
         self._lines = [line(header, Look.BOLD), *(line(text) for _, text in rows)]
-        self._lines[0] = Line(self._lines[0].spans, passed=True)
+        self._lines[0] = StyledLine(self._lines[0].spans, passed=True)
         self._here = self._ids.index(here) + 1 if here in self._ids else 1
 
     def compose(self) -> ComposeResult:

@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ramify.browse.tui.styled_lines import Line, Look
+from ramify.browse.tui.styled_lines import Look, StyledLine
 
 _FOUND = Style(color="black", bgcolor="yellow")
 _CURSOR, _CURSOR_AWAY = Style(reverse=True), Style(bold=True)
@@ -56,16 +56,16 @@ class LineView(ScrollView, can_focus=True):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
-        self.lines: Sequence[Line] = ()
+        self.lines: Sequence[StyledLine] = ()
         self.cursor = 0
         self.needle = ""
         self.marked: str | None = None  # the line of this node is marked
 
     @property
-    def current(self) -> Line | None:
+    def current(self) -> StyledLine | None:
         return self.lines[self.cursor] if self.cursor < len(self.lines) else None
 
-    def show(self, lines: Sequence[Line], cursor: int = 0) -> None:
+    def show(self, lines: Sequence[StyledLine], cursor: int = 0) -> None:
         """Other lines, the cursor at or near the given one. Where it was before does not matter."""
         self.lines = lines
         widest = max((cell_len(one.text) for one in lines[:_MEASURED]), default=0)

@@ -15,7 +15,7 @@ from textual.widgets import Input
 
 from ramify.browse.tui.branch_graph import Graph
 from ramify.browse.tui.line_view import LineView, matches
-from ramify.browse.tui.styled_lines import Line
+from ramify.browse.tui.styled_lines import StyledLine
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.inspect.state import state_at
@@ -69,7 +69,7 @@ def find_node(
     return None if found is None else rows[found]
 
 
-def find_line(lines: Sequence[Line], needle: str, start: int, step: int) -> int | None:
+def find_line(lines: Sequence[StyledLine], needle: str, start: int, step: int) -> int | None:
     return _round(len(lines), start, step, lambda at: matches(lines[at].text, needle))
 
 

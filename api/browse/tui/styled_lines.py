@@ -32,7 +32,7 @@ Span = tuple[str, Look]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StyledLine:
     spans: tuple[Span, ...] = ()
     to: int | None = None  # the line of the same view that Enter leads to
     node: CheckpointId | None = None  # or the node of the graph
@@ -43,9 +43,11 @@ class Line:
         return "".join(text for text, _ in self.spans)
 
 
-def line(text: str = "", look: Look = Look.PLAIN, *, to: int | None = None, node: CheckpointId | None = None) -> Line:
+def line(
+    text: str = "", look: Look = Look.PLAIN, *, to: int | None = None, node: CheckpointId | None = None
+) -> StyledLine:
     """`text` may come from a user's program: it is made safe to print."""
-    return Line(((safe(text), look),) if text else (), to, node)
+    return StyledLine(((safe(text), look),) if text else (), to, node)
 
 
 def safe(text: str) -> str:
@@ -55,13 +57,13 @@ def safe(text: str) -> str:
     return printable(text.expandtabs(_TAB))
 
 
-def paragraphs(text: str, look: Look = Look.PLAIN, *, indent: str = "") -> Iterator[Line]:
+def paragraphs(text: str, look: Look = Look.PLAIN, *, indent: str = "") -> Iterator[StyledLine]:
     """Each line of a text by itself."""
     for one in text.split("\n"):
         yield line(indent + one.removesuffix("\r"), look)
 
 
-def wrapped(text: str, width: int, look: Look = Look.PLAIN, *, indent: str = "") -> Iterator[Line]:
+def wrapped(text: str, width: int, look: Look = Look.PLAIN, *, indent: str = "") -> Iterator[StyledLine]:
     """A text for reading: lines that are longer than the view are broken, at blanks where there are some."""
     room = max(20, width - len(indent) - 2)
     for one in text.split("\n"):
@@ -69,36 +71,36 @@ def wrapped(text: str, width: int, look: Look = Look.PLAIN, *, indent: str = "")
         while len(rest) > room:
             cut = rest.rfind(" ", room // 2, room + 1)
             cut = room if cut < 0 else cut
-            yield Line(((indent + rest[:cut], look),))
+            yield StyledLine(((indent + rest[:cut], look),))
             rest = rest[cut:].removeprefix(" ")
-        yield Line(((indent + rest, look),))
+        yield StyledLine(((indent + rest, look),))
 
 
-def table_lines(rows: Sequence[str], *, targets: Sequence[int | None] = ()) -> Iterator[Line]:
+def table_lines(rows: Sequence[str], *, targets: Sequence[int | None] = ()) -> Iterator[StyledLine]:
     """What `words.table` made: its head in bold. `targets`: where Enter leads from each row below the head."""
     for at, row in enumerate(rows):
         to = targets[at - 1] if 0 < at <= len(targets) else None
         yield line(row, Look.BOLD if at == 0 else Look.PLAIN, to=to)
 
 
-def fact_lines(facts: Iterable[tuple[str, str]]) -> Iterator[Line]:
+def fact_lines(facts: Iterable[tuple[str, str]]) -> Iterator[StyledLine]:
     for name, value in facts:
-        yield Line(((f"{name:<11}", Look.DIM), (safe(value), Look.PLAIN)))
+        yield StyledLine(((f"{name:<11}", Look.DIM), (safe(value), Look.PLAIN)))
 
 
-def heading(text: str) -> Iterator[Line]:
-    yield Line()
+def heading(text: str) -> Iterator[StyledLine]:
+    yield StyledLine()
     yield line(text, Look.HEAD)
 
 
-def scope_of(whole_run: bool, what: str, part: str = "of this node") -> Line:
+def scope_of(whole_run: bool, what: str, part: str = "of this node") -> StyledLine:
     """Says whose the lines below are, and how to see the others."""
     if whole_run:
         return line(f"{what} of the whole run (a: {part} alone)", Look.DIM)
     return line(f"{what} {part} (a: of the whole run)", Look.DIM)
 
 
-def json_lines(text: str, width: int, *, indent: str = "  ") -> Iterator[Line]:
+def json_lines(text: str, width: int, *, indent: str = "  ") -> Iterator[StyledLine]:
     """A value of the journal, laid out. The user's own types are not loaded: they are shown as they are kept."""
     for one in _laid(plain(json.loads(text)), max(20, width - len(indent) - 2)):
         yield from wrapped(one, width, indent=indent)

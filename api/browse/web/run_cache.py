@@ -96,7 +96,7 @@ class RunCache:
         since = -1 if whole else int(after)
         fresh = since < history.last_seq  # else nothing has to be looked through
         moments = history.moments if fresh else ()
-        lines = history.lines.values() if fresh else ()
+        lines = history.branches.values() if fresh else ()
         states = history.checkpoints if fresh else ()
         return HistoryPage(
             cursor=f"{known.generation}.{history.last_seq}",

@@ -32,7 +32,7 @@ from ramify.browse.web.responses import (
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind
-from ramify.inspect.history import History, Line, Moment
+from ramify.inspect.history import BranchHistory, History, Moment
 from ramify.inspect.inbox import Item, Kind
 from ramify.inspect.model_calls import chat_request
 from ramify.inspect.patch import FilePatch, patches
@@ -112,11 +112,11 @@ def _answer(row: LLMRecord) -> str:
     return " ".join(result.text[: 4 * _LONGEST].split())
 
 
-def line_row(line: Line) -> LineRow:
+def line_row(line: BranchHistory) -> LineRow:
     return LineRow(line.path, line.parent, line.forked_at, line.end.value, line.ended_at_seq)
 
 
-def is_news(line: Line, since: int) -> bool:
+def is_news(line: BranchHistory, since: int) -> bool:
     """Whether a branch began or ended after that sequence number."""
     return line.forked_at > since or (line.ended_at_seq or 0) > since or (since < 0)
 

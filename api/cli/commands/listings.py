@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.branch_tree import BranchTree, Line
+from ramify.cli.branch_tree import BranchTree, TreeLine
 from ramify.cli.completion import run_names, state_names
 from ramify.cli.console import headed, pass_home, say, say_json, say_pages, styled
 from ramify.compiler.plan import OpKind
@@ -21,7 +21,7 @@ from ramify.runtime.journal.refs import Place, parse
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunId, RunRecord
 
 if TYPE_CHECKING:
-    from ramify.inspect.checkpoint_graph import Row
+    from ramify.inspect.checkpoint_graph import GraphRow
     from ramify.inspect.history import History
     from ramify.runtime.records import CheckpointRecord
     from ramify.runtime.store import Tally
@@ -123,7 +123,7 @@ async def _read_history(store: Reader, text: str) -> tuple[Place, History]:
 
 
 def _log_lines(
-    history: History, chosen: tuple[CheckpointRecord, ...], drawn: Iterator[Row], most: int | None, now: float
+    history: History, chosen: tuple[CheckpointRecord, ...], drawn: Iterator[GraphRow], most: int | None, now: float
 ) -> Iterator[str]:
     tips = {one.branch: one.id for one in sorted(chosen, key=lambda one: one.seq)}
     count = 0
@@ -140,7 +140,7 @@ def _log_lines(
 def _log_line(history: History, lines: str, one: CheckpointRecord, now: float, *, tip: bool) -> str:
     parts = [lines, click.style(one.id[:10], fg="yellow")]
     if tip:
-        end = history.lines[one.branch].end.value
+        end = history.branches[one.branch].end.value
         said = one.branch if end == "open" else f"{one.branch} {end}"
         parts.append(click.style(f"({said})", fg=_LOOKS[end]))
     parts.append(fitted(what(history, one), _LONGEST))
@@ -168,7 +168,7 @@ def _checkpoint_object(history: History, one: CheckpointRecord) -> dict[str, obj
         "run": one.run_id,
         "seq": one.seq,
         "branch": one.branch,
-        "branch_end": history.lines[one.branch].end.value,
+        "branch_end": history.branches[one.branch].end.value,
         "snapshot": one.snapshot_id,
         "parents": list(one.parents),
         "label": one.label,
@@ -199,7 +199,7 @@ def tree_command(home: Home, run: str, fold: bool, as_json: bool) -> None:
     say_pages(_drawn(f"{record.name} {record.id} {home.status(record)}", grown(ops, llm).lines(fold=fold)))
 
 
-def _drawn(title: str, lines: Iterable[Line]) -> Iterator[str]:
+def _drawn(title: str, lines: Iterable[TreeLine]) -> Iterator[str]:
     yield click.style(title, bold=True)
     for line in lines:
         yield click.style(line.prefix, dim=True) + styled(line.text, line.look.value)

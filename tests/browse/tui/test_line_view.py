@@ -6,10 +6,10 @@ from typing import overload
 from textual.app import App, ComposeResult
 
 from ramify.browse.tui.line_view import LineView, matches
-from ramify.browse.tui.styled_lines import Line, line
+from ramify.browse.tui.styled_lines import StyledLine, line
 
 
-class Watched(Sequence[Line]):
+class Watched(Sequence[StyledLine]):
     """A million lines, and which of them were asked for one by one."""
 
     def __init__(self) -> None:
@@ -19,16 +19,16 @@ class Watched(Sequence[Line]):
         return 1_000_000
 
     @overload
-    def __getitem__(self, at: int) -> Line: ...
+    def __getitem__(self, at: int) -> StyledLine: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Line]: ...
-    def __getitem__(self, at: int | slice) -> Line | list[Line]:
+    def __getitem__(self, at: slice) -> list[StyledLine]: ...
+    def __getitem__(self, at: int | slice) -> StyledLine | list[StyledLine]:
         if isinstance(at, slice):
             return [line(f"line {one}") for one in range(*at.indices(100))]
         self.asked.add(at)
         return line(f"line {at}")
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[StyledLine]:
         raise AssertionError("all of them")
 
 
@@ -56,7 +56,7 @@ async def test_a_view_without_lines_takes_every_key() -> None:
         view.show(())
         await pilot.press("j", "k", "G", "g", "enter", "l", "h", "space")
         assert (view.cursor, view.current) == (0, None)
-        view.show([Line(passed=True)])
+        view.show([StyledLine(passed=True)])
         await pilot.press("j", "k")
         assert view.cursor == 0
 

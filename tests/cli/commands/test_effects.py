@@ -89,7 +89,9 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     doubt = call("resume")
     (run,) = json.loads(call("ls", "--json").stdout)
     assert doubt.returncode == 4  # a person is asked: not 1, and not 3, whose answer is `resume --answer`
-    assert doubt.stderr.count("it is unknown whether the effect of step 'post'") == 1, "once by the error, beside the step's line"
+    assert doubt.stderr.count("it is unknown whether the effect of step 'post'") == 1, (
+        "once by the error, beside the step's line"
+    )
     assert "Traceback" not in doubt.stderr
     assert f"ramify --home home approve {run['id']} post" in doubt.stderr
     assert "lies outside the code" not in doubt.stderr  # what it says first is what to do

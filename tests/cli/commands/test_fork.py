@@ -71,7 +71,7 @@ def test_a_fork_of_a_lost_state_says_so_and_makes_it_again(ran: str, ramify: Any
     (tmp_path / "home" / "store" / "snapshots" / f"{lost}.json").unlink()
     said = ramify("fork", f"{ran}~1")
     assert said.status == 0
-    assert f"{lost} is not in the store" in said.err and "a resume does again what made it" in said.err
+    assert f"{lost} is not in the store" in said.err and "a resume runs again the steps that made it" in said.err
     assert ramify("resume", "--quiet", "--json").json["result"] == ["a", "b"]
     assert "is not in the store" not in ramify("fork", ran).err
 

@@ -166,7 +166,7 @@ def test_a_fork_of_a_lost_state_says_so_and_makes_it_again(program: Program, ram
     (tmp_path / "home" / "store" / "snapshots" / f"{lost}.json").unlink()
     said = ramify("fork", f"{ran}~1")
     assert said.status == 0, said.err
-    assert f"{lost} is not in the store" in said.err and "a resume does again what made it" in said.err
+    assert f"{lost} is not in the store" in said.err and "a resume runs again the steps that made it" in said.err
     again = ramify("resume", "--app", program.target, "--json", "--quiet")
     assert again.json["result"]["log"][-1] == "first,last,left,right", again.err
 
