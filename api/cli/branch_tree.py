@@ -15,13 +15,13 @@ REUSED, MERGED, FAILED = "↺", "✓", "✗"
 
 
 class Look(StrEnum):
-    """How a line is to look, where colours can be shown."""
+    """The style of a line, if colours can be shown."""
 
     PLAIN = ""
-    DIM = "dim"  # released, or counted together
+    DIM = "dim"  # released, or only counted
     GOOD = "green"  # merged
     BAD = "red"  # failed
-    TAKEN = "cyan"  # taken over from another branch
+    TAKEN = "cyan"  # reused from another branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Entry:
 
 @dataclass(slots=True)
 class ForkEntry:
-    """A fork and the branches that it made."""
+    """A fork and the branches that it created."""
 
-    place: str  # "fork.1.0": operation and occurrence, as branch paths have it
+    place: str  # "fork.1.0": operation and occurrence, as in branch paths
     count: int = 0
     released: bool = False
     children: dict[str, BranchNode] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class BranchNode:
 
 
 class BranchTree:
-    """Fed with a run's rows in order; a row that comes twice counts once."""
+    """Built from a run's rows in order; a row that comes twice counts once."""
 
     def __init__(self) -> None:
         self.root = BranchNode(ROOT)
@@ -89,7 +89,7 @@ class BranchTree:
                 self._fork(row.branch, place).count = count
             case OpKind.RELEASE:
                 fork = self._forks.get(f"{row.branch}/{_place_and_count(row)[0]}")
-                if fork is not None:  # else the root's own end
+                if fork is not None:  # None: the end of the root branch
                     fork.released = True
             case OpKind.MERGE:
                 self._branch(row.attrs.get("theirs_branch", "")).merged = True
@@ -102,7 +102,7 @@ class BranchTree:
             case OpKind.RESTORE:
                 branch.entries.append(Entry("restore", printable(row.summary), op_id=row.op_id))
             case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM:
-                pass  # a checkpoint changes nothing that is drawn; model calls have rows of their own
+                pass  # checkpoints are not drawn; model calls have rows of their own
 
     def add_llm(self, row: LLMRecord) -> None:
         if row.seq in self._seen:
@@ -118,7 +118,7 @@ class BranchTree:
             entries.append(Entry("model", op_id=row.op_id, calls=1))
 
     def lines(self, *, fold: bool = False) -> list[TreeLine]:
-        """`fold`: of a fork whose branches were released only the merged ones are drawn, the others are counted."""
+        """`fold`: of a fork whose branches were released, draw only the merged ones and count the others."""
         return [TreeLine("", ROOT), *_entries(self.root, "", fold)]
 
     def _branch(self, path: str) -> BranchNode:
@@ -169,7 +169,7 @@ def _children(fork: ForkEntry, prefix: str, fold: bool) -> Iterator[TreeLine]:
 
 
 def _child(child: BranchNode, fork: ForkEntry, prefix: str, last: bool, fold: bool) -> Iterator[TreeLine]:
-    """On one line where the branch did one thing, else a line and its entries below."""
+    """One line if the branch has a single entry, otherwise a line and its entries below."""
     only = child.entries[0] if len(child.entries) == 1 else None
     inline = only if isinstance(only, Entry) else None
     look = inline.look if inline else Look.PLAIN
@@ -185,6 +185,6 @@ def _child(child: BranchNode, fork: ForkEntry, prefix: str, last: bool, fold: bo
 
 
 def _place_and_count(row: OpRecord) -> tuple[str, int]:
-    """Of a fork, from its row or its release's: "op.occurrence" as its children's paths have it, and how many."""
+    """Of a fork, from its row or its release's: "op.occurrence" as in its children's paths, and their number."""
     said = json.loads(row.result_json or "{}")
     return str(said.get("place", row.op_id)), int(said.get("children", 0))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.persisted_names import present_name
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.langgraph.value_summary import brief, messages_in
 from ramify.runtime.records import OpRecord
@@ -58,7 +59,10 @@ def command_result(row: OpRecord) -> RunResult | None:
 
 
 def _is_result(value: dict[str, object]) -> bool:
-    return value.get("$") == "dataclass" and value.get("t") == f"{RunResult.__module__}:{RunResult.__qualname__}"
+    tag = value.get("t")
+    if value.get("$") != "dataclass" or not isinstance(tag, str):
+        return False
+    return present_name(tag) == f"{RunResult.__module__}:{RunResult.__qualname__}"
 
 
 def _result(value: dict[str, object]) -> RunResult:

@@ -18,7 +18,7 @@ from ramify.runtime.events import Event, LLMDone, OpDone, RunEnded, RunStarted
 from ramify.runtime.records import LLMRecord, RunStatus
 
 PLAIN = """\
-repair 5eed00000001 begins
+repair 5eed00000001 starts
 left out of the snapshot: pipe (a FIFO)
 [root] run_tests: 3/5 passed (0.50 s)
 [root] model call (0.25 s)
@@ -76,7 +76,7 @@ def test_what_comes_from_the_journal_is_counted_in_one_line(story: Any) -> None:
     out = io.StringIO()
     told(PlainProgress(out, clock=lambda: 0.0), story, replayed_until=12)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "repair 5eed00000001 goes on"
+    assert lines[0] == "repair 5eed00000001 continues"
     assert lines[2:4] == [
         "[root] 12 results taken from the journal",
         "[root/fork.1.0.1] fork ends: 1 released, 1 merged",

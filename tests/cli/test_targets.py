@@ -38,7 +38,7 @@ def test_text_is_taken_where_the_parameter_takes_text() -> None:
 
 @pytest.mark.parametrize("given", [["a", '["b",]'], ["a", "[]", "many"]])
 def test_json_that_is_misspelt_is_wrong_usage(given: list[str]) -> None:
-    with pytest.raises(click.UsageError, match=r"is no JSON, and it has to be (list\[str\]|int \| None)"):
+    with pytest.raises(click.UsageError, match=r"is not JSON, and must be (list\[str\]|int \| None)"):
         arguments(counted, given, {})
 
 

@@ -1,4 +1,10 @@
-"""The tabs Timeline, Calls and Shell: what a node or its run did, over time."""
+"""The tabs Timeline, Calls and Shell.
+
+Timeline: steps and model calls as bars over time, with the deadlines. Idle time (a run that waited for a person, or
+was resumed the next day) is cut short, so that the bars stay readable. Calls: prompts and answers with tokens, times
+and deadlines. Shell: commands and their output, as far as the journal has them: a command with `reuse=True` has a row
+of its own; of the others, every `RunResult` inside a step's result is shown.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +45,18 @@ if TYPE_CHECKING:
 
 
 _INSTANT = {OpKind.SEAL, OpKind.RELEASE, OpKind.BARRIER, OpKind.PREFORK, OpKind.FORK}
-_WRONG = {Look.BAD: "✗ "}  # failed, or later than its deadline
+_WRONG = {Look.BAD: "✗ "}  # failed, or missed its deadline
 _NAME, _TOOK = 18, 9  # columns
-_IDLE = 0.1  # of the time that was worked: a longer pause is cut to
+_IDLE = 0.1  # pauses longer than this share of the busy time are cut to
 _CUT = 0.03
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Where an instant stands, from 0 to 1. `knots`: (Unix seconds, place), both rising."""
+    """The position of an instant, from 0 to 1. `knots`: (Unix seconds, position), both rising."""
 
     knots: tuple[tuple[float, float], ...]
-    cuts: tuple[float, ...]  # places where a pause was cut
+    cuts: tuple[float, ...]  # positions of cut pauses
 
     def at(self, when: float) -> float:
         after = bisect_left(self.knots, (when, 0.0))
@@ -63,7 +69,7 @@ class Axis:
 
 
 def axis(spans: Sequence[tuple[float, float]]) -> Axis:
-    """Over spans of work (begin, end), at least one."""
+    """The axis over spans of work (begin, end), at least one."""
     busy: list[list[float]] = []
     for begin, end in sorted(spans):
         if busy and begin <= busy[-1][1]:
@@ -87,6 +93,7 @@ def axis(spans: Sequence[tuple[float, float]]) -> Axis:
 
 
 def timeline_lines(of: Subject) -> Iterator[StyledLine]:
+    """The lines of the tab Timeline."""
     run = of.graph.history.run
     drawn = [one for one in of.graph.history.moments if one.kind not in _INSTANT]
     mine = {one.seq for one in of.node.moments}
@@ -115,7 +122,7 @@ def timeline_lines(of: Subject) -> Iterator[StyledLine]:
 
 
 def _within(one: Moment, first: float, last: float) -> tuple[float, float] | None:
-    """The part of a moment, of whatever branch, that lies between: nobody waited idly then."""
+    """The part of a moment, of any branch, that lies between two instants: time that was not idle."""
     begin, end = max(first, one.started_at), min(last, one.ended_at)
     return (begin, end) if begin <= end else None
 
@@ -147,6 +154,7 @@ _ROLES = {"system": Look.DIM, "user": Look.INFO, "assistant": Look.GOOD, "tool":
 
 
 def call_tab_lines(of: Subject) -> Iterator[StyledLine]:
+    """The lines of the tab Calls."""
     made = [(moment.llm, moment.times) for moment in of.moments]
     calls = [(row, times) for row, times in made if row is not None and times is not None]
     yield scope_of(of.whole_run, "Model calls")
@@ -175,7 +183,7 @@ def _call(row: LLMRecord, times: CallTimes, width: int) -> Iterator[StyledLine]:
         for message in request.messages:
             yield line(message.role, Look.BOLD)
             yield from wrapped(message.content, width, _ROLES[message.role], indent="  ")
-    else:  # a front end's own form
+    else:  # recorded in a front end's own form
         yield line("request", Look.BOLD)
         yield from json_lines(row.request_json, width)
     yield line(f"answer ({result.finish_reason})", Look.BOLD)
@@ -218,6 +226,7 @@ _STEPS = {OpKind.RUN, OpKind.CALL_TOOL, OpKind.BREAK, OpKind.COMMAND}
 
 
 def shell_lines(of: Subject) -> Iterator[StyledLine]:
+    """The lines of the tab Shell."""
     yield scope_of(of.whole_run, "Commands and output")
     told = [moment for moment in of.moments if moment.kind in _STEPS]
     if not told:

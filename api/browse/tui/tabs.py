@@ -65,8 +65,9 @@ _QUIET = {OpKind.SEAL, OpKind.BARRIER, OpKind.PREFORK, OpKind.RELEASE, OpKind.EN
 
 
 def _state_lines(of: Subject) -> Iterator[StyledLine]:
+    """The tab State: where a node is, what was done there with which result, and its run."""
     if of.node.checkpoint is None:
-        said = "What this branch did after its last checkpoint. It was not sealed, so it has no state of its own."
+        said = "What this branch did after its last checkpoint. It was not sealed, so it has no state."
         yield from wrapped(said, of.width, Look.NOTE)
         yield from fact_lines([("branch", of.node.branch), ("after", ", ".join(of.node.parents) or "none")])
     elif of.state is not None:
@@ -97,7 +98,7 @@ def _state_lines(of: Subject) -> Iterator[StyledLine]:
 
 
 def moment_lines(moment: Moment, history: History, width: int) -> Iterator[StyledLine]:
-    """A step with its result, or what it raised."""
+    """A step with its result, or with what it raised."""
     mark, look = "●", Look.GOOD
     if moment.status in (OpStatus.FAILED, OpStatus.UNDONE):
         mark, look = "✗", Look.BAD
@@ -142,10 +143,11 @@ _CHANGES = {"A": Look.GOOD, "D": Look.BAD}
 
 
 def _file_lines(of: Subject) -> Iterator[StyledLine]:
+    """The tab Files: changes of the environment and of files, as a list that leads to the diffs below."""
     change = of.change
     if change is None:
-        nothing = "The workspace as it was" if of.node.checkpoint else "Not sealed: its files were not kept"
-        yield from wrapped(f"{nothing}. m marks a state, d shows what differs from it.", of.width, Look.NOTE)
+        nothing = "The original workspace" if of.node.checkpoint else "Not sealed: its files were not stored"
+        yield from wrapped(f"{nothing}. m marks a state, d shows the differences from it.", of.width, Look.NOTE)
         return
     since = "since its parent" if of.against is None else f"since {of.against.id[:10]} ({of.against.branch})"
     yield line(f"{count(len(change.files), 'path')} changed {since}", Look.BOLD)
@@ -195,11 +197,12 @@ _EFFECT_LOOKS = {
 
 
 def _effect_tab(of: Subject) -> Iterator[StyledLine]:
+    """The tab Effects: irreversible effects so far."""
     whole = of.whole_run or of.state is None
     ledger = of.graph.history.effects if whole or of.state is None else of.state.effects
-    yield scope_of(whole, "Effects on the outside", "by then")
+    yield scope_of(whole, "Irreversible effects", "by then")
     if not ledger:
-        yield line("None: nothing irreversible was done.")
+        yield line("None.")
     here = {moment.op.key for moment in of.node.moments if moment.op is not None}
     last = {one.key: one.attempt for one in ledger}
     for one in ledger:

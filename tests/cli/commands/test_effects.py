@@ -79,9 +79,9 @@ def run_and_kill(tmp_path: Path, env: dict[str, str], flow: str) -> None:
 def test_a_run_killed_in_its_first_effect_has_begun(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
     """No row of the journal says so, the ledger does."""
     run_and_kill(tmp_path, env, "posts_first")
-    assert "effects    1 begun, not known whether done: post (`ramify --home home effects " in call("show").stdout
+    assert "effects    1 begun, outcome unknown: post (`ramify --home home effects " in call("show").stdout
     told = call("resume").stderr.splitlines()
-    assert told[0].endswith(" goes on") and told[1].startswith("[root] ✗ post: in doubt"), told
+    assert told[0].endswith(" continues") and told[1].startswith("[root] ✗ post: in doubt"), told
 
 
 def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict[str, str]) -> None:

@@ -152,7 +152,7 @@ def test_an_answer_is_stored_without_going_on(call: Call, tmp_path: Path) -> Non
     assert json.loads(call("resume", "-q").stdout) == ["staging kept: -5", "production kept: no"]
     late = call("answer", known["staging"], "yes")
     assert late.returncode == 1 and "answered already" in late.stderr
-    assert "no run that goes on has asked" in call("answer", "12345678", "yes").stderr
+    assert "no unfinished run has asked" in call("answer", "12345678", "yes").stderr
 
 
 def test_an_answer_outlives_the_process_that_took_it(call: Call, tmp_path: Path) -> None:

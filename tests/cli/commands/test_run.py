@@ -151,7 +151,7 @@ def test_ctrl_c_is_130_and_says_how_to_go_on(place: Path, call: Call) -> None:
     out, err = process.communicate(timeout=60)
     (run,) = json.loads(call("ls", "--json").stdout)
     assert (process.returncode, out, run["status"]) == (130, "", "cancelled")
-    assert err.splitlines()[-1] == f"ramify: interrupted; `ramify --home home resume {run['id']}` goes on"
+    assert err.splitlines()[-1] == f"ramify: interrupted; `ramify --home home resume {run['id']}` continues"
     assert "Traceback" not in err
 
 

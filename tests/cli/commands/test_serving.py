@@ -120,7 +120,7 @@ def test_it_says_loudly_that_everybody_is_let_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("goodput", "'goodput' is no NAME=VALUE"),
+        ("goodput", "'goodput' is not NAME=VALUE"),
         ("=token", "'=token'"),
         ("nothing=1", "'nothing'"),
         ("goodput=cake", "'cake'"),

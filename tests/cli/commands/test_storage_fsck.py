@@ -30,14 +30,14 @@ def test_no_store(ramify: Any, tmp_path: Path) -> None:
 def test_a_sound_store(ramify: Any, layer: Path) -> None:
     said = ramify("fsck")
     assert said.status == 0
-    assert said.out.splitlines() == ["checked 1 layers, 0 images, 0 blobs, 1 snapshots: all as it was"]
+    assert said.out.splitlines() == ["checked 1 layers, 0 images, 0 blobs, 1 snapshots: no problems"]
 
 
 def test_damage_and_its_repair(ramify: Any, layer: Path) -> None:
     (layer / "a").write_text("another")
     said = ramify("fsck")
     assert said.status == 1 and "'a': changed (size, time, bytes)" in said.out
-    assert "cannot be restored whole" in said.out and "--repair" in said.out
+    assert "cannot be restored completely" in said.out and "--repair" in said.out
     told = ramify("fsck", "--repair", "--json")
     assert told.status == 1 and len(told.json["lost"]) == 1 and len(told.json["aside"]) == 2
     assert ramify("fsck").status == 0
@@ -66,7 +66,7 @@ def test_leftovers_alone_are_no_damage(ramify: Any, layer: Path) -> None:
     (layer.parents[2] / "tmp/left").mkdir()
     said = ramify("fsck")
     assert said.status == 0 and "left by a crash" in said.out
-    assert "mended" in ramify("fsck", "--repair").out and "all as it was" in ramify("fsck").out
+    assert "repaired" in ramify("fsck", "--repair").out and "no problems" in ramify("fsck").out
 
 
 def test_what_the_runs_name_is_missed(ramify: Any, home: Any) -> None:
@@ -76,6 +76,6 @@ def test_what_the_runs_name_is_missed(ramify: Any, home: Any) -> None:
     told = ramify("fsck", "--json")
     assert told.status == 2 and told.json["lost"] == [id]
     assert [(problem["name"], problem["damage"]) for problem in told.json["problems"]] == [(id, "missing")]
-    mended = ramify("fsck", "--repair", "--json")  # an import says nothing but its layer, which is there
-    assert mended.status == 0 and mended.json["lost"] == []
+    repaired = ramify("fsck", "--repair", "--json")  # an import says nothing but its layer, which is there
+    assert repaired.status == 0 and repaired.json["lost"] == []
     assert ramify("fsck").status == 0

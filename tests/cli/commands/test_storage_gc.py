@@ -65,4 +65,4 @@ def test_a_budget_lets_go_of_what_can_be_made_again(ramify: Any, run: None, plac
 
 def test_a_size_that_is_none(ramify: Any) -> None:
     said = ramify("gc", "--budget", "much")
-    assert said.status == 2 and "is no size" in said.err
+    assert said.status == 2 and "is not a size" in said.err

@@ -194,7 +194,7 @@ def test_what_has_changed_between_the_nodes_since_is_told(program: Program, rami
     told = ramify("explain", ran, "--app", program.target).out
     assert "onward (" in told.partition("changed since: ")[2]
     assert "steps that may be affected: write\n" in told
-    assert "the graph has changed since: its thread goes on with the graph as it stands" in told
+    assert "the graph has changed since: its thread continues with the graph as it is" in told
     fork = ramify("fork", f"{ran}:base", "--json").json["run"]
     told = ramify("resume", fork, "--app", program.target)
     assert (told.status, "onward (" in told.err.partition("changed since: ")[2]) == (0, True), told.err
