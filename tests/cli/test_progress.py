@@ -66,13 +66,13 @@ def told(progress: Progress, story: Any, **how: int) -> None:
             progress(event)
 
 
-def test_in_a_pipe_a_line_an_operation(story: Any) -> None:
+def test_pipe_gets_a_line_per_operation(story: Any) -> None:
     out = io.StringIO()
     told(PlainProgress(out, clock=lambda: 0.0), story)
     assert out.getvalue() == PLAIN
 
 
-def test_what_comes_from_the_journal_is_counted_in_one_line(story: Any) -> None:
+def test_replayed_results_are_counted_in_one_line(story: Any) -> None:
     out = io.StringIO()
     told(PlainProgress(out, clock=lambda: 0.0), story, replayed_until=12)
     lines = out.getvalue().splitlines()
@@ -98,7 +98,7 @@ def test_an_operation_of_any_kind_is_a_line_or_none(story: Any, kind: OpKind) ->
     assert len(said) == (kind not in own)
 
 
-def test_a_run_that_was_done_before_is_told_of_too(story: Any) -> None:
+def test_run_that_was_done_before_is_reported(story: Any) -> None:
     out = io.StringIO()
     told(PlainProgress(out, clock=lambda: 0.0), story, replayed_until=99)
     assert "[root] 17 results taken from the journal" in out.getvalue().splitlines()
@@ -119,7 +119,7 @@ def terminal() -> Iterator[tuple[TextIO, int]]:
     os.close(master)
 
 
-def test_the_stream_decides(terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_decides_between_tree_and_lines(terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
     stream, _ = terminal
     monkeypatch.setenv("TERM", "xterm-256color")
     assert type(Progress.for_stream(stream)) is LiveProgress

@@ -37,7 +37,7 @@ class Bare(App[None]):
         yield LineView(id="lines")
 
 
-async def test_only_lines_on_the_screen_are_drawn() -> None:
+async def test_only_visible_lines_are_drawn() -> None:
     async with Bare().run_test(size=(40, 10)) as pilot:
         view = pilot.app.query_one(LineView)
         lines = Watched()
@@ -61,7 +61,7 @@ async def test_a_view_without_lines_takes_every_key() -> None:
         assert view.cursor == 0
 
 
-async def test_long_lines_are_seen_sideways_and_what_is_found_is_marked() -> None:
+async def test_long_lines_scroll_sideways_and_matches_are_marked() -> None:
     async with Bare().run_test(size=(20, 4)) as pilot:
         view = pilot.app.query_one(LineView)
         view.show([line("0123456789" * 5), line("Über uns")])
@@ -72,7 +72,7 @@ async def test_long_lines_are_seen_sideways_and_what_is_found_is_marked() -> Non
         assert "01" in [segment.text for segment in view.render_line(0)]
 
 
-def test_capitals_matter_where_the_needle_has_some() -> None:
+def test_search_is_case_sensitive_if_the_needle_has_capitals() -> None:
     assert matches("Release", "release")
     assert matches("Release", "Rel")
     assert not matches("release", "Rel")

@@ -51,7 +51,7 @@ def flow(tmp_path: Path) -> Path:
     return tmp_path / "flow.py"
 
 
-async def test_a_run_is_followed_while_it_goes_on(flow: Path, tmp_path: Path, workspace: Path, browse: Any) -> None:
+async def test_running_run_is_followed(flow: Path, tmp_path: Path, workspace: Path, browse: Any) -> None:
     begun = asyncio.Event()
     async with Runtime(home=tmp_path / "live", sandbox="copy", observer=lambda _: begun.set()) as runtime:
         running = asyncio.create_task(runtime.run(load_target(f"{flow}:live"), workspace=workspace))

@@ -94,7 +94,7 @@ def test_a_builder_that_raises_is_the_users(ramify: Any, tmp_path: Path) -> None
     assert "could not make its graph" in said.err
 
 
-def test_a_pass_can_be_left_out_and_no_other_name(ramify: Any, target: str) -> None:
+def test_only_optional_passes_can_be_omitted(ramify: Any, target: str) -> None:
     assert "lookahead" in ramify("compile", target).json["passes"]
     assert "lookahead" not in ramify("compile", target, "--without", "lookahead").json["passes"]
     said = ramify("compile", target, "--without", "effects")

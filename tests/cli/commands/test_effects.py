@@ -84,7 +84,7 @@ def test_a_run_killed_in_its_first_effect_has_begun(tmp_path: Path, call: Call, 
     assert told[0].endswith(" continues") and told[1].startswith("[root] ✗ post: in doubt"), told
 
 
-def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+def test_killed_effect_is_in_doubt_until_approved(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
     run_and_kill(tmp_path, env, "posts")
     doubt = call("resume")
     (run,) = json.loads(call("ls", "--json").stdout)
@@ -111,7 +111,7 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     assert outbox(tmp_path) == ["hi"]
 
 
-def test_what_was_sent_again_is_listed_twice(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+def test_repeated_effect_is_listed_twice(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
     run_and_kill(tmp_path, env, "posts")
     assert call("resume").returncode == 4
     call("approve", "@", "post", "--again")

@@ -35,7 +35,7 @@ async def run_once(home: Path, workspace: Path, model: LLMClient) -> None:
         await runtime.run(passes_app.searches, "what?", workspace=workspace)
 
 
-def test_the_plan_beside_what_happened(ramify: Any, tmp_path: Path, workspace: Path) -> None:
+def test_plan_is_compared_with_what_happened(ramify: Any, tmp_path: Path, workspace: Path) -> None:
     for _ in range(2):
         asyncio.run(scripted(lambda model: run_once(tmp_path / "home", workspace, model)))
     found = by_op(said := ramify("explain", "--json"))

@@ -160,7 +160,7 @@ def test_a_checkpoint_inside_a_superstep_is_refused(program: Program, ramify: An
     assert "inside a superstep" in said.err
 
 
-def test_a_fork_of_a_lost_state_says_so_and_makes_it_again(program: Program, ramify: Any, tmp_path: Path) -> None:
+def test_fork_of_a_lost_state_reports_it_and_recomputes_it(program: Program, ramify: Any, tmp_path: Path) -> None:
     ran = program.invoke("t")
     lost = ramify("show", f"{ran}~1", "--json").json["snapshot"]
     (tmp_path / "home" / "store" / "snapshots" / f"{lost}.json").unlink()
