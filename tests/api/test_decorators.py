@@ -53,7 +53,7 @@ def test_pure_step_takes_no_sandbox() -> None:
 def test_step_takes_at_most_one_sandbox() -> None:
     async def two(a: Sandbox, b: Sandbox) -> None: ...
 
-    with pytest.raises(TypeError, match="2 worlds"):
+    with pytest.raises(TypeError, match="2 sandboxes"):
         step(two)
 
 

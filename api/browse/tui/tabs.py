@@ -202,7 +202,7 @@ def _effect_tab(of: Subject) -> Iterator[StyledLine]:
     ledger = of.graph.history.effects if whole or of.state is None else of.state.effects
     yield scope_of(whole, "Irreversible effects", "by then")
     if not ledger:
-        yield line("None.")
+        yield line("None: no irreversible step ran.")
     here = {moment.op.key for moment in of.node.moments if moment.op is not None}
     last = {one.key: one.attempt for one in ledger}
     for one in ledger:

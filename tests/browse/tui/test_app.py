@@ -63,7 +63,7 @@ async def test_each_tab_describes_the_node(browse: Any, size: tuple[int, int]) -
         await it.press("]")
         assert "3/5 passed" in it.screen
         await it.press("]")
-        assert "None: nothing irreversible was done." in it.screen
+        assert "None: no irreversible step ran." in it.screen
         await it.press("]")
         assert "checkpoint" in it.screen
 

@@ -152,7 +152,7 @@ async def test_read_only_home_refuses_answers(asking: tuple[Path, str]) -> None:
         transport = httpx.ASGITransport(create_app(reader))
         async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
             refused = await client.post("/api/answers", json={"id": first.id, "answer": 1})
-    assert refused.status_code == 404 and "can only be read" in refused.json()["error"]
+    assert refused.status_code == 404 and "home is read-only here" in refused.json()["error"]
 
 
 @pytest_asyncio.fixture

@@ -177,7 +177,7 @@ def test_a_gateway_that_knows_nothing_of_it_is_said(
 
     monkeypatch.setattr(gateway_history, "gateway_stages", lambda *_, **__: ())
     done = ramify("compile", target, "--history", "http://gateway")
-    assert done.status == 0 and "has learnt nothing of" in done.err and "has learnt nothing" not in done.out
+    assert done.status == 0 and "knows nothing about" in done.err and "knows nothing about" not in done.out
     assert done.out == ramify("compile", target).out
 
 

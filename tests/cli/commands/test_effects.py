@@ -95,7 +95,7 @@ def test_killed_effect_is_in_doubt_until_approved(tmp_path: Path, call: Call, en
     assert "Traceback" not in doubt.stderr
     assert f"ramify --home home approve {run['id']} post" in doubt.stderr
     assert "lies outside the code" not in doubt.stderr  # what it says first is what to do
-    assert "had failed, nothing was left to stop" in call("cancel").stdout
+    assert "had failed; there was nothing to stop" in call("cancel").stdout
     (effect,) = json.loads(call("effects", "--json").stdout)
     assert (effect["step"], effect["status"], run["status"]) == ("post", "in doubt", "in doubt")
     assert " in doubt\n" in call("show").stdout and " in doubt " in call("ls").stdout
@@ -104,7 +104,7 @@ def test_killed_effect_is_in_doubt_until_approved(tmp_path: Path, call: Call, en
     assert call("approve", "@", "post", "--done", "--again").returncode == 2
     assert call("approve", "@", "post", "--again", "--result", "x").returncode == 2
     said = call("approve", "@", "post", "--done", "--result", "receipt 7")
-    assert (said.returncode, "is taken as done" in said.stdout) == (0, True), said.stderr
+    assert (said.returncode, "is recorded as done" in said.stdout) == (0, True), said.stderr
     assert f"ramify --home home resume {run['id']}" in said.stdout
     assert json.loads(call("ls", "--json").stdout)[0]["status"] == "failed"  # settled: nothing is in doubt any more
     assert call("resume", "-q").stdout == "receipt 7\n"

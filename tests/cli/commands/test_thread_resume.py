@@ -189,7 +189,7 @@ def test_what_has_changed_between_the_nodes_since_is_told(program: Program, rami
     ran = program.invoke("t")
     told = ramify("explain", ran).out
     assert f"name it, `ramify --home {tmp_path / 'home'} explain {ran} --app FILE.py:NAME`" in told
-    assert "are what the plan was compiled from" in ramify("explain", ran, "--app", program.target).out
+    assert "are unchanged since the plan was compiled" in ramify("explain", ran, "--app", program.target).out
     program.change("return END", 'return "write" if len(state["log"]) < 2 else END')
     told = ramify("explain", ran, "--app", program.target).out
     assert "onward (" in told.partition("changed since: ")[2]
