@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from ramify.session import Runtime as Runtime
     from ramify.tools import Tool as Tool
     from ramify.tools import tool as tool
+    from ramify.worlds.blocking import SyncWorld as SyncWorld
+    from ramify.worlds.world import World as World
 
 __version__ = "0.2.0"
 
@@ -63,6 +65,8 @@ _EXPORTS = {
     "ramify.sandboxes.contract": ("RunResult",),
     "ramify.session": ("Runtime",),
     "ramify.tools": ("Tool", "tool"),
+    "ramify.worlds.blocking": ("SyncWorld",),
+    "ramify.worlds.world": ("World",),
 }
 """The public names, by the module that defines them."""
 

@@ -26,7 +26,7 @@ from ramify.runtime.records import (
 )
 
 if TYPE_CHECKING:
-    from ramify.compiler.plan_matching import Line, Matching, Recorded
+    from ramify.compiler.plan_matching import Matching, OperationLine, RecordedResults
     from ramify.compiler.spec import Spec
     from ramify.decorators import Workflow
 
@@ -270,7 +270,7 @@ def _compiled(workflow: Workflow[..., Any]) -> Plan:
 
 def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found: CodeDiff) -> PlanForCode:
     """The code differs only by blocks under `patched`: everything outside them is unchanged."""
-    from ramify.compiler.plan_matching import adopted, current_sites
+    from ramify.compiler.plan_matching import current_sites, with_stored_ids
 
     assert found.unpatched is not None
     before = current_sites(plan, found.unpatched)
@@ -283,7 +283,7 @@ def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found:
 
     def adopt(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> Adoption:
         taken = {op.id for op in plan.ops} | _ids(ops, llm, effects)
-        made = adopted(now, same, taken, plan.catch_all.id, how="patched")
+        made = with_stored_ids(now, same, taken, plan.catch_all.id, how="patched")
         return Adoption(made, f"patched: {fresh}", {"patches": fresh})
 
     return PlanForCode(now, {step.name: step.code_digest for step in now.steps}, found, adopt)
@@ -307,17 +307,17 @@ def matched_with(
 
 
 def _adoption(plan: Plan, now: Plan, matched: Matching, taken: Iterable[str]) -> Adoption:
-    from ramify.compiler.plan_matching import adopted
+    from ramify.compiler.plan_matching import with_stored_ids
 
     same = {new.id: old.id for old, new in matched.pairs}
-    made = adopted(now, same, taken, plan.catch_all.id if matched.catch_all_goes_on else None)
+    made = with_stored_ids(now, same, taken, plan.catch_all.id if matched.catch_all_goes_on else None)
     counts = (("kept", matched.kept), ("again", matched.again), ("aside", matched.aside), ("added", matched.added))
     attrs = {name: "; ".join(map(str, lines)) for name, lines in counts}
     again = f"; again: {_short(matched.again)}" if matched.again else ""
     return Adoption(made, f"changed code accepted: {len(matched.kept)} places stay{again}", attrs)
 
 
-def _short(lines: Sequence[Line]) -> str:
+def _short(lines: Sequence[OperationLine]) -> str:
     more = f" and {len(lines) - _MANY} more" if len(lines) > _MANY else ""
     return "; ".join(map(str, lines[:_MANY])) + more
 
@@ -343,9 +343,9 @@ def _op_of(key: str) -> OpId:
 
 def recorded(
     ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
-) -> Mapping[str, Recorded]:
+) -> Mapping[str, RecordedResults]:
     """What the journal holds, by the ids of operations."""
-    from ramify.compiler.plan_matching import Recorded
+    from ramify.compiler.plan_matching import RecordedResults
 
     steps: dict[str, Counter[str]] = defaultdict(Counter)
     under: dict[str, Counter[str]] = defaultdict(Counter)
@@ -373,7 +373,8 @@ def recorded(
             repeated.add(op)
     every = {*steps, *under, *others}
     return {
-        op: Recorded(dict(steps.get(op, {})), others[op], op in repeated, dict(under.get(op, {}))) for op in every
+        op: RecordedResults(dict(steps.get(op, {})), others[op], op in repeated, dict(under.get(op, {})))
+        for op in every
     }
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from ramify.blocking_stream import BlockingStream
-from ramify.compiler.plan import Effect, OpKind, StepInfo, WorkflowInfo
+from ramify.compiler.declarations import StepInfo, WorkflowInfo
+from ramify.compiler.plan import Effect, OpKind
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects.fence import Compensate, InFork, Outside, Reconcile
 from ramify.runtime.errors import NestedWorkflow, NotInARun, TargetNotFound

@@ -33,7 +33,7 @@ from ramify.runtime.langgraph.app.world_app import WorldApp, WorldGraph, copied,
 from ramify.runtime.langgraph.checkpointer import Cache, Saver, Store
 from ramify.runtime.langgraph.checkpointer.serializers import Allowed
 from ramify.runtime.langgraph.errors import UnsupportedGraph, WorldLost
-from ramify.runtime.langgraph.node.world_node import current_rerun
+from ramify.runtime.langgraph.node.node_execution import current_rerun
 from ramify.runtime.langgraph.thread.positions import ENV
 from ramify.runtime.langgraph.thread.session import Session
 from ramify.runtime.user_code.sandbox import SyncSandbox
@@ -190,7 +190,7 @@ def snapshot_of(app: WorldApp, config: RunnableConfig) -> SnapshotId | None:
     env = env_at(app, config)
     if env is None:
         return None
-    return app.session.portal.wait(app.session.snapshot(env, app.past(config), current_rerun()))
+    return app.session.portal.wait(app.session.snapshot(env, app.rerunner(config), current_rerun()))
 
 
 def changes(app: WorldApp, before: RunnableConfig, after: RunnableConfig) -> list[Change]:
@@ -214,7 +214,7 @@ def edit(app: WorldApp, config: RunnableConfig, change: Callable[[SyncSandbox], 
         raise UnsupportedGraph("the thread has no world before its first node")
     if env.get("unsealed"):
         raise WorldLost(env["branch"])
-    return with_env(saver, saved, app.session.portal.wait(app.session.edit(env, change, app.past(config))))
+    return with_env(saver, saved, app.session.portal.wait(app.session.edit(env, change, app.rerunner(config))))
 
 
 def read(app: WorldApp, config: RunnableConfig, path: str) -> bytes:

@@ -24,7 +24,7 @@ def usual(user: Path) -> Path:
 
 
 KEPT = (
-    *("store", "worlds", "locks", "evicted", "models", "analyzer", "criu"),
+    *("store", "worlds", "locks", "references", "evicted", "models", "analyzer", "criu"),
     *("ramify.db", "ramify.db-wal", "ramify.db-shm", "ramify.db-journal"),
 )
 """The files and folders that Ramify creates in a home."""
@@ -80,6 +80,11 @@ def evicted(home: Path) -> Path:
 
 def worlds(home: Path) -> Path:
     return home / "worlds"
+
+
+def references(home: Path) -> Path:
+    """The names of worlds and the tags of snapshots."""
+    return home / "references"
 
 
 def locks(home: Path) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramify import paths
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.inspect.checkpoint_graph import ancestry
@@ -18,7 +19,6 @@ from ramify.runtime.execution import driver
 from ramify.runtime.journal.forked_runs import FORKED, ForkedRun, ThreadCopy, fork_run, merge_base
 from ramify.runtime.records import CheckpointId, CheckpointRecord, RunRecord
 from ramify.runtime.store import RunStore
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.runtime.worlds.recovery import missing
 
 
@@ -75,7 +75,7 @@ class RunForks:
     def _thread_copy(self, record: RunRecord, at: CheckpointRecord) -> ThreadCopy | None:
         if record.thread_id is None:
             return None
-        from ramify.runtime.langgraph.thread.stored_thread import fork_thread
+        from ramify.runtime.langgraph.thread.thread_fork import fork_thread
 
         async def copy(fork: ForkedRun) -> str:
             return await asyncio.to_thread(fork_thread, self.database, record, at, fork)

@@ -9,9 +9,7 @@ process of its own with a pipe as its output, as a shell would start it, and the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
 import subprocess
@@ -23,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import story as told  # noqa: E402
-from _machine import machine  # noqa: E402
 
+from benchmarks.rows import Row, median_row, options, printed, report  # noqa: E402
 from ramify import paths  # noqa: E402
 from ramify.compiler.plan import OpKind  # noqa: E402
 from ramify.fork_engine.store import SnapshotStore  # noqa: E402
@@ -88,27 +86,20 @@ def timed(command: list[str], times: int, home: Path) -> list[float]:
     return taken[1:]  # the first one reads everything from disk
 
 
-def row(name: str, ours: list[float], floor: float) -> dict[str, Any]:
-    median, target = statistics.median(ours), TARGETS_S[name]
-    return {
-        "name": f"ramify {name}, {CHECKPOINTS} checkpoints",
-        "ours": round(median, 3),
-        "unit": "s",
-        "peer": "python -c pass",
-        "peer_value": round(floor, 3),
-        "ratio": round(median / floor, 1),
-        "target": target,
-        "met": median <= target,
-        "spread": [round(min(ours), 3), round(max(ours), 3)],
-    }
+def row(name: str, ours: list[float], floor: float) -> Row:
+    return median_row(
+        f"ramify {name}, {CHECKPOINTS} checkpoints",
+        [round(value, 3) for value in ours],
+        "s",
+        target=TARGETS_S[name],
+        peer="python -c pass",
+        peer_value=round(floor, 3),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="5 times each, not 20")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    options = parser.parse_args()
-    times = 5 if options.quick else 20
+    asked = options(__doc__, "5 times each, not 20").parse_args()
+    times = 5 if asked.quick else 20
     with tempfile.TemporaryDirectory(prefix="ramify-cli-") as folder:
         home = Path(folder) / "home"
         make_home(home)
@@ -116,9 +107,9 @@ def main() -> None:
         ramify = [sys.executable, "-m", "ramify.cli.main"]
         rows = [row(name, timed([*ramify, *words], times, home), floor) for name, words in COMMANDS.items()]
     for one in rows:
-        print(f"{one['name']:<40} {one['ours']:.3f} s  (target {one['target']} s, {one['spread']})")
-    if options.json:
-        print(json.dumps({"rows": rows, "machine": machine()}))
+        print(printed(one))
+    if asked.json:
+        print(report(rows))
 
 
 if __name__ == "__main__":

@@ -26,10 +26,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "crash"), str(Path(__file__).parents[1] / "tests")]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "crash"), str(ROOT / "tests"), str(ROOT)]
 import harness  # noqa: E402
 import postgres  # noqa: E402
-from _machine import machine  # noqa: E402
+
+from benchmarks.machine import machine  # noqa: E402
+from benchmarks.rows import row  # noqa: E402
 
 QUICK, USUAL, TARGET = 60, 1_000, 10_000
 
@@ -103,10 +106,10 @@ def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, A
         if t.wrong
     ]
     rows = [
-        _row("kills at crash points", len(killed), "kills", TARGET, met=len(killed) >= TARGET),
-        _row("effects lost", lost, "effects", 0, met=not lost),
-        _row("effects duplicated", duplicated, "effects", 0, met=not duplicated),
-        _row("runs that differ from an unkilled one", len(failures), "runs", 0, met=not failures),
+        row("kills at crash points", len(killed), "kills", target=TARGET, met=len(killed) >= TARGET),
+        row("effects lost", lost, "effects", target=0, met=not lost),
+        row("effects duplicated", duplicated, "effects", target=0, met=not duplicated),
+        row("runs that differ from an unkilled one", len(failures), "runs", target=0, met=not failures),
     ]
     return {
         "rows": rows,
@@ -122,19 +125,6 @@ def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, A
         "seconds": round(took_s, 1),
         "cpu_seconds": round(os.times().children_user + os.times().children_system, 1),
         "machine": machine(),
-    }
-
-
-def _row(name: str, ours: int, unit: str, target: int, *, met: bool) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ours": ours,
-        "unit": unit,
-        "peer": None,
-        "peer_value": None,
-        "ratio": None,
-        "target": target,
-        "met": met,
     }
 
 

@@ -30,12 +30,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "edits")]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "edits"), str(ROOT)]
 import trial  # noqa: E402
-from _arguments import count  # noqa: E402
-from _machine import machine  # noqa: E402
 from changes import EDITS, Edit, Files, has  # noqa: E402
 from flows import FLOWS, Flow  # noqa: E402
+
+from benchmarks.arguments import count  # noqa: E402
+from benchmarks.machine import machine  # noqa: E402
+from benchmarks.rows import row  # noqa: E402
 
 QUICK, USUAL = 60, 1_050
 _COMMAND_LINE = "from ramify.cli.start import main; main()"
@@ -227,26 +230,13 @@ def _interpreters() -> list[str]:
     return [each for each in os.environ.get("RAMIFY_EDITS_PYTHONS", "").split(os.pathsep) if each]
 
 
-def _row(name: str, ours: int, *, at_most: int | None = None) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ours": ours,
-        "unit": "count",
-        "peer": None,
-        "peer_value": None,
-        "ratio": None,
-        "target": at_most,
-        "met": None if at_most is None else ours <= at_most,
-    }
-
-
 def _report(tally: Tally, seed: int, seconds: float) -> dict[str, Any]:
     rows = [
-        _row("edits", tally.edits),
-        _row("repeated", tally.repeated, at_most=0),
-        _row("wrong", tally.wrong, at_most=0),
-        _row("refused", tally.refused),
-        _row("refused_layout", tally.refused_layout, at_most=0),
+        row("edits", tally.edits, "count"),
+        row("repeated", tally.repeated, "count", target=0),
+        row("wrong", tally.wrong, "count", target=0),
+        row("refused", tally.refused, "count"),
+        row("refused_layout", tally.refused_layout, "count", target=0),
     ]
     return {
         "benchmark": "edits",

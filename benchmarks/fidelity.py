@@ -31,9 +31,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import count, to_write, within  # noqa: E402
-from benchmarks._machine import machine  # noqa: E402
-from benchmarks.replay.pool import child  # noqa: E402
+from benchmarks.arguments import count, to_write, within  # noqa: E402
+from benchmarks.machine import machine  # noqa: E402
+from benchmarks.replay.pool import worker  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
 
 Row = dict[str, Any]
@@ -91,7 +91,7 @@ def show(rows: Sequence[Row], as_json: bool) -> None:
 
 
 def _live(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
-    from benchmarks import _fidelity_live as live
+    from benchmarks import live_fidelity as live
 
     before = os.getloadavg()[0]
     found = live.measure(
@@ -113,7 +113,7 @@ def _live(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
 
 
 def _measured(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
-    with child() as one:
+    with worker() as one:
         found = one.ask({"fidelity": str(asked.run.resolve())})
     print(f"{found['run']}: step model fitted on the first {found['fitted_on']} requests: {found['step']}")
     rows = [_row("mean TPOT", found, "tpot", 0.01), _row("mean TTFT", found, "ttft", 0.04)]

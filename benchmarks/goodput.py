@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "benchmarks" / "data" / "evaluation.jsonl.gz"
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import count, to_write, within, writable  # noqa: E402
-from benchmarks._machine import machine  # noqa: E402
+from benchmarks.arguments import count, to_write, within, writable  # noqa: E402
+from benchmarks.machine import machine  # noqa: E402
 from benchmarks.replay import evaluation  # noqa: E402
 from benchmarks.replay.baselines.contenders import contender  # noqa: E402
 from benchmarks.replay.bounds.shares import Bounds  # noqa: E402
@@ -48,7 +48,7 @@ from benchmarks.replay.inputs.synthetic_traces import read_workload, write_workl
 from benchmarks.replay.inputs.traces import Trace  # noqa: E402
 from benchmarks.replay.inputs.workload import programs  # noqa: E402
 from benchmarks.replay.jobs import Job, Result  # noqa: E402
-from benchmarks.replay.pool import child, run_all, stored_result  # noqa: E402
+from benchmarks.replay.pool import run_all, stored_result, worker  # noqa: E402
 from benchmarks.replay.report.comparisons import FIGURES, Row, by_class  # noqa: E402
 from benchmarks.replay.report.html_report import write_page  # noqa: E402
 from benchmarks.replay.report.markdown_report import around, update, where  # noqa: E402
@@ -89,7 +89,7 @@ def main() -> int:
     try:
         if asked.verify:
             return verified(asked)
-        base, wanted = begun(asked)
+        base, wanted = prepared(asked)
         jobs = [job for section in wanted for job in section.jobs if among(job, asked)]
         if not jobs:
             loads = sorted({job.load for section in wanted for job in section.jobs})
@@ -98,7 +98,7 @@ def main() -> int:
         results = replayed(jobs, asked, bounds.missing(bounds_needed(jobs, base)))
         if not results:
             raise ReplayError(f"no replay was done in {asked.minutes:g} minutes: ask for more --minutes")
-        table = evaluation.Table(results)
+        table = evaluation.ResultTable(results)
         rows = [*rows_of(table, base, bounds), *thesis_rows_of(table, base)]
         page = write_page(asked.out, results, rows, wanted)
         if asked.report:
@@ -117,8 +117,8 @@ def main() -> int:
     return 0
 
 
-def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
-    """Circumstances and sections. Whatever would fail only after hours of replays fails here."""
+def prepared(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
+    """Return the base job and the sections. Whatever would fail only after hours of replays fails here."""
     for package in ("matplotlib", "scipy"):
         if importlib.util.find_spec(package) is None:
             raise ReplayError(f"{package} is not installed: pip install 'ramify[bench,serve]' has it")
@@ -146,7 +146,7 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
         raise ReplayError(f"no section is called {', '.join(unknown)}: there are {', '.join(names)}")
     sections = [section for section in sections if not asked.only or section.name in asked.only]
     if jobs := [job for section in sections for job in section.jobs if among(job, asked)]:
-        print(again(workload, jobs), end="", flush=True)
+        print(repetition(workload, jobs), end="", flush=True)
     return base, sections
 
 
@@ -165,10 +165,10 @@ def verified(asked: argparse.Namespace) -> int:
     chosen = sample(stored, asked.verify, Random())
     print(f"{len(chosen)} of {len(stored)} stored results, chosen at random; this is {code_version()}", flush=True)
     differ = 0
-    with child() as worker:
+    with worker() as process:
 
         def replay(job: Job) -> Result:
-            return Result.from_json(json.dumps(worker.ask({"replay": json.loads(job.to_json())})))
+            return Result.from_json(json.dumps(process.ask({"replay": json.loads(job.to_json())})))
 
         for one, figures in verify(chosen, replay):
             differ += bool(figures)
@@ -180,9 +180,11 @@ def verified(asked: argparse.Namespace) -> int:
     return 1 if differ else 0
 
 
-def again(trace: Trace, jobs: Sequence[Job]) -> str:
-    """A line on how often a replay goes through the trace's single requests, where that is more than once; else
-    nothing. Workflows of a trace that has sessions are drawn from those, and may repeat by chance."""
+def repetition(trace: Trace, jobs: Sequence[Job]) -> str:
+    """Return a line that says how often a replay repeats the trace's single requests; "" if it does not repeat them.
+
+    Workflows of a trace with sessions are drawn from those, and may repeat by chance.
+    """
 
     def taken(job: Job) -> int:
         made = programs(trace, job.workload, job.setting)
@@ -194,7 +196,7 @@ def again(trace: Trace, jobs: Sequence[Job]) -> str:
     if needed <= there:
         return ""
     cached = any(arrival.call.blocks for arrival in trace.arrivals)
-    also = "; whoever comes again finds its blocks in the prefix cache" if cached else ""
+    also = "; a repeated request finds its blocks in the prefix cache" if cached else ""
     return (
         f"{trace.name}: {there:,} requests, of which a replay at {where(most)} takes {needed:,}: "
         f"they come {needed / there:.1f} times over{also}\n"
@@ -211,9 +213,9 @@ def among(job: Job, asked: argparse.Namespace) -> bool:
 
 
 def replayed(jobs: Sequence[Job], asked: argparse.Namespace, bounds: Sequence[Job]) -> list[Result]:
-    """`bounds`: that have to be worked out once this is done, which takes its time too."""
+    """Return the results of the jobs. `bounds` are computed afterwards, and count in the expected time."""
     kept = asked.out / "results"
-    jobs = sorted(dict.fromkeys(jobs), key=lambda job: job.seed)  # cut short, it is whole for fewer seeds
+    jobs = sorted(dict.fromkeys(jobs), key=lambda job: job.seed)  # a stopped run is complete for fewer seeds
     code = code_version() if asked.fresh else None
     found = {job: stored_result(job, kept, code) for job in jobs}
     todo = [job for job, one in found.items() if one is None]
@@ -251,11 +253,11 @@ def lasting(seconds: float) -> str:
 def pictured(
     asked: argparse.Namespace, sections: Sequence[evaluation.Section], results: Sequence[Result]
 ) -> str | None:
-    """The plot of goodput against load, put beside the report; None where these results made none."""
+    """Copy the plot of goodput against load beside the report; None if these results have none."""
     drawn, beside = asked.out / "load.png", asked.report.with_suffix(".png")
     there = {result.job for result in results}
     made = any(section.name == "load" and not there.isdisjoint(section.jobs) for section in sections)
-    if not made or not drawn.exists():  # one that lies there may be an older run's
+    if not made or not drawn.exists():  # a plot there may be of an older run
         return None
     shutil.copyfile(drawn, beside)
     return beside.name
@@ -278,8 +280,8 @@ def report(results: Sequence[Result], rows: Sequence[Row], page: Path, asked: An
 
 
 def shown(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Of each contender and circumstance, means over the seeds: all three goodputs, and every class's share."""
-    table = evaluation.Table(results)
+    """Return means over the seeds for each contender and circumstances: all goodputs, and the share of each class."""
+    table = evaluation.ResultTable(results)
     found = []
     for job in dict.fromkeys(result.job.but(seed=0) for result in results):
         scores = table.scores(job)

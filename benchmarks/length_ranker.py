@@ -11,11 +11,11 @@ the rank correlations, for `Knowledge.correlation` in `replay/types.py` (docs/de
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._split import group, held_out
+from benchmarks.held_out_prompts import group, held_out
+from benchmarks.rows import Row, options, printed, report, row
 
 Floats = NDArray[np.float64]
 _LIST, _EPOCHS, _RATE, _DECAY = 32, 150, 3e-3, 1e-2
@@ -31,29 +32,37 @@ _LONGEST = 100_000.0  # characters of an answer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options(__doc__, "100 answers of each model")
     parser.add_argument("--responses", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    rows = {path.name.removesuffix(".jsonl.gz"): list(_rows(path)) for path in sorted(given.responses.glob("*.gz"))}
+    most = 100 if given.quick else None
+    rows = {
+        path.name.removesuffix(".jsonl.gz"): list(islice(_rows(path), most))
+        for path in sorted(given.responses.glob("*.gz"))
+    }
     prompts = sorted({prompt for of in rows.values() for prompt, _ in of})
     seen = dict(zip(prompts, embed(prompts, given.model), strict=True))
     unseen = set(held_out(group(prompt) for prompt in prompts).tolist())
     forest = analyzer(rows, unseen)
-    result = {}
+    result: list[Row] = []
     for name, of in rows.items():
         x, lengths = np.stack([seen[prompt] for prompt, _ in of]), np.array([len(text) for _, text in of], float)
         held = np.array([group(prompt) in unseen for prompt, _ in of])
         scores = fit(x[~held], lengths[~held])(x[held])
-        result[name] = {
-            "spearman": round(spearman(scores, lengths[held]), 3),
-            "analyzer": round(spearman(forest[name], lengths[held]), 3),
-            "held_out": int(held.sum()),
-        }
-        print(name, result[name], flush=True)
+        result.append(
+            row(
+                f"rank correlation of scores and lengths, {name}",
+                round(spearman(scores, lengths[held]), 3),
+                "spearman",
+                peer="the request analyzer's median",
+                peer_value=round(spearman(forest[name], lengths[held]), 3),
+                note=f"{int(held.sum())} held-out answers",
+            )
+        )
+        print(printed(result[-1]), flush=True)
     if given.json:
-        print(json.dumps(result))
+        print(report(result))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:

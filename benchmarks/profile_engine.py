@@ -23,7 +23,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import to_write  # noqa: E402
+from benchmarks.arguments import to_write  # noqa: E402
 from benchmarks.replay.errors import ReplayError  # noqa: E402
 from benchmarks.replay.fidelity.step_probe import HttpEndpoint, Plan, Profile, profile  # noqa: E402
 from benchmarks.replay.inputs.step_times import Steps  # noqa: E402

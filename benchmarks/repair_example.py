@@ -8,9 +8,7 @@ Runs the repair example with its model and its sandboxes in a fresh home. `--qui
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import shutil
 import statistics
 import subprocess
@@ -23,7 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._machine import machine  # noqa: E402
+from benchmarks import rows  # noqa: E402
+from benchmarks.rows import Row, options, printed, report  # noqa: E402
 from examples.repair.suite import find_programs  # noqa: E402
 from examples.repair.workflow import repair  # noqa: E402
 from ramify import Runtime  # noqa: E402
@@ -52,8 +51,8 @@ async def measure(programs: Path, names: list[str], home: Path) -> dict[str, Any
         begun = time.perf_counter()
         report = await runtime.run(repair, names, workspace=programs)
         wall = time.perf_counter() - begun
-        rows, calls, run = await runtime.journal(), await runtime.llm_calls(), await runtime.record()
-    forks = [float(row.attrs["fork_ms"]) for row in rows if "fork_ms" in row.attrs and row.branch != "root"]
+        journal, calls, run = await runtime.journal(), await runtime.llm_calls(), await runtime.record()
+    forks = [float(row.attrs["fork_ms"]) for row in journal if "fork_ms" in row.attrs and row.branch != "root"]
     results = [codec.decode(call.result_json) for call in calls]
     met = [result.ledger.met for result in results if result.ledger is not None]
     repaired = [row for row in report.rows if row.repaired]
@@ -65,7 +64,7 @@ async def measure(programs: Path, names: list[str], home: Path) -> dict[str, Any
         "forks_prior": sum(row.prior_place for row in repaired),
         "forks_random": round(sum(row.random for row in repaired), 1),
         "forks_oracle": sum(row.oracle for row in repaired),
-        "reused": sum(row.reused_from is not None and row.kind is OpKind.RUN for row in rows),
+        "reused": sum(row.reused_from is not None and row.kind is OpKind.RUN for row in journal),
         "wall_s": round(wall, 2),
         "fork_p50_ms": round(statistics.median(forks), 3),
         "fork_p95_ms": round(statistics.quantiles(forks, n=20)[-1], 3),
@@ -74,15 +73,11 @@ async def measure(programs: Path, names: list[str], home: Path) -> dict[str, Any
     }
 
 
-def row(name: str, ours: float, unit: str, peer: str, other: float | None, target: str, met: bool) -> dict[str, Any]:
-    ratio = round(other / ours, 3) if other is not None and ours else None
-    return {
-        "name": name, "ours": ours, "unit": unit, "peer": peer, "peer_value": other, "ratio": ratio,
-        "target": target, "met": met,
-    }  # fmt: skip
+def row(name: str, ours: float, unit: str, peer: str, other: float | None, target: str, met: bool) -> Row:
+    return rows.row(name, ours, unit, target=target, met=met, peer=peer, peer_value=other, times_faster=True)
 
 
-def table(seen: dict[str, Any], copied: float) -> list[dict[str, Any]]:
+def table(seen: dict[str, Any], copied: float) -> list[Row]:
     share = seen["repaired"] / max(1, seen["programs"])
     ranked, prior, chance = seen["forks_ranked"], seen["forks_prior"], seen["forks_random"]
     return [
@@ -97,9 +92,7 @@ def table(seen: dict[str, Any], copied: float) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three programs")
-    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser = options(__doc__, "three programs")
     parser.add_argument("--programs", type=Path, default=ROOT / "examples" / "repair" / "programs")
     asked = parser.parse_args()
     names = find_programs(asked.programs)
@@ -110,11 +103,11 @@ def main() -> None:
         home.mkdir()
         models.pull(home)
         seen = asyncio.run(measure(asked.programs, names, home))
-        rows = table(seen, copy_ms(asked.programs, Path(scratch)))
-    for line in rows:
-        print(f"{line['name']:<68} {line['ours']:>10} {line['unit']:<9} {line['target']}")
+        made = table(seen, copy_ms(asked.programs, Path(scratch)))
+    for line in made:
+        print(printed(line))
     if asked.json:
-        print(json.dumps({**seen, "rows": rows, "machine": machine()}))
+        print(report(made, **seen))
 
 
 if __name__ == "__main__":

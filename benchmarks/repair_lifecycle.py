@@ -10,7 +10,6 @@ scripted, so that the run is the same wherever it is killed. `--quick` takes one
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -22,9 +21,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from _machine import machine
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import rows  # noqa: E402
+from benchmarks.rows import Row, options, printed, report  # noqa: E402
+
 HARNESS = ROOT / "tests" / "apps" / "repair_harness.py"
 PROGRAMS = ROOT / "examples" / "repair" / "programs"
 QUICK = "order_pricing"  # its repair is two edits, merged
@@ -43,7 +45,7 @@ def live(folder: Path, sandbox: str, kills: int, seed: int, *, quick: bool) -> d
     return found
 
 
-def table(life: dict[str, Any], kills: int) -> list[dict[str, Any]]:
+def table(life: dict[str, Any], kills: int) -> list[Row]:
     twice = sum(count - 1 for count in Counter(life["keys"]).values())
     repaired, broken = sum(life["repaired"]), len(life["repaired"])
     return [
@@ -57,17 +59,12 @@ def table(life: dict[str, Any], kills: int) -> list[dict[str, Any]]:
     ]
 
 
-def row(name: str, ours: int, unit: str, target: int | None, met: bool) -> dict[str, Any]:
-    return {
-        "name": name, "ours": ours, "unit": unit, "peer": None, "peer_value": None, "ratio": None,
-        "target": target, "met": met,
-    }  # fmt: skip
+def row(name: str, ours: int, unit: str, target: int | None, met: bool) -> Row:
+    return rows.row(name, ours, unit, target=target, met=met)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one program, four kills")
-    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser = options(__doc__, "one program, four kills")
     parser.add_argument("--sandbox", default="namespaces", help="how worlds are made [default: namespaces]")
     parser.add_argument("--kills", type=int, help="how often it is killed [default: 20, with --quick 4]")
     parser.add_argument("--seed", type=int, default=11, help="of the moments of the kills [default: 11]")
@@ -77,16 +74,15 @@ def main() -> int:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ramify-life-", dir=asked.folder) as folder:
         life = live(Path(folder), asked.sandbox, kills, asked.seed, quick=asked.quick)
-    rows = table(life, kills)
-    for one in rows:
-        met = "" if one["target"] is None else "met" if one["met"] else "MISSED"
-        print(f"{one['name']:<44} {one['ours']:>6} {one['unit']:<10} {met}")
+    made = table(life, kills)
+    for one in made:
+        print(printed(one))
     for problem in life["problems"]:
         print(problem)
     if asked.json:
         took_s = round(time.perf_counter() - begun, 1)
-        print(json.dumps({"rows": rows, "seconds": took_s, "machine": machine()}))
-    return 0 if all(one["met"] for one in rows) else 1
+        print(report(made, seconds=took_s))
+    return 0 if all(one["met"] for one in made) else 1
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def table(said: Mapping[str, Any]) -> str:
     machine = said["machine"]
     about = [f"{machine['cores']} cores"] if "cores" in machine else []
     about += (
-        [f"{machine['cpu']} (the loop of `benchmarks/_machine.py`: {machine['loop_ms']} ms)"]
+        [f"{machine['cpu']} (the loop of `benchmarks/machine.py`: {machine['loop_ms']} ms)"]
         if "cpu" in machine
         else []
     )

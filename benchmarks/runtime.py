@@ -11,33 +11,21 @@ steps and branches. docs/decisions/017 says which targets a durable superstep mi
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import _runtime_reuse
-import _runtime_runs
-import _runtime_steps
-import _runtime_traces
 import postgres
-from _machine import machine
+
+from benchmarks.durability import reuse, supersteps, trace_hit_rates, whole_runs
+from benchmarks.rows import Row, options, printed, report
 
 PARTS = ("steps", "traces", "reuse", "runs")
-
-
-def line(row: dict[str, object]) -> str:
-    met = {True: "met", False: "MISSED", None: ""}[row["met"] if isinstance(row["met"], bool) else None]
-    target = "" if row["target"] is None else f"target {row['target']}"
-    ratio = "" if row["ratio"] is None else f"ratio {row['ratio']}"
-    ours = f"{row['ours']} {row['unit']} {row.get('spread') or ''}"
-    return f"{row['name']}\n    {ours:<46} {ratio:<13} {target:<14} {met:<7} {row['peer']}: {row['peer_value']}"
 
 
 @contextmanager
@@ -51,31 +39,29 @@ def _server(given: str | None) -> Iterator[str | None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer steps and branches: a minute in all")
-    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser = options(__doc__, "fewer steps and branches: a minute in all")
     parser.add_argument("--sandbox", default="namespaces", help="how worlds are made [default: namespaces]")
     parser.add_argument("--postgres", metavar="URL", help="a server that takes new tables [default: one of our own]")
     parser.add_argument("--trace", metavar="PATH", type=Path, action="append", help="recorded traces; repeatable")
     parser.add_argument("--only", choices=PARTS, action="append", help="these rows alone")
     asked = parser.parse_args()
-    traces = asked.trace or [Path(one) for one in [os.environ.get(_runtime_traces.ENVIRONMENT)] if one]
-    rows: list[dict[str, object]] = []
+    traces = asked.trace or [Path(one) for one in [os.environ.get(trace_hit_rates.ENVIRONMENT)] if one]
+    rows: list[Row] = []
     for part in asked.only or PARTS:
         if part == "steps":
             with _server(asked.postgres) as address:
-                made = _runtime_steps.rows(asked.quick, address)
+                made = supersteps.rows(asked.quick, address)
         elif part == "traces":
-            made = _runtime_traces.rows(traces)
+            made = trace_hit_rates.rows(traces)
         elif part == "reuse":
-            made = _runtime_reuse.rows(asked.quick, asked.sandbox)
+            made = reuse.rows(asked.quick, asked.sandbox)
         else:
-            made = _runtime_runs.rows(asked.quick, asked.sandbox)
+            made = whole_runs.rows(asked.quick, asked.sandbox)
         for row in made:
-            print(line(row), flush=True)
+            print(printed(row), flush=True)
         rows += made
     if asked.json:
-        print(json.dumps({"rows": rows, "machine": machine()}))
+        print(report(rows))
 
 
 if __name__ == "__main__":

@@ -8,24 +8,22 @@ ratio is never below that of `calm-thesis`. With `--json` the last line is one o
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
-from _machine import machine
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.replay.bounds.one_slot import POLICIES, Ratios, Spread, ratios
+from benchmarks.rows import Row, options, report, row
 
 DENSITIES, SLACKS = (1.0, 2.0, 10.0, 100.0), (1.0, 1.5, 2.0, 4.0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="200 cases for each spread")
+    parser = options(__doc__, "200 cases for each spread")
     parser.add_argument("--cases", type=int, help="for each spread (2000; 200 with --quick)")
     parser.add_argument("--seed", type=int, default=0, help="other cases")
-    parser.add_argument("--json", action="store_true", help="the last line is one object")
     given = parser.parse_args()
     cases = given.cases or (200 if given.quick else 2000)
     rows = []
@@ -38,23 +36,22 @@ def main() -> None:
             print(f"{density:>8g}{slack:>7g}{shown}" + ("" if rows[-1]["met"] else "  MISSED"), flush=True)
     print(f"the default's worst is no worse than calm-thesis's in {sum(row['met'] for row in rows)} of {len(rows)}")
     if given.json:
-        print(json.dumps({"rows": rows, "machine": machine()}))
+        print(report(rows))
 
 
-def _row(spread: Spread, found: Mapping[str, Ratios], cases: int) -> dict[str, Any]:
+def _row(spread: Spread, found: Mapping[str, Ratios], cases: int) -> Row:
     ours, theirs = found["concord"].worst, found["calm-thesis"].worst
     others = ", ".join(f"{name} {of.worst:.3f} ({of.mean:.3f})" for name, of in found.items())
-    return {
-        "name": f"worst share of the optimum, densities within {spread.density:g}, slack up to {spread.slack:g}",
-        "ours": ours,
-        "unit": "share",
-        "peer": "calm-thesis",
-        "peer_value": theirs,
-        "ratio": ours / theirs if theirs else None,
-        "target": ">= calm-thesis",
-        "met": ours >= theirs,
-        "note": f"worst (mean) of {cases} cases: {others}",
-    }
+    return row(
+        f"worst share of the optimum, densities within {spread.density:g}, slack up to {spread.slack:g}",
+        ours,
+        "share",
+        target=">= calm-thesis",
+        met=ours >= theirs,
+        peer="calm-thesis",
+        peer_value=theirs,
+        note=f"worst (mean) of {cases} cases: {others}",
+    )
 
 
 if __name__ == "__main__":

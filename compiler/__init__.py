@@ -1,4 +1,8 @@
-"""From a workflow to a System State Graph and a plan. Pure: no I/O, no clock.
+"""Compiles a workflow into a plan. Pure: it reads source files and nothing else, and has no clock.
 
-Importing this package loads nothing of the compiler: a plan runs without it (`ramify.compiler.plan`).
+`pipeline` is the way through it: a front end (`frontend`) reads the workflow into a `Spec` (`spec`); `ir.lower` turns
+that into a System State Graph (`ir.graph`); the passes (`passes`) rewrite the graph; `emit` writes the `Plan`
+(`plan`).
+
+Importing this package loads nothing of the compiler: a plan runs without it.
 """

@@ -1,5 +1,7 @@
-"""What of a plan's code has changed, and which operations may meet what other steps do, by the sets that they read
-and write."""
+"""The impact of a change of code: which parts changed, and which operations read what the changed steps write.
+
+The second follows from the channels and files that steps read and write, as far as these are known.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ ANYTHING = "anything"
 
 
 def changed_parts(was: Iterable[CodePart], now: Iterable[CodePart]) -> tuple[CodePart, ...]:
-    """The parts that are other ones, new or gone, as they are where they still are."""
+    """Return the parts of the code that were changed, added or removed; changed ones as they are now."""
     before, after = ({(part.name, part.where.partition(":")[0]): part for part in each} for each in (was, now))
     return tuple(
         after.get(key, before.get(key))  # type: ignore[misc]  # one of them has it
@@ -21,9 +23,18 @@ def changed_parts(was: Iterable[CodePart], now: Iterable[CodePart]) -> tuple[Cod
     )
 
 
-def readers(plan: Plan, steps: Iterable[str]) -> dict[OpId, tuple[str, ...]]:
-    """For steps that changed: the operations after them that read what they write, or what such a reader writes in
-    turn, each with what. Arguments that the workflow's own code hands from step to step are not seen."""
+def affected_operations(plan: Plan, steps: Iterable[str]) -> dict[OpId, tuple[str, ...]]:
+    """Return the later operations that read what changed steps write, directly or through other operations.
+
+    Values that the workflow's own code passes from step to step are not considered.
+
+    Args:
+        plan: The plan.
+        steps: The names of the steps that changed.
+
+    Returns:
+        For each operation, the channels and paths that it reads; `(ANYTHING,)` if they are not known.
+    """
     changed = set(steps)
     found: dict[OpId, tuple[str, ...]] = {}
     todo = [op for op in plan.ops if op.kind in STEPS and op.step in changed]
@@ -32,15 +43,15 @@ def readers(plan: Plan, steps: Iterable[str]) -> dict[OpId, tuple[str, ...]]:
         for op in _after(plan, writer):
             if op.step in changed or op.id in found or op.kind not in STEPS:
                 continue
-            met = _met(writer, op)
-            if met:
-                found[op.id] = met
+            shared = _shared(writer, op)
+            if shared:
+                found[op.id] = shared
                 todo.append(op)
     return found
 
 
-def _met(writer: PlanOp, reader: PlanOp) -> tuple[str, ...]:
-    """What one reads that the other writes; (ANYTHING,) where that cannot be told."""
+def _shared(writer: PlanOp, reader: PlanOp) -> tuple[str, ...]:
+    """Return what one operation reads that the other writes; `(ANYTHING,)` if that is not known."""
     pairs = (
         [(writer.attrs.get("writes"), reader.attrs.get("reads"))] if "c" in _sorts(writer) & _sorts(reader) else []
     )
@@ -66,7 +77,7 @@ def _sorts(op: PlanOp) -> set[str]:
 
 
 def _after(plan: Plan, op: PlanOp) -> list[PlanOp]:
-    """What may happen after it, itself aside."""
+    """Return the operations that may run after this one, without itself."""
     blocks = {block.id: block for block in plan.blocks}
     starts = [block for block in plan.blocks if op.id in block.ops]
     later = [name for block in starts for name in block.ops[block.ops.index(op.id) + 1 :]]

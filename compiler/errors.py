@@ -1,17 +1,23 @@
-"""What the compiler refuses.
+"""The errors of the compiler.
 
-CompileError            a workflow that cannot be compiled: what, where, and the mend
-├── SourceError         the source text of a function is not to be had, or is not what runs
-├── WorkflowError       the workflow is written in a way that cannot mean what it says
+CompileError            a workflow cannot be compiled: what is wrong, where, and how to correct it
+├── SourceError         the source text of a function is not available, or is not that of the running code
+├── WorkflowError       the workflow is written in a way that cannot work
 ├── VerifyError         a System State Graph breaks a rule of the verifier
-└── TextError           a textual System State Graph that cannot be read
+└── TextError           the text of a System State Graph cannot be parsed
 """
 
 from __future__ import annotations
 
 
 class CompileError(Exception):
-    """`where` is `file:line`, or the name of a function, a node or a block."""
+    """A workflow cannot be compiled.
+
+    Attributes:
+        what: What is wrong.
+        where: `file:line`, or the name of a function, a node or a block.
+        mend: How to correct it.
+    """
 
     def __init__(self, what: str, *, where: str, mend: str) -> None:
         super().__init__(f"{where}: {what}; {mend}")
@@ -19,15 +25,15 @@ class CompileError(Exception):
 
 
 class SourceError(CompileError):
-    pass
+    """The source text of a function is not available, or is not that of the running code."""
 
 
 class WorkflowError(CompileError):
-    pass
+    """The workflow is written in a way that cannot work."""
 
 
 class VerifyError(CompileError):
-    """`rule` is the rule's name in `ramify.compiler.ir.verify.RULES`."""
+    """A System State Graph breaks a rule. `rule` is its name in `ramify.compiler.ir.verify.RULES`."""
 
     def __init__(self, rule: str, what: str, *, where: str, mend: str) -> None:
         super().__init__(f"{what} [{rule}]", where=where, mend=mend)
@@ -35,4 +41,4 @@ class VerifyError(CompileError):
 
 
 class TextError(CompileError):
-    pass
+    """The text of a System State Graph cannot be parsed."""

@@ -1,8 +1,9 @@
-"""What the compiler asks of measurement, and the answer of one who has measured nothing.
+"""The protocol by which the compiler asks for measurements, and an implementation without any.
 
-The compiler is pure: whoever has the recorded runs fills this protocol (`ramify.runtime.estimates.recorded_runs`), or, where there
-are none, who knows a gateway that has seen the workflow's calls (`ramify.runtime.estimates.gateway_history`). Every answer may be None,
-"not known"; a pass that needs it then leaves the graph as it is.
+The compiler is pure, so whoever has recorded runs implements `Estimates` (`ramify.runtime.estimates.recorded_runs`),
+or, if there are no runs, whoever knows a gateway that has seen the workflow's calls
+(`ramify.runtime.estimates.gateway_history`). Any answer may be None for "not known"; a pass that needs it then leaves
+the graph unchanged.
 """
 
 from __future__ import annotations
@@ -14,68 +15,73 @@ from ramify.compiler.plan import OpId, StagePlan
 
 
 class CallEstimate(Protocol):
-    """The model calls of one operation, made at once."""
+    """The model calls of one operation, made at the same time."""
 
     @property
     def calls(self) -> int: ...
 
     @property
     def prefill(self) -> float:
-        """Tokens of each."""
+        """Prompt tokens of each call."""
         ...
 
     @property
     def output(self) -> float:
-        """Tokens, the median of a call."""
+        """Median output tokens of a call."""
         ...
 
     @property
     def seconds(self) -> float:
-        """Until the last has answered."""
+        """Seconds until the last call has answered."""
         ...
 
 
 class Estimates(Protocol):
+    """What recorded runs of a workflow show."""
+
     def valid_for_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
-        """What still holds for code of these digests: a changed step may take another time and write other files, and
-        in a changed workflow an operation of the same name may be another one."""
+        """Return the estimates that still hold for code with these digests.
+
+        A changed step may take another time and write other files. In a changed workflow, an operation of the same
+        name may be another one.
+        """
         ...
 
     def step_s(self, step: str) -> float | None:
-        """Median seconds that go by in a step."""
+        """Return the median seconds that a step takes."""
         ...
 
     def rerun_s(self, step: str) -> float | None:
-        """Median seconds of its code alone: what doing it again takes, on a world that stands."""
+        """Return the median seconds of the step's code alone: the time of running it again on an existing world."""
         ...
 
     def calls(self, op: OpId) -> CallEstimate | None:
-        """The model calls made at, or inside, this operation."""
+        """Return the model calls made at, or inside, an operation."""
         ...
 
     def stages(self) -> tuple[StagePlan, ...]:
-        """The stages of a run in their order, whatever way it went: as many as every recorded run had."""
+        """Return the stages of a run in their order, on whatever path: as many as every recorded run had."""
         ...
 
     def width(self, fork: OpId) -> int | None:
-        """How many branches that FORK makes."""
+        """Return how many branches a FORK makes."""
         ...
 
     def seal_s(self) -> float | None:
-        """Median seconds of sealing a changed world and recording it."""
+        """Return the median seconds of sealing a changed world and recording it."""
         ...
 
     def wrote(self, step: str) -> Mapping[str, tuple[str, ...]]:
-        """The `files` and `channels` that it changed in recorded runs: no bound on what it may change."""
+        """Return the `files` and `channels` that a step changed in recorded runs. It may change others."""
         ...
 
     def begins_without(self, path: str) -> bool:
-        """Whether runs begin with nothing at that path of their workspace, and two who make it there must meet."""
+        """Return whether runs begin without a file at this path, so that two branches that create it conflict."""
         ...
 
 
 class Unmeasured:
-    """Nothing was recorded yet."""
+    """Estimates without any recorded run."""
 
     def valid_for_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
         return self
@@ -102,7 +108,7 @@ class Unmeasured:
         return {}
 
     def begins_without(self, path: str) -> bool:
-        return True  # on no workspace
+        return True
 
 
 UNMEASURED = Unmeasured()

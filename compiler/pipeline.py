@@ -1,4 +1,9 @@
-"""From a workflow to its plan: front end, lowering, passes, emission."""
+"""From a workflow to its plan: front end, lowering, passes, emission. Start at `compile_workflow` or `compile_graph`.
+
+Before the passes, a workflow with an endless loop is refused. A LangGraph graph is not: its edges do not show all
+that may happen. A caller can enter at any node by `Command(goto=...)`, and a cycle may end by an interrupt, an
+exception or the recursion limit. A node that no edge leads to is logged as a warning.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from typing import Any
 from ramify.compiler.emit import emit
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import UNMEASURED, Estimates
-from ramify.compiler.ir.analysis import reached
+from ramify.compiler.ir.analysis import reachable
 from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.lower import lower
 from ramify.compiler.ir.text import dot, mermaid, print_graph
@@ -21,50 +26,10 @@ from ramify.compiler.spec import Machine, Spec, spec_text
 log = logging.getLogger("ramify.compiler")
 
 
-def check(spec: Spec, graph: Graph) -> None:
-    """Raises WorkflowError."""
-    if isinstance(spec.body, Machine):
-        _warn_of_unreached(spec, spec.body)
-    else:
-        _ends(graph)
-
-
-def _warn_of_unreached(spec: Spec, machine: Machine) -> None:
-    """Where the code of no node can be seen to lead elsewhere than its edges do."""
-    if machine.unseen is not None or any(node.open for node in machine.nodes):
-        return
-    places = {step.name: step.where or f"{spec.name}, node {step.name}" for step in spec.steps}
-    onward = {node.run.step: node.targets for node in machine.nodes}
-    met = reached(machine.entry, onward)
-    for node in onward:
-        if node not in met:
-            log.warning(
-                "%s: no edge leads to node %s: only a caller's Command(goto=%r) can reach it",
-                places[node],
-                node,
-                node,
-            )
-
-
-def _ends(graph: Graph) -> None:
-    """Some way leads out of every loop; an exception that a step may raise is not one that the code shows."""
-    back: dict[str, list[str]] = {}
-    for block in graph.blocks:
-        for to, _ in block.exits:
-            back.setdefault(to, []).append(block.id)
-    ending = reached([block.id for block in graph.blocks if not block.exits], back)
-    stuck = [block for block in graph.blocks if block.id not in ending]
-    if stuck:
-        sites = [op.place for block in stuck for op in block.ops if op.site is not None]
-        raise WorkflowError(
-            "this is in, or leads to, a cycle with no exit: the worlds that it holds would never end",
-            where=sites[0] if sites else graph.name,
-            mend="leave the loop by `break`, `return` or `raise`",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Compilation:
+    """What the compiler made of a workflow, stage by stage."""
+
     spec: Spec
     ssg: Graph
     plan: Plan
@@ -91,9 +56,19 @@ def compile_workflow(
     passes: Iterable[str] | None = None,
     estimates: Estimates = UNMEASURED,
 ) -> Compilation:
-    """A function under `@workflow`. `ref` is how `ramify run` finds it again; name and deadline default to what the
-    decorator says. `passes` names the optional passes to run, by default all; `estimates` is what recorded runs say.
-    Raises CompileError."""
+    """Compile a function under `@workflow`.
+
+    Args:
+        function: The workflow.
+        ref: How `ramify run` finds it: "path/to/file.py:name" or "module:name".
+        deadline_s: The deadline in seconds; by default that of the decorator.
+        name: The workflow's name; by default that of the decorator.
+        passes: The optional passes to run, by name; by default all.
+        estimates: What recorded runs show.
+
+    Raises:
+        CompileError: The workflow cannot be compiled.
+    """
     from ramify.compiler.frontend.python.workflow_reader import read_workflow
 
     spec = read_workflow(function, ref=ref, deadline_s=deadline_s, name=name)
@@ -109,25 +84,67 @@ def compile_graph(
     passes: Iterable[str] | None = None,
     estimates: Estimates = UNMEASURED,
 ) -> Compilation:
-    """A LangGraph `StateGraph`, compiled or not. Raises CompileError."""
-    from ramify.compiler.frontend.langgraph.graph_reader import read_graph, with_routes
-    from ramify.compiler.frontend.langgraph.nodes import with_state
-    from ramify.compiler.frontend.python.sources import Sources
+    """Compile a LangGraph `StateGraph`, compiled by LangGraph or not. The arguments are as in `compile_workflow`.
 
-    sources = Sources(version=5)  # rows of nodes are met by digests of that form
-    spec = with_routes(read_graph(graph, name=name, ref=ref, deadline_s=deadline_s, sources=sources), graph)
-    spec = with_state(spec, graph, estimates.begins_without, sources)
+    Raises:
+        CompileError: The graph cannot be compiled.
+    """
+    from ramify.compiler.frontend.langgraph.graph_reader import read_graph
+
+    begins_without = estimates.begins_without
+    spec = read_graph(graph, name=name, ref=ref, deadline_s=deadline_s, begins_without=begins_without)
     return compile_spec(spec, passes=passes, estimates=estimates)
 
 
 def compile_spec(
     spec: Spec, *, passes: Iterable[str] | None = None, estimates: Estimates = UNMEASURED
 ) -> Compilation:
-    """What a front end read."""
+    """Compile what a front end read. The arguments are as in `compile_workflow`.
+
+    Raises:
+        CompileError: The Spec cannot be compiled.
+    """
     pipeline = chosen(passes)
     estimates = estimates.valid_for_code(spec.code_digest, {step.name: step.code_digest for step in spec.steps})
     ssg = lower(spec)
-    check(spec, ssg)
+    if isinstance(spec.body, Machine):
+        _warn_of_unreachable_nodes(spec, spec.body)
+    else:
+        _refuse_endless_loops(ssg)
     ssg = run_passes(ssg, spec, pipeline, estimates)
     ran = tuple(each.name for each in pipeline)
     return Compilation(spec, ssg, emit(ssg, spec, estimates, ran))
+
+
+def _warn_of_unreachable_nodes(spec: Spec, machine: Machine) -> None:
+    """Log nodes that no edge leads to, unless the code of some node may lead elsewhere than its edges."""
+    if machine.unseen is not None or any(node.open for node in machine.nodes):
+        return
+    places = {step.name: step.where or f"{spec.name}, node {step.name}" for step in spec.steps}
+    targets = {node.run.step: node.targets for node in machine.nodes}
+    reached = reachable(machine.entry, targets)
+    for node in targets:
+        if node not in reached:
+            log.warning(
+                "%s: no edge leads to node %s: only a caller's Command(goto=%r) can reach it",
+                places[node],
+                node,
+                node,
+            )
+
+
+def _refuse_endless_loops(graph: Graph) -> None:
+    """Refuse blocks from which no path leads to the end. Exceptions that a step may raise are not in the graph."""
+    predecessors: dict[str, list[str]] = {}
+    for block in graph.blocks:
+        for to, _ in block.exits:
+            predecessors.setdefault(to, []).append(block.id)
+    ending = reachable([block.id for block in graph.blocks if not block.exits], predecessors)
+    stuck = [block for block in graph.blocks if block.id not in ending]
+    if stuck:
+        sites = [op.place for block in stuck for op in block.ops if op.site is not None]
+        raise WorkflowError(
+            "this is in, or leads to, a loop without an exit: the worlds in it would never end",
+            where=sites[0] if sites else graph.name,
+            mend="leave the loop by `break`, `return` or `raise`",
+        )

@@ -1,7 +1,7 @@
 """The plan: the compiler's only output, and all that the runtime knows of the compiler.
 
-Frozen, versioned, JSON. The runtime performs a plan's operations and names them in its journal; nothing else of
-`ramify.compiler` is imported to run one.
+A plan is frozen, versioned, and stored as JSON. The runtime performs its operations and names them in the journal.
+Running a plan imports nothing else of `ramify.compiler`. Start at `Plan` and `OpKind`.
 """
 
 from __future__ import annotations
@@ -9,87 +9,93 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, NewType
 
 PLAN_VERSION = 6
-PREFIX = "prefix"  # the attribute of the operation whose first call is hinted at when the run begins
-ADDED = "added"  # the attribute of an operation that a plan has since a change of the code was accepted
-ACCEPTED = "accepted"  # its value where a person did; else the code itself is for both
-STAGES = "stages"  # the pass that is nothing else than what is emitted of it
+PREFIX = "prefix"  # attribute of the operation whose first model call is hinted at when the run begins
+ADDED = "added"  # attribute of an operation that was added to the plan when a change of the code was accepted
+ACCEPTED = "accepted"  # its value if a person accepted the change; otherwise the code supports both versions
+STAGES = "stages"  # the pass that changes no operation, only `Plan.stages` and `Plan.expected`
 
 OpId = NewType("OpId", str)
 ValueId = NewType("ValueId", str)
 
 
 class PlanError(Exception):
-    """A plan that cannot be read or run: wrong version, wrong shape, not for this workflow."""
+    """A plan cannot be read or run: it has another version or shape, or is for another workflow."""
 
 
 class Effect(StrEnum):
     """What a step may do."""
 
-    PURE = "pure"  # touches no world
-    READONLY = "readonly"  # reads its world; nothing that it leaves there is kept
+    PURE = "pure"  # uses no world
+    READONLY = "readonly"  # reads its world; its changes there are dropped
     REVERTIBLE = "revertible"  # changes only its world
-    IRREVERSIBLE = "irreversible"  # reaches outside
-    UNKNOWN = "unknown"  # unannotated: runs as written, never speculated, never reused
+    IRREVERSIBLE = "irreversible"  # acts on the outside world
+    UNKNOWN = "unknown"  # not annotated: runs as written, never ahead of time, never reused
 
 
 class OpKind(StrEnum):
-    """The operations of the System State Graph. Worlds (w) are linear values: used once, except through FORK. What
-    was done to the outside (e) is a second chain, in order: a graph that does nothing there has none. The versions of
-    a graph's channels (c) are a third: what runs in LangGraph's nodes takes one and makes the next."""
+    """The operations of the System State Graph.
 
-    # () -> w, c, e. Import the workspace as the base snapshot; the root world stands on it. The channels as given.
+    Values are of three kinds. Worlds (w, and ws for all branches of a fork) are linear: each is used once, except
+    through FORK. Effects on the outside (e) form a second chain, in order; a graph without such effects has none.
+    Versions of a LangGraph graph's channels (c) form a third: each node takes one and makes the next.
+    """
+
+    # () -> w, c, e. Import the workspace as the base snapshot, and make the root world on it. Take the channels
+    # given.
     ENTER = "ENTER"
-    # w -> w, or ws -> ws for every branch of a fork, or () -> () for a pure step. Run a step's code. One that may
-    # reach outside takes the chain of effects as well, and hands it on: w, e -> w, e. A node of LangGraph reads
-    # the version of the channels that it takes, and its writes make the next: w, c -> w, c; `attrs` may narrow both
-    # to the channels that it `reads` and `writes`. `caught`: the workflow may go on after it failed, from where it
-    # began.
+    # w -> w; ws -> ws for every branch of a fork; () -> () for a pure step. Run a step's code. A step that may act on
+    # the outside also takes the chain of effects: w, e -> w, e. A LangGraph node takes a version of the channels, and
+    # its writes make the next: w, c -> w, c; `attrs` may narrow both to the channels that it `reads` and `writes`.
+    # `caught`: after a failure the workflow may continue from the state before it.
     RUN = "RUN"
-    # As RUN, of a node that calls tools. Which of `attrs["tools"]`, and how often, a model says while it runs.
+    # As RUN, for a node that calls tools. The model decides at run time which of `attrs["tools"]` to call, how often.
     CALL_TOOL = "CALL_TOOL"
-    # () -> (). A stage of model calls; touches no world.
+    # () -> (). A stage of model calls. Uses no world.
     CALL_LLM = "CALL_LLM"
-    # w -> w. Freeze what changed into a snapshot and record a checkpoint.
+    # w -> w. Freeze the changes into a snapshot and record a checkpoint.
     SEAL = "SEAL"
-    # e -> e. What follows is durably intended before it starts: an irreversible RUN stands behind one.
+    # e -> e. Store the intent durably before the next operation starts. Stands in front of each irreversible RUN.
     BARRIER = "BARRIER"
-    # w -> w. While the model thinks: make ready the worlds that a FORK of this one will hand out. w stays as it is.
+    # w -> w. While the model thinks, prepare the worlds that a FORK of this one will hand out. w does not change.
     PREFORK = "PREFORK"
-    # w -> w, ws. Many copy-on-write worlds on the snapshot where w was sealed.
+    # w -> w, ws. Make many copy-on-write worlds on the snapshot at which w was sealed.
     FORK = "FORK"
-    # w, ws -> w, ws. Three-way merge of one branch into w; the base is the snapshot of the FORK in `attrs["fork"]`.
-    # Of a superstep: every branch in turn, and the channels' reducers with it: w, ws, c -> w, ws, c.
+    # w, ws -> w, ws. Merge one branch into w, three-way; the base is the snapshot of the FORK in `attrs["fork"]`.
+    # In a superstep: merge every branch in turn, and reduce the channels: w, ws, c -> w, ws, c.
     MERGE = "MERGE"
-    # () -> (). Ask a person; the run waits. In a journal alone: it runs under a graph break or the catch-all.
+    # () -> (). Ask a person; the run waits. Only in a journal: it runs under a graph break or the catch-all.
     INTERRUPT = "INTERRUPT"
-    # w -> w. Go back to an earlier state of the branch. In a journal alone: a person asked for it.
+    # w -> w. Go back to an earlier state of the branch. Only in a journal: a person asked for it.
     RESTORE = "RESTORE"
-    # () -> (). The code is another from here on: a person accepted that, or the workflow asked which version of its
-    # code it is. In a journal alone.
+    # () -> (). From here on the code is another: a person accepted that, or the workflow asked for its version by
+    # `patched`. Only in a journal.
     CHANGE = "CHANGE"
-    # w -> w. A command in a step that was declared reusable. In a journal alone: its step is the operation.
+    # w -> w. A command in a step that was declared reusable. Only in a journal: the plan has its step.
     COMMAND = "COMMAND"
-    # ws -> (), w -> (). End worlds: every path ends each world exactly once.
+    # ws -> (), w -> (). End worlds. Every path ends each world exactly once.
     RELEASE = "RELEASE"
-    # w, c, e -> w, c, e. A graph break: what runs here was not seen ahead. Its steps run, and seal, under this name.
+    # w, c, e -> w, c, e. A graph break: code that could not be read. Its steps run, and seal, under this name.
     BREAK = "BREAK"
 
 
 STEPS = frozenset({OpKind.RUN, OpKind.CALL_TOOL})
-"""The operations that run a step's code. Their rows in a journal are of kind RUN."""
+"""The operations that run a step's code. A journal records both as RUN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where in the user's code an operation stands: the range of the call expression. Lines from 1, columns from
-    0 (UTF-8 bytes), as `ast` and `co_positions` count. `file` is the last two parts of the path."""
+    """The place of an operation in the user's code: the range of the call expression.
+
+    Lines count from 1, columns from 0 in UTF-8 bytes, as in `ast` and `co_positions`. `file` is the last two parts of
+    the path.
+    """
 
     file: str
     line: int
@@ -105,30 +111,33 @@ class Site:
 
 
 def text_digest(text: str) -> str:
-    """Of a file's text, as `Plan.files` has it."""
+    """Return the digest of a file's text, as in `Plan.files`."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def site_file(path: str) -> str:
-    """A source path as a `Site` names it: its last two parts, so that a plan holds on another machine."""
+    """Return the last two parts of a source path, as in `Site.file`, so that a plan is valid on another machine."""
     return "/".join(PurePath(path).parts[-2:])
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the code says of an operation, without its position."""
+    """What identifies an operation in the code, besides its position."""
 
-    place: int  # which of the places in the code it is, in the order in which that is read
-    identity: str  # digest of the call, of what becomes of its result, and of the calls that lead to it
-    first: str  # digest of the workflow's code up to the end of the statement that first leads there; "": not known
-    last: str  # the same of the last one
-    repeats: bool  # one run may come there several times
+    place: int  # its number among the operations in the code, in reading order
+    identity: str  # digest of the call, of how its result is used, and of the calls that lead to it
+    first: str  # digest of the workflow's code up to the end of the first statement that leads to it; "": unknown
+    last: str  # the same for the last statement
+    repeats: bool  # one run may reach it several times
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOp:
-    """One operation. A call site reached over several call paths is one operation, with the values of the first
-    path; a block on each path names it."""
+    """One operation.
+
+    A call site that several call paths reach is one operation, with the values of the first path. A block on each
+    path names it.
+    """
 
     id: OpId
     kind: OpKind
@@ -141,13 +150,13 @@ class PlanOp:
 
     @property
     def has_world(self) -> bool:
-        """Whether it takes a world, or a family of them, and not only channels or the chain of effects."""
+        """Whether it takes a world, or all branches of a fork, and not only channels or the chain of effects."""
         return any(value.startswith("w") for value in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A straight line of operations; `exits` name the blocks that may follow and the worlds handed to each."""
+class PlanBlock:
+    """A sequence of operations. `exits` name the blocks that may follow, and the worlds passed to each."""
 
     id: str
     params: tuple[ValueId, ...]
@@ -161,28 +170,28 @@ class StepPlan:
 
     name: str
     effect: Effect
-    reuse: bool = False  # declared deterministic: equal state and inputs, equal result
+    reuse: bool = False  # declared deterministic: equal state and inputs give an equal result
     code_digest: str = ""
     why: str = ""  # how the effect is known: "declared", "takes a Sandbox", …
-    in_fork: bool = False  # irreversible, and declared fit for a branch that may be thrown away
+    in_fork: bool = False  # irreversible, and declared allowed in a branch that may be dropped
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """A stage of model calls, as it is expected: from the code where that says it, else from recorded runs."""
+    """An expected stage of model calls, according to the code or else to recorded runs."""
 
     op: OpId
     calls: int
     prefill: float  # tokens, each call
     output: float  # tokens, the median of a call
-    tools_s: float  # before it, since the stage before
+    tools_s: float  # seconds between the stage before and this one
     seconds: float  # from the stage's start to its last answer
-    share: float  # φ: what of the deadline is over when this stage is due; the last stage's may be below 1
+    share: float  # φ: the part of the deadline that is over when this stage is due; the last may be below 1
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """A place that the compiler could not see through, and what it means."""
+    """A place in the code that the compiler could not read, and why."""
 
     op: OpId
     where: str
@@ -196,13 +205,12 @@ class CodePart:
     name: str
     where: str  # file:line
     digest: str
-    steps: tuple[str, ...]  # those that use it, or that come after a use of it in the workflow
+    steps: tuple[str, ...]  # the steps that use it, or that run after a use of it in the workflow
 
 
 @dataclass(frozen=True)  # no slots: the lookup tables are cached on it
 class Plan:
-    """What a run performs. `breaks` begins with the catch-all: the operation under which the runtime names whatever
-    has no site in the plan, so that a plan is exhaustive by construction."""
+    """What a run performs. Its first graph break is the catch-all: all that has no site runs under this operation."""
 
     workflow: str  # "path/or/module:name", as `ramify run` takes it
     name: str
@@ -210,20 +218,24 @@ class Plan:
     code_digest: str
     steps: tuple[StepPlan, ...]
     ops: tuple[PlanOp, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[PlanBlock, ...]
     breaks: tuple[GraphBreak, ...] = ()
     deadline_s: float | None = None
-    stages: int | None = None  # how many stages of LLM calls a run has, where that is known
-    expected: tuple[StagePlan, ...] = ()  # each of them, where recorded runs say how long they take
-    passes: tuple[str, ...] = ()  # that made this plan
-    code: tuple[CodePart, ...] = ()  # what it was compiled from
-    places: int = 0  # how many places the code has where operations stand
+    stages: int | None = None  # the number of stages of model calls in a run, if known
+    expected: tuple[StagePlan, ...] = ()  # the stages, if recorded runs show how long they take
+    passes: tuple[str, ...] = ()  # the passes that made this plan
+    code: tuple[CodePart, ...] = ()  # the code that it was compiled from
+    places: int = 0  # the number of operations in the code
     patches: tuple[str, ...] = ()  # the names that the code asks `patched` for
-    files: tuple[tuple[str, str], ...] = ()  # in which its sites are, each with the digest of its text
+    files: tuple[tuple[str, str], ...] = ()  # the files of its sites, each with the digest of its text
     version: int = PLAN_VERSION
 
     def op(self, op_id: str) -> PlanOp:
-        """Raises PlanError if the plan has no such operation."""
+        """Return an operation by its id.
+
+        Raises:
+            PlanError: The plan has no such operation.
+        """
         try:
             return self._by_id[op_id]
         except KeyError:
@@ -234,18 +246,20 @@ class Plan:
 
     @property
     def catch_all(self) -> PlanOp:
-        """Raises PlanError if the plan has no graph breaks: every plan that was compiled or read has this one."""
+        """The operation for all that has no site in the plan. Every plan that was compiled or read has it.
+
+        Raises:
+            PlanError: The plan has no graph breaks.
+        """
         if not self.breaks:
-            raise PlanError(
-                f"plan of {self.name}: `breaks` is empty; its first must be the catch-all: compile it again"
-            )
+            raise PlanError(f"plan of {self.name}: `breaks` is empty, without the catch-all: compile it again")
         return self.op(self.breaks[0].op)
 
     def at(self, kind: OpKind | tuple[OpKind, ...], file: str, line: int, col: int) -> PlanOp | None:
-        """The innermost operation of that kind whose site contains the point; `file` as `site_file` gives it.
+        """Return the innermost operation of that kind whose site contains a position; `file` as by `site_file`.
 
-        Containment, not equality: CPython moves the position of a call in a multi-line chain to the line of its
-        attribute, which is still inside the call expression.
+        The site need not begin there: for a call in a chain over several lines, CPython reports the line of the
+        attribute, which is inside the call expression.
         """
         kinds = kind if isinstance(kind, tuple) else (kind,)
         found: PlanOp | None = None
@@ -255,15 +269,15 @@ class Plan:
         return found
 
     def on_line(self, file: str, line: int) -> list[PlanOp]:
-        """The operations whose call takes up that line, or part of it; `file` as `site_file` gives it."""
+        """Return the operations whose call covers that line, or a part of it; `file` as by `site_file`."""
         ops = self._by_file.get(file, ())
         return [op for op in ops if op.site is not None and op.site.line <= line <= op.site.end_line]
 
     def after(self, op: PlanOp, kind: OpKind) -> PlanOp | None:
-        """The operation of that kind that consumes a world that `op` makes, in its block or in one that follows.
+        """Return the operation of that kind that takes a world made by `op`, in its block or a later one.
 
-        Where an operation was taken out of the plan, its outputs are missing: then the next operation of the block
-        that names a missing value counts as the consumer.
+        If an operation was removed from the plan, its outputs are missing. Then the next operation of the block that
+        names a missing value counts.
         """
         todo, seen = list(op.outputs), set(op.outputs)
         while todo:
@@ -271,73 +285,57 @@ class Plan:
             for user in self._users.get(value, ()):
                 if user.kind is kind:
                     return user
-            fresh = [v for v in self._handed_on.get(value, ()) if v not in seen]
+            fresh = [v for v in self._passed_to.get(value, ()) if v not in seen]
             seen.update(fresh)
             todo += fresh
-        if any(v in self._users or v in self._handed_on for v in op.outputs):
+        if any(v in self._users or v in self._passed_to for v in op.outputs):
             return None
         orphan = self._next_orphan(op)
         return orphan if orphan is not None and orphan.kind is kind else None
 
     def before(self, op: PlanOp, kind: OpKind) -> PlanOp | None:
-        """The operation of that kind that makes a world that `op` consumes, in the same block."""
+        """Return the operation of that kind that makes a world taken by `op`, in the same block."""
         makers = (self._makers.get(value) for value in op.inputs)
         return next((maker for maker in makers if maker is not None and maker.kind is kind), None)
 
     def prefork(self, op_id: str) -> PlanOp | None:
-        """The PREFORK that is performed while that operation waits for the model."""
+        """Return the PREFORK that is performed while an operation waits for the model."""
         return self._preforks.get(op_id)
 
     def rest_after(self, stage: int) -> tuple[float, ...] | None:
-        """The tag `plan_rest`: calls, prefill tokens, output tokens and tool seconds of each stage after this one;
-        None where the stages are not known."""
+        """Return the tag `plan_rest`: calls, prefill tokens, output tokens and tool seconds of each later stage.
+
+        None if the stages are not known.
+        """
         if stage >= len(self.expected):
             return None
         rest = self.expected[stage + 1 :]
         return tuple(number for s in rest for number in (s.calls, s.prefill, s.output, s.tools_s))
 
     def release_of(self, fork: PlanOp) -> PlanOp | None:
-        """The RELEASE of the branches of that FORK."""
+        """Return the RELEASE of the branches of a FORK."""
         ends = (op for op in self.ops if op.kind is OpKind.RELEASE)
         return next((op for op in ends if op.attrs.get("fork") == fork.id), None)
 
-    def without(self, op: PlanOp) -> Plan:
-        """The plan with an operation taken out, and its outputs replaced by its inputs. Raises PlanError for one that
-        makes or ends worlds."""
-        if len(op.inputs) != len(op.outputs):
-            raise PlanError(f"plan of {self.name}: {op.kind} {op.id} makes or ends worlds and cannot be taken out")
-        swap = dict(zip(op.outputs, op.inputs, strict=True))
-
-        def swapped(values: tuple[ValueId, ...]) -> tuple[ValueId, ...]:
-            return tuple(swap.get(value, value) for value in values)
-
-        ops = tuple(replace(o, inputs=swapped(o.inputs)) for o in self.ops if o.id != op.id)
-        blocks = tuple(
-            replace(
-                block,
-                ops=tuple(op_id for op_id in block.ops if op_id != op.id),
-                exits=tuple((to, swapped(worlds)) for to, worlds in block.exits),
-            )
-            for block in self.blocks
-        )
-        return replace(self, ops=ops, blocks=blocks)
-
     def to_json(self) -> str:
-        return self._text
+        return self._json
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Raises PlanError, which names the key that is wrong.
+        """Read a plan.
 
-        A plan that people have edited is read as it is: an operation taken out of `ops` may still stand in a block,
-        and the values that it made may still be named.
+        A plan may have been edited by hand: an operation that was removed from `ops` may still be named in a block,
+        and so may its values.
+
+        Raises:
+            PlanError: The text is no valid plan. The message names the key.
         """
         from ramify.compiler.plan_json import read_plan
 
         return read_plan(text)
 
     @cached_property
-    def _text(self) -> str:
+    def _json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @cached_property
@@ -373,8 +371,8 @@ class Plan:
         return table
 
     @cached_property
-    def _handed_on(self) -> dict[ValueId, list[ValueId]]:
-        """World to the block parameters that it becomes."""
+    def _passed_to(self) -> dict[ValueId, list[ValueId]]:
+        """The block parameters that each world is passed to."""
         params = {block.id: block.params for block in self.blocks}
         table: dict[ValueId, list[ValueId]] = {}
         for block in self.blocks:
@@ -400,25 +398,3 @@ def _is_inside(op: PlanOp, other: PlanOp | None) -> bool:
     start, other_start = (op.site.line, op.site.col), (other.site.line, other.site.col)
     end, other_end = (op.site.end_line, op.site.end_col), (other.site.end_line, other.site.end_col)
     return start > other_start or (start == other_start and end < other_end)
-
-
-@dataclass(frozen=True, slots=True)
-class StepInfo:
-    """What a decorated function says of itself, for the compiler to read as `function.__ramify_step__`."""
-
-    name: str  # the function's qualified name
-    module: str
-    effect: Effect | None  # None: not declared
-    takes_sandbox: bool
-    reuse: bool = False
-    in_fork: bool = False
-    retried: bool = False  # a failed attempt is followed by another
-
-
-@dataclass(frozen=True, slots=True)
-class WorkflowInfo:
-    """The same for a workflow, as `function.__ramify_workflow__`."""
-
-    name: str
-    ref: str  # how to find it again: "path/to/file.py:name" or "module:name"
-    deadline_s: float | None = None

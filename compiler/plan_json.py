@@ -1,6 +1,7 @@
-"""Reading a plan back from JSON: its shape from the dataclasses, then that its names meet.
+"""Plans as JSON: reading one, and the JSON Schema for other tools (docs/plan.schema.json).
 
-Every refusal names the key, as `plan.ops[3].kind`.
+Both follow the dataclasses of `plan`. Reading also checks that names refer to something. Every error names the key,
+as in `plan.ops[3].kind`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from ramify.compiler.plan import PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
 
-WITHOUT_CODE = 3  # plans of that version do not say what they were compiled from
-BEFORE = (4, 5)  # those of these not of all of it, or not of the operations' places; they keep their version
+WITHOUT_CODE = 3  # plans of this version do not state the code that they were compiled from
+OLDER = (4, 5)  # plans of these state only a part of it, or no places of operations; they keep their version
 
 
 def read_plan(text: str) -> Plan:
+    """Read a plan of this version, or of one that is still supported.
+
+    Raises:
+        PlanError: The text is no valid plan.
+    """
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -26,19 +32,19 @@ def read_plan(text: str) -> Plan:
     version = data.get("version") if isinstance(data, dict) else None
     if version == WITHOUT_CODE:
         data |= {"version": version + 2, "code": []}
-    elif version not in (*BEFORE, PLAN_VERSION):
+    elif version not in (*OLDER, PLAN_VERSION):
         raise PlanError(
             f"plan.version: {version!r}, and this ramify reads {PLAN_VERSION}; compile the workflow again"
         )
     if version != PLAN_VERSION:
-        _without_places(data)
+        _add_missing_keys(data)
     plan: Plan = _decode(Plan, data, "plan")
     _check_names(plan)
     return plan
 
 
-def _without_places(data: dict[str, Any]) -> None:
-    """As a plan of now says nothing of what those before it do not."""
+def _add_missing_keys(data: dict[str, Any]) -> None:
+    """Add the keys that an older plan does not have, with empty values."""
     data.setdefault("places", 0)
     data.setdefault("patches", [])
     data.setdefault("files", [])
@@ -48,11 +54,11 @@ def _without_places(data: dict[str, Any]) -> None:
 
 
 def _decode(hint: Any, value: object, path: str) -> Any:
-    """`value` as the annotation `hint` has it. Any, as the hint is only known when it runs."""
+    """Return a JSON value as its annotation states. Typed Any, since the annotation is only known at run time."""
     if isinstance(hint, NewType):
         hint = hint.__supertype__
     origin = get_origin(hint)
-    if origin in (Union, types.UnionType):  # only `X | None` stands in a plan
+    if origin in (Union, types.UnionType):  # a plan has only `X | None`
         inner = next(arg for arg in get_args(hint) if arg is not type(None))
         return None if value is None else _decode(inner, value, path)
     if origin is tuple:
@@ -100,11 +106,11 @@ def _expect(kind: type, value: object, path: str) -> Any:
 
 
 def _check_names(plan: Plan) -> None:
-    """What names an operation, a step or a block names one that is there."""
+    """Check that each name of an operation, a step or a block refers to one in the plan."""
     ops: dict[str, PlanOp] = {}
     for i, op in enumerate(plan.ops):
         if op.id in ops:
-            raise PlanError(f"plan.ops[{i}].id: {op.id!r} stands twice")
+            raise PlanError(f"plan.ops[{i}].id: {op.id!r} occurs twice")
         ops[op.id] = op
     for i, op in enumerate(plan.ops):
         if op.kind in STEPS and plan.step(op.step or "") is None:
@@ -127,48 +133,52 @@ def _check_names(plan: Plan) -> None:
         raise PlanError("plan.breaks[0]: the first break must be the catch-all, whose operation has no site")
 
 
+# JSON Schema
+
 _PLAIN = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 def plan_schema() -> str:
-    """As text. That names meet (an exit's block, a RUN's step) is beyond a schema: `Plan.from_json` checks it."""
+    """Return the JSON Schema of a plan, as text.
+
+    A schema cannot express that names refer to something, such as the block of an exit; `Plan.from_json` checks that.
+    """
     defined: dict[str, object] = {}
-    _of(Plan, defined)
+    _schema_of(Plan, defined)
     plan: Any = defined.pop("Plan")
     plan["properties"]["version"] = {"const": PLAN_VERSION}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A plan of Ramify"}
     return json.dumps({**head, **plan, "$defs": defined}, indent=2) + "\n"
 
 
-def _of(hint: Any, defined: dict[str, object]) -> dict[str, object]:
-    """Any, as the hint is only known when it runs."""
+def _schema_of(hint: Any, defined: dict[str, object]) -> dict[str, object]:
     if isinstance(hint, NewType):
         hint = hint.__supertype__
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [{"type": "null"} if arg is type(None) else _of(arg, defined) for arg in args]}
+        return {"anyOf": [{"type": "null"} if arg is type(None) else _schema_of(arg, defined) for arg in args]}
     if origin is tuple and args[-1] is Ellipsis:
-        return {"type": "array", "items": _of(args[0], defined)}
+        return {"type": "array", "items": _schema_of(args[0], defined)}
     if origin is tuple:
-        items = [_of(arg, defined) for arg in args]
+        items = [_schema_of(arg, defined) for arg in args]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if origin is Mapping:
         return {"type": "object"}
     if dataclasses.is_dataclass(hint):
-        return _object(hint, defined)
+        return _object_schema(hint, defined)
     if issubclass(hint, Enum):
         return {"enum": [member.value for member in hint]}
     return {"type": _PLAIN[hint]}
 
 
-def _object(hint: Any, defined: dict[str, object]) -> dict[str, object]:
+def _object_schema(hint: Any, defined: dict[str, object]) -> dict[str, object]:
     if hint.__name__ not in defined:
-        defined[hint.__name__] = {}  # its place, in the order of first use
+        defined[hint.__name__] = {}  # reserves its place, in the order of first use
         hints = get_type_hints(hint)
         names = [field.name for field in dataclasses.fields(hint)]
         defined[hint.__name__] = {
             "type": "object",
-            "properties": {name: _of(hints[name], defined) for name in names},
+            "properties": {name: _schema_of(hints[name], defined) for name in names},
             "required": names,
             "additionalProperties": False,
         }

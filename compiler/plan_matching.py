@@ -1,9 +1,10 @@
-"""A plan that was stored, and the code as it is now: which operations are the same.
+"""Matches a stored plan with the code as it is now: which operations are the same.
 
-Equal digests: they correspond one to one, in the order in which the code is read (`current_sites`). Other code: what lies
-in front of the first change is the same code, so its operations are the same. After it an operation is known by its
-call, by what becomes of its result, and by the calls that lead to it, where only one has that identity and it runs
-once. All others are never guessed: equal calls of a loop, say, cannot be told apart by anything recorded.
+If the digests are equal, operations correspond one to one, in reading order (`current_sites`). If the code changed,
+the code in front of the first change is the same, and so are its operations. After the change an operation is
+identified by its call, by how its result is used, and by the calls that lead to it, provided that only one operation
+has that identity and that it runs once. All others count as not certain: nothing recorded can tell equal calls of a
+loop apart, for example.
 """
 
 from __future__ import annotations
@@ -13,23 +14,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ramify.compiler.emit import places_of
 from ramify.compiler.ir.graph import base_id
 from ramify.compiler.ir.lower import lower
-from ramify.compiler.places import places_of
 from ramify.compiler.plan import ACCEPTED, ADDED, PLAN_VERSION, Effect, OpId, OpKind, Origin, Plan, PlanOp, Site
 from ramify.compiler.spec import Spec
 
 HARMLESS = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
-"""Steps that may be run again where nobody can tell whether they were: they touch nothing but their world."""
+"""Effects of steps that may safely run again if it is not certain whether they ran: they change only their world."""
 
-_NAMING = ("fork", "during", "forks", "base", "dies")
+_ID_ATTRS = ("fork", "during", "forks", "base", "dies")  # attributes that hold ids of operations
 _PLACED = (OpKind.RUN, OpKind.CALL_LLM, OpKind.FORK, OpKind.MERGE, OpKind.BREAK)
-"""What stands in the code by itself; others stand at the site of the operation that they belong to."""
+"""Operations with a place of their own in the code. Others have the site of the operation that they belong to."""
 
 
 def current_sites(stored: Plan, spec: Spec) -> dict[OpId, Site] | None:
-    """Where the operations of a stored plan stand in its code, as that is laid out now. `spec`: read from the code,
-    whose digest is the plan's. None where this compiler reads the code in another way than the plan's did."""
+    """Return the sites of a stored plan's operations in code with the same digest, laid out differently.
+
+    Args:
+        stored: The plan.
+        spec: Read from the code as it is now.
+
+    Returns:
+        The site of each operation; None if this compiler reads the code differently from the plan's compiler.
+    """
     own = [op for op in stored.ops if op.site is not None and op.kind in _PLACED]
     if stored.version == PLAN_VERSION:
         places = places_of(spec)
@@ -45,57 +53,65 @@ def current_sites(stored: Plan, spec: Spec) -> dict[OpId, Site] | None:
     now = {base_id(op.id): op for op in lower(spec).ops() if op.site is not None and op.kind in _PLACED}
     if {op.id: (op.kind, op.step) for op in own} == {id: (op.kind, op.step) for id, op in now.items()}:
         return {id: op.site for id, op in now.items() if op.site is not None}
-    there = iter((op.kind, op.site) for op in now.values())
-    if all((op.kind, op.site) in there for op in own):  # in the same order, with more between them
+    found_now = iter((op.kind, op.site) for op in now.values())
+    if all((op.kind, op.site) in found_now for op in own):  # in the same order, with others between them
         return {op.id: op.site for op in own if op.site is not None}
     return None
 
 
 def relocated(stored: Plan, sites: Mapping[OpId, Site]) -> Plan:
-    """The plan with its operations at these sites."""
+    """Return the plan with its operations at these sites."""
     moved = {(op.site, op.kind): sites[op.id] for op in stored.ops if op.site is not None and op.id in sites}
     if all(before == now for (before, _), now in moved.items()):
         return stored
     by_site = {before: now for (before, _), now in moved.items()}
 
-    def there(op: PlanOp) -> PlanOp:
+    def moved_op(op: PlanOp) -> PlanOp:
         if op.site is None:
             return op
         return replace(op, site=sites[op.id] if op.id in sites else by_site.get(op.site))
 
-    return replace(stored, ops=tuple(map(there, stored.ops)), files=())
+    return replace(stored, ops=tuple(map(moved_op, stored.ops)), files=())
 
 
 def adapted_to_new_code(stored: Plan, pairs: Iterable[tuple[PlanOp, PlanOp]], compiled: Plan) -> Plan:
-    """The plan for code that it was not compiled from: operations that are in both stand where they stand now, the
-    others nowhere, so that what stands there runs under the catch-all. It says that it is of the code as it is."""
+    """Return the plan for code that it was not compiled from.
+
+    Operations that are in both get their current site. The others get none, so that their code runs under the
+    catch-all.
+
+    Args:
+        stored: The plan.
+        pairs: Operations of the stored plan and of the current one that are the same.
+        compiled: The plan of the current code.
+    """
     now = {old.id: new for old, new in pairs}
     sites = {old.site: new.site for old, new in pairs}
 
-    def there(op: PlanOp) -> PlanOp:
+    def adapted(op: PlanOp) -> PlanOp:
         new = now.get(op.id)
         if new is not None:
             return replace(op, site=new.site, origin=new.origin)
         return replace(op, site=None if op.kind in _PLACED else sites.get(op.site), origin=None)
 
-    said: dict[str, Any] = {"code_digest": compiled.code_digest, "code": compiled.code}
-    said |= {"patches": compiled.patches, "places": compiled.places, "version": PLAN_VERSION, "files": ()}
-    return replace(stored, ops=tuple(map(there, stored.ops)), **said)
+    current: dict[str, Any] = {"code_digest": compiled.code_digest, "code": compiled.code}
+    current |= {"patches": compiled.patches, "places": compiled.places, "version": PLAN_VERSION, "files": ()}
+    return replace(stored, ops=tuple(map(adapted, stored.ops)), **current)
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedResults:
     """What a journal holds of one operation."""
 
-    steps: Mapping[str, int] = field(default_factory=dict)  # by the name of the step: how many results, or intents
-    others: int = 0  # results that are no steps': model calls, answers, forks
-    repeated: bool = False  # two of them with equal arguments, on one branch
-    under: Mapping[str, int] = field(default_factory=dict)  # of a fork: steps on its branches
+    steps: Mapping[str, int] = field(default_factory=dict)  # by step name: the number of results or intents
+    others: int = 0  # results of model calls, answers and forks
+    repeated: bool = False  # two results have equal arguments and are on one branch
+    under: Mapping[str, int] = field(default_factory=dict)  # of a fork: the steps on its branches
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One operation, for people."""
+class OperationLine:
+    """One operation, as a line of text for people."""
 
     what: str
     where: str
@@ -109,18 +125,19 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """`pairs`: operations of the stored plan and of the one of now that are certainly the same."""
+    """How the operations of a stored plan and of the current one correspond."""
 
-    pairs: tuple[tuple[PlanOp, PlanOp], ...]
-    kept: tuple[Line, ...]  # recorded, and taken
-    again: tuple[Line, ...]  # recorded, and run again, which is harmless
-    aside: tuple[Line, ...]  # recorded, and not called any more
-    added: tuple[Line, ...]  # not in the stored plan
-    refused: tuple[Line, ...]  # recorded; whether it is the same cannot be told
-    catch_all_goes_on: bool = True  # nothing is recorded under the catch-all, or nothing of it may be met again
+    pairs: tuple[tuple[PlanOp, PlanOp], ...]  # certainly the same: (stored, current)
+    kept: tuple[OperationLine, ...]  # recorded, and the results are used
+    again: tuple[OperationLine, ...]  # recorded, and run again, which is safe
+    aside: tuple[OperationLine, ...]  # recorded, and no longer called
+    added: tuple[OperationLine, ...]  # not in the stored plan
+    refused: tuple[OperationLine, ...]  # recorded, and it is not certain whether it is the same
+    catch_all_goes_on: bool = True  # nothing is recorded under the catch-all, or nothing of it may be reached again
 
 
 def certain_pairs(stored: Plan, now: Plan) -> list[tuple[PlanOp, PlanOp]]:
+    """Return the operations of both plans that are certainly the same."""
     old, new = _own(stored), _own(now)
     pairs = _in_front(old, new)
     met = ({one.id for one, _ in pairs}, {one.id for _, one in pairs})
@@ -137,7 +154,7 @@ def certain_pairs(stored: Plan, now: Plan) -> list[tuple[PlanOp, PlanOp]]:
 
 
 def _own(plan: Plan) -> list[PlanOp]:
-    """Those that stand in the code, in the order in which it is read."""
+    """Return the operations with a place in the code, in reading order."""
     return sorted((op for op in plan.ops if op.origin is not None), key=lambda op: _origin(op).place)
 
 
@@ -147,7 +164,7 @@ def _origin(op: PlanOp) -> Origin:
 
 
 def _in_front(old: Iterable[PlanOp], new: Iterable[PlanOp]) -> list[tuple[PlanOp, PlanOp]]:
-    """Those that are first come to in code that has not changed, nor anything before it."""
+    """Return the pairs that are first reached in code that has not changed, nor anything before it."""
     groups: tuple[dict[str, list[PlanOp]], dict[str, list[PlanOp]]] = defaultdict(list), defaultdict(list)
     for group, ops in zip(groups, (old, new), strict=True):
         for op in ops:
@@ -168,43 +185,56 @@ def _by_identity(ops: Iterable[PlanOp]) -> dict[str, list[PlanOp]]:
     return found
 
 
-def matching(stored: Plan, now: Plan, recorded: Mapping[str, Recorded]) -> Matching:
-    """What is certain between two plans of one workflow, and what becomes of the recorded results."""
+def matching(stored: Plan, now: Plan, recorded: Mapping[str, RecordedResults]) -> Matching:
+    """Match two plans of one workflow, and decide what happens to the recorded results.
+
+    Args:
+        stored: The plan of the run.
+        now: The plan of the code as it is now.
+        recorded: What the run's journal holds, by operation of the stored plan.
+    """
     pairs, uncertain = [], dict[OpId, str]()
     for one, other in certain_pairs(stored, now):
-        there = recorded.get(one.id)
-        if there is not None and there.repeated and _origin(one).last != _origin(other).last:
+        results = recorded.get(one.id)
+        if results is not None and results.repeated and _origin(one).last != _origin(other).last:
             uncertain[one.id] = "it was called several times"
         else:
             pairs.append((one, other))
     sure_old, sure_new = {one.id for one, _ in pairs}, {other.id for _, other in pairs}
     free = Counter(op.step or "" for op in _own(now) if op.id not in sure_new)
     names = {_origin(op).identity for op in _own(now) if op.id not in sure_new}
-    unknown_then = {s.name for s in now.steps if stored.step(s.name) is None and s.effect not in HARMLESS}
-    kept, again, aside, refused = list[Line](), list[Line](), list[Line](), list[Line]()
+    new_risky_steps = {s.name for s in now.steps if stored.step(s.name) is None and s.effect not in HARMLESS}
+    kept, again, aside, refused = (
+        list[OperationLine](),
+        list[OperationLine](),
+        list[OperationLine](),
+        list[OperationLine](),
+    )
     for op in stored.ops:
-        there = recorded.get(op.id)
-        if there is None or (op.origin is None and op.id != stored.catch_all.id):
+        results = recorded.get(op.id)
+        if results is None or (op.origin is None and op.id != stored.catch_all.id):
             continue
-        count = sum(there.steps.values()) + there.others
-        line = Line(_what(op, there), str(op.site or "no known place"), count)
+        count = sum(results.steps.values()) + results.others
+        line = OperationLine(_what(op, results), str(op.site or "no known place"), count)
         if op.id in sure_old:
             kept.append(line)
             continue
-        steps = Counter({**there.steps}) + Counter({**there.under})
+        steps = Counter({**results.steps}) + Counter({**results.under})
         risky = [name for name in steps if _effect(name, stored, now) not in HARMLESS]
-        if op.kind is OpKind.BREAK:  # what runs there is not known ahead
-            may_come = True
+        if op.kind is OpKind.BREAK:  # what runs here is not known ahead
+            may_be_called = True
         elif op.kind is OpKind.FORK:
-            may_come = any(other.step in steps for other in _own(now))
+            may_be_called = any(other.step in steps for other in _own(now))
         else:
-            may_come = (op.step is not None and free[op.step] > 0) or (
+            may_be_called = (op.step is not None and free[op.step] > 0) or (
                 op.origin is not None and op.origin.identity in names
             )
-        other_names = sorted(free.keys() & unknown_then) if op.step is not None and now.step(op.step) is None else []
-        if not may_come and risky and other_names:
+        other_names = (
+            sorted(free.keys() & new_risky_steps) if op.step is not None and now.step(op.step) is None else []
+        )
+        if not may_be_called and risky and other_names:
             refused.append(replace(line, why=_renamed(op.step, other_names)))
-        elif not may_come:
+        elif not may_be_called:
             aside.append(line)
         elif risky:
             why = uncertain.get(op.id) or _why(op, risky)
@@ -212,18 +242,21 @@ def matching(stored: Plan, now: Plan, recorded: Mapping[str, Recorded]) -> Match
         else:
             again.append(line)
     known = {op.id for op in stored.ops}
-    lost = [id for id, there in recorded.items() if id not in known and (there.steps or there.under)]
-    aside += [Line(_named(recorded[id].steps), "code of before", sum(recorded[id].steps.values())) for id in lost]
-    added = [Line(op.step or op.kind.lower(), str(op.site), 0) for op in _own(now) if op.id not in sure_new]
+    lost = [id for id, results in recorded.items() if id not in known and (results.steps or results.under)]
+    aside += [
+        OperationLine(_named(recorded[id].steps), "code that is gone", sum(recorded[id].steps.values()))
+        for id in lost
+    ]
+    added = [OperationLine(op.step or op.kind.lower(), str(op.site), 0) for op in _own(now) if op.id not in sure_new]
     catch_all_met = stored.catch_all.id in recorded
-    told = tuple(kept), tuple(again), tuple(aside), tuple(added), tuple(refused)
-    return Matching(tuple(pairs), *told, catch_all_goes_on=not catch_all_met)
+    lines = tuple(kept), tuple(again), tuple(aside), tuple(added), tuple(refused)
+    return Matching(tuple(pairs), *lines, catch_all_goes_on=not catch_all_met)
 
 
-def _what(op: PlanOp, there: Recorded) -> str:
+def _what(op: PlanOp, results: RecordedResults) -> str:
     if op.step is not None:
         return op.step
-    named = _named({**there.steps, **there.under})
+    named = _named({**results.steps, **results.under})
     return f"{op.kind.lower()}{f' of {named}' if named else ''}"
 
 
@@ -234,18 +267,18 @@ def _named(steps: Mapping[str, int]) -> str:
 def _why(op: PlanOp, risky: list[str]) -> str:
     steps = ", ".join(sorted(risky))
     if op.kind is OpKind.BREAK:
-        return f"{steps} ran where the compiler did not see it ahead"
+        return f"{steps} ran in code that the compiler did not see"
     if op.kind is OpKind.FORK:
-        return f"{steps} ran on its branches, and whether they are the same cannot be told"
+        return f"{steps} ran on its branches, and it is not certain whether they are the same"
     if op.origin is not None and op.origin.repeats:
-        return "it may be called several times, and which call is which cannot be told"
-    return "a call like it is in the code, and whether it is the same cannot be told"
+        return "it may be called several times, and the calls cannot be told apart"
+    return "the code has a call like it, and it is not certain whether it is the same"
 
 
 def _renamed(step: str | None, others: list[str]) -> str:
     return (
-        f"no step has this name any more, and {', '.join(others)} is new: it may be the same under another name. "
-        f"If it is, keep the name that it had: `@step(name={step!r})`"
+        f"no step has this name any more, and {', '.join(others)} is new: it may be the same step, renamed. "
+        f"If it is, keep the old name: `@step(name={step!r})`"
     )
 
 
@@ -255,11 +288,18 @@ def _effect(step: str, stored: Plan, now: Plan) -> Effect:
     return risky[0] if risky else known[0] if known else Effect.UNKNOWN
 
 
-def adopted(
+def with_stored_ids(
     now: Plan, same: Mapping[OpId, OpId], taken: Iterable[str], catch_all: OpId | None, *, how: str = ACCEPTED
 ) -> Plan:
-    """The plan of now, with the ids of before for what is the `same` (of now to before), and ids that were never
-    `taken` for all else. `catch_all`: its id goes on; None: it gets one of its own, too."""
+    """Return the current plan with the ids of the stored plan, so that a journal's results are found.
+
+    Args:
+        now: The plan of the code as it is now.
+        same: For each operation that is the same: its current id, and its stored one.
+        taken: The ids that were ever used. Other operations get new ones.
+        catch_all: The id that the catch-all keeps; None: it gets a new one.
+        how: The value of the attribute `added` on new operations.
+    """
     numbers = (int(last) for id in taken if (last := id.rpartition(".")[2]).isdigit())
     number = max(numbers, default=0)
     ids: dict[str, OpId] = {}
@@ -280,7 +320,7 @@ def adopted(
         return ids.get(value, value) if isinstance(value, str) else value
 
     def renamed(op: PlanOp) -> PlanOp:
-        attrs = {key: named(value) if key in _NAMING else value for key, value in op.attrs.items()}
+        attrs = {key: named(value) if key in _ID_ATTRS else value for key, value in op.attrs.items()}
         if op.origin is not None and op.id not in same:
             attrs[ADDED] = how
         return replace(op, id=ids[op.id], attrs=attrs)

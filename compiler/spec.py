@@ -1,7 +1,8 @@
-"""What a front end saw in a workflow: the operations on worlds, under the control flow that reaches them.
+"""The Spec: what a front end read in a workflow, the same for every front end.
 
-Structured, and the same for every front end: `Item`s nest as Python's statements do, and a `Machine` holds what is a
-graph already. A body that touches no world and no model is not in a Spec.
+A Spec holds the operations on worlds under the control flow that leads to them. The body of a workflow function is a
+tuple of `Item`s, nested as Python's statements are; that of a LangGraph graph is a `Machine` of nodes. Code that
+touches neither a world nor a model is not in it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from ramify.compiler.plan import CodePart, Effect, Site
+
+# Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +29,17 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """What the syntax of a step shows of its world's files: paths that it may read, and may write; None: any."""
+class FileAccess:
+    """What the syntax of a step shows of its world's files: the paths that it may read and write; None: any path."""
 
     reads: tuple[str, ...] | None = None
     writes: tuple[str, ...] | None = None
-    always: tuple[tuple[str, str], ...] = ()  # path and digest of contents that stand there whenever it has ended
+    always: tuple[tuple[str, str], ...] = ()  # paths whose contents are certain when it has returned, with digests
     commands: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()  # variables that it sets for them
+    env: tuple[str, ...] = ()  # environment variables that it sets for the commands
 
     def attrs(self) -> dict[str, object]:
-        """As operations carry it; any is left out."""
+        """Return the attribute `files` of the step's operations. A key that allows anything is omitted."""
         every = (("reads", self.reads), ("writes", self.writes))
         found: dict[str, object] = {name: list(paths) for name, paths in every if paths is not None}
         more = (("always", dict(self.always)), ("commands", list(self.commands)), ("env", list(self.env)))
@@ -45,11 +48,11 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class KnownText:
-    """A message whose text stands in the code, and where: the text itself is left there."""
+    """A message whose text stands in the code. The text itself is not kept, only where it is."""
 
     role: str
     module: str
-    name: str  # as the code says it; "" for a literal
+    name: str  # the expression that names it; "" for a literal
     digest: str  # sha256 of the text
     chars: int
 
@@ -59,13 +62,13 @@ class KnownText:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a model call begins with, known before it runs."""
+    """The start of a model call's prompt that is known before the run."""
 
     model: str
     messages: tuple[KnownText, ...]
 
     def attrs(self) -> dict[str, object]:
-        """As operations carry it."""
+        """Return the attribute `prefix` of the call's operations."""
         said = [{"role": m.role, "module": m.module, "name": m.name, "digest": m.digest} for m in self.messages]
         return {"model": self.model, "messages": said}
 
@@ -75,49 +78,56 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
+    """A step, or a node of a graph."""
+
     name: str
     declared: Effect | None
     takes_sandbox: bool
     reuse: bool = False
     code_digest: str = ""
     in_fork: bool = False
-    calls_llm: bool = False  # a model call was seen in its code: its stages are not those of the workflow
-    where: str = ""  # file:line of its code, where that is to be had
-    tools: tuple[ToolSpec, ...] = ()  # a node that calls tools has some
-    reads: tuple[str, ...] | None = None  # the channels that it may read, and may write; None: any
-    writes: tuple[str, ...] | None = None
-    reads_by: str = ""  # how the channels are known: "schema", or "syntax"
-    files: Files | None = None  # None: anything
+    calls_llm: bool = False  # its code has a model call, which is then no stage of the workflow itself
+    where: str = ""  # file:line of its code, if available
+    tools: tuple[ToolSpec, ...] = ()  # only of a node that calls tools
+    reads: tuple[str, ...] | None = None  # the channels that it may read; None: any
+    writes: tuple[str, ...] | None = None  # the channels that it may write; None: any
+    reads_by: str = ""  # how the channels are known: "schema" or "syntax"
+    files: FileAccess | None = None  # None: anything
     prefix: Prefix | None = None  # of the first model call in its code
 
 
+# Items of a function's body
+
+
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A step, on the current world, or on every branch of the fork `over` levels outwards (0: the innermost)."""
+class StepCall:
+    """A call of a step, on the current world, or on every branch of the fork `over` levels up (0: the innermost)."""
 
     step: str
     site: Site | None
     over: int | None = None
     subgraph: bool = False
-    caught: bool = False  # a retry or the workflow may go on after it failed, from the state in which it began
-    together: bool = False  # not awaited at once: other steps may run in the meantime
+    caught: bool = False  # after a failure, a retry or the workflow may continue from the state before the call
+    together: bool = False  # not awaited at once: other steps may run at the same time
     every: bool = False  # on every branch of its fork
     waits_for: tuple[str, ...] = ()  # LangGraph: starts only when all of these have finished
-    source: str = ""  # the call as the code has it, without its place
+    source: str = ""  # identifies the call without its position
 
 
 @dataclass(frozen=True, slots=True)
 class CallLlm:
+    """A call of a model."""
+
     method: str
     site: Site
-    n: int | None = None  # answers asked for, where the call says it as a number
+    n: int | None = None  # the number of answers, if the call states it as a literal
     prefix: Prefix | None = None
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A graph break: what the compiler cannot see into."""
+    """A graph break: code that the compiler cannot read."""
 
     reason: str
     where: str
@@ -127,17 +137,17 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Merge one branch of the fork `up` levels outwards into the world that was forked."""
+    """Merge one branch of the fork `up` levels up into the world that was forked."""
 
     site: Site
     up: int
-    settled: bool = False  # a strategy is given for conflicts, or who adopts may catch them
+    conflicts_handled: bool = False  # a strategy is given for conflicts, or the caller may catch them
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Branches of the current world, released on every way out of `body`."""
+    """Branches of the current world, released on every exit from `body`."""
 
     site: Site
     body: Body
@@ -145,23 +155,23 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
-    """Inside `body` a branch of the fork `up` levels outwards is the current world."""
+class EnterBranch:
+    """Inside `body`, a branch of the fork `up` levels up is the current world."""
 
     up: int
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One of the arms."""
+class Conditional:
+    """One of the arms runs."""
 
     arms: tuple[Body, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`test`, then `body` and again, any number of times; `orelse` when the test ends it (`endless`: never)."""
+    """`test`, then `body`, any number of times; then `orelse` if the test ends it (never, if `endless`)."""
 
     test: Body
     body: Body
@@ -171,6 +181,8 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Try:
+    """A `try` statement."""
+
     body: Body
     handlers: tuple[Body, ...]
     orelse: Body = ()
@@ -179,16 +191,16 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """The body of a helper function, at its call."""
+    """The body of a helper function, in place of its call."""
 
     function: str
     body: Body
     source: str = ""
-    again: bool = False  # whoever calls it may do so more than once
+    repeats: bool = False  # its caller may call it more than once
 
 
-class Way(StrEnum):
-    """How a statement leaves the ones around it."""
+class ExitKind(StrEnum):
+    """How a statement leaves the statements around it."""
 
     RETURN = "return"
     RAISE = "raise"
@@ -198,18 +210,24 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    way: Way
+    """A statement that leaves the statements around it."""
 
+    exit: ExitKind
+
+
+# Graphs of nodes
 
 END = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    run: Run
+class MachineNode:
+    """A node and what may follow it."""
+
+    run: StepCall
     targets: tuple[str, ...]  # names of nodes, and END
-    unseen: Unseen | None = None  # its targets could not be read
-    routes: bool = False  # it may send elsewhere, by a Command or a Send of its own
+    unseen: Unseen | None = None  # set if its targets could not be read
+    routes: bool = False  # it may choose another target, by a Command or a Send
 
     @property
     def open(self) -> bool:
@@ -219,41 +237,44 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Nodes that hand control to each other in supersteps. Several may run in one superstep, each in a branch."""
+    """Nodes that run in supersteps. Several may run in one superstep, each on a branch."""
 
     entry: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    unseen: Unseen | None = None  # the entry could not be read
+    nodes: tuple[MachineNode, ...]
+    unseen: Unseen | None = None  # set if the entry could not be read
     together: tuple[tuple[str, ...], ...] = ()  # nodes that always run in one superstep
 
 
-Item: TypeAlias = Run | CallLlm | Unseen | Adopt | Fork | Enter | Choice | Loop | Try | Inlined | Leave
+Item: TypeAlias = (
+    StepCall | CallLlm | Unseen | Adopt | Fork | EnterBranch | Conditional | Loop | Try | Inlined | Leave
+)
 Body: TypeAlias = tuple[Item, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    workflow: str
+    """A workflow as a front end read it."""
+
+    workflow: str  # "path/or/module:name"
     name: str
-    frontend: str
+    frontend: str  # "decorators" | "langgraph"
     code_digest: str
     steps: tuple[StepSpec, ...]
     body: Body | Machine
     deadline_s: float | None = None
-    code: tuple[CodePart, ...] = ()  # what it was read from
-    # of each statement of the workflow: how many items there are up to its end, and the digest of the code till then
-    statements: tuple[tuple[int, str], ...] = ()
+    code: tuple[CodePart, ...] = ()  # the code that it was read from
+    statements: tuple[tuple[int, str], ...] = ()  # for each statement: items up to its end, digest of the code so far
     patches: tuple[str, ...] = ()  # the names that the code asks `patched` for
-    handed: frozenset[str] = frozenset()  # names that the code uses otherwise than to call them
-    files: tuple[tuple[str, str], ...] = ()  # those that were read, as a `Site` names them, and digests of their text
+    names_passed: frozenset[str] = frozenset()  # names that the code uses as values, and not only to call them
+    files: tuple[tuple[str, str], ...] = ()  # the files read, as a `Site` names them, with digests of their text
 
 
 def parts(item: Item) -> tuple[tuple[str, Body], ...]:
-    """The bodies inside an item, each with its name."""
+    """Return the bodies inside an item, each with its name."""
     match item:
-        case Fork(body=body) | Enter(body=body) | Inlined(body=body):
+        case Fork(body=body) | EnterBranch(body=body) | Inlined(body=body):
             return (("", body),)
-        case Choice(arms):
+        case Conditional(arms):
             return tuple((f"arm {i}", arm) for i, arm in enumerate(arms, 1))
         case Loop(test, body, orelse):
             return (("test", test), ("body", body), ("else", orelse))
@@ -265,19 +286,22 @@ def parts(item: Item) -> tuple[tuple[str, Body], ...]:
 
 
 def walk(body: Body) -> Iterator[Item]:
-    """Every item of a body, outer before inner."""
+    """Yield every item of a body, outer items before inner ones."""
     for item in body:
         yield item
         for _, inner in parts(item):
             yield from walk(inner)
 
 
+# As text
+
+
 def spec_text(spec: Spec) -> str:
-    """The Spec for people, indented."""
+    """Return the Spec as indented text, for people."""
     lines = [f"workflow {spec.name} ({spec.frontend}) {spec.workflow}"]
     for step in spec.steps:
         effect = step.declared or ("takes a Sandbox" if step.takes_sandbox else "not declared")
-        known = f"{_channels(step)}{_files(step)}{_asks(step)}"
+        known = f"{_channels(step)}{_files(step)}{'' if step.prefix is None else f'; asks{step.prefix}'}"
         lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}{known}")
         lines += [f"  tool {tool.name}: {tool.effect} ({tool.why})" for tool in step.tools]
     if isinstance(spec.body, Machine):
@@ -296,10 +320,6 @@ def _channels(step: StepSpec) -> str:
         for word, names, by in found
         if names is not None
     )
-
-
-def _asks(step: StepSpec) -> str:
-    return "" if step.prefix is None else f"; asks{step.prefix}"
 
 
 def _files(step: StepSpec) -> str:
@@ -325,7 +345,7 @@ def _add_lines(body: Body, indent: str, lines: list[str]) -> None:
 
 def _line(item: Item) -> str:
     match item:
-        case Run(step, site, over):
+        case StepCall(step, site, over):
             on = "" if over is None else f" on the branches of fork {over} out"
             return f"run {step}{on}{' (subgraph)' if item.subgraph else ''}{_at(site)}"
         case CallLlm(method, site):
@@ -336,16 +356,18 @@ def _line(item: Item) -> str:
             return f"adopt into the world of fork {up} out{_at(site)}"
         case Fork(site):
             return f"fork{_at(site)}"
-        case Enter(up):
+        case EnterBranch(up):
             return f"enter a branch of fork {up} out"
+        case Conditional():
+            return "choice"
         case Loop(endless=endless):
             return "loop without end" if endless else "loop"
+        case Try():
+            return "try"
         case Inlined(function):
             return f"inlined {function}"
-        case Leave(way):
-            return str(way)
-        case _:
-            return type(item).__name__.lower()
+        case Leave(exit):
+            return str(exit)
 
 
 def _at(site: Site | None) -> str:

@@ -1,5 +1,4 @@
-"""How an example's program ends: what to look at, or, where something went wrong that is no bug, one line and its
-status."""
+"""How the program of an example ends: with a command to look at the run, or with one line for an expected error."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from ramify.serving.errors import ServingError
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

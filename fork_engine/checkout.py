@@ -31,7 +31,7 @@ def fill(view: View, dest: Path, place: Place) -> None:
     write_tree(dest, view, view.root, place)
 
 
-def check_out(view: View, dest: Path, place: Place, *, force: bool) -> list[Change]:
+def write_view(view: View, dest: Path, place: Place, *, force: bool) -> list[Change]:
     """Write a whole view into `dest`, which is missing or empty.
 
     With `force`, `dest` may hold files: those that differ are overwritten. Files that the snapshot does not hold are
@@ -79,7 +79,7 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
     clashes: list[str] = []
     with OpenatWalker(dest) as tree:
         for item in changes:
-            now = _now(tree, item, made)
+            now = _current_entry(tree, item, made)
             if change(item.path, now, item.after) is None:
                 continue
             todo.append(item)
@@ -99,7 +99,7 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
     return todo
 
 
-def _now(tree: OpenatWalker, item: Change, made: set[str]) -> Entry | None:
+def _current_entry(tree: OpenatWalker, item: Change, made: set[str]) -> Entry | None:
     """Return the entry at the path, or None if nothing is there and the folder that would hold it exists or is in
     `made`."""
     path = item.path
@@ -133,7 +133,7 @@ class _Writing:
 
 
 def _apply(changes: Sequence[Change], after: View, dest: Path, place: Place) -> None:
-    with OpenatWalker(dest, lend=0o700) as tree:
+    with OpenatWalker(dest, grant=0o700) as tree:
         writing = _Writing(after, tree, place)
         for item in sorted(changes, key=lambda item: item.path, reverse=True):
             if item.after is None:
@@ -142,7 +142,7 @@ def _apply(changes: Sequence[Change], after: View, dest: Path, place: Place) -> 
             if item.after is not None:
                 _write(item.path, item.after, writing)
     # a new walker, because the first one restored the modes that it had found
-    with OpenatWalker(dest, lend=0o700) as tree:
+    with OpenatWalker(dest, grant=0o700) as tree:
         for path in sorted(writing.folders, reverse=True):
             parent, name = tree.parent(path)
             finish_folder(after[path], parent, name, times=writing.folders[path])

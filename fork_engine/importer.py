@@ -73,7 +73,7 @@ def import_folder(
 
     `without`: files to leave out. Raises `WorkspaceError`. The caller holds the store's lock.
     """
-    folder = _checked(folder, layers.folder.root)
+    folder = _checked_workspace(folder, layers.folder.root)
     index_path = layers.folder.root / "index" / f"{digest_bytes(os.fsencode(folder))}.json"
     make_folder(index_path.parent)
     index = _load_index(index_path, layers)
@@ -93,7 +93,7 @@ def import_folder(
     return manifest, tuple(read.skipped)
 
 
-def _checked(folder: Path, store: Path) -> Path:
+def _checked_workspace(folder: Path, store: Path) -> Path:
     try:
         resolved = folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
@@ -111,7 +111,7 @@ def _checked(folder: Path, store: Path) -> Path:
 def _read(folder: Path, index: ImportIndex, incoming: Path, without: Collection[str]) -> _Read:
     read = _Read(folder.stat(), root_entry(folder))
     try:
-        with closing(walk(folder, lend=0)) as walked:
+        with closing(walk(folder, grant=0)) as walked:
             for found in walked:
                 if found.path in without:
                     read.skipped.append(Skipped(found.path, "Ramify's own database"))
@@ -177,7 +177,7 @@ def _copy_in(found: FoundPath, read: _Read, incoming: Path) -> str:
     name = str(len(read.copied))
     dest = os.open(incoming / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with file(found.name, found.parent, lend=False) as source:
+        with file(found.name, found.parent, grant=False) as source:
             copy_bytes(source, dest)
             if _stamp(os.fstat(source)) != _stamp(found.stat):
                 raise _ChangedWhileRead(found.path)
@@ -191,7 +191,7 @@ def _copy_in(found: FoundPath, read: _Read, incoming: Path) -> str:
 def _check_unchanged(folder: Path, read: _Read) -> None:
     """Check the folders once more at the end: if a name was added, removed or replaced meanwhile, the folder's times
     changed."""
-    with OpenatWalker(folder, lend=0) as tree:
+    with OpenatWalker(folder, grant=0) as tree:
         if _stamp(os.fstat(tree.root)) != _stamp(read.root):
             raise _ChangedWhileRead(".")
         for path, entry in sorted(read.entries.items()):
@@ -265,14 +265,14 @@ def import_image(path: Path, layers: Layers) -> Manifest:
         except WorkspaceError as error:
             raise ImageError(str(error)) from None
     if not path.is_file():
-        raise ImageError(f"{path}: no folder and no tar. Name the folder, or the tar, of a root file system")
+        raise ImageError(f"{path}: neither a folder nor a tar. Name the folder, or the tar, of a root file system")
     with layers.folder.temporary() as aside:
         (aside / "root").mkdir()
         unpack(path, aside / "root")
-        return _moved(aside / "root", layers, {})
+        return _move_into_layer(aside / "root", layers, {})
 
 
-def _moved(folder: Path, layers: Layers, known: Mapping[str, Entry]) -> Manifest:
+def _move_into_layer(folder: Path, layers: Layers, known: Mapping[str, Entry]) -> Manifest:
     scan = scan_tree(folder, known)
     made = Manifest(scan.entries, scan.root)
     return make_layer_from_upper(ReadUpper(folder, scan, made, View(made)), layers, move=True)
@@ -286,24 +286,24 @@ def import_process_image(folder: Path, images: Layers, like: LayerId) -> Manifes
     """
     for found in folder.rglob("*"):
         if not (found.is_dir() or found.is_file()) or found.is_symlink():
-            raise ForkEngineError(f"{found}: neither a file nor a folder, which is all that process images are")
-    made = _moved(folder, images, _shared(folder, images, like) if like and like in images else {})
+            raise ForkEngineError(f"{found}: neither a file nor a folder. Process images hold nothing else")
+    made = _move_into_layer(folder, images, _shared_files(folder, images, like) if like and like in images else {})
     os.utime(images.fs(made.id).parent)  # as if new, even if it existed already: see snapshots.GRACE_S
     return made
 
 
-def _shared(folder: Path, images: Layers, like: LayerId) -> dict[str, Entry]:
+def _shared_files(folder: Path, images: Layers, like: LayerId) -> dict[str, Entry]:
     """Return the entries of the files that the folder shares with an image, by path."""
     there = images.fs(like)
     files = {
-        _file(there / path): entry
+        _file_identity(there / path): entry
         for path, entry in images.manifest(like).entries.items()
         if entry.kind is EntryKind.FILE
     }
-    mine = ((path, _file(path)) for path in folder.rglob("*"))
+    mine = ((path, _file_identity(path)) for path in folder.rglob("*"))
     return {str(path.relative_to(folder)): files[file] for path, file in mine if file in files}
 
 
-def _file(path: Path) -> tuple[int, int]:
+def _file_identity(path: Path) -> tuple[int, int]:
     found = path.lstat()
     return (found.st_dev, found.st_ino)

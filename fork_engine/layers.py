@@ -163,14 +163,14 @@ class LayerReader:
         located = view.locate(path)
         if located is None or located.entry.kind is not EntryKind.FILE:
             what = "nothing" if located is None else f"a {located.entry.kind.value}"
-            raise PathNotFound(f"{path}: {what} there in this snapshot, not a file")
+            raise PathNotFound(f"{path}: there is {what} in this snapshot, not a file")
         with _present(path, located):
             parent, name = self.descent(located.layer).parent(path)
             with file(name, parent) as fd, os.fdopen(os.dup(fd), "rb") as stream:
                 data = stream.read()
         if digest_file(data) != located.entry.digest:
             raise SnapshotCorrupt(
-                f"layer {located.layer}: {path} is not what was sealed. Go back to another snapshot"
+                f"layer {located.layer}: {path} differs from what was sealed. Go back to another snapshot"
             )
         return data
 

@@ -87,7 +87,7 @@ def decode(encoded: bytes, expected: LayerId) -> Manifest:
         manifest = Manifest(entries, _entry(raw["root"]))
     except MALFORMED:
         raise SnapshotCorrupt(
-            f"layer {expected}: its manifest is no manifest, though it has its digest. Nothing can use this layer: "
+            f"layer {expected}: its manifest is malformed, though it matches its digest. Nothing can use this layer: "
             f"`ramify fsck --repair` moves it aside"
         ) from None
     for path, entry in entries.items():
@@ -128,4 +128,6 @@ def _check_link(path: str, entry: Entry, entries: Mapping[str, Entry], layer: La
         return
     first = entries.get(entry.link)
     if first is None or first.link or not first.kind is entry.kind is EntryKind.FILE or entry.link >= path:
-        raise SnapshotCorrupt(f"layer {layer}: its manifest links {path!r} to {entry.link!r}, no file's first path")
+        raise SnapshotCorrupt(
+            f"layer {layer}: its manifest links {path!r} to {entry.link!r}, which is not a file's first path"
+        )

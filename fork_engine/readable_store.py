@@ -44,7 +44,7 @@ class ReadableStore:
             self._blobs = Blobs(self._folder)
             self._snapshots = Snapshots(self._folder)
             self._parts = OpenStore(self._folder, self._layers, self._images, self._blobs, self._snapshots)
-            self._believe_again()
+            self._verify_unflushed()
         self._volatile = VolatileGlobs(volatile)
         self._max_layers = max_layers
         self._view = LRUCache(_VIEWS_KEPT, self._make_view)
@@ -117,13 +117,13 @@ class ReadableStore:
         """
         dest = dest.resolve()
         if dest.is_relative_to(self.root.resolve()):
-            raise CheckoutRefused(f"{dest}: lies in the store itself. Name a folder outside {self.root}")
+            raise CheckoutRefused(f"{dest}: it is inside the store itself. Name a folder outside {self.root}")
         if dest.exists() and not dest.is_dir():
             raise CheckoutRefused(f"{dest}: not a folder. Name a folder")
         with self._copies(snapshot) as (view, place):
             try:
                 if only_changes_from is None:
-                    return checkouts.check_out(view, dest, place, force=force)
+                    return checkouts.write_view(view, dest, place, force=force)
                 if not dest.exists():
                     raise CheckoutRefused(f"{dest}: missing. Changes are applied to an existing folder")
                 changes = self.changes(only_changes_from, snapshot)
@@ -146,9 +146,9 @@ class ReadableStore:
     # Cached values
 
     def _content_key(self, state: Snapshot) -> ContentKey:
-        return self._key_with(state, self._volatile.globs)
+        return self._content_key_with(state, self._volatile.globs)
 
-    def _key_with(self, state: Snapshot, globs: tuple[str, ...]) -> ContentKey:
+    def _content_key_with(self, state: Snapshot, globs: tuple[str, ...]) -> ContentKey:
         stacks = StackViews(
             self._view(state.layers),
             self._base_digest((state.base, globs)),
@@ -164,8 +164,8 @@ class ReadableStore:
         self._outside_view.clear()
         self._base_digest.clear()
 
-    def _believe_again(self) -> None:
-        if notes := self._folder.from_earlier_boots():
+    def _verify_unflushed(self) -> None:
+        if notes := self._folder.unflushed_at_earlier_boots():
             with self._folder.lock(alone=True):
                 verify_unflushed(self._parts, notes)
                 self._folder.forget_earlier_boots()

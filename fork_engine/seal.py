@@ -121,7 +121,7 @@ def make_layer_from_upper(read: ReadUpper, layers: Layers, *, move: bool) -> Man
 
 def _rename(upper: Path, fs: Path) -> bool:
     """Rename the folder. Returns False if that would cross file systems."""
-    with folder(upper, lend=0o700):  # renaming a folder needs write permission on it
+    with folder(upper, grant=0o700):  # renaming a folder needs write permission on it
         try:
             upper.rename(fs)
         except OSError as error:
@@ -137,7 +137,7 @@ def _normalise(fs: Path, scan: Scan) -> None:
     Steps that may fail for lack of space come first, steps that cannot be undone last.
     """
     opaque = {path for path in scan.marked if path in scan.entries and scan.entries[path].opaque}
-    with OpenatWalker(fs, lend=0o700) as tree:
+    with OpenatWalker(fs, grant=0o700) as tree:
         for path in opaque:
             if OPAQUE not in scan.marked[path]:
                 parent, name = tree.parent(path)
@@ -163,7 +163,7 @@ def _set_modes(fs: Path, modes: Mapping[str, int]) -> None:
     No other walker may be open: it would restore the modes that it found.
     """
     if modes:
-        with OpenatWalker(fs, lend=0o700) as tree:
+        with OpenatWalker(fs, grant=0o700) as tree:
             for path, mode in modes.items():
                 parent, name = tree.parent(path)
                 set_mode(name, parent, mode)

@@ -90,7 +90,7 @@ class Snapshots:
     def load(self, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
         """Return the snapshot, and the volatile globs that its content key was computed with."""
         if not _ID.fullmatch(id):
-            raise SnapshotNotFound(f"{id!r} is not a snapshot id: 64 hexadecimal digits are")
+            raise SnapshotNotFound(f"{id!r} is not a snapshot id, which has 64 hexadecimal digits")
         try:
             return decode(read_store_file(self._path(id)), id)
         except FileNotFoundError:
@@ -166,7 +166,9 @@ def _processes(raw: dict[str, Any]) -> Processes:
 
 
 def _corrupt(id: SnapshotId) -> SnapshotCorrupt:
-    return SnapshotCorrupt(f"snapshot {id}: its file does not match its digest. Delete it and go back to another one")
+    return SnapshotCorrupt(
+        f"snapshot {id}: its record does not match its digest. Delete it and go back to another snapshot"
+    )
 
 
 GRACE_S = 3600.0

@@ -64,7 +64,7 @@ class SnapshotStore(ReadableStore):
         resolved paths of files to leave out. Raises `WorkspaceError` if the folder is missing, not a folder, not
         entirely readable, or changes meanwhile.
         """
-        with self._making(flush=True):
+        with self._writing(flush=True):
             manifest, skipped = import_folder(folder, self._layers, without)
             snapshot = self._save(_draft((manifest.id,), image))
         files = [entry for entry in manifest.entries.values() if entry.kind is EntryKind.FILE]
@@ -75,7 +75,7 @@ class SnapshotStore(ReadableStore):
 
         Raises `ImageError` if it cannot be read, or if a member of the tar would be outside of it.
         """
-        with self._making(flush=True):
+        with self._writing(flush=True):
             return import_image(path, self._layers).id
 
     def put_blob(self, data: bytes) -> str:
@@ -92,7 +92,7 @@ class SnapshotStore(ReadableStore):
 
         `like`: an earlier image that shares files with it by hard links; these are not read again.
         """
-        with self._making(flush=False):
+        with self._writing(flush=False):
             return import_process_image(folder, self._images, LayerId(like)).id
 
     def image_dir(self, image: str) -> Path:
@@ -121,7 +121,7 @@ class SnapshotStore(ReadableStore):
         it is moved, afterwards. Without `flush` the snapshot is complete and can be forked, but it is lost if the
         machine dies before the next `flush`.
         """
-        with self._making(flush):
+        with self._writing(flush):
             last_seal = LastSeal() if move or last_seal is None else last_seal
             read = read_upper(upper, self._view(parent.layers), last_seal.known(upper))
             beside = None
@@ -172,7 +172,7 @@ class SnapshotStore(ReadableStore):
     ) -> Snapshot:
         """Seal a plain folder that was materialised from the parent: return the parent plus what differs. Costs one
         stat per path."""
-        with self._making(flush):
+        with self._writing(flush):
             made = layer_from_tree(tree, self._view(parent.layers), self._layers)
             layers = parent.layers if made is None else self._stacked(parent, made, outside=False)
             return self._save_child(replace(parent, layers=layers, processes=processes), parent, env, env_unset, cwd)
@@ -203,10 +203,10 @@ class SnapshotStore(ReadableStore):
             base = replace(base, image=ours.image)  # an imported tree names no image: the worlds of both sides set it
         snapshots = (base, ours, theirs)
         if len({one.image for one in snapshots}) > 1:
-            raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they stand on different images"),))
+            raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they use different images"),))
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
         outside = (self._outside(base), self._outside(ours), self._outside(theirs))
-        with self._making(flush):
+        with self._writing(flush):
             made = merged_layers(snapshots, views, outside, strategy, self._volatile, self._layers, self._blobs)
             draft = replace(
                 ours,
@@ -241,7 +241,7 @@ class SnapshotStore(ReadableStore):
             return None
         if snapshot_id(stacked) == onto.id:
             return onto
-        with self._making(flush):
+        with self._writing(flush):
             return self._save(stacked)
 
     def layer_bytes(self, layer: LayerId) -> int:
@@ -261,7 +261,7 @@ class SnapshotStore(ReadableStore):
             self._folder.flush()
 
     @contextmanager
-    def _making(self, flush: bool) -> Iterator[None]:
+    def _writing(self, flush: bool) -> Iterator[None]:
         with translate_disk_errors(self.root):
             with self._folder.lock():
                 yield
@@ -335,9 +335,9 @@ class SnapshotStore(ReadableStore):
             freed = sum(self._layers.remove(layer) for layer in list(self._layers) if layer not in layers)
             freed += self._blobs.remove_unnamed({s.processes.shell for s in kept})
             freed += self._remove_images({s.processes.image for s in kept})
-            self._folder.forget_notes()
+            self._folder.drop_notes()
             self._forget_cached()
-            self._folder.forget()  # last, so that an error here is raised when everything else is done
+            self._folder.remove_leftovers()  # last, so that an error here is raised when everything else is done
         return len(gone), freed
 
     def fsck(self, *, repair: bool = False, expected: Collection[SnapshotId] = ()) -> FsckReport:
@@ -350,7 +350,9 @@ class SnapshotStore(ReadableStore):
         """
         with translate_disk_errors(self.root), self._folder.lock(alone=repair):
             self._forget_cached()  # cached values may be wrong by now
-            report = fsck(self._parts, repair=repair, expected=expected, key=self._key_with, save=self._save_again)
+            report = fsck(
+                self._parts, repair=repair, expected=expected, key=self._content_key_with, save=self._save_again
+            )
         if repair:
             self.flush()
         return report
@@ -369,7 +371,7 @@ class SnapshotStore(ReadableStore):
 
     def remove_temporary_leftovers(self) -> None:
         """Remove what crashed processes left incomplete. What is in use is kept."""
-        self._folder.forget()
+        self._folder.remove_leftovers()
 
 
 def _stack_of(snapshot: Snapshot, outside: bool) -> tuple[LayerId, ...]:

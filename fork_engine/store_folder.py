@@ -31,13 +31,13 @@ from ramify.fork_engine.filesystem.openat import file, remove_tree
 FOLDER_MODE, TREE_MODE, FILE_MODE = 0o700, 0o755, 0o644
 """Modes, whatever the umask is: of the store's folders, of the folder of one layer or image, of the store's files."""
 
-_THE_DISKS = {
+_DISK_ERRORS = {
     errno.ENOSPC: "free some space, or delete snapshots",
-    errno.EDQUOT: "free some of the quota, or delete snapshots",
+    errno.EDQUOT: "free some of your quota, or delete snapshots",
     errno.EROFS: "make it writable, or name another store",
-    errno.EIO: "the disk fails: copy the store elsewhere, then `ramify fsck` the copy",
-    errno.EACCES: "make it ours to write, or name another store",
-    errno.EPERM: "make it ours to write, or name another store",
+    errno.EIO: "the disk is failing: copy the store elsewhere, then run `ramify fsck` on the copy",
+    errno.EACCES: "give yourself write permission, or name another store",
+    errno.EPERM: "give yourself write permission, or name another store",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files",
     errno.ENOLCK: "name a store on a file system that can lock files",
@@ -68,7 +68,7 @@ def drop_default_acl(folder: Path) -> None:
 
 
 def unexpected_file_error(path: Path) -> StoreUnusable:
-    return StoreUnusable(f"{path}: something else stands where the store keeps its own. Move it away, then try again")
+    return StoreUnusable(f"{path}: something else has the name of a file of the store. Move it away, then try again")
 
 
 def remove_if_present(path: Path) -> None:
@@ -88,17 +88,17 @@ def read_store_file(path: Path) -> bytes:
     try:
         with open_folder(path.parent) as parent, file(path.name, parent) as fd:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise _no_file(path)
+                raise _not_a_file(path)
             with os.fdopen(fd, "rb", closefd=False) as stream:
                 return stream.read()
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise
-        raise _no_file(path) from None
+        raise _not_a_file(path) from None
 
 
-def _no_file(path: Path) -> SnapshotCorrupt:
-    return SnapshotCorrupt(f"{path}: not a file. `ramify fsck --repair` makes it anew where it can")
+def _not_a_file(path: Path) -> SnapshotCorrupt:
+    return SnapshotCorrupt(f"{path}: not a file. `ramify fsck --repair` recreates it if possible")
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def translate_disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        todo = _THE_DISKS.get(error.errno or 0)
+        todo = _DISK_ERRORS.get(error.errno or 0)
         if todo is None:
             raise
         where = f" at {error.filename!r}" if error.filename is not None else ""
@@ -188,7 +188,7 @@ class StoreFolder:
                 close_lock(fd)
 
     def _new_temporary(self) -> tuple[Path, int] | None:
-        """Create a temporary folder and lock it. Returns None if `forget` removed it before it was locked."""
+        """Create a temporary folder and lock it. Returns None if it was removed before it was locked."""
         folder = Path(tempfile.mkdtemp(dir=self.tmp))
         try:
             fd = open_lock(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -208,7 +208,7 @@ class StoreFolder:
                 yield folder  # no process of ours made this: they make folders
                 continue
             with suppress(FileNotFoundError):  # its process finished meanwhile
-                opened = openat.open_folder(folder, lend=0o700)
+                opened = openat.open_folder(folder, grant=0o700)
                 try:
                     close_in_children(opened.fd)
                     fcntl.flock(opened.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,7 +219,7 @@ class StoreFolder:
                 finally:
                     opened.close()
 
-    def forget(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove what crashed processes left under tmp/."""
         for folder in self.leftovers():
             remove_if_present(folder)
@@ -277,7 +277,7 @@ class StoreFolder:
         find nothing left to do.
         """
         with self._flushing:
-            noted = self._renamed()
+            noted = self._notes_of_placed()
             if not noted:
                 return
             with open_folder(self.root) as fd:
@@ -287,44 +287,44 @@ class StoreFolder:
                 note.unlink(missing_ok=True)
             crash_points.point("cleared")
 
-    def _renamed(self) -> list[Path]:
+    def _notes_of_placed(self) -> list[Path]:
         """Return the notes whose objects have their final names now. A note whose rename is still to come must
         survive this flush."""
         there = self._notes.iterdir() if self._notes.is_dir() else ()
-        notes = [(path, _parsed(path.name)) for path in there]
+        notes = [(path, _parse_note(path.name)) for path in there]
         return [
             path for path, note in notes if note is not None and os.path.lexists(self.root / note.kind / note.name)
         ]
 
-    def forget_notes(self) -> None:
+    def drop_notes(self) -> None:
         """Remove the notes of objects that were deleted or never renamed. The caller holds the lock exclusively."""
-        for path in set(self._notes.iterdir()) - set(self._renamed()):
+        for path in set(self._notes.iterdir()) - set(self._notes_of_placed()):
             path.unlink()
 
     def _note(self, kind: str, name: str) -> Path:
         return self._notes / f"{kind}-{name}"
 
-    def from_earlier_boots(self) -> list[UnflushedNote]:
+    def unflushed_at_earlier_boots(self) -> list[UnflushedNote]:
         """Return the objects that were not flushed when the machine went down."""
-        parsed = (_parsed(path.name) for boot in self._earlier() for path in boot.iterdir())
+        parsed = (_parse_note(path.name) for boot in self._earlier_boots() for path in boot.iterdir())
         return sorted(note for note in parsed if note is not None)
 
     def forget_earlier_boots(self) -> None:
-        for boot in self._earlier():
+        for boot in self._earlier_boots():
             remove_tree(boot)
 
-    def _earlier(self) -> list[Path]:
+    def _earlier_boots(self) -> list[Path]:
         boots = (path for path in self._unflushed.iterdir() if path.is_dir())
         return [boot for boot in boots if boot.name != self._notes.name]
 
-    def strangers(self) -> list[str]:
+    def unknown_files(self) -> list[str]:
         """Return the paths under unflushed/ that are not notes."""
         found = [path for path in self._unflushed.iterdir() if not path.is_dir()]
         found += [path for boot in self._unflushed.iterdir() if boot.is_dir() for path in boot.iterdir()]
-        return sorted(str(path.relative_to(self.root)) for path in found if _parsed(path.name) is None)
+        return sorted(str(path.relative_to(self.root)) for path in found if _parse_note(path.name) is None)
 
 
-def _parsed(name: str) -> UnflushedNote | None:
+def _parse_note(name: str) -> UnflushedNote | None:
     found = _NOTE.fullmatch(name)
     return None if found is None else UnflushedNote(found[1], found[2])
 

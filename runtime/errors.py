@@ -41,12 +41,22 @@ RunError
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ramify.sandboxes.contract import RunResult
 
-if TYPE_CHECKING:
-    from ramify.runtime.journal.inbox import OpenQuestion
+
+class AskedQuestion(Protocol):
+    """An open question of a run (`ramify.runtime.journal.inbox.OpenQuestion`)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def question(self) -> Any: ...
 
 
 class RunError(Exception):
@@ -86,7 +96,7 @@ class RunWaiting(RunError):
     """
 
     def __init__(
-        self, message: str, *, question: object, run_id: str, questions: Sequence[OpenQuestion] = ()
+        self, message: str, *, question: object, run_id: str, questions: Sequence[AskedQuestion] = ()
     ) -> None:
         self.question, self.waiting_run, self.questions = question, run_id, tuple(questions)
         super().__init__(message)
@@ -169,7 +179,7 @@ class AmbiguousRef(RunError):
 class SeveralQuestions(AmbiguousRef):
     """A run has several open questions, and the answer does not name one. `questions`: the open questions."""
 
-    def __init__(self, message: str, *, questions: Sequence[OpenQuestion]) -> None:
+    def __init__(self, message: str, *, questions: Sequence[AskedQuestion]) -> None:
         self.questions = tuple(questions)
         super().__init__(message)
 

@@ -189,6 +189,10 @@ class EffectRecord:
         return self.status is EffectStatus.DONE and self.result_json is None
 
 
+VOID = "|void|"
+"""Part of the key of a void answer: its run went back to before the question, or its interrupt has consumed it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
     """A person's answer to one question of one run. `key`: the journal key of the question."""

@@ -126,6 +126,7 @@ def capabilities(scratch: Path) -> tuple[Capabilities, ...]:
 
 
 def namespaces(scratch: Path) -> Capabilities:
+    """What the namespace backend can do with worlds under `scratch`."""
     found = _try_namespaces(scratch)
     return Capabilities(
         NamespaceBackend.name,
@@ -141,8 +142,8 @@ def namespaces(scratch: Path) -> Capabilities:
 
 def confinement_notes() -> tuple[str, ...]:
     """One line for each mechanism that a machine may have or lack. Takes about a millisecond."""
-    filtered = seccomp.supported()
-    abi = landlock.version()
+    filtered = seccomp.why_not()
+    abi = landlock.abi_version()
     groups = cgroups.find()
     return (
         f"system calls are not filtered: {filtered}" if filtered else "system calls are filtered",
@@ -167,6 +168,7 @@ def _coverage(uncovered: Sequence[str]) -> tuple[str, ...]:
 
 
 def docker() -> Capabilities:
+    """What the docker backend can do."""
     try:
         connect().close()
         reason = ""
@@ -184,6 +186,7 @@ def docker() -> Capabilities:
 
 
 def copy() -> Capabilities:
+    """What the copy backend can do."""
     try:
         find_bash()
         reason = ""
@@ -220,8 +223,8 @@ def _try_namespaces(scratch: Path) -> Found:
 def _cause(folder: Path) -> str:
     """The most likely obstacle on this machine, and what to do about it."""
     found = []
-    version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
-    if version < OLDEST_KERNEL:
+    abi_version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+    if abi_version < OLDEST_KERNEL:
         found.append(f"Linux {os.uname().release} is too old: 5.12 or later is needed")
     for name, off, remedy in SWITCHES:
         switch = Path("/proc/sys", name)

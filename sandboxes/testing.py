@@ -93,6 +93,8 @@ class ScriptedBackend:
 
 
 class ScriptedWorld:
+    """A world of the fake: a folder with a tree, and the script's answers."""
+
     def __init__(self, backend: ScriptedBackend, folder: Path, snapshot: Snapshot) -> None:
         self._backend, self.folder, self._snapshot = backend, folder, snapshot
         self._lock = asyncio.Lock()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 import click
 
 from ramify.cli.errors import TargetBroken, is_ours
-from ramify.compiler.plan import WorkflowInfo
+from ramify.compiler.declarations import WorkflowInfo
 from ramify.inspect.values import parse_value
 
 if TYPE_CHECKING:

@@ -154,10 +154,10 @@ def result_of(run: RunRecord, row: OpRecord) -> str | None:
     packed = None if run.thread_id is None else _packed(json.loads(row.result_json or "null"))
     if packed is None:
         return row.result_json
-    from ramify.runtime.langgraph.shown import shown
+    from ramify.runtime.langgraph.checkpointer.serializers import stored_json
 
     try:
-        return json.dumps(shown(*packed), ensure_ascii=False)
+        return json.dumps(stored_json(*packed), ensure_ascii=False)
     except ValueError:
         return json.dumps(row.summary, ensure_ascii=False)
 

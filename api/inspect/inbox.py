@@ -18,7 +18,6 @@ from ramify.runtime.codec import codec
 from ramify.runtime.errors import AmbiguousRef, RunNotFound
 from ramify.runtime.journal.inbox import (
     INTERRUPT_KEY,
-    VOID,
     Given,
     Inbox,
     OpenQuestion,
@@ -27,7 +26,7 @@ from ramify.runtime.journal.inbox import (
     store_answers,
     unanswered_rows,
 )
-from ramify.runtime.records import DOUBTFUL, EffectRecord, OpStatus, RunId, RunRecord, RunStatus
+from ramify.runtime.records import DOUBTFUL, VOID, EffectRecord, OpStatus, RunId, RunRecord, RunStatus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,17 +1,17 @@
-"""What can keep a replay from running.
+"""Errors of a replay.
 
 ReplayError
-├── NoVllm       no interpreter with vLLM's scheduler: there is nothing to replay on
-├── BadTrace     a file of arrivals, or of a measured run, that cannot be read as one; `.path`
-├── TooLong      a call that the engine's KV cannot hold
-├── TooMany      more programs than a replay can go through
-├── TooFew       no program that would be counted
-├── BadSteps     a step-time model's file that cannot be read, or steps that no model fits
-├── BadProbe     a live engine whose answers cannot be timed
-│   └── TooShort     they ended before enough steps were common to them
-├── NoBound      the bound's linear programme was not solved
+├── NoVllm       no interpreter has vLLM's scheduler
+├── BadTrace     a file is no trace or measured run; `.path`
+├── TooLong      a call is longer than the engine's KV
+├── TooMany      there are more programs than a replay can go through
+├── TooFew       no program would be counted
+├── BadSteps     a file is no step-time model, or no model fits the measured steps
+├── BadProbe     the answers of a live engine cannot be timed
+│   └── TooShort     they decoded together for too few steps
+├── NoBound      the linear programme of a bound was not solved
 ├── Stuck        the scheduler has requests and gives none of them a token
-└── WorkerDied   a child process that replays ended before its answer
+└── WorkerDied   a worker process ended before its answer
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ from ramify.serving.errors import ServingError
 
 
 class ReplayError(ServingError):
-    """Base of what replay raises."""
+    """Base of the errors of a replay."""
 
 
 class NoVllm(ReplayError):
-    """There is no vLLM to replay on."""
+    """No interpreter has vLLM's scheduler."""
 
 
 class BadTrace(ReplayError, ValueError):
+    """A file is no trace or measured run. `path` names it."""
+
     def __init__(self, path: Path, problem: str) -> None:
         self.path = path
         super().__init__(f"{path}: {problem}")
 
 
 class TooLong(ReplayError):
-    """A call that the engine's KV cannot hold: it would wait for ever."""
+    """A call is longer than the engine's KV: it would wait for ever."""
 
     def __init__(self, tokens: int, kv_tokens: int) -> None:
         super().__init__(f"the trace has a call of {tokens} tokens, and the engine's KV holds {kv_tokens}")
 
 
 class TooMany(ReplayError):
-    """So many programs would take hours: the trace's calls are all but empty."""
+    """There are more programs than a replay can go through, because the trace's calls are almost empty."""
 
     def __init__(self, programs: float, most: int, load: float, seconds: float) -> None:
         super().__init__(
@@ -53,7 +55,7 @@ class TooMany(ReplayError):
 
 
 class TooFew(ReplayError):
-    """All programs come while the engine warms up or cools down."""
+    """All programs arrive outside the window in which they are counted."""
 
     def __init__(self, programs: int, begin: float, end: float) -> None:
         super().__init__(
@@ -63,24 +65,24 @@ class TooFew(ReplayError):
 
 
 class BadSteps(ReplayError, ValueError):
-    """A step-time model cannot be read or fitted."""
+    """A file is no step-time model, or no model fits the measured steps."""
 
 
 class BadProbe(ReplayError):
-    """A step-time model cannot be measured from this engine's answers."""
+    """The answers of a live engine cannot be timed."""
 
 
 class TooShort(BadProbe):
-    """Answers that were asked for together did not decode together for long enough."""
+    """Answers decoded together for too few steps."""
 
 
 class NoBound(ReplayError):
-    """HiGHS found no optimum: there always is one, so that this is the solver's."""
+    """The solver (HiGHS) found no optimum. There always is one."""
 
 
 class Stuck(ReplayError):
-    """Requests are in the engine and none of them moves."""
+    """The scheduler has requests and gives none of them a token."""
 
 
 class WorkerDied(ReplayError):
-    """A replay's child process ended before its answer."""
+    """A worker process ended before its answer."""

@@ -1,6 +1,6 @@
-"""Replays in child processes, several beside each other, each result kept: a run that was cut short goes on.
+"""Runs replays in worker processes, several at once, and stores each result, so that a stopped run can go on.
 
-A child runs in the interpreter that has vLLM, whatever this one is (`ramify.serving.engine.vllm` says which).
+A worker runs in the interpreter that has vLLM, whatever this one is (`ramify.serving.engine.vllm` finds it).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Told = Callable[[Result, bool], None]  # a result, and whether it was stored bef
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-class Child:
-    """One child process. Raises NoVllm where no interpreter has vLLM."""
+class WorkerProcess:
+    """One worker process. Raises NoVllm if no interpreter has vLLM. `log`: a file for what it prints."""
 
     def __init__(self, log: Path | None = None) -> None:
         try:
@@ -57,7 +57,9 @@ class Child:
             raise self._none(error) from error
 
     def ask(self, question: dict[str, object]) -> dict[str, Any]:
-        """Raises ReplayError for what the child could not do, WorkerDied where it is no more."""
+        """Ask the worker (`worker` lists the questions). Raises ReplayError if it failed, WorkerDied if it has
+        ended.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
@@ -67,7 +69,7 @@ class Child:
             line = ""
         if not line:
             status = self._process.wait()
-            raise WorkerDied(f"the replaying process ended with status {status}: {self._last_words()}{self._more}")
+            raise WorkerDied(f"the replaying process ended with status {status}: {self._last_line()}{self._more}")
         said: dict[str, Any] = json.loads(line)
         if said.get("kind") == "ModuleNotFoundError":
             raise self._none(said["error"])
@@ -75,9 +77,9 @@ class Child:
             raise ReplayError(": ".join(said[part] for part in ("kind", "error") if part in said))
         return said
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self._log.seek(self._begins)
-        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "it said nothing")
+        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "it printed nothing")
 
     def _none(self, why: object) -> NoVllm:
         return NoVllm(
@@ -86,7 +88,7 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):  # what was asked of a child that is gone lies in the buffer still
+        with suppress(BrokenPipeError):  # a question to a dead worker may still be in the buffer
             self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
@@ -105,8 +107,9 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def child(log: Path | None = None) -> Iterator[Child]:
-    one = Child(log)
+def worker(log: Path | None = None) -> Iterator[WorkerProcess]:
+    """A worker process for the time of a `with` block."""
+    one = WorkerProcess(log)
     try:
         yield one
     finally:
@@ -166,7 +169,7 @@ def run_all(
             told(answer, False)
     finally:
         with suppress(Empty):
-            while True:  # an error: nobody begins another
+            while True:  # after an error no thread starts another replay
                 todo.get_nowait()
         for thread in threads:
             thread.join()
@@ -180,9 +183,9 @@ def _work(
     number: int,
     until: float,
 ) -> None:
-    """Replays until there is no more, or no time: None is its last word."""
+    """Replay until nothing is left to do, or the time is over. Puts None as its last answer."""
     try:
-        with child(kept / f"child-{number}.log") as one:
+        with worker(kept / f"worker-{number}.log") as one:
             while time.monotonic() < until:
                 job = todo.get_nowait()
                 said = one.ask({"replay": asdict(job)})
@@ -191,7 +194,7 @@ def _work(
                 answers.put(result)
     except Empty:
         pass
-    except Exception as error:  # noqa: BLE001  # raised again where the results are awaited
+    except Exception as error:  # noqa: BLE001  # raised again in `run_all`
         answers.put(error)
     finally:
         answers.put(None)

@@ -1,7 +1,7 @@
-"""What outcomes come to: goodput of requests, tokens and workflows, attainment by class, and the usual latencies.
+"""`score`: goodput of requests, tokens and workflows, attainment by class, and latencies of a replay.
 
-Counted are the programs that arrive in the window, and beside it, as `whole`, all of the run. One that was refused,
-or was not over when the replay ended past every deadline, is not met.
+Programs that arrive in the window count; `whole` counts all programs of the run. A program that was refused, or
+that was not finished when the replay ended after every deadline, is not met.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ class Tail:
 class Score:
     programs: int  # counted
     request: float  # share of programs that were met
-    whole: float  # the same of all programs of the run, the window's and those around it
-    token: float  # share of tokens that were of use: what was in time, of all that was asked for
+    whole: float  # the same for all programs of the run, also those outside the window
+    token: float  # share of the tokens asked for that were in time
     workflow: float  # share of compound programs that were met; 0 where there are none
     attained: dict[str, float]  # share met, by class
     requests_s: float  # programs met for each second of the window
-    tokens_s: float  # tokens of use for each second
-    throughput: float  # tokens generated for each second, of use or not, while programs arrived
-    refused: float  # share of programs
+    tokens_s: float  # tokens in time for each second of the window
+    throughput: float  # tokens generated for each second while programs arrived, in time or not
+    refused: float  # share of programs that were refused
     ttft: dict[str, Tail]  # seconds, by class, of calls that got a first token
     tbt: dict[str, Tail]  # seconds, mean of a call that ended
     e2e: dict[str, Tail]  # seconds, of programs that ended
-    over_time: tuple[tuple[float, float, float], ...]  # from a time on: share of programs met, of tokens of use
+    over_time: tuple[
+        tuple[float, float, float], ...
+    ]  # begin of a slice, share of programs met, share of tokens in time
     steps: int
     simulated_s: float
     preemptions: int
@@ -73,7 +75,7 @@ def score(replayed: Replayed, setting: Setting) -> Score:
 
 
 def asked(outcome: Outcome) -> int:
-    """Tokens that would be of use if its program were met, as token goodput counts them."""
+    """Return the tokens that token goodput counts if the program is met."""
     calls = outcome.program.calls
     if outcome.program.kind is SloClass.LATENCY:
         return sum(call.output for call in calls)

@@ -1,7 +1,7 @@
-"""What a replay is made of: programs that arrive, contenders that schedule them, and what came of each.
+"""The data of a replay: programs that arrive, contenders that schedule them, and the outcome of each program.
 
-Times are seconds on the replay's own clock, which begins at 0; lengths are tokens. All of it is plain, frozen and
-picklable: the bounds read the same `Program`s that the engine is fed with.
+Times are seconds on the replay's own clock, which begins at 0. Lengths are tokens. All types are plain, frozen and
+picklable. The bounds read the same `Program`s as the engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ProgramId = NewType("ProgramId", int)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One LLM call, as it truly is. No scheduler sees `output` unless its `Knowledge` says so."""
+    """One LLM call, as it truly is. A scheduler sees `output` only if its `Knowledge` says so."""
 
     prompt: int
     output: int  # tokens that it will generate
@@ -28,25 +28,25 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Calls that arrive together: `tool_s` after the last of the stage before has ended."""
+    """Calls that arrive together, `tool_s` seconds after the last call of the stage before has ended."""
 
     calls: tuple[Call, ...]
     tool_s: float = 0.0
-    typical_prompt: float = 0.0  # of a call, as a plan or a pattern has it from earlier runs: not from this one
+    typical_prompt: float = 0.0  # of a call, by a plan or pattern of earlier runs, not of this one
     typical_output: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One request of a user's: a call, or a workflow of stages. What goodput counts."""
+    """One request of a user: a call, or a workflow of stages. Goodput counts programs."""
 
     id: ProgramId
     at: float
     kind: SloClass
     stages: tuple[Stage, ...]
-    ttft_s: float | None = None  # latency-sensitive: the n-th token (from 0) is due at `at` + ttft_s + n * tbt_s
+    ttft_s: float | None = None  # if latency-sensitive: the n-th token (from 0) is due at `at` + ttft_s + n * tbt_s
     tbt_s: float | None = None
-    deadline_s: float | None = None  # the others: all of it is due at `at` + deadline_s
+    deadline_s: float | None = None  # otherwise: all of it is due at `at` + deadline_s
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -54,7 +54,7 @@ class Program:
 
     @property
     def due(self) -> float:
-        """When its last token must be there at the latest."""
+        """When its last token is due."""
         if self.deadline_s is not None:
             return self.at + self.deadline_s
         last = max(call.output for call in self.calls) - 1
@@ -62,19 +62,19 @@ class Program:
 
 
 class Lengths(StrEnum):
-    """What a contender is told of an answer's length, as `RequestView.sketch` and `length_quantiles`."""
+    """What a contender is told of an answer's length, as `RequestView.sketch` and the tag `length_quantiles`."""
 
-    NONE = "none"  # no sketch: a policy learns what it can from what ends
-    MEAN = "mean"  # the workload's distribution, the same for every call
+    NONE = "none"  # nothing: a policy learns what it can from ended calls
+    MEAN = "mean"  # the distribution of the workload, the same for every call
     PREDICTED = "predicted"  # a calibrated distribution for each call, as good as `Knowledge.correlation`
     ORACLE = "oracle"  # the true length
 
 
 class Structure(StrEnum):
-    """What a contender is told of later stages, as `CompoundView.rest` and `plan_rest`."""
+    """What a contender is told of later stages, as `CompoundView.rest` and the tag `plan_rest`."""
 
-    HIDDEN = "hidden"  # only which calls are one program's, and of which stage
-    PLAN = "plan"  # how many stages and calls will follow, with the typical lengths of each
+    HIDDEN = "hidden"  # only which calls belong to one program, and to which stage
+    PLAN = "plan"  # how many stages and calls will follow, and their typical lengths
     ORACLE = "oracle"  # the same with the true lengths and tool times
 
 
@@ -82,7 +82,7 @@ class Structure(StrEnum):
 class Knowledge:
     lengths: Lengths = Lengths.PREDICTED
     structure: Structure = Structure.PLAN
-    correlation: float = 0.7  # of predicted and true length, as ranks: what a predictor reached on held-out prompts
+    correlation: float = 0.7  # rank correlation of predicted and true length (docs/decisions/055)
 
     def as_oracle(self) -> Knowledge:
         return replace(self, lengths=Lengths.ORACLE, structure=Structure.ORACLE)
@@ -90,17 +90,17 @@ class Knowledge:
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """vLLM's own scheduler, without a line of ours in it."""
+    """vLLM's own scheduler, without Ramify's plug-in."""
 
     chunked_prefill: bool = True
-    priorities: tuple[tuple[SloClass, int], ...] = ()  # vLLM's priority policy, the least number first; (): FCFS
+    priorities: tuple[tuple[SloClass, int], ...] = ()  # for vLLM's priority policy, the least number first; (): FCFS
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One scheduler that is held against the others.
+    """One scheduler of a comparison.
 
-    Either a policy, which runs in the production plug-in (`ConcordScheduler`) as vLLM calls it, or vLLM's own
+    It is a policy, which runs in the production plug-in (`ConcordScheduler`) as vLLM calls it, or vLLM's own
     scheduler. A policy is told what `knows` says and nothing else: an oracle is the same policy that knows more.
     """
 
@@ -109,27 +109,27 @@ class Contender:
     knows: Knowledge = field(default_factory=Knowledge)
     ours: bool = False  # a form of Concord: not counted among the baselines
     about: str = ""  # one line for tables and plots
-    preempts: bool = False  # it often does, so that a replay begins with vLLM's prefix cache; what comes is the same
+    preempts: bool = False  # it often preempts, so a replay begins with vLLM's prefix cache; the results are the same
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The engine that all contenders of a comparison share."""
+    """The engine and the length of a run, which all contenders of a comparison share."""
 
     step: StepModel = field(default_factory=StepModel)
     slots: int = 64
-    pause_room: int = 16
+    pause_room: int = 16  # paused calls beyond the slots
     step_tokens: int = 8192  # most tokens of one step
     kv_tokens: int = 800_000  # what 141 GB hold beside 16 GB of weights, at 128 KiB a token
     block_size: int = 16
     seconds: float = 600.0  # programs arrive for so long
-    warm: float = 0.1  # share of `seconds` at the start, and
-    cool: float = 0.1  # at the end, whose programs are load and not counted
+    warm: float = 0.1  # share of `seconds` at the start whose programs are not counted
+    cool: float = 0.1  # the same at the end
     replicas: int = 1
 
     @property
     def window(self) -> tuple[float, float]:
-        """Programs that arrive in it are counted."""
+        """Begin and end of the window: programs that arrive in it are counted."""
         return self.seconds * self.warm, self.seconds * (1 - self.cool)
 
 
@@ -140,17 +140,16 @@ class CallOutcome:
     prompt: int
     output: int
     first: float | None = None  # its first token; None: it never came
-    ended: float | None = None  # its last token; None: refused, or not over when the replay ended
+    ended: float | None = None  # its last token; None: refused, or still running when the replay ended
     refused: str | None = None  # why
     generated: int = 0
-    in_time: int = 0  # tokens that kept the timeline of a latency-sensitive call; of others all or none
+    in_time: int = 0  # tokens on schedule of a latency-sensitive call; of others all or none
     worst_gap: float = 0.0  # longest time between two tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one program: `met` is request goodput, `tokens_met` token goodput, `calls_met` calls that were of
-    use (all calls of a program that is met)."""
+    """The outcome of one program. `met` counts for request goodput, `tokens_met` for token goodput."""
 
     program: Program
     calls: tuple[CallOutcome, ...]
@@ -159,7 +158,9 @@ class Outcome:
 
     @property
     def tokens_met(self) -> int:
-        """Thesis, chapter 3: tokens in time of a latency-sensitive one; prompt and answer of another that is met."""
+        """Tokens in time of a latency-sensitive program; prompt and answer of another that is met (thesis, chapter
+        3).
+        """
         if self.program.kind is SloClass.LATENCY:
             return sum(call.in_time for call in self.calls)
         return sum(call.prompt + call.output for call in self.calls) if self.met else 0

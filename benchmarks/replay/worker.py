@@ -1,9 +1,9 @@
-"""A process that replays: one JSON question a line on its standard input, one JSON answer a line on its output.
+"""The worker process that replays. It reads one JSON question a line, and writes one JSON answer a line.
 
-    {"replay": {…a Job…}}         answers with a Result
-    {"fidelity": "a folder"}      answers with a Fidelity
-    {"live": {"asks": …, "pace": …, "frame": …}}    answers with "served": what a live engine's requests come to
-    An answer {"error": "…"} says what went wrong, and with a "kind" that it was not ours; the process goes on.
+    {"replay": {…a Job…}}                           the answer is a Result
+    {"fidelity": "a folder"}                        the answer is a Fidelity
+    {"live": {"asks": …, "pace": …, "frame": …}}    the answer has "served": the replay of a live engine's requests
+    An answer {"error": "…"} says what went wrong. With a "kind" it was not one of our errors. The process goes on.
 
 It runs in the Python that has vLLM. What vLLM prints goes to standard error.
 """
@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.replay.baselines.contenders import CLAIRVOYANT, CLAIRVOYANT_CAPACITY, contender
 from benchmarks.replay.bounds.lp import chosen
 from benchmarks.replay.errors import ReplayError, TooFew, TooMany
-from benchmarks.replay.inputs.client_tags import Told
+from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.inputs.synthetic_traces import read_workload
 from benchmarks.replay.inputs.traces import Trace
 from benchmarks.replay.inputs.workload import programs, seconds_a_program
@@ -38,7 +38,7 @@ from benchmarks.replay.simulation.simulation import replay
 from benchmarks.replay.types import Outcome
 from ramify.serving.policy.types import StepModel
 
-_MOST = 100_000  # programs; 600 s of the Azure trace at load 1.6 are 6,000
+_MOST = 100_000  # programs of a replay; 600 s of the Azure trace at load 1.6 have 6,000
 
 
 @lru_cache(maxsize=4)
@@ -47,7 +47,7 @@ def _trace(path: str) -> Trace:
 
 
 def run(job: Job, folder: Path) -> Result:
-    """Here: this Python has vLLM. `folder` may be written to. Raises ReplayError."""
+    """Do one replay in this process, whose Python has vLLM. It may write to `folder`. Raises ReplayError."""
     trace, setting, workload = _trace(job.trace), job.setting, job.workload
     count = workload.load * setting.replicas * setting.seconds / seconds_a_program(trace, workload.mix, setting)
     if count > _MOST:
@@ -55,7 +55,7 @@ def run(job: Job, folder: Path) -> Result:
     made, (begin, end) = programs(trace, workload, setting), setting.window
     if not any(begin <= program.at < end for program in made):
         raise TooFew(len(made), begin, end)
-    told = Told([arrival.call.output for arrival in trace.arrivals], job.seed)
+    told = LengthHints([arrival.call.output for arrival in trace.arrivals], job.seed)
     come = chosen(made, setting, CLAIRVOYANT_CAPACITY) if job.contender == CLAIRVOYANT.name else made
     cpu, wall = time.process_time(), time.perf_counter()
     if job.replicas > 1:
@@ -91,14 +91,16 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    gc.set_threshold(100_000, 50, 100)  # a replay makes next to no cycles, and is itself one: looked for after each
+    gc.set_threshold(
+        100_000, 50, 100
+    )  # a replay makes almost no reference cycles, and is itself one: collect after each
     with TemporaryDirectory(prefix="ramify-replay-") as folder:
         for line in sys.stdin:
             try:
                 said = answer(line, Path(folder))
             except ReplayError as error:
                 said = {"error": str(error)}
-            except Exception as error:  # noqa: BLE001  # vLLM's own: whoever asked is told, and the log has the place
+            except Exception as error:  # noqa: BLE001  # an error of vLLM: the caller gets it, and the log has the traceback
                 traceback.print_exc()
                 said = {"error": str(error) or repr(error), "kind": type(error).__name__}
             out.write(json.dumps(said) + "\n")

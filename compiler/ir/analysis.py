@@ -1,21 +1,87 @@
-"""What holds of a world on some way to it, as sets of operations: the questions that verifier and passes share."""
+"""Analyses of a System State Graph that the verifier and the passes share: data flow, loops, reachability.
+
+`propagate` and `propagate_back` solve a data-flow problem: which facts hold for each world. Facts are sets of
+strings, mostly ids of operations. The functions after them are the questions that are asked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from typing import TypeAlias
 
-from ramify.compiler.ir.graph import Facts, Graph, Operation, propagate
+from ramify.compiler.ir.graph import NO_WORLD, Graph, Operation
 from ramify.compiler.ir.ops import FAMILY, sort
 from ramify.compiler.plan import Effect, OpKind, ValueId
 
+Facts: TypeAlias = frozenset[str]
+Transfer: TypeAlias = Callable[[Operation, tuple[Facts, ...]], tuple[Facts, ...]]
+BackTransfer: TypeAlias = Callable[[Operation, Mapping[ValueId, Facts]], Mapping[ValueId, Facts]]
+Question: TypeAlias = Callable[[Graph], dict[ValueId, Facts]]
+
 _NONE: Facts = frozenset()
-_ASIDE = (OpKind.PREFORK, OpKind.BARRIER)  # leave the world that they stand at as it is
-Question = Callable[[Graph], dict[ValueId, Facts]]
+_UNCHANGING = (OpKind.PREFORK, OpKind.BARRIER)  # do not change the world that they take
 
 
-def _once(question: Question) -> Question:
-    """Graphs are immutable, and several rules and passes ask the same of one: the answer is kept on it."""
+def propagate(graph: Graph, transfer: Transfer) -> dict[ValueId, Facts]:
+    """Return the facts of each world that hold on some path to it.
+
+    Args:
+        graph: The graph.
+        transfer: The facts of an operation's outputs, from the facts of its inputs. The parameter of a block has the
+            facts of all values that predecessors pass to it. Channels and effects have none.
+    """
+    facts: dict[ValueId, Facts] = {}
+    passed: dict[ValueId, set[str]] = {}  # changed in place: many blocks may lead to one
+    stale = {block.id for block in graph.blocks}
+    while stale:  # blocks are in reading order: one sweep, and one more for each nesting of loops
+        for block in graph.blocks:
+            if block.id not in stale:
+                continue
+            stale.discard(block.id)
+            facts.update((param, frozenset(passed[param])) for param in block.params if param in passed)
+            for op in block.ops:
+                given = tuple([facts.get(value, _NONE) for value in op.inputs])
+                facts.update(zip(op.outputs, transfer(op, given), strict=True))
+            for to, worlds in block.exits:
+                for param, value in zip(graph.by_id[to].params, worlds, strict=True):
+                    if value[0] in NO_WORLD:
+                        continue
+                    more = facts.get(value, _NONE)
+                    if more and not more <= passed.setdefault(param, set()):
+                        passed[param] |= more
+                        stale.add(to)
+    return facts
+
+
+def propagate_back(graph: Graph, transfer: BackTransfer) -> dict[ValueId, Facts]:
+    """Return the facts of each value that hold on some path from it.
+
+    Args:
+        graph: The graph.
+        transfer: The facts of an operation's inputs, from the facts of the values after it.
+    """
+    found: dict[ValueId, Facts] = {}
+    stale = dict.fromkeys(block.id for block in reversed(graph.blocks))
+    while stale:
+        block = graph.by_id[next(iter(stale))]
+        del stale[block.id]
+        before = [found.get(param) for param in block.params]
+        for to, worlds in block.exits:
+            for param, value in zip(graph.by_id[to].params, worlds, strict=True):
+                found[value] = found.get(value, _NONE) | found.get(param, _NONE)
+        for op in reversed(block.ops):
+            found.update(transfer(op, found))
+        if [found.get(param) for param in block.params] != before:
+            stale.update(dict.fromkeys(graph.predecessors.get(block.id, ())))
+    return found
+
+
+# Questions
+
+
+def _cached(question: Question) -> Question:
+    """Keep the answer on the graph, which is immutable: several rules and passes ask the same."""
     name = f"_facts_{question.__name__}"
 
     @wraps(question)
@@ -28,9 +94,9 @@ def _once(question: Question) -> Question:
     return ask
 
 
-@_once
+@_cached
 def forks(graph: Graph) -> dict[ValueId, Facts]:
-    """The FORKs whose branches a family may be."""
+    """Return, for each family of branches, the FORKs that may have made it."""
 
     def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
         return (*given, frozenset({op.id})) if op.kind is OpKind.FORK else _same(op, given)
@@ -38,14 +104,16 @@ def forks(graph: Graph) -> dict[ValueId, Facts]:
     return {value: found for value, found in propagate(graph, transfer).items() if sort(value) == FAMILY}
 
 
-@_once
+@_cached
 def unsealed(graph: Graph) -> dict[ValueId, Facts]:
-    """The operations that may have changed a world since it was last sealed. A graph break counts: its steps seal,
-    but other code in it may have written as well."""
+    """Return, for each world, the operations that may have changed it since it was last sealed.
+
+    A graph break counts: its steps seal, but other code in it may write as well.
+    """
 
     def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
         step = graph.by_step.get(op.step or "") if op.runs else None
-        if op.kind in _ASIDE or (step is not None and step.effect is Effect.READONLY):
+        if op.kind in _UNCHANGING or (step is not None and step.effect is Effect.READONLY):
             return _same(op, given)
         if op.runs or op.kind is OpKind.BREAK:
             return tuple(before | {op.id} for before in given)
@@ -54,64 +122,63 @@ def unsealed(graph: Graph) -> dict[ValueId, Facts]:
     return propagate(graph, transfer)
 
 
-@_once
+@_cached
 def bases(graph: Graph) -> dict[ValueId, Facts]:
-    """The operations that may have recorded the snapshot which a world stands on. After a FORK that is the FORK: what
-    it stands on itself is for it to say."""
+    """Return, for each world, the operations that may have recorded the snapshot under it.
+
+    For a branch this is its FORK, which names its own base.
+    """
 
     def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
-        if op.runs or op.kind in _ASIDE:
+        if op.runs or op.kind in _UNCHANGING:
             return _same(op, given)
         return tuple(frozenset({op.id}) for _ in op.outputs)
 
     return propagate(graph, transfer)
 
 
-@_once
+NEEDS_SEALED = "a step that is reused, behind a barrier, or caught"
+
+
+@_cached
 def next_uses(graph: Graph) -> dict[ValueId, Facts]:
-    """What takes a world next, on each way on from there, as `use` names it."""
-    found: dict[ValueId, Facts] = {}
-    leading: dict[str, list[str]] = {}
-    for block in graph.blocks:
-        for to, _ in block.exits:
-            leading.setdefault(to, []).append(block.id)
-    stale = dict.fromkeys(block.id for block in reversed(graph.blocks))
-    while stale:
-        block = graph.by_id[next(iter(stale))]
-        del stale[block.id]
-        before = [found.get(param) for param in block.params]
-        for to, worlds in block.exits:
-            for param, value in zip(graph.by_id[to].params, worlds, strict=True):
-                found[value] = found.get(value, _NONE) | found.get(param, _NONE)
-        for op in reversed(block.ops):
-            for place, value in enumerate(op.inputs):
-                through = op.kind in _ASIDE and place < len(op.outputs)
-                found[value] = found.get(op.outputs[place], _NONE) if through else frozenset({use(graph, op)})
-        if [found.get(param) for param in block.params] != before:
-            stale.update(dict.fromkeys(leading.get(block.id, ())))
-    return found
+    """Return, for each value, what may take it next, as `use_of` names it."""
+
+    def transfer(op: Operation, after: Mapping[ValueId, Facts]) -> Mapping[ValueId, Facts]:
+        found = {}
+        for place, value in enumerate(op.inputs):
+            through = op.kind in _UNCHANGING and place < len(op.outputs)
+            found[value] = after.get(op.outputs[place], _NONE) if through else frozenset({use_of(graph, op)})
+        return found
+
+    return propagate_back(graph, transfer)
 
 
-NEEDS_SEALED = "a step that is reused, fenced or caught"
+def use_of(graph: Graph, op: Operation) -> str:
+    """Return how an operation uses its world.
 
-
-def use(graph: Graph, op: Operation) -> str:
-    """A FORK by its name; a step that rests on a sealed state, by its key, its fence, or since the workflow may go on
-    from there after it failed; else the kind of operation."""
+    A FORK is named by its id, and other operations by their kind. NEEDS_SEALED stands for a step that needs a sealed
+    world: for its reuse key, for its barrier, or because the workflow may continue from there after a failure.
+    """
     if op.kind is OpKind.FORK and not op.attrs.get("superstep"):
         return op.id
     step = graph.by_step.get(op.step or "") if op.runs else None
-    rests = step is not None and (step.reuse or step.effect is Effect.IRREVERSIBLE or bool(op.attrs.get("caught")))
-    return NEEDS_SEALED if rests else op.kind
+    if step is None:
+        return op.kind
+    needs_sealed = step.reuse or step.effect is Effect.IRREVERSIBLE or bool(op.attrs.get("caught"))
+    return NEEDS_SEALED if needs_sealed else op.kind
 
 
 def _same(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
-    """Each output holds what the input at its place held; an output without one holds nothing."""
+    """Return for each output the facts of the input at the same position, or none."""
     return (*given, *(_NONE for _ in op.outputs))[: len(op.outputs)]
 
 
+# Loops and reachability. networkx is imported when it is needed: the import takes a tenth of a second.
+
+
 def blocks_in_loops(graph: Graph) -> set[str]:
-    """The blocks that lead back to themselves. Linear in blocks and exits."""
+    """Return the blocks that lead back to themselves, in linear time."""
     import networkx
 
     flow = networkx.DiGraph({block.id: [to for to, _ in block.exits] for block in graph.blocks})
@@ -122,11 +189,11 @@ def blocks_in_loops(graph: Graph) -> set[str]:
     return found
 
 
-def reached(start: Iterable[str], onward: Mapping[str, Iterable[str]]) -> set[str]:
-    """`start`, and all that can be come to from there."""
+def reachable(start: Iterable[str], onward: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return `start` and all that can be reached from there along the edges of `onward`."""
     import networkx
 
-    flow, seen = networkx.DiGraph({name: list(targets) for name, targets in onward.items()}), set(start)
-    flow.add_nodes_from(seen)
-    seen.update(to for _, to in networkx.edge_bfs(flow, list(seen)))
-    return seen
+    flow, found = networkx.DiGraph({name: list(targets) for name, targets in onward.items()}), set(start)
+    flow.add_nodes_from(found)
+    found.update(to for _, to in networkx.edge_bfs(flow, list(found)))
+    return found

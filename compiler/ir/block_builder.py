@@ -1,4 +1,4 @@
-"""Writing a graph block by block: fresh values, stable names for operations, worlds handed on by parameters."""
+"""Builds a graph block by block: new values, stable ids for operations, worlds passed on by parameters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ramify.compiler.plan import OpId, OpKind, Site, ValueId
 
 
 class OpenBlock:
-    """A block under construction. `worlds` are those now open: the root world, then the branches of each open fork,
-    outermost first."""
+    """A block under construction.
+
+    `worlds` are the open ones: the root world, then the branches of each open fork, outermost first.
+    """
 
     def __init__(self, name: str, params: tuple[ValueId, ...]) -> None:
         self.name, self.params = name, params
@@ -27,37 +29,40 @@ class OpenBlock:
 
 
 class BlockBuilder:
+    """Makes the blocks of one graph. The first block is the entry."""
+
     def __init__(self) -> None:
         self._values = 0
         self._blocks: list[OpenBlock] = []
-        self._names: dict[object, str] = {}
+        self._ids: dict[object, str] = {}
         self._numbers: Counter[str] = Counter()
         self._copies: Counter[str] = Counter()
 
-    def value(self, like: str) -> ValueId:
+    def value(self, prefix: str) -> ValueId:
         self._values += 1
-        return ValueId(f"{like}{self._values}")
+        return ValueId(f"{prefix}{self._values}")
 
     def block(self, worlds: list[ValueId], name: str | None = None) -> OpenBlock:
-        """A new block that takes as many worlds, of the same sorts, as these."""
+        """Add a block that takes worlds of the same number and sorts as these."""
         name = name or f"b{len(self._blocks)}"
         made = OpenBlock(name, tuple(self.value(sort(world)) for world in worlds))
         self._blocks.append(made)
         return made
 
     def jump(self, source: OpenBlock, target: OpenBlock) -> None:
-        """`target` may follow `source`, and is handed the worlds that it takes; later ones must have ended."""
+        """Let `target` follow `source`. It gets as many worlds as it takes; later ones must have ended."""
         source.exits[target.name] = tuple(source.worlds[: len(target.params)])
         target.entered = True
 
-    def name(self, stem: str, key: object) -> OpId:
-        """The same name for the same key, marked as a copy from the second time on."""
-        if key not in self._names:
+    def op_id(self, stem: str, key: object) -> OpId:
+        """Return the id for a key, marked as a copy from the second time on."""
+        if key not in self._ids:
             self._numbers[stem] += 1
-            self._names[key] = f"{stem}.{self._numbers[stem]}"
-        return self.named(self._names[key])
+            self._ids[key] = f"{stem}.{self._numbers[stem]}"
+        return self.copy_of(self._ids[key])
 
-    def named(self, name: str) -> OpId:
+    def copy_of(self, name: str) -> OpId:
+        """Return this id, marked as a copy from the second time on."""
         self._copies[name] += 1
         copy = self._copies[name]
         return OpId(name if copy == 1 else f"{name}{COPY}{copy}")
@@ -73,8 +78,11 @@ class BlockBuilder:
         step: str | None = None,
         attrs: Mapping[str, Any] | None = None,
     ) -> Operation:
-        """Append an operation on the open worlds at the places `on`. FORK opens one world more; RELEASE closes the
-        last; ENTER opens the first; every other one makes the next version of each."""
+        """Append an operation on the open worlds at the positions `on`.
+
+        ENTER opens the first world, FORK opens one more, and RELEASE closes the last. Any other operation makes the
+        next version of each world.
+        """
         inputs = tuple(block.worlds[place] for place in on)
         if kind is OpKind.RELEASE:
             block.worlds.pop()
@@ -92,5 +100,5 @@ class BlockBuilder:
         return op
 
     def freeze(self) -> tuple[Block, ...]:
-        """The blocks that something leads to, entry first."""
+        """Return the entry, and the blocks that some block leads to."""
         return tuple(block.freeze() for i, block in enumerate(self._blocks) if i == 0 or block.entered)

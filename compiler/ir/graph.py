@@ -1,32 +1,35 @@
 """The System State Graph: blocks of operations on worlds.
 
-States are the values: each version of a world is one, made once and used once. Blocks hand worlds on by parameters,
-as in MLIR, and no world is used outside the block that it was made in or handed to; so that a world is linear can be
-seen in each block alone.
+The values are states: each version of a world is one value, made once and used once. Blocks pass worlds on by
+parameters, as in MLIR, and use no world that they neither made nor received. So each block shows by itself that
+worlds are linear.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ramify.compiler.plan import STEPS, OpId, OpKind, Site, StepPlan, ValueId
 
-CHANNELS = "c"  # how versions of the channels are named
-EFFECTS = "e"  # how values of the chain of effects are named
+CHANNELS = "c"  # prefix of values that are versions of the channels
+EFFECTS = "e"  # prefix of values in the chain of effects
 NO_WORLD = (CHANNELS, EFFECTS)
-COPY = "~"  # `run.3~2` is the second copy of `run.3`: the same call site over another call path
+COPY = "~"  # `run.3~2` is the second copy of `run.3`: the same call site on another call path
 
 
 def base_id(op_id: str) -> OpId:
+    """Return the id of an operation without the mark of a copy."""
     return OpId(op_id.partition(COPY)[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
+    """One operation. `inputs` are the values that it takes, `outputs` those that it makes."""
+
     id: OpId
     kind: OpKind
     inputs: tuple[ValueId, ...] = ()
@@ -42,7 +45,7 @@ class Operation:
 
     @property
     def worlds(self) -> tuple[ValueId, ...]:
-        """Of the inputs, the worlds and families."""
+        """The inputs that are worlds or families of branches."""
         return tuple([value for value in self.inputs if value[0] not in NO_WORLD])
 
     @property
@@ -53,11 +56,14 @@ class Operation:
 
     @property
     def place(self) -> str:
+        """Where it stands in the user's code, for messages."""
         return f"{self.site} ({self.id})" if self.site else self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
+    """A sequence of operations. `exits` name the blocks that may follow, and the values passed to each."""
+
     id: str
     params: tuple[ValueId, ...] = ()
     ops: tuple[Operation, ...] = ()
@@ -66,7 +72,7 @@ class Block:
 
 @dataclass(frozen=True)  # no slots: the tables are cached on it
 class Graph:
-    """The first block is the entry."""
+    """A System State Graph. The first block is the entry."""
 
     name: str
     frontend: str
@@ -83,6 +89,7 @@ class Graph:
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def ops(self) -> Iterator[Operation]:
+        """Yield all operations in reading order."""
         for block in self.blocks:
             yield from block.ops
 
@@ -94,33 +101,11 @@ class Graph:
     def by_step(self) -> dict[str, StepPlan]:
         return {step.name: step for step in self.steps}
 
-
-Facts = frozenset[str]
-_NOTHING: Facts = frozenset()
-Transfer = Callable[[Operation, tuple[Facts, ...]], tuple[Facts, ...]]
-
-
-def propagate(graph: Graph, transfer: Transfer) -> dict[ValueId, Facts]:
-    """What holds of each world on some way to it: `transfer` says what an operation makes of what held before, and a
-    block's parameter gathers what its predecessors hand to it. Of channels and effects nothing is asked."""
-    facts: dict[ValueId, Facts] = {}
-    handed: dict[ValueId, set[str]] = {}  # grows in place: many blocks may lead to one
-    stale = {block.id for block in graph.blocks}
-    while stale:  # blocks stand in reading order: a sweep, and one more over what a loop leads back to
-        for block in graph.blocks:
-            if block.id not in stale:
-                continue
-            stale.discard(block.id)
-            facts.update((param, frozenset(handed[param])) for param in block.params if param in handed)
-            for op in block.ops:
-                given = tuple([facts.get(value, _NOTHING) for value in op.inputs])
-                facts.update(zip(op.outputs, transfer(op, given), strict=True))
-            for to, worlds in block.exits:
-                for param, value in zip(graph.by_id[to].params, worlds, strict=True):
-                    if value[0] in NO_WORLD:
-                        continue
-                    more = facts.get(value, _NOTHING)
-                    if more and not more <= handed.setdefault(param, set()):
-                        handed[param] |= more
-                        stale.add(to)
-    return facts
+    @cached_property
+    def predecessors(self) -> dict[str, list[str]]:
+        """For each block, the blocks that lead to it."""
+        table: dict[str, list[str]] = {}
+        for block in self.blocks:
+            for to, _ in block.exits:
+                table.setdefault(to, []).append(block.id)
+        return table

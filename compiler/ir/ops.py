@@ -1,7 +1,7 @@
-"""The operations' signatures: which worlds each takes and makes. What each means stands at `OpKind`.
+"""The signature of each operation: which values it takes and makes. Their meaning is documented at `OpKind`.
 
-A world (`w`) is one; a family (`ws`) is all branches of one fork, operated on as one value; a version of the channels
-(`c`) and what was done to the outside (`e`) are values too. Values are named for what they are: `w3`, `ws4`, `c5`.
+Values are named for their sort: `w3` is a world; `ws4` is a family, that is, all branches of one fork, which are
+operated on as one value; `c5` is a version of the channels; `e6` is a value in the chain of effects on the outside.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ WORLD, FAMILY = "w", "ws"
 
 
 def sort(value: ValueId) -> str:
+    """Return the sort of a value: "w", "ws", "c" or "e"."""
     first = value[0]
     return first if first != WORLD else FAMILY if value[1:2] == "s" else WORLD
 
 
-# Each operation's legal (worlds in, worlds out), where `x` stands for one sort, w or ws, the same throughout.
+# The permitted worlds of each operation: (in, out). `x` stands for one sort, w or ws, the same on both sides.
 SIGNATURES: dict[OpKind, tuple[tuple[str, str], ...]] = {
     OpKind.ENTER: (("", "w"),),
     OpKind.RUN: (("x", "x"), ("", "")),
@@ -35,7 +36,8 @@ SIGNATURES: dict[OpKind, tuple[tuple[str, str], ...]] = {
     OpKind.BARRIER: (("", ""),),
     OpKind.PREFORK: (("x", "x"),),
 }
-# Which of the other chains, c then e, may stand behind the worlds of each: in as well as out, but at the two ends.
+# The chains, c then e, that each may take behind its worlds, and then also makes; ENTER only makes, RELEASE only
+# takes.
 CHAINS: dict[OpKind, str] = {
     OpKind.ENTER: "ce",
     OpKind.RUN: "ce",
@@ -48,13 +50,14 @@ CHAINS: dict[OpKind, str] = {
 
 
 def fits(kind: OpKind, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> bool:
+    """Return whether an operation of this kind may take and make these values."""
     return _fits(kind, tuple(map(sort, inputs)), tuple(map(sort, outputs)))
 
 
 @cache
 def _fits(kind: OpKind, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> bool:
-    taken, chains_in = _parted(inputs)
-    made, chains_out = _parted(outputs)
+    taken, chains_in = _split(inputs)
+    made, chains_out = _split(outputs)
     allowed = CHAINS.get(kind, "")
     carried = chains_in if kind is OpKind.RELEASE else chains_out
     ends = (kind is OpKind.ENTER and not chains_in) or (kind is OpKind.RELEASE and not chains_out)
@@ -71,7 +74,7 @@ def _fits(kind: OpKind, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> bo
     ) and (kind is not OpKind.BARRIER or carried == EFFECTS)
 
 
-def _parted(sorts: tuple[str, ...]) -> tuple[str, str]:
-    """The sorts of the worlds, which come first, and of the chains behind them."""
+def _split(sorts: tuple[str, ...]) -> tuple[str, str]:
+    """Return the sorts of the worlds, which come first, and those of the chains behind them."""
     worlds = [one for one in sorts if one not in (CHANNELS, EFFECTS)]
     return " ".join(worlds), "".join(sorts[len(worlds) :])

@@ -1,4 +1,7 @@
-"""A graph's blocks in reading order: what nothing reaches left out, straight lines joined, names counted anew."""
+"""Helpers that rewrite a System State Graph: rename values, set attributes, thread a chain, put blocks in order.
+
+Passes insert operations with provisional values, and then call `renumber`.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +16,102 @@ from ramify.compiler.ir.ops import sort
 from ramify.compiler.plan import OpId, OpKind, ValueId
 
 _NUMBERED = re.compile(r"b\d+")
-NO_IDS: Mapping[str, str] = MappingProxyType({})
-
-
-def tidy(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    return renumber(straightened(blocks))
-
-
-def straightened(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """As `tidy`, with the names as they were."""
-    return tuple(_join_lines(_reading_order(_thread(blocks))))
+_NO_IDS: Mapping[str, str] = MappingProxyType({})
 
 
 def swap_values(values: tuple[ValueId, ...], names: dict[ValueId, ValueId]) -> tuple[ValueId, ...]:
+    """Return the values, with those in `names` replaced."""
     if not names or not values:
         return values
     return tuple([names.get(value, value) for value in values])
 
 
-def _rename(block: Block, names: dict[ValueId, ValueId], ids: Mapping[str, str] = NO_IDS) -> Block:
-    ops = tuple([with_values(op, swap_values(op.inputs, names), swap_values(op.outputs, names)) for op in block.ops])
-    exits = tuple([(ids.get(to, to), swap_values(worlds, names)) for to, worlds in block.exits])
-    return Block(ids.get(block.id, block.id), swap_values(block.params, names), ops, exits)
-
-
 def with_values(op: Operation, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Operation:
-    """The operation on other values; itself where they are the same. `replace` would cost half of a compilation."""
+    """Return an operation on other values. Faster than `replace`, which would take half of a compilation."""
     if inputs == op.inputs and outputs == op.outputs:
         return op
     return Operation(op.id, op.kind, inputs, outputs, op.site, op.step, op.attrs)
 
 
-def _thread(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Ways to a block that does nothing but go on lead straight to where it goes."""
+def marked(graph: Graph, name: str, ops: Mapping[OpId, object]) -> Graph:
+    """Return the graph with the attribute `name` set on these operations, each to its JSON value."""
+    if not ops:
+        return graph
+
+    def mark(op: Operation) -> Operation:
+        return replace(op, attrs={**op.attrs, name: ops[op.id]}) if op.id in ops else op
+
+    blocks = tuple(replace(block, ops=tuple(map(mark, block.ops))) for block in graph.blocks)
+    return replace(graph, blocks=blocks)
+
+
+def threaded(
+    blocks: tuple[Block, ...],
+    name: str,
+    takes: Callable[[Operation], bool],
+    before: Callable[[Operation, ValueId], Operation | None] = lambda op, now: None,
+) -> Iterator[Block]:
+    """Yield the blocks with a chain of values through them, such as the versions of the channels.
+
+    ENTER begins the chain and the last RELEASE ends it. Each block takes it as its last parameter and passes it on,
+    so the operations that take it run in the order of the graph. The new values must be renumbered.
+
+    Args:
+        blocks: The blocks of a graph.
+        name: The prefix of the chain's values.
+        takes: Whether an operation takes the chain.
+        before: An operation to insert in front of another one. It takes the chain's current value.
+    """
+    for number, block in enumerate(blocks):
+        first = now = ValueId(f"{name}.{number}")
+        ops: list[Operation] = []
+        for op in block.ops:
+            if (inserted := before(op, now)) is not None:
+                ops.append(inserted)
+                now = inserted.outputs[0]
+            if op.kind is OpKind.ENTER or takes(op):
+                taken = () if op.kind is OpKind.ENTER else (now,)
+                now = ValueId(f"{name}.{op.id}")
+                op = with_values(op, (*op.inputs, *taken), (*op.outputs, now))
+            elif op.kind is OpKind.RELEASE and op.fork is None:
+                op = with_values(op, (*op.inputs, now), ())
+            ops.append(op)
+        params = block.params if number == 0 else (*block.params, first)
+        exits = tuple([(to, (*worlds, now)) for to, worlds in block.exits])
+        yield Block(block.id, params, tuple(ops), exits)
+
+
+# The order and the names of blocks
+
+
+def normalised(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return the reachable blocks in reading order, with sequences joined and names counted anew."""
+    return renumber(ordered(blocks))
+
+
+def ordered(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """As `normalised`, but with unchanged names."""
+    return tuple(_join_sequences(_reading_order(_skip_empty(blocks))))
+
+
+def renumber(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Return the blocks with values, and blocks without a name of their own, counted in reading order."""
+    blocks, names = tuple(blocks), dict[ValueId, ValueId]()
+    for block in blocks:
+        for value in (*block.params, *(value for op in block.ops for value in op.outputs)):
+            names[value] = ValueId(f"{sort(value)}{len(names) + 1}")
+    ids = {b.id: f"b{i}" if _NUMBERED.fullmatch(b.id) else b.id for i, b in enumerate(blocks)}
+    return tuple([_rename(block, names, ids) for block in blocks])
+
+
+def _rename(block: Block, names: dict[ValueId, ValueId], ids: Mapping[str, str] = _NO_IDS) -> Block:
+    ops = tuple([with_values(op, swap_values(op.inputs, names), swap_values(op.outputs, names)) for op in block.ops])
+    exits = tuple([(ids.get(to, to), swap_values(worlds, names)) for to, worlds in block.exits])
+    return Block(ids.get(block.id, block.id), swap_values(block.params, names), ops, exits)
+
+
+def _skip_empty(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Redirect exits to a block without operations to the block that follows it."""
     onward = {
         b.id: b.exits[0][0] for b in blocks[1:] if not b.ops and len(b.exits) == 1 and b.exits[0][1] == b.params
     }
@@ -57,15 +123,15 @@ def _thread(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
             seen.add(name)
         return name
 
-    def led(block: Block) -> Block:
+    def redirected(block: Block) -> Block:
         exits = tuple({end(to): worlds for to, worlds in block.exits}.items())
         return block if exits == block.exits else replace(block, exits=exits)
 
-    return tuple(map(led, blocks))
+    return tuple(map(redirected, blocks))
 
 
 def _reading_order(blocks: tuple[Block, ...]) -> list[Block]:
-    """Reverse postorder from the entry: a block stands before what follows it, loops aside."""
+    """Return the reachable blocks in reverse postorder: a block comes before its successors, except in loops."""
     by_id = {block.id: block for block in blocks}
     done: list[Block] = []
     seen = {blocks[0].id}
@@ -83,9 +149,9 @@ def _reading_order(blocks: tuple[Block, ...]) -> list[Block]:
     return done[::-1]
 
 
-def _join_lines(blocks: list[Block]) -> list[Block]:
-    """A block and the only one that follows it, which follows nothing else, are one."""
-    leading = Counter(to for block in blocks for to, _ in block.exits)
+def _join_sequences(blocks: list[Block]) -> list[Block]:
+    """Join each block with its only successor, if that has no other predecessor."""
+    predecessors = Counter(to for block in blocks for to, _ in block.exits)
     by_id = {block.id: block for block in blocks}
     gone: set[str] = set()
     joined: list[Block] = []
@@ -93,61 +159,10 @@ def _join_lines(blocks: list[Block]) -> list[Block]:
         if first.id in gone:
             continue
         block = first
-        while len(block.exits) == 1 and leading[block.exits[0][0]] == 1 and block.exits[0][0] != blocks[0].id:
+        while len(block.exits) == 1 and predecessors[block.exits[0][0]] == 1 and block.exits[0][0] != blocks[0].id:
             to, worlds = block.exits[0]
             after = _rename(by_id[to], dict(zip(by_id[to].params, worlds, strict=True)))
             block = replace(block, ops=block.ops + after.ops, exits=after.exits)
             gone.add(to)
         joined.append(block)
     return joined
-
-
-def renumber(blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """Values, and the blocks that have no name of their own, counted in reading order."""
-    blocks, names = tuple(blocks), dict[ValueId, ValueId]()
-    for block in blocks:
-        for value in (*block.params, *(value for op in block.ops for value in op.outputs)):
-            names[value] = ValueId(f"{sort(value)}{len(names) + 1}")
-    ids = {b.id: f"b{i}" if _NUMBERED.fullmatch(b.id) else b.id for i, b in enumerate(blocks)}
-    return tuple([_rename(block, names, ids) for block in blocks])
-
-
-def threaded(
-    blocks: tuple[Block, ...],
-    name: str,
-    takes: Callable[[Operation], bool],
-    before: Callable[[Operation, ValueId], Operation | None] = lambda op, now: None,
-) -> Iterator[Block]:
-    """The blocks with a chain of values `name` through every operation that `takes` it, and through the ones that
-    `before` puts in front of some of them. The new values are to be renumbered."""
-    for number, block in enumerate(blocks):
-        first = now = ValueId(f"{name}.{number}")
-        ops: list[Operation] = []
-        for op in block.ops:
-            if (put := before(op, now)) is not None:
-                ops.append(put)
-                now = put.outputs[0]
-            if op.kind is OpKind.ENTER or takes(op):
-                took = () if op.kind is OpKind.ENTER else (now,)
-                now = ValueId(f"{name}.{op.id}")
-                op = with_values(op, (*op.inputs, *took), (*op.outputs, now))
-            elif op.kind is OpKind.RELEASE and op.fork is None:
-                op = with_values(op, (*op.inputs, now), ())
-            ops.append(op)
-        params = block.params if number == 0 else (*block.params, first)
-        exits = tuple([(to, (*worlds, now)) for to, worlds in block.exits])
-        yield Block(block.id, params, tuple(ops), exits)
-
-
-def marked(graph: Graph, name: str, ops: Mapping[OpId, object]) -> Graph:
-    """The graph with the attribute `name` on these, each with its JSON value; itself where there are none."""
-    if not ops:
-        return graph
-
-    def each(op: Operation) -> Operation:
-        return replace(op, attrs={**op.attrs, name: ops[op.id]}) if op.id in ops else op
-
-    def of(block: Block) -> Block:
-        return replace(block, ops=tuple(map(each, block.ops)))
-
-    return replace(graph, blocks=tuple(map(of, graph.blocks)))

@@ -1,4 +1,4 @@
-"""The textual form of a System State Graph: printed for people, read back exactly.
+"""A System State Graph as text: an exact form that is read back, and drawings in DOT and Mermaid.
 
     graph "repair" "decorators"
     step "try_patch" {"effect": "revertible", "reuse": false, "code_digest": "…", "why": "takes a Sandbox"}
@@ -7,7 +7,8 @@
       fork.1: w2, ws1 = FORK w1 {"base": ["enter"]} @ "app/repair.py" 12:15-12:28
       -> b1(w2, ws1)
 
-A name is bare where it is made of letters, digits and `_.~-`, and a JSON string otherwise.
+A name of letters, digits and `_.~-` is written as it is, and any other name as a JSON string. In a drawing, a box is
+a block with its operations, and an arrow shows the worlds that are passed on.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _BARE = re.compile(r"[A-Za-z0-9_.~-]+(?<!-)")
 
 
 def print_graph(graph: Graph) -> str:
+    """Return the exact form. `parse_graph` reads it back."""
     lines = [f"graph {json.dumps(graph.name)} {json.dumps(graph.frontend)}"]
     for step in graph.steps:
         facts = asdict(step)
@@ -59,7 +61,11 @@ def _names(names: tuple[ValueId, ...]) -> str:
 
 
 def parse_graph(text: str) -> Graph:
-    """The graph that `print_graph` printed. Raises TextError with the line."""
+    """Read a graph that `print_graph` printed.
+
+    Raises:
+        TextError: The text cannot be parsed. `where` is the line.
+    """
     head: tuple[str, str] | None = None
     steps: list[StepPlan] = []
     blocks: list[tuple[str, tuple[ValueId, ...], list[Operation], list[tuple[str, tuple[ValueId, ...]]]]] = []
@@ -113,6 +119,8 @@ def _parse_op(scan: _Scanner) -> Operation:
 
 
 class _Scanner:
+    """Reads one line from left to right."""
+
     def __init__(self, line: str, number: int) -> None:
         self.line, self.number, self.at = line, number, 0
 
@@ -184,6 +192,7 @@ class _Scanner:
 
 
 def dot(graph: Graph) -> str:
+    """Return a drawing for Graphviz."""
     lines = [f"digraph {json.dumps(graph.name)} {{", '  node [shape=box fontname="monospace"]']
     for block in graph.blocks:
         lines.append(f"  {json.dumps(block.id)} [label={json.dumps(chr(10).join(_rows(block)))}]")
@@ -194,7 +203,8 @@ def dot(graph: Graph) -> str:
 
 
 def mermaid(graph: Graph) -> str:
-    names = {block.id: f"n{i}" for i, block in enumerate(graph.blocks)}  # Mermaid minds most other names
+    """Return a drawing for pages that render Mermaid."""
+    names = {block.id: f"n{i}" for i, block in enumerate(graph.blocks)}  # Mermaid does not accept most other names
     lines = ["flowchart TD"]
     for block in graph.blocks:
         lines.append(f'  {names[block.id]}["{"<br>".join(map(_escaped, _rows(block)))}"]')
@@ -210,5 +220,5 @@ def _rows(block: Block) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Mermaid reads `#…;` as a character and the rest of its own signs between quotes as they are."""
+    """Escape a text for Mermaid, which reads `#…;` as a character and its other signs in quotes as they are."""
     return "".join(c if c.isalnum() or c in " _.-~/" else f"#{ord(c)};" for c in text)

@@ -1,9 +1,14 @@
-"""The verifier: one table of rules, run after lowering and after every pass.
+"""The verifier: one table of rules (`RULES`), checked after lowering and after every pass.
 
-It proves that each value is made once, used once on every path and ended on every path, the chain of effects as the
-worlds; that branches are merged and released by the fork that made them, and have a base to be merged over; that a
-fork stands on a sealed world; that what is irreversible stands behind a barrier, and not in a branch unless that is
-declared; and that a world is made ready for forks alone. A rule may hold only from a pass on: `since` names it.
+It proves that:
+
+- each world is made once, used once on every path, and ended on every path; the same for the chain of effects
+- branches are merged and released by the fork that made them, over a known base
+- a forked world is sealed
+- an irreversible step stands behind a barrier, and is in a branch only if that is declared
+- worlds are prepared only for forks
+
+A rule may hold only after a certain pass, which its `since` names.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ramify.compiler.errors import VerifyError
-from ramify.compiler.ir import analysis
+from ramify.compiler.ir.analysis import bases, forks, next_uses, unsealed
 from ramify.compiler.ir.graph import Block, Graph, Operation
 from ramify.compiler.ir.ops import FAMILY, fits, sort
 from ramify.compiler.plan import Effect, OpKind
@@ -21,36 +26,49 @@ from ramify.compiler.plan import Effect, OpKind
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong, where, and what to do."""
+    """A broken rule: what is wrong, where, and how to correct it."""
 
     what: str
     where: str
-    mend: str = "this is a fault of the compiler, or of a graph written by hand: please report it with the graph"
+    mend: str = "this is a bug in the compiler, or in a graph written by hand: please report it with the graph"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """A rule: `check` yields what breaks it. `since` is the pass after which it holds, or "lowering"."""
+
     name: str
     check: Callable[[Graph], Iterator[Finding]]
     since: str = "lowering"
 
 
 def verify(graph: Graph, done: frozenset[str] = frozenset()) -> None:
-    """`done` are the names of the passes that have run. Raises VerifyError with the first rule that is broken: later
-    ones take it for granted."""
+    """Check the rules that hold by now.
+
+    Args:
+        graph: The graph.
+        done: The names of the passes that have run.
+
+    Raises:
+        VerifyError: A rule is broken. Only the first one is reported, since later rules rely on it.
+    """
     for rule in RULES:
         if rule.since == "lowering" or rule.since in done:
-            _prove(rule, graph)
+            _check(rule, graph)
 
 
 def verify_since(graph: Graph, name: str) -> None:
-    """The same of a graph that this pass left as it was: only the rules that hold from it on are to be proved."""
+    """Check a graph that the pass `name` left unchanged: only the rules that hold since that pass.
+
+    Raises:
+        VerifyError: A rule is broken.
+    """
     for rule in RULES:
         if rule.since == name:
-            _prove(rule, graph)
+            _check(rule, graph)
 
 
-def _prove(rule: Rule, graph: Graph) -> None:
+def _check(rule: Rule, graph: Graph) -> None:
     for found in rule.check(graph):
         raise VerifyError(rule.name, found.what, where=found.where, mend=found.mend)
 
@@ -67,10 +85,10 @@ def _made_once(graph: Graph) -> Iterator[Finding]:
     made.update(value for op in graph.ops() for value in op.outputs)
     for value, count in made.items():
         if count > 1:
-            yield Finding(f"world {value} is made {count} times", _home(graph, value))
+            yield Finding(f"world {value} is made {count} times", _block_of(graph, value))
 
 
-def _home(graph: Graph, value: str) -> str:
+def _block_of(graph: Graph, value: str) -> str:
     return next(b.id for b in graph.blocks if value in b.params or any(value in op.outputs for op in b.ops))
 
 
@@ -80,7 +98,7 @@ def _exits_fit(graph: Graph) -> Iterator[Finding]:
             if to not in graph.by_id:
                 yield Finding(f"leads to {to!r}, which is no block", block.id)
             elif list(map(sort, worlds)) != list(map(sort, graph.by_id[to].params)):
-                yield Finding(f"hands ({', '.join(worlds)}) to {to}({', '.join(graph.by_id[to].params)})", block.id)
+                yield Finding(f"passes ({', '.join(worlds)}) to {to}({', '.join(graph.by_id[to].params)})", block.id)
 
 
 def _signatures(graph: Graph) -> Iterator[Finding]:
@@ -111,13 +129,13 @@ def _entered_once(graph: Graph) -> Iterator[Finding]:
 
 
 def _used_once(graph: Graph) -> Iterator[Finding]:
-    """Worlds are used in the block that has them, so that each block shows for itself whether it is linear."""
+    """Worlds are used in the block that has them, so each block shows by itself whether it is linear."""
     for block in graph.blocks:
         alive = set(block.params)
         for op in block.ops:
             for value in op.inputs:
                 if value not in alive:
-                    yield Finding(f"world {value} is not to be had here: used before, or never made", op.place)
+                    yield Finding(f"world {value} is not available here: used before, or never made", op.place)
                 alive.discard(value)
             alive.update(op.outputs)
         for to, worlds in block.exits:
@@ -125,7 +143,7 @@ def _used_once(graph: Graph) -> Iterator[Finding]:
                 continue
             for value, count in Counter(worlds).items():
                 if value not in alive or count > 1:
-                    yield Finding(f"world {value} is handed to {to} but is used already", block.id)
+                    yield Finding(f"world {value} is passed to {to} but is used already", block.id)
 
 
 def _ended(graph: Graph) -> Iterator[Finding]:
@@ -139,7 +157,7 @@ def _ended(graph: Graph) -> Iterator[Finding]:
 
 
 def _branches_of_their_fork(graph: Graph) -> Iterator[Finding]:
-    made_by = analysis.forks(graph)
+    made_by = forks(graph)
     for op in graph.ops():
         branches = [value for value in op.inputs if sort(value) == FAMILY][-1:]
         named = op.fork
@@ -164,8 +182,8 @@ def _pure_holds_no_world(graph: Graph) -> Iterator[Finding]:
 
 
 def _nothing_irreversible_in_a_branch(graph: Graph) -> Iterator[Finding]:
-    """A superstep of LangGraph joins every branch, so what runs there is not speculative."""
-    made_by = analysis.forks(graph)
+    """A superstep of LangGraph joins every branch, so its branches are never dropped."""
+    made_by = forks(graph)
     ops: dict[str, Operation] = {op.id: op for op in graph.ops()}
     for op in graph.ops():
         step = graph.by_step.get(op.step or "") if op.runs else None
@@ -175,8 +193,8 @@ def _nothing_irreversible_in_a_branch(graph: Graph) -> Iterator[Finding]:
                 yield Finding(
                     f"irreversible step {op.step} would run in every branch of a fork: {_path(graph, ops[fork], op)}",
                     op.place,
-                    "run it after the winner is adopted, say with in_fork= what it is to do in a branch, or declare "
-                    "what it does as revertible",
+                    "run it after the winner is adopted, declare with in_fork= what it does in a branch, or "
+                    "declare it as revertible",
                 )
 
 
@@ -192,18 +210,18 @@ def _behind_a_barrier(graph: Graph) -> Iterator[Finding]:
 
 
 def _merged_over_a_base(graph: Graph) -> Iterator[Finding]:
-    """A merge is over what its fork stood on: the fork names what may have recorded that, no more and no less."""
-    recorded = analysis.bases(graph)
+    """The base of a merge is what its fork stood on: the fork names exactly what may have recorded that."""
+    recorded = bases(graph)
     for op in graph.ops():
         if op.kind is OpKind.FORK:
             named, found = set(op.attrs.get("base") or ()), recorded.get(op.inputs[0], frozenset())
             if not named or named != found:
                 stands, says = (", ".join(sorted(each)) or "nothing" for each in (found, named))
-                yield Finding(f"stands on what {stands} recorded, and names {says} as its base", op.place)
+                yield Finding(f"its world was recorded by {stands}, but it names {says} as its base", op.place)
 
 
 def _ready_for_forks(graph: Graph) -> Iterator[Finding]:
-    uses = analysis.next_uses(graph)
+    uses = next_uses(graph)
     for block in graph.blocks:
         later = {op.id for op in block.ops}
         for op in block.ops:
@@ -211,34 +229,34 @@ def _ready_for_forks(graph: Graph) -> Iterator[Finding]:
             if op.kind is not OpKind.PREFORK:
                 continue
             if op.attrs.get("during") not in later:
-                yield Finding(f"is to be performed during {op.attrs.get('during')}, which does not follow", op.place)
+                yield Finding(f"must be performed during {op.attrs.get('during')}, which does not follow", op.place)
             found = uses.get(op.outputs[0], frozenset()) - {OpKind.RELEASE.value}
             if not found or not found <= set(op.attrs.get("forks") or ()):
-                yield Finding(f"makes worlds ready that {', '.join(sorted(found)) or 'nothing'} would take", op.place)
+                yield Finding(f"prepares worlds that {', '.join(sorted(found)) or 'nothing'} would take", op.place)
 
 
 def _path(graph: Graph, start: Operation, end: Operation) -> str:
-    """A shortest way from one operation to another, by the operations that stand on it."""
+    """Return the operations on a shortest path from one operation to another, as text."""
     home = {op.id: block for block in graph.blocks for op in block.ops}
     todo: deque[tuple[Block, tuple[Block, ...]]] = deque([(home[start.id], ())])
     seen = {home[start.id].id}
-    way: tuple[Block, ...] = ()
+    path: tuple[Block, ...] = ()
     while todo:
         block, before = todo.popleft()
-        way = (*before, block)
+        path = (*before, block)
         if block is home[end.id]:
             break
         for to, _ in block.exits:
             if to not in seen:
                 seen.add(to)
-                todo.append((graph.by_id[to], way))
-    ops = [op for block in way for op in block.ops]
+                todo.append((graph.by_id[to], path))
+    ops = [op for block in path for op in block.ops]
     ops = ops[ops.index(start) : ops.index(end) + 1]
     return " -> ".join(f"{op.step or op.kind} at {op.site or op.id}" for op in ops if op.kind is not OpKind.SEAL)
 
 
 def _forked_sealed(graph: Graph) -> Iterator[Finding]:
-    changed_by = analysis.unsealed(graph)
+    changed_by = unsealed(graph)
     for op in graph.ops():
         if op.kind is OpKind.FORK:
             since = sorted(changed_by.get(op.inputs[0], ()))
@@ -247,19 +265,19 @@ def _forked_sealed(graph: Graph) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule("names stand once", _names_once),
+    Rule("names are unique", _names_once),
     Rule("a world is made once", _made_once),
     Rule("exits fit their targets", _exits_fit),
     Rule("operations fit their signatures", _signatures),
-    Rule("entered once, everything reached", _entered_once),
+    Rule("entered once, every block reachable", _entered_once),
     Rule("a world is used once", _used_once),
     Rule("a world is ended on every path", _ended),
-    Rule("branches go back to their fork", _branches_of_their_fork),
+    Rule("branches belong to their fork", _branches_of_their_fork),
     Rule("steps are in the table", _steps_known),
     Rule("a pure step holds no world", _pure_holds_no_world, since="effects"),
-    Rule("nothing irreversible in a branch", _nothing_irreversible_in_a_branch, since="effects"),
-    Rule("what is irreversible stands behind a barrier", _behind_a_barrier, since="effects"),
+    Rule("no irreversible step in a branch", _nothing_irreversible_in_a_branch, since="effects"),
+    Rule("an irreversible step is behind a barrier", _behind_a_barrier, since="effects"),
     Rule("a forked world is sealed", _forked_sealed, since="fork_points"),
     Rule("a merge has its base", _merged_over_a_base, since="fork_points"),
-    Rule("worlds are made ready for forks", _ready_for_forks, since="lookahead"),
+    Rule("worlds are prepared for forks", _ready_for_forks, since="lookahead"),
 )

@@ -1,7 +1,10 @@
-"""The passes, in order. Each rewrites a System State Graph; the verifier runs before the first and after each.
+"""The passes: each rewrites a System State Graph. `PIPELINE` is the list, in order.
 
-Those that are not `needed` can be turned off: the operations that they place are then neither in the plan nor in the
-journal of a run, and the marks that they leave on others are absent.
+The verifier runs before the first pass and after each one. A pass that is not `needed` can be turned off. The
+operations that it places are then neither in the plan nor in the journal of a run, and the attributes that it sets
+are absent.
+
+To add a pass, write a function of `(graph, spec, estimates)` that returns a graph, and add a line to `PIPELINE`.
 """
 
 from __future__ import annotations
@@ -19,34 +22,54 @@ from ramify.compiler.passes.effects import effects
 from ramify.compiler.passes.lookahead import lookahead
 from ramify.compiler.passes.parallel import parallel
 from ramify.compiler.passes.snapshots import fork_points, liveness, placement
+from ramify.compiler.passes.stages import stages
 from ramify.compiler.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
+    """A named rewrite of the graph.
+
+    Attributes:
+        name: The name in `ramify compile --without NAME` and in `Plan.passes`.
+        rewrite: Returns the graph after the pass; the same object if nothing changes.
+        needed: The pass cannot be turned off.
+    """
+
     name: str
     rewrite: Callable[[Graph, Spec, Estimates], Graph]
     needed: bool = False
 
 
 PIPELINE = (
-    Pass("effects", effects, needed=True),  # what each step may do, why that is known, and the chain of effects
-    Pass("conflicts", conflicts, needed=True),  # what the sides of a merge write
-    Pass("fork_points", fork_points, needed=True),  # where a snapshot is taken, and what each fork stands on
-    Pass("placement", placement),  # no snapshot where none is needed
-    Pass("parallel", parallel),  # steps that only read run beside each other, each in a world of its own
-    Pass("common", common),  # steps whose equal state and inputs may recur, across branches or in a loop
-    Pass("lookahead", lookahead),  # worlds are forked while the model thinks, its first prompt read while steps run
-    Pass("liveness", liveness),  # where each snapshot dies
-    Pass(
-        "stages", lambda graph, spec, estimates: graph
-    ),  # the stages of model calls, and when each is due: in `emit`
+    # The effect of each step, and the chain of effects on the outside, with barriers.
+    Pass("effects", effects, needed=True),
+    # The paths that both sides of a merge write.
+    Pass("conflicts", conflicts, needed=True),
+    # A snapshot after each step that may change its world, and the base of each fork.
+    Pass("fork_points", fork_points, needed=True),
+    # No snapshot where running the step again is cheaper.
+    Pass("placement", placement),
+    # Steps that only read run at the same time, each in a world of its own.
+    Pass("parallel", parallel),
+    # Steps whose state and inputs may occur again, in a branch or in a loop, look for an earlier result.
+    Pass("common", common),
+    # Worlds are forked while the model thinks, and its first prompt is sent while steps run.
+    Pass("lookahead", lookahead),
+    # The operations after which each snapshot is no longer needed.
+    Pass("liveness", liveness),
+    # The stages of model calls, and when each is due.
+    Pass("stages", stages),
 )
 OPTIONAL = tuple(each.name for each in PIPELINE if not each.needed)
 
 
 def chosen(names: Iterable[str] | None) -> tuple[Pass, ...]:
-    """The needed passes and those of that name; None: all. Raises WorkflowError for a name that is no pass."""
+    """Return the needed passes and those with these names; None: all.
+
+    Raises:
+        WorkflowError: There is no pass of that name.
+    """
     if names is None:
         return PIPELINE
     wanted = set(names)
@@ -59,7 +82,12 @@ def chosen(names: Iterable[str] | None) -> tuple[Pass, ...]:
 def run_passes(
     graph: Graph, spec: Spec, pipeline: tuple[Pass, ...] = PIPELINE, estimates: Estimates = UNMEASURED
 ) -> Graph:
-    """Raises VerifyError if the graph, or what a pass makes of it, breaks a rule."""
+    """Return the graph after all passes of a pipeline.
+
+    Raises:
+        VerifyError: The graph, or what a pass makes of it, breaks a rule.
+        WorkflowError: A pass refuses the workflow.
+    """
     done: frozenset[str] = frozenset()
     verify(graph)
     for each in pipeline:

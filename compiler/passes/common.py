@@ -1,8 +1,9 @@
-"""Steps that may be asked for again in a state that was seen: those alone get a lineage key, which costs a digest of
-the state, a look-up, and waiting for an equal step that runs already.
+"""The pass `common`: marks reusable steps whose state and inputs may occur again.
 
-A step that is declared deterministic may have been done on another branch of its fork, in an earlier round of its
-loop, at another place of the workflow, and else in another run: the mark says which.
+Only marked steps get a lineage key. The key costs a digest of the state, a look-up, and waiting for an equal step
+that is running. The attribute `shared` states where an equal step may have run: on another branch of the fork
+("branches"), in an earlier round of the loop ("rounds"), elsewhere in the workflow ("places"), or only in another run
+("runs").
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ def common(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
     if not runs:
         return graph
     places = Counter(op.step for _, op in runs)
-    again = blocks_in_loops(graph)
+    loops = blocks_in_loops(graph)
     found: dict[OpId, object] = {}
     for block, op in runs:
         if op.worlds and sort(op.worlds[0]) == FAMILY:
             found[op.id] = "branches"
-        elif block in again:
+        elif block in loops:
             found[op.id] = "rounds"
         else:
             found[op.id] = "places" if places[op.step] > 1 else "runs"

@@ -1,8 +1,10 @@
-"""What the sides of a merge write, as far as it is known: by their syntax, and by what recorded runs changed.
+"""The pass `conflicts`: which paths both sides of a merge write.
 
-A path that both may have written since their fork is named on the MERGE, for `ramify explain`. Refused is one that
-was not there before, that both have surely written, each with other contents, and no strategy to settle it: of a file
-that was there, one side may leave it as it is, or each change other lines.
+What a step writes is known from its syntax and from recorded runs. A path that both sides may have written since
+their fork is named on the MERGE (attribute `conflicts`), for `ramify explain`.
+
+A workflow is refused if both sides certainly write a path that did not exist before, with different contents, and no
+strategy handles the conflict. If the file existed, one side may leave it unchanged, or each may change other lines.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from itertools import combinations
 
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import Estimates
-from ramify.compiler.ir.graph import Facts, Graph, Operation, base_id, propagate
+from ramify.compiler.ir.analysis import Facts, propagate
+from ramify.compiler.ir.graph import Graph, Operation, base_id
 from ramify.compiler.ir.ops import FAMILY, sort
 from ramify.compiler.ir.rewrite import marked
 from ramify.compiler.plan import OpId, OpKind, ValueId
@@ -25,14 +28,18 @@ _ANY = "*"  # any path
 
 
 def conflicts(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
-    """Raises WorkflowError."""
+    """Set `wrote` on steps and `conflicts` on merges.
+
+    Raises:
+        WorkflowError: A merge must conflict.
+    """
     graph = marked(graph, WROTE, _recorded(graph, estimates))
-    named = {op.step or "": _named(op) for op in graph.ops() if op.runs}
-    if not any(named.values()):
+    written = {op.step or "": _writes(op) for op in graph.ops() if op.runs}
+    if not any(written.values()):
         return graph
     if isinstance(spec.body, Machine):
-        return marked(graph, CONFLICTS, _of_supersteps(graph, spec.body, named))
-    _refuse(graph, estimates)
+        return marked(graph, CONFLICTS, _of_supersteps(graph, spec.body, written))
+    _refuse_certain_conflicts(graph, estimates)
     return marked(graph, CONFLICTS, _of_merges(graph))
 
 
@@ -44,26 +51,30 @@ def _recorded(graph: Graph, estimates: Estimates) -> dict[OpId, object]:
     return found
 
 
-def _named(op: Operation) -> Facts:
+def _writes(op: Operation) -> Facts:
+    """Return the paths that a step is known to write."""
     files, wrote = op.attrs.get("files", {}), op.attrs.get(WROTE, {})
     return frozenset((*files.get("writes", ()), *wrote.get("files", ())))
 
 
-def _of_supersteps(graph: Graph, machine: Machine, named: Mapping[str, Facts]) -> dict[OpId, object]:
+def _of_supersteps(graph: Graph, machine: Machine, written: Mapping[str, Facts]) -> dict[OpId, object]:
     pairs = (pair for group in machine.together for pair in combinations(group, 2))
-    both = {path for one, other in pairs for path in named.get(one, _NONE) & named.get(other, _NONE)}
+    both = {path for one, other in pairs for path in written.get(one, _NONE) & written.get(other, _NONE)}
     return {op.id: sorted(both) for op in graph.ops() if op.kind is OpKind.MERGE} if both else {}
 
 
 def _of_merges(graph: Graph) -> dict[OpId, object]:
-    """A branch that was merged is part of what its fork's world wrote: so a second one meets the first."""
+    """Return the paths by merge.
+
+    What a merged branch wrote counts for its fork's world, so a second branch meets it.
+    """
 
     def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
         if op.kind is OpKind.MERGE:
             return (given[0] | given[1], given[1])
         if op.kind is OpKind.FORK:
             return (_NONE,) * len(op.outputs)
-        more = _named(op) if op.runs else _NONE
+        more = _writes(op) if op.runs else _NONE
         return tuple(before | more for before in given[: len(op.outputs)]) or (_NONE,) * len(op.outputs)
 
     wrote = propagate(graph, transfer)
@@ -76,8 +87,11 @@ def _of_merges(graph: Graph) -> dict[OpId, object]:
     return {op.id: sorted(paths) for op in merges if (paths := found.get(base_id(op.id)))}
 
 
-def _refuse(graph: Graph, estimates: Estimates) -> None:
-    """Facts are what may *not* hold: (path, contents) that some way to a value did not leave there."""
+def _refuse_certain_conflicts(graph: Graph, estimates: Estimates) -> None:
+    """Refuse merges whose sides certainly write different contents.
+
+    The facts are what may *not* hold: (path, contents) that some path through the graph did not write.
+    """
     every = {(path, digest) for op in graph.ops() for path, digest in _always(op).items()}
     if len(every) < 2:
         return
@@ -85,12 +99,12 @@ def _refuse(graph: Graph, estimates: Estimates) -> None:
 
     def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
         if not op.runs:
-            aside = op.kind in (OpKind.SEAL, OpKind.PREFORK)
-            return given if aside else (unsure,) * len(op.outputs)
-        stands, writes = _always(op), op.attrs.get("files", {}).get("writes")
-        left = frozenset(one for one in unsure if writes is None or one.partition("\0")[0] in writes)
-        surely = frozenset("\0".join(pair) for pair in stands.items())
-        return tuple((before | left) - surely for before in given[: len(op.outputs)])
+            unchanging = op.kind in (OpKind.SEAL, OpKind.PREFORK)
+            return given if unchanging else (unsure,) * len(op.outputs)
+        certain, writes = _always(op), op.attrs.get("files", {}).get("writes")
+        overwritten = frozenset(one for one in unsure if writes is None or one.partition("\0")[0] in writes)
+        written = frozenset("\0".join(pair) for pair in certain.items())
+        return tuple((before | overwritten) - written for before in given[: len(op.outputs)])
 
     missing, before = propagate(graph, transfer), _before(graph)
     bases = {base_id(op.id): before.get(op.inputs[0], _NONE) for op in graph.ops() if op.kind is OpKind.FORK}
@@ -105,14 +119,14 @@ def _refuse(graph: Graph, estimates: Estimates) -> None:
             new = path not in base and _ANY not in base and estimates.begins_without(path)
             if new and ours[path] != theirs[path]:
                 raise WorkflowError(
-                    f"this merge must conflict: both sides always write {path}, each something else",
+                    f"this merge must conflict: both sides always write {path}, with different contents",
                     where=op.place,
-                    mend="write different files, or say `adopt(strategy=...)`",
+                    mend="write different files, or give a strategy: `adopt(strategy=...)`",
                 )
 
 
 def _before(graph: Graph) -> dict[ValueId, Facts]:
-    """What may have been written in a world since the run began."""
+    """Return, for each world, the paths that may have been written since the run began; `*`: any."""
 
     def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
         every = _NONE.union(*given)
@@ -127,7 +141,7 @@ def _before(graph: Graph) -> dict[ValueId, Facts]:
 
 
 def _always(op: Operation) -> Mapping[str, str]:
-    """What surely stands in every world that it runs on."""
+    """Return the paths, with digests of the contents, that certainly exist in every world after the operation."""
     if not op.runs or not op.worlds or op.attrs.get("caught"):
         return {}
     found: Mapping[str, str] = op.attrs.get("files", {}).get("always", {})

@@ -1,4 +1,4 @@
-"""`python -m examples.coder_graph`: repair a small project, then go back in time and on from there."""
+"""`python -m examples.coder_graph`: repair a small project, then go back in time and continue from there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ramify
 import ramify.graph
 from examples.coder_graph.edits import shown
 from examples.coder_graph.graph import build
-from examples.ending import command, errors_told
+from examples.ending import command, report_errors
 
 PROJECT = Path(__file__).parent / "project"
 
@@ -45,7 +45,7 @@ async def demo(app: ramify.graph.WorldGraph, thread: str, home: Path | None = No
 
 
 async def follow(app: ramify.graph.WorldGraph, inputs: object, config: object) -> None:
-    """Run to the end and say what each node did."""
+    """Run the graph to its end, and print what each node did."""
     async for update in app.astream(inputs, config):
         for node, values in update.items():
             print(f"  {node:6} {said(node, values)}")
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--model", help="its model")
     options = parser.parse_args()
     with (
-        errors_told(),
+        report_errors(),
         ramify.graph.saver(options.home) as saver,
         ramify.compile(
             build(),

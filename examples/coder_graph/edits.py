@@ -1,6 +1,6 @@
-"""Candidate edits of a Python file: one token changed for its likely neighbour.
+"""Candidate edits of a Python file: one token replaced by a likely neighbour.
 
-A model of 135M parameters cannot write an edit, but it can be asked which of several to try.
+A model of 135M parameters cannot write an edit, but it can choose which of several edits to try.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEIGHBOURS = {
 
 
 class Edit(TypedDict):
-    """JSON values only, so that any checkpointer can keep it."""
+    """JSON values only, so that any checkpointer can store it."""
 
     file: str
     line: int
@@ -43,7 +43,7 @@ class Edit(TypedDict):
 
 
 def candidates(file: str, source: str, test: str) -> list[Edit]:
-    """Every edit of one token in the function that the test is named after, in the order of the text."""
+    """Return every edit of one token in the function that the test is named after, in the order of the text."""
     lines, found = source.splitlines(), []
     first, last = _function(source, test)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -57,7 +57,7 @@ def candidates(file: str, source: str, test: str) -> list[Edit]:
 
 
 def _function(source: str, test: str) -> tuple[int, int]:
-    """The lines of the function whose name the test's holds, the longest name of several; else all lines."""
+    """Return the lines of the function with the longest name that the test's name contains; else all lines."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     named = [node for node in functions if node.name in test]
     node = max(named, key=lambda node: len(node.name), default=None)

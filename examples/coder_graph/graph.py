@@ -1,4 +1,4 @@
-"""The graph: test, then plan; act and use tools until the target passes; test again, until all is green.
+"""The graph: test, then plan; act and use tools until the target passes; test again, until all tests pass.
 
         START → test → plan → act ⇄ tools
                   ↑______________│
@@ -20,23 +20,23 @@ from ramify import Sandbox, llm
 from ramify.runtime.errors import CommandFailed
 
 PYTEST = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rf"]
-PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # this environment's plugins are not the project's, and slow
-OPTIONS = 12  # as many letters as a small model can still tell apart
+PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # this environment's plugins are slow, and not the project's
+OPTIONS = 12  # the most lettered options that a small model can tell apart
 
 
 class State(TypedDict, total=False):
     failing: list[str]
     target: str  # the test being worked on
-    edit: Edit | None  # the tool call: an edit to try; None: no idea left
+    edit: Edit | None  # the tool call: an edit to try; None: no edit is left
     tried: list[str]  # edits that did not help
     given_up: list[str]
-    tree: str  # a digest of the sources, as the last run of the tests saw them
+    tree: str  # a digest of the sources in the last run of the tests
 
 
 async def test(state: State, sandbox: Sandbox) -> State:
     run = await sandbox.run(PYTEST, env=PLAIN, timeout=60)
     failing = re.findall(r"^FAILED (\S+)", run.stdout, re.MULTILINE)
-    if not run.ok and not failing:  # it did not get as far as the tests: pytest is not installed, say
+    if not run.ok and not failing:  # no test ran: pytest may not be installed
         raise CommandFailed(run)
     return {"failing": failing, "tree": digest(sandbox.path)}
 
@@ -59,7 +59,7 @@ async def act(state: State, sandbox: Sandbox) -> State:
 
 
 async def tools(state: State, sandbox: Sandbox) -> State:
-    """Make the edit and run the target test; what does not help is taken back."""
+    """Make the edit and run the target test. An edit that does not help is undone."""
     edit = state["edit"]
     assert edit is not None
     path = sandbox.path / edit["file"]

@@ -1,1 +1,1 @@
-"""Data cleaning: recipes are tried on a messy table in forks, and what passes its checks is merged."""
+"""Data cleaning: recipes are tried on a messy table in forks, and those that pass the checks are merged."""

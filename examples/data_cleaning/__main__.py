@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ramify import Runtime
 
-from ..ending import command, errors_told
+from ..ending import command, report_errors
 from .workflow import clean_table
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
     parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
     options = parser.parse_args()
-    with errors_told():
+    with report_errors():
         asyncio.run(run(options))
 
 

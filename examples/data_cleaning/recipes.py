@@ -1,6 +1,7 @@
-"""What the agent may try on a column, and what is right of one. Sent into a world as text: it needs Python alone.
+"""The recipes that the agent may try on a column, and the rules for valid cells.
 
-`python3 recipes.py COLUMN.txt RECIPE` rewrites a file of one cell a line and prints a `Verdict` as JSON.
+It is sent into a world as text, and needs only Python. `python3 recipes.py COLUMN.txt RECIPE` rewrites a file with
+one cell a line, and prints a `Verdict` as JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 MISSING = ""
 
-# What a cell of each column has to be. An empty cell is a missing value, which is allowed where it is said to be.
+# A pattern for the cells of each column. An empty cell is a missing value; some patterns allow it.
 VALID: dict[str, str] = {
     "name": r"[A-Z][a-z]+( [A-Z][a-z]+)+",
     "email": r"[a-z0-9.]+@[a-z0-9-]+(\.[a-z]+)+",
@@ -61,7 +62,9 @@ def wrong(column: str, cells: list[str]) -> list[str]:
 
 
 def verdict(column: str, before: list[str], after: list[str]) -> dict[str, int]:
-    """`harmed`: cells that were right and are another value now, or whose content was thrown away."""
+    """Count wrong and harmed cells. Harmed are valid cells with another value now, and cells whose content was
+    deleted.
+    """
     harmed = sum(
         new != old and (not wrong(column, [old]) or (not new and len(old) > 3))
         for old, new in zip(before, after, strict=True)

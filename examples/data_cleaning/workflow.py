@@ -1,9 +1,9 @@
-"""A data-cleaning agent: transformations are tried in forks, and what passes its checks is merged.
+"""A data-cleaning agent: transformations are tried in forks, and those that pass the checks are merged.
 
-The table is laid out as a file a column, so that the columns are cleaned beside each other and their merges are
-disjoint. For each column the model ranks the recipes; the best few are tried, each in a world of its own; a recipe
-passes where it mends cells and harms none. The best that passed is merged into the column's world, and so on until
-nothing is wrong or nothing helps. What no recipe mends is reported, never guessed.
+The table is stored with one file for each column, so that columns are cleaned at the same time and their merges never
+conflict. For each column the model ranks the recipes. The best few are tried, each in a world of its own. A recipe
+passes if it corrects cells and harms none. The best one is merged into the column's world, until nothing is wrong or
+nothing helps. Cells that no recipe corrects are reported, never guessed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ramify import Sandbox, fork, llm, step, workflow
 from .recipes import RECIPES, wrong
 
 SCRIPT = Path(__file__).with_name("recipes.py").read_text()
-SHOWN = 6  # cells of a column that the model is shown
+SHOWN = 6  # cells of a column that are shown to the model
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a recipe did to a column, in cells."""
+    """What a recipe did to a column, in numbers of cells."""
 
     wrong_before: int
     wrong_after: int
@@ -39,14 +39,14 @@ class Verdict:
 @dataclass(frozen=True)
 class Column:
     name: str
-    recipes: tuple[str, ...]  # that were merged, in order
+    recipes: tuple[str, ...]  # the recipes that were merged, in order
     tried: int
     left: tuple[str, ...]  # cells that are still wrong
 
 
 @step
 async def lay_out(sandbox: Sandbox, table: str) -> list[str]:
-    """The table as columns/NAME.txt, a cell a line; the columns' names."""
+    """Write the table as columns/NAME.txt, with one cell a line. Return the names of the columns."""
     rows = list(csv.DictReader(io.StringIO((sandbox.path / table).read_text())))
     (sandbox.path / "columns").mkdir()
     for name in rows[0]:
@@ -62,14 +62,14 @@ async def faults(sandbox: Sandbox, column: str) -> list[str]:
 
 @step
 async def apply(sandbox: Sandbox, recipe: str, column: str) -> Verdict:
-    """Rewrite the column by the recipe, in this world, and check it. A recipe that crashes is a failed branch."""
+    """Rewrite the column by the recipe in this world, and check it. A recipe that crashes is a failed branch."""
     command = ["python3", "-", f"columns/{column}.txt", recipe]
     return Verdict(**json.loads((await sandbox.run(command, stdin=SCRIPT, check=True)).stdout))
 
 
 @step
 async def put_together(sandbox: Sandbox, columns: list[str]) -> str:
-    """clean.csv, of the columns as they are in this world."""
+    """Write clean.csv from the columns in this world."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -83,14 +83,14 @@ def cells_of(sandbox: Sandbox, column: str) -> list[str]:
 
 
 async def ranked(column: str, cells: list[str], known: list[str]) -> list[str]:
-    """The recipes, the model's favourites first."""
+    """Return the recipes, the model's favourites first."""
     shown = ", ".join(repr(cell) for cell in cells[:SHOWN])
     choice = await llm.choose(f"These cells of the column {column!r} are malformed: {shown}. What mends them?", known)
     return [known[at] for at in choice.order]
 
 
 async def clean(column: str, beam: int) -> Column:
-    """Clean one column in the world that this is called in."""
+    """Clean one column in the current world."""
     merged: list[str] = []
     tried = 0
     while left := await faults(column):
@@ -112,7 +112,7 @@ async def clean(column: str, beam: int) -> Column:
 
 @workflow(workspace=Path(__file__).with_name("data"), deadline="10m")
 async def clean_table(table: str = "customers.csv", beam: int = 4) -> list[Column]:
-    """clean.csv out of `table`. `beam`: recipes tried at once, on each column."""
+    """Write clean.csv from `table`, trying `beam` recipes at once on each column."""
     async with fork(await lay_out(table)) as branches:
 
         async def one(branch: object) -> Column:

@@ -1,6 +1,6 @@
 """`python -m examples.deep_research QUESTION [--corpus FOLDER]`: what a folder of texts says about a question.
 
-Without a folder it reads this project's own documentation.
+Without a folder it reads the documentation of this project.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ramify import Runtime
 
-from ..ending import command, errors_told
+from ..ending import command, report_errors
 from .workflow import research
 
 OWN_DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -36,11 +36,11 @@ def main() -> None:
     parser.add_argument("question", nargs="?", default="What happens after a crash between an intent and its result?")
     parser.add_argument("--corpus", type=Path, default=OWN_DOCS, help="a folder of .md and .txt files")
     parser.add_argument("--breadth", type=int, default=5, help="queries (default: 5)")
-    parser.add_argument("--deadline", default="2m", help="for all of it (default: 2m)")
+    parser.add_argument("--deadline", default="2m", help="for the whole run (default: 2m)")
     parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
     parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
     options = parser.parse_args()
-    with errors_told():
+    with report_errors():
         asyncio.run(ask(options))
 
 

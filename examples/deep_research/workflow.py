@@ -1,9 +1,9 @@
 """Deep research over a local corpus, with a deadline: what do these documents say about a question?
 
-The question is taken apart into queries. For each, a world is forked, in which the corpus is searched, the best
-passages are read, and a note is written, with its sources. Notes that found something are merged: each is a file of
-its own, so the merges are disjoint. When the time is nearly up, what is left is quoted instead of summed up. The
-report is written from the notes, and every sentence that it quotes stands in the corpus.
+The question is split into queries. For each query a world is forked, in which the corpus is searched, the best
+passages are read, and a note with its sources is written. Notes that found something are merged. Each is a file of
+its own, so the merges never conflict. When little time is left, passages are quoted instead of summarised. The report
+is written from the notes, and every sentence that it quotes is in the corpus.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ramify import Sandbox, fork, llm, step, time_left, workflow
 from ramify.serving.errors import DeadlineInfeasible, LLMTimeout
 
 PASSAGE = 700  # characters
-PASSAGES = 3  # a query
-ENOUGH_S = 15.0  # what a summary and the report may take
+PASSAGES = 3  # for each query
+ENOUGH_S = 15.0  # seconds that a summary and the report may take
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{2,}")
 STOP = frozenset(
     word
@@ -40,7 +40,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Note:
-    """What one query found. `file` is where it stands in the world."""
+    """What one query found. `file` is its path in the world."""
 
     query: str
     file: str
@@ -52,7 +52,7 @@ class Note:
 class Report:
     text: str
     notes: tuple[Note, ...]
-    late: bool  # some of it was quoted for want of time
+    late: bool  # some passages were quoted because little time was left
 
 
 def words(text: str) -> list[str]:
@@ -60,7 +60,7 @@ def words(text: str) -> list[str]:
 
 
 def passages_of(path: Path, name: str) -> list[tuple[str, str]]:
-    """A document in pieces of whole paragraphs, with its name."""
+    """Split a document into pieces of whole paragraphs, each with the document's name."""
     pieces, now = [], ""
     for paragraph in path.read_text(errors="replace").split("\n\n"):
         if now and len(now) + len(paragraph) > PASSAGE:
@@ -71,7 +71,7 @@ def passages_of(path: Path, name: str) -> list[tuple[str, str]]:
 
 
 def best(query: str, pieces: list[tuple[str, str]]) -> list[Passage]:
-    """The passages that the query's rarest words stand in most densely (BM25)."""
+    """Return the passages in which the rarest words of the query are densest (BM25)."""
     counted = [(name, text, Counter(words(text))) for name, text in pieces]
     mean = sum(sum(count.values()) for _, _, count in counted) / max(1, len(counted))
     found = []
@@ -86,13 +86,13 @@ def best(query: str, pieces: list[tuple[str, str]]) -> list[Passage]:
 
 
 def said_best(query: str, text: str) -> str:
-    """The line that holds most of the query's words."""
+    """Return the line with most of the query's words."""
     return max(text.splitlines(), key=lambda line: len(set(words(line)) & set(words(query))))
 
 
 @step
 async def read(sandbox: Sandbox, query: str) -> Note | None:
-    """Search the corpus and write a note; None where nothing is said of the query."""
+    """Search the corpus and write a note; None if nothing was found for the query."""
     listed = await sandbox.run("find . -type f \\( -name '*.md' -o -name '*.txt' \\) | sort", check=True)
     names = [name.removeprefix("./") for name in listed.stdout.splitlines() if not name.startswith("./notes/")]
     found = best(query, [piece for name in names for piece in passages_of(sandbox.path / name, name)])
@@ -106,7 +106,7 @@ async def read(sandbox: Sandbox, query: str) -> Note | None:
         try:
             said = await llm.chat(f"{shown}\n\nIn two sentences, what does this say about {query}?", max_tokens=90)
             body = said.text.strip()
-        except (LLMTimeout, DeadlineInfeasible):  # a slower model than there was time for
+        except (LLMTimeout, DeadlineInfeasible):  # the model is too slow for the time left
             summed_up = False
     sources = tuple(dict.fromkeys(passage.path for passage in found))
     file = f"notes/{re.sub(r'[^a-z0-9]+', '-', query.lower()).strip('-')[:60]}.md"
@@ -125,7 +125,7 @@ async def write_report(sandbox: Sandbox, question: str) -> str:
 
 
 async def queries(question: str, breadth: int) -> list[str]:
-    """The question itself, what the model would look for, and the question's own words, until there are enough."""
+    """Return the question, topics that the model suggests, and words of the question, until there are enough."""
     asked = await llm.propose(f"Name one topic to search for, to answer: {question}", n=breadth, max_tokens=12)
     suggested = [" ".join(words(text)[:4]) for text in asked]
     return list(dict.fromkeys([question, *filter(None, suggested), *words(question)]))[:breadth]
@@ -133,11 +133,11 @@ async def queries(question: str, breadth: int) -> list[str]:
 
 @workflow(deadline="2m")
 async def research(question: str, breadth: int = 5) -> Report:
-    """What the corpus, the workspace's text files, says about the question."""
+    """Answer a question from the text files of the workspace."""
     async with fork(await queries(question, breadth)) as branches:
         outcomes = await branches.map(read)
-        told = [outcome for outcome in outcomes if outcome.value is not None]
-        for outcome in told:
-            await outcome.adopt(strategy="ours")  # two queries may have led to a note of the same name
-    notes = tuple(outcome.value for outcome in told)
+        answered = [outcome for outcome in outcomes if outcome.value is not None]
+        for outcome in answered:
+            await outcome.adopt(strategy="ours")  # two queries may write a note of the same name
+    notes = tuple(outcome.value for outcome in answered)
     return Report(await write_report(question), notes, late=any(not note.summed_up for note in notes))

@@ -1,4 +1,4 @@
-"""`python -m examples.repair`: repair the programs beside this file, or those of any folder of the same shape."""
+"""`python -m examples.repair`: repair the programs beside this file, or those in a folder of the same layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives the expressions inside f-strings their true positions, which Python tells only from 3.12 on."""
+"""Gives expressions inside f-strings their true positions. Python reports them only from 3.12 on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _FIELD = re.compile(r"\{\{|\}\}|\{")
 
 
 def place_fstrings(text: str, tree: ast.Module) -> None:
-    """Re-parse each field of each f-string where it stands. What cannot be placed is emptied: never edited."""
+    """Re-parse each field of each f-string at its position. A field without a known position is emptied and never
+    edited.
+    """
     if sys.version_info >= (3, 12):
         return
     rows = re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)
@@ -30,7 +32,7 @@ def place_fstrings(text: str, tree: ast.Module) -> None:
 
 
 def _fields(row: str, node: ast.JoinedStr) -> list[tuple[int, str]]:
-    """(column in bytes, expression text) of each field of a one-line f-string."""
+    """Yield the column in bytes and the text of the expression, for each field of a one-line f-string."""
     raw = row.encode()
     text = raw[node.col_offset : node.end_col_offset].decode()
     fields, at = [], 0

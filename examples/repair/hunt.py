@@ -1,4 +1,4 @@
-"""What a repair's search keeps account of: what was spent and found, and which edits are half of a mend."""
+"""The account of a search: what was spent and found, and which edits fix a part of the failures."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass, field
 from .ranking import Candidate
 from .suite import Suite, Trial
 
-BATCH = 4  # worlds at a time; a whole batch is waited for, so that the result does not depend on who is first
-PAIRS = 4  # merges of two half-way edits tried at a time
+BATCH = 4  # worlds at a time; the search waits for a whole batch, so the result does not depend on timing
+PAIRS = 4  # merges of two partial edits that are tried at a time
 
 
 @dataclass
 class Hunt:
-    """What one program's search has spent and found."""
+    """What the search for one program has spent and found."""
 
     budget: int
     forks: int = 0
     edits: list[str] = field(default_factory=list)
     pool: int = 0  # distinct candidates
-    place: int = 0  # of the winning edit in the order in which they were tried
-    prior_place: int = 0  # and in the order without the model
-    fixing: int = 0  # edits seen to mend everything, in the batch that ended the search
+    place: int = 0  # of the winning edit, in the order in which edits were tried
+    prior_place: int = 0  # of the winning edit, in the order without the model
+    fixing: int = 0  # edits that fixed everything, in the batch that ended the search
     ranked_by: str = "prior"
-    refused: str = ""  # why the model gave no votes
+    refused: str = ""  # why the model gave no votes, if it did not
 
     @property
     def left(self) -> int:
         return self.budget - self.forks
 
     def won(self, ranking: Ranking, edits: list[Candidate], fixing: int) -> None:
-        """These edits together pass; `fixing` as many alternatives were seen in the batch that ended the search."""
+        """Record that these edits pass together. `fixing` edits of the last batch would pass."""
         self.edits += [edit.shown for edit in edits]
         self.fixing = fixing
         self.place = 1 + max(ranking.order.index(edit) for edit in edits)
@@ -40,7 +40,7 @@ class Hunt:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates in the order in which they are tried, and as they stood without the model's votes."""
+    """The candidates in the order in which they are tried, and in the order without the model's votes."""
 
     order: list[Candidate]
     prior: list[Candidate]
@@ -48,7 +48,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Half:
-    """An edit that mends some tests and breaks none."""
+    """An edit that fixes some tests and breaks none."""
 
     candidate: Candidate
     fixed: frozenset[str]
@@ -64,7 +64,7 @@ def batches(order: Sequence[Candidate]) -> Iterator[list[Candidate]]:
 
 
 def pairs(old: list[Half], new: list[Half], suite: Suite) -> list[tuple[Half, Half]]:
-    """Pairs worth merging: together they mend every failing test. One of a kind; those that share least first."""
+    """Return pairs that together fix every failing test: one of a kind, those that share least first."""
     wanted = frozenset(suite.failing)
     best: dict[tuple[frozenset[str], frozenset[str]], tuple[Half, Half]] = {}
     for place, two in enumerate(new):

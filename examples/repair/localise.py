@@ -12,10 +12,11 @@ from .suite import Failure, Survey
 
 
 def suspicion(survey: Survey, source: Source) -> dict[int, float]:
-    """Line -> 0..1 for each line that a failing test ran: Ochiai's coefficient (Abreu et al. 2007).
+    """Return, for each line that a failing test ran, how suspicious it is: 0 to 1.
 
-    ef / sqrt(F * (ef + ep)), where of F failing tests ef ran the line, and ep passing ones did. The line that
-    raised counts more; a line that runs at import counts as far as what it defines is used.
+    This is Ochiai's coefficient (Abreu et al. 2007): ef / sqrt(F * (ef + ep)), if ef of the F failing tests ran the
+    line, and ep passing ones. The line that raised counts more. A line that runs at import counts as far as what it
+    defines is used.
     """
     total = max((failing for _, _, failing, _ in survey.lines), default=0)
     scores: dict[int, float] = {}
@@ -32,7 +33,7 @@ def suspicion(survey: Survey, source: Source) -> dict[int, float]:
 
 def _imported(survey: Survey, source: Source, scores: dict[int, float]) -> None:
     lines = {line for path, line in survey.imported if path == source.path}
-    if not survey.lines:  # the suite could not even be collected
+    if not survey.lines:  # the suite could not be collected
         for line in lines:
             scores.setdefault(line, 0.3)
         return
@@ -87,7 +88,7 @@ def facts(survey: Survey, source: Source) -> Facts:
 
 
 def _factors(failure: Failure) -> Iterable[str]:
-    """`/ 100` where a result is a hundred times what was expected; only round numbers."""
+    """Return `/ 100` if a result is a hundred times the expected one; only round numbers."""
     if failure.compared is None or failure.compared[0] != "==":
         return
     try:
@@ -103,7 +104,7 @@ def _factors(failure: Failure) -> Iterable[str]:
 
 
 def _expected(failure: Failure) -> str:
-    """The literal that a comparison wanted, where it is short and plain."""
+    """Return the literal that a comparison expected, if it is short and plain."""
     if failure.compared is None or failure.compared[0] != "==":
         return ""
     text = failure.compared[2]
@@ -120,7 +121,7 @@ def _raises(failure: Failure) -> str:
 
 
 def differences(failure: Failure) -> Iterable[str]:
-    """In what way a result differs from the expected one."""
+    """Return how a result differs from the expected one."""
     if failure.error == "AssertionError" and failure.compared is None:
         yield "negated"
     if failure.error == "Failed" and "DID NOT RAISE" in failure.message:

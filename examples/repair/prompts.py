@@ -1,4 +1,4 @@
-"""What the model is asked, in few words: it is small, and every token costs time on a CPU."""
+"""The model's prompts. They are short: the model is small, and every token takes time on a CPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .source import Source, first_line
 from .suite import Survey
 
 SYSTEM = "You fix bugs in Python code."
-OPTIONS = 6  # lettered choices of a question: a small model tells no more apart
+OPTIONS = 6  # lettered choices of a question: a small model cannot tell more apart
 _CONTEXT = 24  # lines of a function that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The line that the model is asked to write anew."""
+    """The line that the model is asked to rewrite."""
 
     path: str
     line: int
@@ -28,7 +28,7 @@ class Place:
 
 
 def suspect(survey: Survey) -> Place | None:
-    """The most suspicious simple line: the first of the best."""
+    """Return the most suspicious simple line; the first one of several."""
     best: tuple[float, Place] | None = None
     for path, text in survey.sources.items():
         source = Source(path, text)
@@ -51,7 +51,7 @@ def _last_line(node: ast.stmt) -> int:
 
 
 def situation(survey: Survey, path: str, line: int) -> str:
-    """The function around a line, and one failure."""
+    """Describe the function around a line, and one failure."""
     source = Source(path, survey.sources[path])
     inside = [f for f in source.functions if first_line(f) <= line <= (f.end_lineno or f.lineno)]
     start, end = 1, len(survey.sources[path].splitlines())
@@ -81,7 +81,7 @@ def rewrite_question(survey: Survey, place: Place) -> str:
 
 
 def read_rewrites(survey: Survey, place: Place, answers: Sequence[str]) -> list[Edit]:
-    """The model's lines as edits. What does not parse is left out later, with the others."""
+    """Return the model's lines as edits. Lines that do not parse are removed later."""
     source = Source(place.path, survey.sources[place.path])
     start = source.offset(place.line, 0)
     indent = place.text[: len(place.text) - len(place.text.lstrip())]
@@ -94,7 +94,7 @@ def read_rewrites(survey: Survey, place: Place, answers: Sequence[str]) -> list[
 
 
 def _code_lines(answer: str) -> Iterator[str]:
-    """The first line of an answer that can be code."""
+    """Return the first line of an answer that can be code."""
     for line in answer.splitlines():
         text = line.strip().strip("`").strip()
         if text and text != "python" and not re.match(r"[A-Z][a-z]+ [a-z]|#", text):

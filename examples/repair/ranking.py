@@ -1,8 +1,8 @@
-"""Which edit to try first.
+"""Ranks the edits: which to try first.
 
-score = log of prior(kind) x hints x share of the kind's mass, where an edit's share is its weight x the
-suspiciousness of its line, over the sum of that among edits of its kind. A kind with few places in a file so
-gets a chance early, whatever the others do.
+score = log of prior(kind) x hints x share of the kind's mass. An edit's share is its weight x the suspicion of its
+line, over the sum of that among edits of its kind. So a kind with few places in a file gets a chance early, whatever
+the others do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .localise import facts
 from .source import Source
 from .suite import Survey
 
-# How often a small bug is of each kind: by judgement, smoothed by the development corpus.
+# How often a small bug is of each kind: estimated, and smoothed by the development corpus.
 PRIOR = {
     "comparison": 13, "off by one": 8, "constant": 6, "arithmetic": 8, "and/or": 10, "negation": 4, "variable": 6,
     "augmented assignment": 5, "swapped arguments": 6, "swapped operands": 3, "dropped term": 4, "grouping": 2,
@@ -32,7 +32,7 @@ PRIOR = {
     "late binding": 6, "walked copy": 3, "declaration": 2, "model": 4,
 }  # fmt: skip
 
-# What a failure's shape says about the kind.
+# What the form of a failure says about the kind.
 HINTS = {
     "one off": {"off by one": 2.5, "comparison": 1.7, "constant": 1.5, "range": 1.7, "initial value": 1.5, "slice": 1.5, "dropped term": 1.3},
     "negated": {"negation": 2, "comparison": 1.3, "and/or": 1.5, "truth value": 2, "missing exit": 1.3},
@@ -57,13 +57,13 @@ HINTS = {
     "raised ValueError": {"missing guard": 1.7, "exception": 1.5, "wrapped value": 1.2, "added argument": 1.5, "string": 1.3}, "raised RuntimeError": {"walked copy": 6, "copy": 2},
 }  # fmt: skip
 
-SUSPICION = 2.2  # exponent of a line's suspiciousness
+SUSPICION = 2.2  # exponent of a line's suspicion
 SHARING = 0.25  # 1: all edits of a kind share its mass; 0: each edit has the whole of it
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An edit of a program, worth a world. `score` is a natural log; only differences mean anything."""
+    """An edit of a program that is worth a world. `score` is a natural log; only differences are meaningful."""
 
     program: str
     edit: Edit
@@ -76,16 +76,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The likeliest candidates, the best first, and about how many there are in all."""
+    """The likeliest candidates, best first, and roughly how many candidates there are in all."""
 
     head: tuple[Candidate, ...]
     size: int
 
 
 def candidates(survey: Survey, own: Sequence[Edit] = (), limit: int = 400) -> Pool:
-    """The likeliest edits that could mend what fails; `own` are edits from elsewhere (the model's).
+    """Return the likeliest edits that could fix the failures. `own` are edits from elsewhere, such as the model's.
 
-    Edits that give the same program (comments and layout aside) count once, those that do not parse not at all.
+    Edits that give the same program, apart from comments and layout, count once. Edits that do not parse do not
+    count.
     """
     edits: list[Edit] = list(own)
     suspicion: dict[str, dict[int, float]] = {}
@@ -112,7 +113,7 @@ def candidates(survey: Survey, own: Sequence[Edit] = (), limit: int = 400) -> Po
 
 
 def _distinct(survey: Survey, texts: dict[tuple[str, str], tuple[Edit, float]]) -> Iterator[Candidate | None]:
-    """The candidate for each text, or None where it does not parse or was there before."""
+    """Return the candidate for each text; None if it does not parse or occurred before."""
     known = {(path, ast.dump(ast.parse(text))) for path, text in survey.sources.items()}
     for (path, text), (edit, score) in texts.items():
         try:
@@ -147,7 +148,10 @@ def shown(old: str, new: str, edit: Edit) -> str:
 def rank(
     edits: Sequence[Edit], suspicion: dict[str, dict[int, float]], hints: Iterable[str]
 ) -> list[tuple[Edit, float]]:
-    """Edits with their scores (natural logs, only differences mean anything), the best first. Ties keep their order."""
+    """Return the edits with their scores, best first. Scores are natural logs; only differences are meaningful.
+
+    Ties keep their order.
+    """
     factors = kind_factors(hints)
     masses = [edit.weight * max(near(suspicion.get(edit.path, {}), edit.line), 1e-3) ** SUSPICION for edit in edits]
     sums: dict[str, float] = {}
@@ -164,11 +168,11 @@ def rank(
     return sorted(scored, key=lambda pair: -pair[1])
 
 
-MODEL_WEIGHT = 0.3  # of the model's log-probabilities beside the prior's
+MODEL_WEIGHT = 0.3  # weight of the model's log-probabilities, relative to the prior's
 
 
 def combine(head: Sequence[Candidate], votes: Sequence[float]) -> list[Candidate]:
-    """The head of the list in the order of prior and votes together; as it was where there are no votes."""
+    """Return the head of the list in the order of prior and votes together; unchanged if there are no votes."""
     if not votes:
         return list(head)
     mean = sum(votes) / len(votes)
@@ -185,7 +189,7 @@ def kind_factors(hints: Iterable[str]) -> dict[str, float]:
 
 
 def near(scores: dict[int, float], line: int) -> float:
-    """A line's suspiciousness; a line that nothing ran takes its neighbours', a little less."""
+    """Return a line's suspicion. A line that nothing ran takes a little less than its neighbours'."""
     if line in scores:
         return scores[line]
     return 0.7 * max(scores.get(line - 1, 0.0), scores.get(line + 1, 0.0), scores.get(line - 2, 0.0), 0.05)

@@ -1,4 +1,4 @@
-"""What a repair run says at its end."""
+"""The report of a repair run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One program. `place` is where the winning edit stood: so many forks the ranking needed.
+    """One program. `place` is the rank of the winning edit, and so the number of forks that the ranking needed.
 
-    `random` is the expected place of the first mending edit in a random order of the same `pool` candidates,
-    (pool + 1) / (mending + 1), with as many mending ones as were seen: an upper bound, since edits that were not
-    tried may mend as well. An oracle needs one fork an edit.
+    `random` is the expected rank of the first fixing edit in a random order of the same `pool` candidates:
+    (pool + 1) / (fixing + 1), with the number of fixing edits that were seen. It is an upper bound, since edits that
+    were not tried may also fix the program. An oracle needs one fork for each edit.
     """
 
     program: str
@@ -34,7 +34,7 @@ class Row:
     random: float = 0.0
     oracle: int = 0
     ranked_by: str = ""
-    refused: str = ""  # why the model ranked nothing: the error's kind, ": " and what it says
+    refused: str = ""  # why the model ranked nothing: the type of the error, ": " and its message
 
     @staticmethod
     def of(found: Survey, hunt: Hunt, repaired: bool) -> Row:
@@ -59,7 +59,7 @@ class Row:
 
 
 def _by_chance(hunt: Hunt) -> float:
-    """The expected place of the first of `fixing` edits, or of the last of several that are needed together."""
+    """Return the expected rank of the first of `fixing` edits, or of the last of several that are needed together."""
     needed = len(hunt.edits)
     if not needed:
         return 0.0
@@ -68,7 +68,7 @@ def _by_chance(hunt: Hunt) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a whole run came to. Its text is the table that people read."""
+    """The result of a whole run. Its text is the table that people read."""
 
     rows: tuple[Row, ...]
 
@@ -78,7 +78,7 @@ class RepairReport:
 
     @property
     def broken(self) -> int:
-        """How many programs there were to repair."""
+        """The number of programs to repair."""
         return sum(row.problem != "nothing to repair" for row in self.rows)
 
     def __str__(self) -> str:
@@ -96,7 +96,9 @@ _LATE = ("DeadlineInfeasible", "LLMTimeout")
 
 
 def _unaided(rows: Sequence[Row]) -> list[str]:
-    """Where the model's votes are missing, and what to do about it: a line a kind of error, whatever its figures."""
+    """Return where the model's votes are missing, and what to do: one line for each kind of error, whatever its
+    numbers.
+    """
     kinds = defaultdict[str, list[str]](list)
     for row in rows:
         if row.refused:

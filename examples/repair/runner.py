@@ -1,13 +1,14 @@
 """Runs one program's test suite inside a world and prints what happened as one line of JSON.
 
-It is sent into the world as text (`python -S -c RUNNER REQUEST`), so it needs nothing there but pytest on PYTHONPATH. Two uses:
+It is sent into the world as text (`python -S -c RUNNER REQUEST`), so it needs nothing there but pytest on PYTHONPATH.
+There are two uses:
 
-survey   the whole suite twice, each in its own process: once plainly (outcomes, errors, compared values), once
+survey   the whole suite twice, each time in its own process: once plainly (outcomes, errors, compared values), once
          traced (lines covered by each test, types of locals, simple predicates over arguments at each call).
-check    the suite once, until a test breaks that passed before, or nothing that failed before has come right.
+check    the suite once, until a test breaks that passed before, or until all that failed before still fails.
 
 Nothing in the output depends on time, memory addresses or temporary paths. A test that does not end is stopped by
-CPU time; memory is limited, so a mutated loop hurts nobody.
+CPU time. Memory is limited, so that an endless loop in a mutated program harms nothing.
 """
 
 import json
@@ -22,21 +23,21 @@ import threading
 import pytest
 
 MEMORY = 2 << 30  # bytes of address space
-TRACED_HANGS = 3  # that many tests that do not end are traced, for a moment each
-CALLS_SEEN = 60  # calls of one function in one test whose arguments are looked at
+TRACED_HANGS = 3  # tests that do not end and are traced nevertheless, for a moment each
+CALLS_SEEN = 60  # calls of one function in one test whose arguments are recorded
 SCALARS = (int, float, str, bytes, bool)
 SIZED = (str, bytes, list, tuple, dict, set, frozenset)
 PLAIN = (*SCALARS, *SIZED, type(None))
 
 
 class TestTimedOut(BaseException):
-    """Not an Exception: a program's own `except Exception` must not swallow it."""
+    """Not an Exception, so that the program's own `except Exception` does not catch it."""
 
     __test__ = False
 
 
 def clean(text, size=300):
-    """Without memory addresses and cut to a length: equal runs give equal text."""
+    """Remove memory addresses and cut to a length, so that equal runs give equal text."""
     return re.sub(r"0x[0-9a-fA-F]{6,}", "0x", text)[:size]
 
 
@@ -48,7 +49,7 @@ def show(value):
 
 
 class Suite:
-    """A pytest plug-in: stops tests that do not end, and writes down outcomes instead of formatting them."""
+    """A pytest plug-in: stops tests that do not end, and records outcomes instead of formatting them."""
 
     def __init__(self, request, tracer=None):
         self.cwd = request["cwd"]
@@ -63,7 +64,7 @@ class Suite:
         self.compared = None
         self.session = None
 
-    # What runs, and when it is over. The suite keeps its own order: tests may lean on it.
+    # What runs, and when to stop. The suite keeps its own order, since tests may depend on it.
 
     def pytest_collection_modifyitems(self, session):
         self.session = session
@@ -83,7 +84,7 @@ class Suite:
         return None
 
     def hopeless(self, report):
-        """A candidate is out when it breaks a test, or when all that failed has run and still fails."""
+        """Return True if the candidate breaks a test, or if all that failed before has run and still fails."""
         if report.failed and report.nodeid not in self.before:
             return "broke a test"
         seen = [self.outcomes[name][0] for name in self.before if name in self.outcomes]
@@ -131,7 +132,7 @@ class Suite:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
-        """Instead of pytest's own, which formats a traceback that nobody reads."""
+        """Replace pytest's own report, which formats a traceback that nobody reads."""
         error = call.excinfo
         status = "passed"
         if error is not None:
@@ -181,7 +182,7 @@ class Suite:
 
 
 class Tracer:
-    """Which lines each test runs, of which types its locals are, which predicates hold of its arguments."""
+    """Records the lines that each test runs, the types of its locals, and the predicates that hold of its arguments."""
 
     def __init__(self, request):
         cwd = request["cwd"]
@@ -237,7 +238,7 @@ class Tracer:
 
 
 def variables(values):
-    """Locals, and the attributes of `self` as `self.name`."""
+    """Return the locals, and the attributes of `self` as `self.name`."""
     for name, value in list(values.items()):
         if not name.startswith("__"):
             yield name, value
@@ -247,7 +248,7 @@ def variables(values):
 
 
 def predicates(known):
-    """The simple conditions that hold of these (name, value) pairs, as Python text."""
+    """Return the simple conditions that hold of these (name, value) pairs, as Python text."""
     for name, value in known:
         if value is None:
             yield f"{name} is None"
@@ -293,7 +294,7 @@ def predicates(known):
 
 
 def run(request, tracer=None):
-    """The suite once, in this process."""
+    """Run the suite once, in this process."""
     suite = Suite(request, tracer)
     cwd = request["cwd"]
     arguments = ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "-p", "no:junitxml"]
@@ -302,7 +303,7 @@ def run(request, tracer=None):
     if not any(
         os.path.exists(os.path.join(cwd, name)) for name in ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
     ):
-        arguments += ["-c", os.devnull]  # not the settings of some folder above
+        arguments += ["-c", os.devnull]  # ignores the settings of the folders above
     if request["mode"] == "check":
         arguments.append("--assert=plain")
     if tracer:
@@ -319,7 +320,7 @@ def plainly(request):
 
 
 def traced(request):
-    """What failing and passing tests did, counted: (failing tests, passing tests) for each line and predicate."""
+    """Count, for each line and predicate, the failing and the passing tests that reached it."""
     tracer = Tracer(request)
     suite, _ = run(request, tracer)
     failing = {name for name, outcome in suite.outcomes.items() if outcome[0] != "passed"}
@@ -340,7 +341,7 @@ def traced(request):
 
 
 def apart(job, request):
-    """`job(request)` in a child process: what it does to modules and memory is gone afterwards."""
+    """Run `job(request)` in a child process, so that its changes of modules and memory disappear."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -361,7 +362,7 @@ def survey(request):
         return None
     hangs = [name for name, outcome in plain["outcomes"].items() if outcome[0] == "timeout"]
     slowest = plain.pop("slowest")
-    # A class, not a duration: what is kept must not depend on the clock.
+    # A class, not a duration: the result must not depend on the clock.
     plain["limit"] = next((limit for limit in (0.5, 2, 5, 20) if 10 * slowest <= limit), 60)
     plain["hangs"] = hangs
     plain["traced"] = apart(traced, {**request, "hangs": hangs, "limit": max(plain["limit"], 2)})

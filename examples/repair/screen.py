@@ -1,7 +1,7 @@
-"""The long tail of the candidates: tried in forked interpreters inside one world, before a world is forked for any.
+"""Screens the unlikely candidates in forked interpreters inside one world, before any of them gets a world.
 
-A world costs a mount and a fresh interpreter that imports pytest, about 0.15 s; a forked interpreter 0.03 s. So the
-head of the ranking gets a world each at once, and the tail only where an edit mends something here.
+A world costs a mount and a new interpreter that imports pytest, about 0.15 s; a forked interpreter costs 0.03 s. So
+the head of the ranking gets a world each at once, and the tail only if an edit fixes something here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT_S = 300.0  # wall seconds for one screening
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """A trial for each candidate, in their order."""
+    """One trial for each candidate, in their order."""
 
     trials: tuple[Trial, ...]
 
@@ -34,7 +34,7 @@ class Screened:
 
 @step(reuse=True)
 async def screen(sandbox: Sandbox, suite: Suite, tail: list[Candidate]) -> Screened:
-    """What each edit would do to the suite. A program that runs itself as another process does not show it here."""
+    """Return what each edit would do to the suite. A program that runs itself as another process is not seen here."""
     folder = sandbox.path / suite.program
     texts = {path: (folder / path).read_bytes().decode("utf-8") for path in {c.edit.path for c in tail}}
     asked = {

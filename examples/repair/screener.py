@@ -1,8 +1,8 @@
 """Tries many edits of one program inside one world, each in a forked copy of a warm interpreter.
 
-Sent into the world as text, like runner.py, whose text comes with the request on standard input. Each candidate runs
-a few of the failing tests; where one of them passes, the whole suite. Nothing is written: the copy that tries an edit
-imports the edited text in place of the file's.
+It is sent into the world as text, like runner.py, whose text comes with the request on standard input. Each candidate
+runs a few of the failing tests, and the whole suite if one of them passes. Nothing is written: the copy that tries an
+edit imports the edited text in place of the file.
 """
 
 import importlib.machinery
@@ -13,12 +13,12 @@ import signal
 import sys
 import types
 
-FIRST = 3  # so many failing tests decide whether the whole suite is worth running
-WALL = 10  # seconds after which a copy is ended, whatever happens in it
+FIRST = 3  # failing tests that decide whether the whole suite is worth running
+WALL = 10  # seconds after which a copy is killed, whatever happens in it
 
 
 def import_instead(texts):
-    """From now on these files are imported with other text: {real path: text}."""
+    """From now on, import these files with other text: {real path: text}."""
     plain = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(self, name):
@@ -31,7 +31,7 @@ def import_instead(texts):
 
 
 def tried(runner, request):
-    """What the suite says with the request's text in place of the file's: only the statuses, and pytest's exit."""
+    """Run the suite with the request's text in place of the file; return only the statuses and pytest's exit code."""
     signal.alarm(WALL)
     import_instead({os.path.realpath(request["path"]): request["text"]})
     answer = runner.plainly(request)
@@ -39,7 +39,7 @@ def tried(runner, request):
 
 
 def trial(runner, request):
-    """The answer for one candidate, None where it mends none of the first failing tests."""
+    """Return the answer for one candidate; None if it fixes none of the first failing tests."""
     first = runner.apart(lambda asked: tried(runner, asked), {**request, "tests": request["failing"][:FIRST]})
     if first is None or all(status != ["passed"] for status in first["outcomes"].values()):
         return None
@@ -47,13 +47,13 @@ def trial(runner, request):
 
 
 def share(runner, request, number, width):
-    """Every `width`-th candidate, beginning with that number: one worker's share."""
+    """Return every `width`-th candidate, beginning with that number: one worker's share."""
     mine = list(enumerate(request["candidates"]))[number::width]
     return [[i, trial(runner, {**request, "path": path, "text": text})] for i, (path, text) in mine]
 
 
 def screen(runner, request):
-    """The answers in the order of the candidates; one worker a core."""
+    """Return the answers in the order of the candidates. There is one worker for each core."""
     width = min(len(os.sched_getaffinity(0)), len(request["candidates"]))
     workers = []
     for number in range(width):
@@ -87,7 +87,7 @@ def main():
     request["cwd"] = os.path.realpath(request["cwd"])
     os.chdir(request["cwd"])
     sys.path[:0] = [request["cwd"]]
-    runner.run({**request, "tests": [os.devnull]})  # imports all that pytest imports late, once for all copies
+    runner.run({**request, "tests": [os.devnull]})  # loads pytest's late imports once for all copies
     with os.fdopen(out, "w") as stream:
         json.dump(screen(runner, request), stream)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""One Python file as text and syntax tree together: where each node stands, and what is in scope there."""
+"""One Python file as text and syntax tree: where each node is in the text, and which names are in scope there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Span:
 
 
 class Source:
-    """A parsed file. Raises SyntaxError where it does not parse."""
+    """A parsed file. Raises SyntaxError if it does not parse."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Source:
     # Positions
 
     def offset(self, line: int, column: int) -> int:
-        """The character at a line (from 1) and a column in UTF-8 bytes, as syntax trees count."""
+        """Return the offset of a line (from 1) and a column in UTF-8 bytes, as syntax trees count."""
         row = self._lines[line - 1] if line <= len(self._lines) else ""
         width = column if row.isascii() else len(row.encode()[:column].decode())
         return self._starts[line - 1] + width
@@ -60,7 +60,7 @@ class Source:
         return self.text[span.start : span.end]
 
     def line_span(self, node: ast.stmt) -> Span:
-        """The whole lines of a statement, comment and line end included."""
+        """Return the whole lines of a statement, comment and line end included."""
         assert node.end_lineno is not None
         return Span(self._starts[first_line(node) - 1], self._starts[node.end_lineno])
 
@@ -72,7 +72,7 @@ class Source:
         return row[: len(row) - len(row.lstrip())]
 
     def alone(self, node: ast.stmt) -> bool:
-        """True where the statement shares its lines with no other code (`if x: return` does)."""
+        """Return True if the statement shares its lines with no other code (`if x: return` does)."""
         span = self.span(node)
         lines = self.line_span(node)
         rest = self.text[span.end : lines.end].strip()
@@ -97,7 +97,7 @@ class Source:
         return next((up for up in self.ancestors(node) if isinstance(up, ast.stmt)), None)
 
     def loop(self, node: ast.AST) -> ast.For | ast.While | None:
-        """The nearest loop around the node, in the same function."""
+        """Return the nearest loop around the node, in the same function."""
         for up in self.ancestors(node):
             if isinstance(up, ast.For | ast.While):
                 return up
@@ -106,7 +106,7 @@ class Source:
         return None
 
     def block(self, node: ast.stmt) -> list[ast.stmt]:
-        """The list of statements in which this one stands."""
+        """Return the list of statements that contains this one."""
         parent = self.parents[node]
         for name in ("body", "orelse", "finalbody"):
             statements = getattr(parent, name, None)
@@ -130,7 +130,7 @@ class Source:
         return frozenset(bound_names(self.tree.body))
 
     def names_in(self, scope: Function) -> list[str]:
-        """Parameters and locals of a function (and of those around it), in the order in which they appear."""
+        """Return parameters and locals of a function and of those around it, in the order in which they appear."""
         names = [arg.arg for arg in parameters(scope)]
         names += [name for name in bound_names(scope.body) if name not in names]
         outer = self.function(scope)
@@ -138,7 +138,7 @@ class Source:
 
 
 def first_line(node: ast.stmt) -> int:
-    """The line where a statement starts, decorators included: what a code object calls its first line."""
+    """Return the line where a statement starts, decorators included: the first line of its code object."""
     decorators = getattr(node, "decorator_list", None)
     return min([node.lineno, *(item.lineno for item in decorators)]) if decorators else node.lineno
 
@@ -150,7 +150,7 @@ def parameters(function: Function | ast.Lambda) -> list[ast.arg]:
 
 
 def bound_names(body: list[ast.stmt]) -> list[str]:
-    """Names that statements bind, without looking into nested functions."""
+    """Return the names that statements bind, without looking into nested functions."""
     names: dict[str, None] = {}
     todo: list[ast.AST] = list(body)
     while todo:

@@ -1,4 +1,4 @@
-"""The steps of the repair: what touches a world or asks the model."""
+"""The steps of the repair: all that uses a world or asks the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .prompts import SYSTEM
 from .ranking import Candidate
 from .suite import Suite, Survey, Trial, command, environment, read_program, read_survey, read_trial
 
-SUITE_LIMIT_S = 120.0  # wall seconds for one run of a suite, whatever happens in it
-SAMPLES = 1  # lines that the model writes for the most suspicious one
+SUITE_LIMIT_S = 120.0  # wall seconds for one run of a suite
+SAMPLES = 1  # rewrites that the model gives for the most suspicious line
 LINE_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What the model wrote; `refused` says why it wrote nothing."""
+    """The lines that the model wrote. `refused` is the reason if it wrote nothing."""
 
     texts: tuple[str, ...] = ()
     refused: str = ""
@@ -33,7 +33,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """The model's log-probability of each option; `refused` says why there are none."""
+    """The model's log-probability of each option. `refused` is the reason if there are none."""
 
     scores: tuple[float, ...] = ()
     refused: str = ""
@@ -53,13 +53,13 @@ async def survey(sandbox: Sandbox, name: str) -> Survey:
 
 @step(reuse=True)
 async def run_tests(sandbox: Sandbox, suite: Suite) -> Trial:
-    """Run a suite until it is clear whether this world's state mends it. Equal states share one run."""
+    """Run a suite until it is clear whether the state of this world fixes it. Equal states share one run."""
     return read_trial(suite, await _run(sandbox, command("check", suite)))
 
 
 @step
 async def write_edit(sandbox: Sandbox, candidate: Candidate) -> str:
-    """Make an edit in this branch's world."""
+    """Make an edit in the world of this branch."""
     path = sandbox.path / candidate.program / candidate.edit.path
     text = path.read_bytes().decode("utf-8")
     path.write_bytes(apply_edit(text, candidate.edit).encode("utf-8"))
@@ -68,7 +68,7 @@ async def write_edit(sandbox: Sandbox, candidate: Candidate) -> str:
 
 @step(effect="pure")
 async def write_lines(question: str) -> Lines:
-    """The model's own edits. A model that is down is part of the result: the search says so and goes on."""
+    """Return the model's own edits. If the model is down, the result says so, and the search continues."""
     try:
         return Lines(
             tuple(await llm.propose(question, n=SAMPLES, system=SYSTEM, max_tokens=LINE_TOKENS, stop=("\n\n",)))
@@ -79,7 +79,9 @@ async def write_lines(question: str) -> Lines:
 
 @step(effect="pure")
 async def vote(question: str, options: list[str]) -> Votes:
-    """The model's ranking of options, asked in both orders, since a small model favours early letters."""
+    """Return the model's ranking of options. They are asked in both orders, since a small model favours early
+    letters.
+    """
     try:
         there, back = await asyncio.gather(
             llm.choose(question, options, system=SYSTEM), llm.choose(question, options[::-1], system=SYSTEM)
@@ -90,7 +92,7 @@ async def vote(question: str, options: list[str]) -> Votes:
 
 
 async def _run(sandbox: Sandbox, words: list[str]) -> dict[str, Any] | None:
-    """The runner's answer; None where the mutated program took the whole interpreter down."""
+    """Return the runner's answer; None if the mutated program crashed the interpreter."""
     result = await sandbox.run(words, env=environment(), timeout=SUITE_LIMIT_S)
     if not result.stdout.startswith("{"):
         if "No module named 'pytest'" in result.stderr:

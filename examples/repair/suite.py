@@ -1,4 +1,4 @@
-"""A program and its test suite as data, and what the runner in the world says about them."""
+"""A program and its test suite as data, and what the runner in the world reports about them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from typing import Any
 
 RUNNER = Path(__file__).with_name("runner.py")
 SKIPPED = {"__pycache__", "venv", "node_modules", "build", "dist"}
-TEST_LIMIT_S = 2.0  # CPU seconds that one test may take before anything is known about the suite
+TEST_LIMIT_S = 2.0  # CPU seconds that one test may take while nothing is known about the suite
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One folder: its own .py files and its test files. `problem` says why it cannot be repaired, or is empty."""
+    """One folder with its own .py files and its test files. `problem` is the reason if it cannot be repaired, or
+    empty.
+    """
 
     name: str
     files: tuple[str, ...] = ()
@@ -29,7 +31,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A test suite as it was found: what failed, what did not end, how many CPU seconds a test may take."""
+    """A test suite as it was found: what failed, what did not end, and the CPU seconds that a test may take."""
 
     program: str
     tests: tuple[str, ...]
@@ -71,9 +73,9 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one edit did to a suite: tests that it fixed, and whether the whole suite passes now.
+    """What one edit did to a suite: the tests that it fixed, and whether the whole suite passes now.
 
-    A run ends early where a test broke, or where nothing came right.
+    A run ends early if a test broke, or if nothing was fixed.
     """
 
     fixed: tuple[str, ...] = ()
@@ -85,13 +87,13 @@ class Trial:
 
 
 def find_programs(folder: Path) -> list[str]:
-    """The sub-folders that hold Python files, in the order of their names."""
+    """Return the sub-folders that contain Python files, in the order of their names."""
     folders = sorted(path for path in folder.iterdir() if path.is_dir() and not _skipped(path.name))
     return [path.name for path in folders if next(path.rglob("*.py"), None)]
 
 
 def read_program(folder: Path) -> Program:
-    """What stands in a program's folder."""
+    """Read a program's folder."""
     found = (path for path in folder.rglob("*.py") if not path.is_symlink())
     files = sorted(path.relative_to(folder).as_posix() for path in found)
     files = [name for name in files if not any(_skipped(part) for part in name.split("/"))]
@@ -127,7 +129,7 @@ def is_test(name: str) -> bool:
 
 
 def command(mode: str, suite: Suite, files: Iterable[str] = ()) -> list[str]:
-    """How the runner is called in a world, from the workspace's root."""
+    """Return the command that runs the runner in a world, from the root of the workspace."""
     asked = {
         "mode": mode, "cwd": suite.program, "files": list(files), "tests": suite.tests,
         "limit": suite.limit, "failing": suite.failing, "hangs": suite.hangs,
@@ -136,7 +138,7 @@ def command(mode: str, suite: Suite, files: Iterable[str] = ()) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What the runner finds: this interpreter's packages, no plug-ins, the same hashes every time."""
+    """Return the runner's environment: this interpreter's packages, no plug-ins, the same hashes every time."""
     import pytest
 
     packages = [str(Path(pytest.__file__).parent.parent), *site.getsitepackages(), site.getusersitepackages()]
@@ -184,7 +186,7 @@ def _failure(name: str, outcome: list[Any]) -> Failure:
 
 
 def read_trial(suite: Suite, answer: dict[str, Any] | None) -> Trial:
-    """A suite passes where pytest says so and every test that was there before ran and passed."""
+    """Read a trial. A suite passes if pytest says so, and if every test that was there before ran and passed."""
     if answer is None or answer["exit"] not in (0, 1, 2):
         return Trial()
     status = {name: outcome[0] for name, outcome in answer["outcomes"].items()}

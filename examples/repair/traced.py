@@ -1,7 +1,7 @@
 """`--engine` and `--trace`: which engine answers, and how the workflow's deadline reaches it.
 
-The trace has three sources, each written by who saw it: the run's journal (the tags that each call was sent with),
-the gateway (when it let the call in), and, with vLLM, its scheduler (each request's `extra_args` as it arrived).
+The trace has three sources: the run's journal (the tags that each call was sent with), the gateway (when it admitted
+the call), and, with vLLM, its scheduler (each request's `extra_args` as it arrived).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ramify.serving.gateway.server import GatewaySettings, LocalGateway
 
 @dataclass
 class Served:
-    """An engine behind a gateway of ours, for one run."""
+    """An engine behind a gateway of this process, for one run."""
 
     gateway: LocalGateway
     client: LLMClient
-    moves: Path  # what vLLM's scheduler wrote down; other engines write nothing
+    moves: Path  # the log of vLLM's scheduler; other engines write none
 
     def trace(self, run: RunRecord, calls: Sequence[LLMRecord]) -> Iterator[str]:
-        """The deadline's way: workflow, stage, call, engine."""
+        """Yield the path of the deadline: workflow, stage, call, engine."""
         gateway = self.gateway.gateway
         assert gateway is not None, "the gateway is gone"
         snapshot: Mapping[str, Any] = gateway.records.snapshot(run.id)
@@ -55,8 +55,10 @@ class Served:
 async def serving(
     engine: str, *, home: Path, model: str | None = None, reads_tags: bool = False
 ) -> AsyncIterator[Served]:
-    """`reads_tags`: a server at a URL gets them, too. Raises ValueError for what is no engine, ModelMissing and
-    EngineFailed where it does not start."""
+    """Start an engine and a gateway. `reads_tags`: a server at a URL gets the tags, too.
+
+    Raises ValueError for an unknown engine, and ModelMissing or EngineFailed if it does not start.
+    """
     with TemporaryDirectory(prefix="ramify-trace-") as folder:
         moves = Path(folder) / "moves.jsonl"
         engines = (EngineSpec.parse(engine),)
@@ -66,7 +68,7 @@ async def serving(
 
 
 def _stages(calls: Sequence[LLMRecord]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The tags of each stage's first call, in order."""
+    """Return the tags of each stage's first call, in order."""
     found: dict[int, Mapping[str, Any]] = {}
     for call in calls:
         tags = codec.decode(call.tags_json)

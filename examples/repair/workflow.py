@@ -1,10 +1,10 @@
 """The repair: a search over worlds. Read it from `repair` at the bottom upwards.
 
-For each program: run its suite, propose edits where the failing tests went, rank them (a prior, then the model),
-fork a world for each of the best, run the suite there. The first world whose suite passes is merged. Two edits
-that each mend some tests are merged with each other in a world of their own; an edit that mends some and breaks
-none is gone deeper from. Where the head of the ranking mends nothing, its long tail is screened first, and only
-what mends something there gets a world. The loser worlds are released.
+For each program: run its suite, propose edits in the code that the failing tests ran, rank them (by a prior, then by
+the model), fork a world for each of the best, and run the suite there. The first world whose suite passes is merged.
+Two edits that each fix some tests are merged with each other in a world of their own. From an edit that fixes some
+tests and breaks none, the search goes deeper. If the head of the ranking fixes nothing, its long tail is screened
+first, and only edits that fix something there get a world. The other worlds are released.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .screen import screen
 from .steps import run_tests, survey, vote, write_edit, write_lines
 from .suite import Suite, Survey
 
-DEPTH = 2  # edits that may stack up on one another
+DEPTH = 2  # edits that may be combined
 HEAD = 32  # candidates that get a world at once
 CHUNK = 300  # of the tail, screened together
-TAIL = 2400  # candidates looked at in all
-DEEPER_AFTER = 2  # chunks screened without success: go deeper from the best half-way edits
+TAIL = 2400  # candidates that are looked at in all
+DEEPER_AFTER = 2  # chunks screened without success, before the search goes deeper from the best partial edits
 
 
 async def ranked(found: Survey, hunt: Hunt) -> tuple[list[Candidate], list[Candidate]]:
-    """Candidates in the order to try them in, with the model's own and its votes; and in the prior's order."""
+    """Return the candidates, the model's own included, in the order of its votes and in the order without them."""
     own = []
     if (place := suspect(found)) is not None:
         lines = await write_lines(rewrite_question(found, place))
@@ -48,7 +48,7 @@ async def ranked(found: Survey, hunt: Hunt) -> tuple[list[Candidate], list[Candi
 
 
 async def search(found: Survey, hunt: Hunt, depth: int = 1) -> bool:
-    """True where the current branch's world passes its suite in the end; it is unchanged otherwise."""
+    """Return True if the current branch's world passes its suite in the end. Otherwise the world is unchanged."""
     order, prior = await ranked(found, hunt) if depth == 1 else (list(candidates(found, limit=TAIL).head),) * 2
     ranking = Ranking(order, prior)
     halves: list[Half] = []
@@ -73,7 +73,9 @@ async def search(found: Survey, hunt: Hunt, depth: int = 1) -> bool:
 async def in_worlds(
     tried: Sequence[Candidate], ranking: Ranking, found: Survey, hunt: Hunt, halves: list[Half]
 ) -> bool:
-    """A world for each candidate, a batch at a time, until one passes; half-way edits are merged with each other."""
+    """Try candidates in worlds of their own, a batch at a time, until one passes. Partial edits are merged with each
+    other.
+    """
     for batch in batches(tried):
         if hunt.left < len(batch):
             return False
@@ -92,7 +94,7 @@ async def in_worlds(
 
 
 async def in_pairs(halves: list[Half], news: list[Half], ranking: Ranking, found: Survey, hunt: Hunt) -> bool:
-    """Merge the likeliest pairs of an edit that is new and one that is not; then the new ones are known, too."""
+    """Merge the likeliest pairs of a new partial edit and a known one; afterwards the new ones are known."""
     for pair in pairs(halves, news, found.suite):
         if hunt.left >= 2 and await merged(pair, ranking, found.suite, hunt):
             return True
@@ -101,7 +103,7 @@ async def in_pairs(halves: list[Half], news: list[Half], ranking: Ranking, found
 
 
 async def merged(pair: tuple[Half, Half], ranking: Ranking, suite: Suite, hunt: Hunt) -> bool:
-    """Two edits in two branches, merged in a world of their own: a merge that does not pass is simply released."""
+    """Merge two edits from two branches in a world of their own. A merge that does not pass is released."""
     async with fork([suite.program]) as ground:
         async with ground[0].enter():
             async with fork([half.candidate for half in pair]) as branches:
@@ -120,7 +122,7 @@ async def merged(pair: tuple[Half, Half], ranking: Ranking, suite: Suite, hunt: 
 
 
 async def deeper(half: Half, found: Survey, hunt: Hunt, depth: int) -> bool:
-    """Search on from an edit that mends some tests, for what is left."""
+    """Continue the search from an edit that fixes some tests, for the others."""
     rest = Hunt(min(hunt.left, HEAD + 2 * BATCH))
     async with fork([half.candidate]) as branches:
         hunt.forks += 1
@@ -137,7 +139,7 @@ async def deeper(half: Half, found: Survey, hunt: Hunt, depth: int) -> bool:
 
 @workflow(deadline="10m")
 async def repair(programs: list[str], budget: int = 120) -> RepairReport:
-    """Repair programs of the workspace, one after the other, with at most `budget` forks each."""
+    """Repair programs of the workspace, one after the other, with at most `budget` forks for each."""
     rows = []
     for name in programs:
         found = await survey(name)

@@ -1,1 +1,1 @@
-"""Rollouts of one task, as for reinforcement learning, on worlds that share what they have in common."""
+"""Rollouts of one task, as for reinforcement learning, in worlds that share the work they have in common."""

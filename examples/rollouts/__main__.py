@@ -1,4 +1,4 @@
-"""`python -m examples.rollouts`: collect rollouts of one task, and say how much of their work was shared."""
+"""`python -m examples.rollouts`: collect rollouts of one task, and print how much of their work was shared."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.runtime.records import LLMRecord, OpRecord
 
-from ..ending import command, errors_told
+from ..ending import command, report_errors
 from .workflow import Trajectory, collect
 
 
 @dataclass(frozen=True)
 class Shared:
-    """How much of the tool work was taken over instead of done."""
+    """How much of the tool work was reused instead of done."""
 
     calls: int
     reused: int
-    done_s: float  # what the calls took that were done
+    done_s: float  # seconds of the calls that were done
 
     @classmethod
     def of(cls, journal: list[OpRecord]) -> Shared:
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
     parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
     options = parser.parse_args()
-    with errors_told():
+    with report_errors():
         asyncio.run(run(options))
 
 

@@ -1,11 +1,12 @@
 """Rollouts of one task, as for reinforcement learning: a policy acts, tools answer, a reward is measured.
 
-Every rollout is a fork of the prepared world. At each turn the policy gives a probability to every action; one is
-drawn, its log-probability is kept, a tool makes the edit and runs the checks. The tool is declared deterministic
-(`reuse=True`): where two rollouts stand in equal worlds and do the same, the second takes the first's result *and
-files* over. As rollouts begin alike and many of their paths meet again, most tool work is done once.
+Every rollout is a fork of the prepared world. At each turn the policy gives a probability to every action. One is
+drawn, its log-probability is recorded, and a tool makes the edit and runs the checks. The tool is declared
+deterministic (`reuse=True`): if two rollouts are in equal worlds and do the same, the second takes over the result
+*and the files* of the first. Rollouts begin alike, and many of their paths meet again, so most tool work is done
+once.
 
-What a rollout draws depends on its seed and its path alone: an interrupted collection goes on as it would have.
+What a rollout draws depends only on its seed and its path: an interrupted collection continues as it would have.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STOP = "leave it as it is"
 
 @dataclass(frozen=True)
 class Seen:
-    """What a tool shows the policy."""
+    """What the tool shows to the policy."""
 
     source: str
     right: tuple[str, ...]
@@ -44,8 +45,8 @@ class Seen:
 @dataclass(frozen=True)
 class Turn:
     action: str
-    logprob: float  # of the action, under the policy at its temperature
-    reward: float  # after it
+    logprob: float  # natural log of the action's probability, at the policy's temperature
+    reward: float  # after the action
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,14 @@ class Trajectory:
 
 @step(reuse=True)
 async def prepare(sandbox: Sandbox) -> Seen:
-    """What all rollouts share; a real task would install its packages here."""
+    """Do the work that all rollouts share. A real task would install its packages here."""
     await sandbox.run("python3 -m compileall -q checks.py", check=True)
     return await checked(sandbox)
 
 
 @step(reuse=True)
 async def edit(sandbox: Sandbox, old: str, new: str) -> Seen:
-    """The tool: make an edit, run the checks."""
+    """The tool: make an edit and run the checks."""
     path = sandbox.path / "shop.py"
     path.write_text(path.read_text().replace(old, new, 1))
     return await checked(sandbox)
@@ -80,7 +81,7 @@ async def checked(sandbox: Sandbox) -> Seen:
 
 
 async def draw(seen: Seen, temperature: float, chance: random.Random) -> tuple[int | None, str, float]:
-    """An action of the policy: which edit (None: stop), in words, and its log-probability."""
+    """Draw an action: which edit (None: stop), its text, and its log-probability."""
     known = [at for at, (old, _) in enumerate(EDITS) if old in seen.source]
     words = [*(f"{EDITS[at][0]} -> {EDITS[at][1]}" for at in known), STOP]
     right = ", ".join(seen.right) or "none"
@@ -106,7 +107,7 @@ async def roll_out(seed: int, seen: Seen, turns: int, temperature: float) -> Tra
 
 @workflow(workspace=Path(__file__).with_name("task"), deadline="30m")
 async def collect(rollouts: int = 16, turns: int = 4, temperature: float = 0.5, width: int = 4) -> list[Trajectory]:
-    """`rollouts` trajectories of at most `turns` actions, `width` of them at a time."""
+    """Collect `rollouts` trajectories of at most `turns` actions, `width` of them at a time."""
     seen = await prepare()
     gate = asyncio.Semaphore(width)
     async with fork(range(rollouts)) as branches:

@@ -1,8 +1,8 @@
-"""Tree of thoughts on the game of 24: four numbers, each used once, and + - * / between them, are to give 24.
+"""Tree of thoughts on the game of 24: combine four numbers, each used once, by + - * / so that the result is 24.
 
-A thought combines two of the numbers on the table. The model ranks the thoughts; the best are tried, each in a world
-of its own, where the table is a file; from each the search goes deeper. Whoever reaches 24 is merged, upwards, world
-into world; the others are released.
+A thought combines two of the numbers on the table. The model ranks the thoughts. The best are tried, each in a world
+of its own in which the table is a file, and from each of them the search goes deeper. A world that reaches 24 is
+merged into its parent, level by level; the others are released.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import combinations
 from ramify import Sandbox, fork, llm, step, workflow
 
 GOAL = 24
-OPTIONS = 20  # that the model can rank at once
+OPTIONS = 20  # thoughts that the model can rank at once
 
 
 @dataclass(frozen=True)
 class Thought:
-    """Combine the numbers at two places of the table."""
+    """Combine the numbers at two positions of the table."""
 
     left: int
     right: int
@@ -38,7 +38,10 @@ def value(number: str) -> Fraction:
 
 
 def combine(table: list[str], thought: Thought) -> list[str] | None:
-    """The table after a thought: "7/2 ((3 + 4) / 2)" is a number and how it came about. None: not possible."""
+    """Return the table after a thought, or None if it is not possible.
+
+    "7/2 ((3 + 4) / 2)" is a number and how it was made.
+    """
     first, second = table[thought.left], table[thought.right]
     a, b = value(first), value(second)
     if thought.sign == "/" and b == 0:
@@ -50,7 +53,7 @@ def combine(table: list[str], thought: Thought) -> list[str] | None:
 
 
 def thoughts(table: list[str]) -> list[Thought]:
-    """Every thought that leads to another table, one for each."""
+    """Return one thought for each table that a thought can lead to."""
     found: dict[tuple[Fraction, ...], Thought] = {}
     for a, b in combinations(range(len(table)), 2):
         for thought in (Thought(x, y, sign) for sign in "+*-/" for x, y in ((a, b), (b, a))):
@@ -61,7 +64,7 @@ def thoughts(table: list[str]) -> list[Thought]:
 
 
 def hopeful(table: list[str]) -> bool:
-    """Two numbers left that nothing combines to the goal are a dead end."""
+    """Return False for two numbers that no operation combines to the goal."""
     if len(table) == 1:
         return value(table[0]) == GOAL
     return len(table) > 2 or any(hopeful(combine(table, thought) or []) for thought in thoughts(table))
@@ -79,7 +82,7 @@ async def look(sandbox: Sandbox) -> list[str]:
 
 @step
 async def think(sandbox: Sandbox, thought: Thought) -> list[str]:
-    """Take the thought: the table of this world is another one after it."""
+    """Replace the table in this world by the table after the thought."""
     table = json.loads((await sandbox.run("cat table.json", check=True)).stdout)
     after = combine(table, thought) or []
     await sandbox.run("cat > table.json", stdin=json.dumps(after), check=True)
@@ -87,7 +90,7 @@ async def think(sandbox: Sandbox, thought: Thought) -> list[str]:
 
 
 async def ranked(table: list[str]) -> list[Thought]:
-    """The thoughts, the model's favourites first."""
+    """Return the thoughts, the model's favourites first."""
     known = thoughts(table)[:OPTIONS]
     shown = [f"{value(table[t.left])} {t.sign} {value(table[t.right])}" for t in known]
     numbers = ", ".join(str(value(number)) for number in table)
@@ -96,7 +99,7 @@ async def ranked(table: list[str]) -> list[Thought]:
 
 
 async def search(table: list[str], beam: int) -> tuple[str | None, int]:
-    """The solution from this world on, and how many worlds the search for it took."""
+    """Return the solution from this world on, if any, and the number of worlds that the search took."""
     if len(table) == 1:
         return (table[0].partition(" ")[2] if value(table[0]) == GOAL else None), 0
     worlds = 0
@@ -117,7 +120,7 @@ async def search(table: list[str], beam: int) -> tuple[str | None, int]:
 
 @workflow(deadline="5m")
 async def solve(numbers: list[int], beam: int = 6) -> Answer:
-    """How to make 24 of the numbers, with at most `beam` thoughts tried from any table."""
+    """Make 24 of the numbers, trying at most `beam` thoughts from each table."""
     await deal(numbers)
     solution, worlds = await search(await look(), beam)
     return Answer(solution, worlds)

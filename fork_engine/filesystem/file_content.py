@@ -91,7 +91,7 @@ def _hash_zeros(hasher: hashlib._Hash, count: int) -> None:
         count -= _CHUNK
 
 
-class Hashing:
+class HashPool:
     """Compute digests in other threads while the caller continues. Both hashlib and reads release the GIL."""
 
     _MOST_OPEN = 64

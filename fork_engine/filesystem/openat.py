@@ -52,8 +52,8 @@ class OpenFolder:
             os.close(self.fd)
 
 
-def open_folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o500) -> OpenFolder:
-    """Open a folder, but never a link to one. `lend`: permission bits to add to its mode while it is open, if it is
+def open_folder(name: str | Path, dir_fd: int | None = None, *, grant: int = 0o500) -> OpenFolder:
+    """Open a folder, but never a link to one. `grant`: permission bits to add to its mode while it is open, if it is
     ours.
 
     Raises NotADirectoryError for a link or a file (also in place of ELOOP), PermissionError if the folder is not
@@ -62,40 +62,40 @@ def open_folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o50
     try:
         fd = os.open(name, _DIR, dir_fd=dir_fd)
     except PermissionError:
-        return _open_closed_folder(name, dir_fd, lend)
+        return _open_closed_folder(name, dir_fd, grant)
     try:
         ours = os.geteuid()
         if ours == 0:  # root: no mode restricts it
             return OpenFolder(fd)
         found = os.fstat(fd)
         mode = stat.S_IMODE(found.st_mode)
-        if found.st_uid != ours or mode & lend == lend:
+        if found.st_uid != ours or mode & grant == grant:
             return OpenFolder(fd)
-        os.fchmod(fd, mode | lend)
+        os.fchmod(fd, mode | grant)
         return OpenFolder(fd, mode)
     except BaseException:
         os.close(fd)
         raise
 
 
-def _open_closed_folder(name: str | Path, dir_fd: int | None, lend: int) -> OpenFolder:
+def _open_closed_folder(name: str | Path, dir_fd: int | None, grant: int) -> OpenFolder:
     """Open a folder whose mode denies it to us: an O_PATH descriptor, which needs no read permission, widens the
     mode."""
     pinned = os.open(name, _PATH, dir_fd=dir_fd)
     try:
         found = os.fstat(pinned)
         mode = stat.S_IMODE(found.st_mode)
-        lent = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and mode & lend != lend
+        lent = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and mode & grant != grant
         if lent:
-            Path(proc_path(pinned)).chmod(mode | lend)
+            Path(proc_path(pinned)).chmod(mode | grant)
         return OpenFolder(os.open(".", _DIR, dir_fd=pinned), mode if lent else None)
     finally:
         os.close(pinned)
 
 
 @contextmanager
-def folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o500) -> Iterator[int]:
-    opened = open_folder(name, dir_fd, lend=lend)
+def folder(name: str | Path, dir_fd: int | None = None, *, grant: int = 0o500) -> Iterator[int]:
+    opened = open_folder(name, dir_fd, grant=grant)
     try:
         yield opened.fd
     finally:
@@ -103,14 +103,14 @@ def folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o500) ->
 
 
 @contextmanager
-def file(name: str, dir_fd: int, *, lend: bool = True) -> Iterator[int]:
-    """Open a regular file for reading. With `lend`, also a file of ours whose mode denies reading."""
+def file(name: str, dir_fd: int, *, grant: bool = True) -> Iterator[int]:
+    """Open a regular file for reading. With `grant`, also a file of ours whose mode denies reading."""
     try:
         fd = os.open(name, _FILE, dir_fd=dir_fd)
     except PermissionError:
-        if not lend:
+        if not grant:
             raise
-        with _lent(name, dir_fd, stat.S_IRUSR) as pinned:
+        with _widened(name, dir_fd, stat.S_IRUSR) as pinned:
             fd = os.open(proc_path(pinned), _FILE & ~os.O_NOFOLLOW)
             try:
                 yield fd
@@ -124,7 +124,7 @@ def file(name: str, dir_fd: int, *, lend: bool = True) -> Iterator[int]:
 
 
 @contextmanager
-def _lent(name: str, dir_fd: int, bits: int) -> Iterator[int]:
+def _widened(name: str, dir_fd: int, bits: int) -> Iterator[int]:
     """Yield an O_PATH descriptor of a file whose mode includes `bits` inside this block."""
     pinned = os.open(name, _PATH, dir_fd=dir_fd)
     try:
@@ -149,7 +149,7 @@ def set_mode(name: str, dir_fd: int, mode: int) -> None:
 
 def set_xattrs(name: str, dir_fd: int, *, drop: Callable[[str], bool], add: Mapping[str, bytes]) -> None:
     """Change extended attributes of a file or folder, even if its mode forbids writing."""
-    with _lent(name, dir_fd, stat.S_IRUSR | stat.S_IWUSR) as pinned:
+    with _widened(name, dir_fd, stat.S_IRUSR | stat.S_IWUSR) as pinned:
         for attribute in os.listxattr(proc_path(pinned)):
             if drop(attribute):
                 os.removexattr(proc_path(pinned), attribute)
@@ -160,10 +160,10 @@ def set_xattrs(name: str, dir_fd: int, *, drop: Callable[[str], bool], add: Mapp
 class OpenatWalker:
     """The open folders from a root down to the current one. Moving to a neighbour reopens only what differs."""
 
-    def __init__(self, root: Path, *, lend: int = 0o500) -> None:
-        self._lend = lend
+    def __init__(self, root: Path, *, grant: int = 0o500) -> None:
+        self._lend = grant
         self._parts: list[str] = []
-        self._open = [open_folder(root.resolve(), lend=lend)]
+        self._open = [open_folder(root.resolve(), grant=grant)]
 
     def __enter__(self) -> OpenatWalker:
         return self
@@ -183,7 +183,7 @@ class OpenatWalker:
             same += 1
         self._pop_to(same)
         for part in parts[same:]:
-            self._open.append(open_folder(part, self._open[-1].fd, lend=self._lend))
+            self._open.append(open_folder(part, self._open[-1].fd, grant=self._lend))
             self._parts.append(part)
         return self._open[-1].fd
 
@@ -220,18 +220,18 @@ def remove_tree(
     Files are unlinked and never chmodded, because a layer may share their inodes. `seen` gets each file's stat just
     before the file is removed.
     """
-    fd = open_folder(name, dir_fd, lend=0o700).fd
+    fd = open_folder(name, dir_fd, grant=0o700).fd
     try:
         levels = [_without_files(fd, seen)]
         while True:
             if levels[-1].folders:
-                fd = _instead(fd, open_folder(levels[-1].folders[-1], fd, lend=0o700).fd)
+                fd = _replace_fd(fd, open_folder(levels[-1].folders[-1], fd, grant=0o700).fd)
                 levels.append(_without_files(fd, seen))
                 continue
             levels.pop()
             if not levels:
                 break
-            fd = _instead(fd, os.open("..", _DIR, dir_fd=fd))
+            fd = _replace_fd(fd, os.open("..", _DIR, dir_fd=fd))
             _check_still(fd, levels[-1].inode)
             os.rmdir(levels[-1].folders.pop(), dir_fd=fd)
     finally:
@@ -239,7 +239,7 @@ def remove_tree(
     os.rmdir(name, dir_fd=dir_fd)
 
 
-def _instead(fd: int, other: int) -> int:
+def _replace_fd(fd: int, other: int) -> int:
     os.close(fd)
     return other
 
@@ -262,7 +262,7 @@ def _check_still(fd: int, inode: tuple[int, int]) -> None:
     """Check that ".." led back to the folder that we came from."""
     found = os.fstat(fd)
     if (found.st_dev, found.st_ino) != inode:
-        raise OSError(errno.EBUSY, "a folder was moved while it was removed")
+        raise OSError(errno.EBUSY, "a folder was moved while it was being removed")
 
 
 def remove_any(name: str, dir_fd: int) -> None:

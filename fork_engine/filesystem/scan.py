@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ramify.fork_engine.errors import ForkEngineError
-from ramify.fork_engine.filesystem.file_content import Hashing, digest_bytes, digest_fd
+from ramify.fork_engine.filesystem.file_content import HashPool, digest_bytes, digest_fd
 from ramify.fork_engine.filesystem.openat import file, open_folder, proc_path
 from ramify.fork_engine.types import Entry, EntryKind, Skipped
 
@@ -88,19 +88,19 @@ class Scan:
     owners: dict[str, int] = field(default_factory=dict)  # owners that differ from that of the top folder, by path
 
 
-def walk(root: Path, *, lend: int = 0o500) -> Generator[FoundPath, None, None]:
+def walk(root: Path, *, grant: int = 0o500) -> Generator[FoundPath, None, None]:
     """Yield everything below `root`, each folder before its content, without following links.
 
-    `lend`: see `open_folder`; 0 widens no mode. An OSError gets the path inside the tree as its filename.
+    `grant`: see `open_folder`; 0 widens no mode. An OSError gets the path inside the tree as its filename.
     """
-    opened = open_folder(root.resolve(), lend=lend)
+    opened = open_folder(root.resolve(), grant=grant)
     try:
-        yield from _walk(opened.fd, "", lend, 0)
+        yield from _walk(opened.fd, "", grant, 0)
     finally:
         opened.close()
 
 
-def _walk(fd: int, prefix: str, lend: int, depth: int) -> Generator[FoundPath, None, None]:
+def _walk(fd: int, prefix: str, grant: int, depth: int) -> Generator[FoundPath, None, None]:
     if depth > MAX_DEPTH:
         raise TooDeep(f"{prefix[:80]}…: folders nested more than {MAX_DEPTH} deep. Flatten them, or leave them out")
     with os.scandir(fd) as found:
@@ -112,13 +112,13 @@ def _walk(fd: int, prefix: str, lend: int, depth: int) -> Generator[FoundPath, N
             if not stat.S_ISDIR(status.st_mode):
                 yield FoundPath(path, name, fd, status)
                 continue
-            opened = open_folder(name, fd, lend=lend)
+            opened = open_folder(name, fd, grant=grant)
         except OSError as error:
             error.filename = path
             raise
         try:
             yield FoundPath(path, name, fd, status, opened.fd)
-            yield from _walk(opened.fd, path + "/", lend, depth + 1)
+            yield from _walk(opened.fd, path + "/", grant, depth + 1)
         finally:
             opened.close()
 
@@ -267,7 +267,7 @@ def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
     if marks := list(filter(is_foreign, _list_xattrs(os.fspath(root)))):
         result.marked[""] = marks
     inodes: dict[tuple[int, int], list[str]] = {}
-    with closing(Hashing()) as hashing, closing(walk(root)) as walked:
+    with closing(HashPool()) as hashing, closing(walk(root)) as walked:
 
         def digest(found: FoundPath) -> str:
             now = found.stat

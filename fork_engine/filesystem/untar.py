@@ -55,8 +55,8 @@ def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
     try:
         with (
             tarfile.open(tar, errorlevel=2) as opened,
-            OpenatWalker(dest, lend=0o700) as tree,
-            OpenatWalker(dest, lend=0o700) as linked,
+            OpenatWalker(dest, grant=0o700) as tree,
+            OpenatWalker(dest, grant=0o700) as linked,
         ):
             unpacking = _Unpacking(tar, tree, linked, room)
             for member in opened:
@@ -69,16 +69,16 @@ def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
     except OSError as error:
         if error.errno not in _NO_SUCH_MEMBER:
             raise
-        raise ImageError(f"{tar}: a member that no file system holds ({error}). Make the tar anew") from None
+        raise ImageError(f"{tar}: a member that no file system can hold ({error}). Create the tar again") from None
     except (tarfile.TarError, EOFError, UnicodeError, OverflowError, zlib.error, lzma.LZMAError) as error:
-        raise ImageError(f"{tar}: not a tar that can be read whole ({error}). Make it again with tar") from None
+        raise ImageError(f"{tar}: not a complete tar ({error}). Create it again with tar") from None
 
 
 def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpacking) -> None:
-    path = _inside(member.name, unpacking.tar)
+    path = _member_path(member.name, unpacking.tar)
     unpacking.count += 1
     if unpacking.count > MAX_MEMBERS:
-        raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members: no root file system has so many")
+        raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members, which no root file system has")
     if member.ischr() or member.isblk():
         return
     if member.isdir():
@@ -86,8 +86,8 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
         unpacking.folders[path] = (stat.S_IMODE(member.mode), _time_ns(member))
         return
     if not path:
-        raise _refused(unpacking.tar, member.name, "it is the root itself, and no folder")
-    _holders(path, unpacking)
+        raise _refused(unpacking.tar, member.name, "it is the root itself, but not a folder")
+    _ensure_parents(path, unpacking)
     parent, name = unpacking.tree.parent(path)
     remove_any(name, parent)
     for lost in [known for known in unpacking.folders if known == path or known.startswith(path + "/")]:
@@ -107,7 +107,7 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
         raise _refused(unpacking.tar, member.name, f"its type {member.type!r} is unknown")
 
 
-def _inside(name: str, tar: Path) -> str:
+def _member_path(name: str, tar: Path) -> str:
     """Return a member's path below the root. Absolute names are accepted: tars of a root often begin with "/"."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name:
@@ -117,7 +117,7 @@ def _inside(name: str, tar: Path) -> str:
     return "/".join(parts)
 
 
-def _holders(path: str, unpacking: _Unpacking) -> None:
+def _ensure_parents(path: str, unpacking: _Unpacking) -> None:
     for folder in reversed(list(parent_folders(path))):
         _folder(folder, unpacking)
 
@@ -126,25 +126,25 @@ def _folder(path: str, unpacking: _Unpacking) -> None:
     """Make sure that a folder is at the path. A tar that writes through a link is refused."""
     if not path or path in unpacking.folders:
         return
-    _holders(path, unpacking)
+    _ensure_parents(path, unpacking)
     parent, name = unpacking.tree.parent(path)
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
     except FileExistsError:
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            raise _refused(unpacking.tar, path, "another member made a link or a file of the folder") from None
+            raise _refused(unpacking.tar, path, "another member replaced the folder by a link or a file") from None
     unpacking.folders.setdefault(path, (0o755, 0))
 
 
 def _link(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
-    target = _inside(member.linkname, unpacking.tar)
+    target = _member_path(member.linkname, unpacking.tar)
     try:
         from_fd, from_name = unpacking.linked.parent(target)
         found = os.stat(from_name, dir_fd=from_fd, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         raise _refused(unpacking.tar, member.name, f"it is a hard link to {target!r}, not in the tar") from None
     if not stat.S_ISREG(found.st_mode):
-        raise _refused(unpacking.tar, member.name, f"it is a hard link to {target!r}, which is no file")
+        raise _refused(unpacking.tar, member.name, f"it is a hard link to {target!r}, which is not a file")
     parent, name = unpacking.tree.parent(path)
     os.link(from_name, name, src_dir_fd=from_fd, dst_dir_fd=parent, follow_symlinks=False)
 
@@ -166,7 +166,7 @@ def _file(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpackin
         os.fchmod(fd, stat.S_IMODE(member.mode))
         os.utime(fd, ns=(_time_ns(member),) * 2)
     except OverflowError:
-        raise _refused(unpacking.tar, member.name, f"its size, {member.size}, is no file's") from None
+        raise _refused(unpacking.tar, member.name, f"no file can have its size, {member.size}") from None
     finally:
         os.close(fd)
 
@@ -177,7 +177,7 @@ def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> 
     ranges = [(0, member.size)] if ranges is None else ranges
     for start, length in ranges:
         if start < 0 or length < 0 or start + length > member.size:
-            raise _refused(unpacking.tar, member.name, "its map of holes makes no sense")
+            raise _refused(unpacking.tar, member.name, "its map of holes is invalid")
         source.seek(start)
         end = start + length
         while start < end:
@@ -197,4 +197,4 @@ def _time_ns(member: tarfile.TarInfo) -> int:
 
 
 def _refused(tar: Path, name: str, why: str) -> ImageError:
-    return ImageError(f"{tar}: its member {name!r} is refused: {why}. Make the tar anew from a root file system")
+    return ImageError(f"{tar}: its member {name!r} is refused: {why}. Create the tar again from a root file system")

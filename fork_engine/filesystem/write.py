@@ -22,7 +22,7 @@ def write_tree(root: Path, entries: Mapping[str, Entry], top: Entry, place: Plac
     """Fill the empty folder `root`; `top` is its own entry. Folders stay writable until the end, then get their modes
     and times."""
     paths = sorted(entries)
-    with OpenatWalker(root, lend=0o700) as to, OpenatWalker(root, lend=0o700) as linked:
+    with OpenatWalker(root, grant=0o700) as to, OpenatWalker(root, grant=0o700) as linked:
         for path in paths:
             entry = entries[path]
             parent, name = to.parent(path)
@@ -60,7 +60,7 @@ def make_special(entry: Entry, parent: int, name: str) -> None:
 
 
 def finish_folder(entry: Entry, parent: int, name: str, *, times: bool = True) -> None:
-    opened = open_folder(name, parent, lend=0o700)
+    opened = open_folder(name, parent, grant=0o700)
     try:
         opened.restore = None  # keep the entry's mode
         if entry.opaque:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ramify.fork_engine.errors import ForkEngineError, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.filesystem.openat import folder
 from ramify.fork_engine.filesystem.scan import OPAQUE, Scan, scan_upper
-from ramify.fork_engine.fsck.permissions import faults, owner
+from ramify.fork_engine.fsck.permissions import owner, wrong_permissions
 from ramify.fork_engine.importer import read_index
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import Manifest
@@ -118,24 +118,24 @@ def check(parts: OpenStore, key: Key, expected: Collection[SnapshotId] = ()) -> 
         names = _names(parts.folder.root / part)
         found.checked[part] = len(names)
         for name in names:
-            found.problems += _foreign(part, name) or check_tree(part, layers, LayerId(name), found)
+            found.problems += _unknown_name(part, name) or check_tree(part, layers, LayerId(name), found)
     names = _names(parts.folder.root / Part.BLOBS)
     found.checked[Part.BLOBS] = len(names)
     for name in names:
-        found.problems += _foreign(Part.BLOBS, name) or check_blob(parts, name)
+        found.problems += _unknown_name(Part.BLOBS, name) or check_blob(parts, name)
     found.checked[Part.SNAPSHOTS] = len(records)
     for name in records:
-        found.problems += _foreign(Part.SNAPSHOTS, name, ".json") or check_record(parts, name, found)
+        found.problems += _unknown_name(Part.SNAPSHOTS, name, ".json") or check_record(parts, name, found)
     for id in sorted(set(expected) - {SnapshotId(name.removesuffix(".json")) for name in records}):
         found.problems.append(Problem(Part.SNAPSHOTS, id, Damage.MISSING))
-    found.problems += missing(parts, found)
-    found.problems += wrong_keys(found, key, {(problem.part, problem.name) for problem in found.problems})
+    found.problems += missing_objects(parts, found)
+    found.problems += wrong_content_keys(found, key, {(problem.part, problem.name) for problem in found.problems})
     found.problems += _indexes(parts)
     found.problems += _modes(parts)
     found.problems += [
         Problem(Part.STORE, name, Damage.EXTRA) for name in sorted(set(_names(parts.folder.root)) - _TOP)
     ]
-    found.problems += [Problem(Part.STORE, name, Damage.EXTRA) for name in parts.folder.strangers()]
+    found.problems += [Problem(Part.STORE, name, Damage.EXTRA) for name in parts.folder.unknown_files()]
     found.problems += [Problem(Part.TMP, path.name, Damage.LEFTOVER) for path in parts.folder.leftovers()]
     return found
 
@@ -145,13 +145,13 @@ def _names(at: Path) -> list[str]:
 
 
 def _modes(parts: OpenStore) -> Iterator[Problem]:
-    for kind, name, path, wrong in faults(parts.folder.root):
+    for kind, name, path, wrong in wrong_permissions(parts.folder.root):
         part = Part(kind) if kind else Part.STORE
         known = name.removesuffix(".json") if part is Part.SNAPSHOTS else name
         yield Problem(part, known, Damage.MODE, f"../{path}" if path else "", wrong)
 
 
-def _foreign(part: Part, name: str, ending: str = "") -> list[Problem]:
+def _unknown_name(part: Part, name: str, ending: str = "") -> list[Problem]:
     known = name.endswith(ending) and ID.fullmatch(name.removesuffix(ending))
     return [] if known else [Problem(part, name, Damage.EXTRA)]
 
@@ -161,10 +161,10 @@ def check_tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings) ->
     top = layers.folder.root / part / id
     problems: list[Problem] = []
     if top.is_symlink():
-        problems.append(Problem(part, id, Damage.EXTRA, ".", "a link in the layer's place"))
+        problems.append(Problem(part, id, Damage.EXTRA, ".", "a link has the layer's name"))
     try:
         if stat.S_IMODE(top.stat().st_mode) & 0o500 != 0o500:
-            problems.append(Problem(part, id, Damage.UNREADABLE, detail="closed by its mode"))
+            problems.append(Problem(part, id, Damage.UNREADABLE, detail="its mode denies access"))
         with folder(top.resolve()):
             return problems + _check_open_tree(part, layers, id, found)
     except OSError as error:
@@ -206,7 +206,7 @@ def _owners(part: Part, id: LayerId, scan: Scan, fs: Path) -> Iterator[Problem]:
 
 def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan) -> Iterator[Problem]:
     if scan.root != manifest.root:
-        yield Problem(part, id, Damage.CHANGED, ".", changed(manifest.root, scan.root))
+        yield Problem(part, id, Damage.CHANGED, ".", differing_fields(manifest.root, scan.root))
     for path in sorted(manifest.entries.keys() | scan.entries.keys() | {skipped.path for skipped in scan.skipped}):
         said, seen = manifest.entries.get(path), scan.entries.get(path)
         if said is None:
@@ -214,14 +214,14 @@ def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan) -> Ite
         elif seen is None:
             yield Problem(part, id, Damage.MISSING, path)
         elif said != seen:
-            yield Problem(part, id, Damage.CHANGED, path, changed(said, seen))
+            yield Problem(part, id, Damage.CHANGED, path, differing_fields(said, seen))
     for path, marks in scan.marked.items():
         entry = manifest.entries.get(path)
         if set(marks) != ({OPAQUE} if entry is not None and entry.opaque else set()):
-            yield Problem(part, id, Damage.CHANGED, path or ".", "attributes that no layer has")
+            yield Problem(part, id, Damage.CHANGED, path or ".", "attributes that layers do not have")
 
 
-def changed(said: Entry, seen: Entry) -> str:
+def differing_fields(said: Entry, seen: Entry) -> str:
     """Return the names of the fields that differ, for people."""
     words = {"digest": "bytes", "mtime_ns": "time", "xattrs": "attributes", "link": "hard links"}
     differing = [f.name for f in fields(Entry) if getattr(said, f.name) != getattr(seen, f.name)]
@@ -245,7 +245,7 @@ def check_record(parts: OpenStore, name: str, found: CheckFindings) -> list[Prob
     return []
 
 
-def needs(snapshot: Snapshot) -> set[tuple[Part, str]]:
+def needed_by(snapshot: Snapshot) -> set[tuple[Part, str]]:
     """Return every object that a snapshot needs to be restored."""
     trees = {*snapshot.layers, *snapshot.outside, *((snapshot.image,) if snapshot.image else ())}
     kept = {(Part.LAYERS, str(layer)) for layer in trees}
@@ -256,8 +256,8 @@ def needs(snapshot: Snapshot) -> set[tuple[Part, str]]:
     return kept
 
 
-def missing(parts: OpenStore, found: CheckFindings) -> list[Problem]:
-    named = {one for snapshot in found.snapshots.values() for one in needs(snapshot)}
+def missing_objects(parts: OpenStore, found: CheckFindings) -> list[Problem]:
+    named = {one for snapshot in found.snapshots.values() for one in needed_by(snapshot)}
     return [
         Problem(part, name, Damage.MISSING)
         for part, name in sorted(named)
@@ -265,13 +265,13 @@ def missing(parts: OpenStore, found: CheckFindings) -> list[Problem]:
     ]
 
 
-def wrong_keys(found: CheckFindings, key: Key, bad: Set[tuple[Part, str]]) -> list[Problem]:
+def wrong_content_keys(found: CheckFindings, key: Key, bad: Set[tuple[Part, str]]) -> list[Problem]:
     """Find snapshots whose content key is wrong, which could give a step another step's result. Snapshots that need
     something in `bad` are skipped."""
     return [
         Problem(Part.SNAPSHOTS, id, Damage.RECORD, detail="content key")
         for id, snapshot in found.snapshots.items()
-        if id in found.volatile and not needs(snapshot) & bad
+        if id in found.volatile and not needed_by(snapshot) & bad
         if key(snapshot, found.volatile[id]) != snapshot.content_key
     ]
 

@@ -28,14 +28,14 @@ def owner(root: Path) -> int:
     return Counter(found).most_common(1)[0][0] if found else os.geteuid()
 
 
-def faults(root: Path) -> Iterator[tuple[str, str, str, str]]:
+def wrong_permissions(root: Path) -> Iterator[tuple[str, str, str, str]]:
     """Find wrong modes and owners of the store's own files: (folder, name, path, what is wrong). Reads only.
 
     The folder is "" for names at the top. In a tree the path is "manifest.json" or "".
     """
     mine = owner(root)
     for name in FOLDERS:
-        link = "a link: move the folder to its place" if (root / name).is_symlink() else ""
+        link = "a link: move the folder here" if (root / name).is_symlink() else ""
         if wrong := link or _wrong(root / name, stat.S_IFDIR, FOLDER_MODE, mine):
             yield "", name, "", wrong
     if wrong := _shut(root / "lock", mine):
@@ -81,7 +81,7 @@ def _shut(lock: Path, mine: int) -> str:
 
 
 def restore_permissions(folder: StoreFolder) -> None:
-    """Set the right mode and owner wherever `faults` finds a wrong one. What is not permitted is left.
+    """Set the right mode and owner wherever `wrong_permissions` finds a wrong one. What is not permitted is left.
 
     Raises `StoreUnusable` for root in another user's store: what root repaired would belong to root, and that user's
     worlds could not overwrite it.
@@ -89,7 +89,7 @@ def restore_permissions(folder: StoreFolder) -> None:
     root, mine = folder.root, owner(folder.root)
     if os.geteuid() == 0 != mine:
         raise StoreUnusable(f"the store {root} belongs to user {mine}. Run `ramify fsck --repair` as that user")
-    for kind, name, inner, _ in list(faults(root)):
+    for kind, name, inner, _ in list(wrong_permissions(root)):
         path = root / kind / name / inner
         if path.is_symlink():
             continue

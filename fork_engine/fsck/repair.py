@@ -34,9 +34,9 @@ from ramify.fork_engine.fsck.check import (
     check_blob,
     check_record,
     check_tree,
-    missing,
-    needs,
-    wrong_keys,
+    missing_objects,
+    needed_by,
+    wrong_content_keys,
 )
 from ramify.fork_engine.fsck.permissions import owner, restore_permissions
 from ramify.fork_engine.layers import Layers
@@ -54,7 +54,9 @@ class NoOtherCopy(ForkEngineError):
     """No other copy of the bytes is in the store."""
 
 
-def mend(parts: OpenStore, found: CheckFindings) -> tuple[set[Problem], dict[SnapshotId, Snapshot], list[str]]:
+def repair_objects(
+    parts: OpenStore, found: CheckFindings
+) -> tuple[set[Problem], dict[SnapshotId, Snapshot], list[str]]:
     """Repair what can be repaired. Returns (the problems solved, the records to write, the names moved aside).
 
     The caller holds the store's lock exclusively.
@@ -64,10 +66,10 @@ def mend(parts: OpenStore, found: CheckFindings) -> tuple[set[Problem], dict[Sna
     copies = _Copies(parts, found)
     for part, layers in parts.trees():
         for name in sorted(found.bad(part)):
-            if _tree(part, layers, LayerId(name), found, copies):
+            if _repair_tree(part, layers, LayerId(name), found, copies):
                 mended |= {p for p in found.problems if (p.part, p.name) == (part, name)}
             else:
-                aside += copies.take_away(part, name)
+                aside += copies.move_tree_aside(part, name)
     for old in copies.aside - set(aside):  # not earlier: the wrong bytes of one tree may be the right ones of another
         remove_if_present(parts.folder.root / DAMAGED / old)
     sound = {**_readable_records(parts, found), **found.snapshots}
@@ -92,7 +94,7 @@ def mend(parts: OpenStore, found: CheckFindings) -> tuple[set[Problem], dict[Sna
             aside.append(move_aside(parts, path))
             mended.add(problem)
     mended |= {p for p in found.problems if p.damage is Damage.EXTRA and not p.path}
-    parts.folder.forget()
+    parts.folder.remove_leftovers()
     return mended, records, aside
 
 
@@ -124,10 +126,10 @@ def move_aside(parts: OpenStore, path: Path) -> str:
     raise AssertionError
 
 
-def lost(found: CheckFindings, gone: set[tuple[Part, str]]) -> list[SnapshotId]:
+def lost_snapshots(found: CheckFindings, gone: set[tuple[Part, str]]) -> list[SnapshotId]:
     """Return the snapshots that need something in `gone`, or whose own record is in it."""
     own = {SnapshotId(name) for part, name in gone if part is Part.SNAPSHOTS}
-    return sorted(own | {id for id, snapshot in found.snapshots.items() if needs(snapshot) & gone})
+    return sorted(own | {id for id, snapshot in found.snapshots.items() if needed_by(snapshot) & gone})
 
 
 class _Copies:
@@ -153,7 +155,7 @@ class _Copies:
         root = self._parts.folder.root
         return (root / part / name if aside is None else root / DAMAGED / aside) / "fs"
 
-    def take_away(self, part: Part, name: str) -> list[str]:
+    def move_tree_aside(self, part: Part, name: str) -> list[str]:
         """Move a tree aside. Returns its name under `damaged/`, or nothing if there was no tree."""
         old = self._parts.folder.root / part / name
         if os.path.lexists(old):
@@ -196,7 +198,7 @@ class _Copies:
         raise NoOtherCopy(f"no other copy of {entry.digest} is in the store")
 
 
-def _tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings, copies: _Copies) -> bool:
+def _repair_tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings, copies: _Copies) -> bool:
     """Repair one tree and return whether that succeeded. A missing manifest is taken from any tree of this digest."""
     top = layers.folder.root / part / id
     if top.is_dir() and not top.is_symlink():
@@ -204,11 +206,11 @@ def _tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings, copies:
     manifest = found.manifests.get((part, id)) or next((m for m in copies.manifests if m.id == id), None)
     if manifest is not None:
         found.manifests[part, id] = manifest
-        return _rebuilt(part, layers, id, manifest, copies)
+        return _rebuild_tree(part, layers, id, manifest, copies)
     return False
 
 
-def _rebuilt(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies: _Copies) -> bool:
+def _rebuild_tree(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies: _Copies) -> bool:
     """Rebuild a tree from its manifest and return whether that succeeded."""
     scan = copies.found.scans.get((part, id))
     seen = scan.entries if scan is not None else {}
@@ -238,7 +240,7 @@ def _rebuilt(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies
             for source in sources:
                 source.close()
         write_new(fs.parent / "manifest.json", manifest.encoded)
-        copies.take_away(part, id)
+        copies.move_tree_aside(part, id)
         layers.place(manifest, fs.parent)
     return True
 
@@ -295,25 +297,25 @@ def fsck(
     records: dict[SnapshotId, Snapshot] = {}
     aside: list[str] = []
     if repair:
-        more, records, aside = mend(parts, found)
+        more, records, aside = repair_objects(parts, found)
         mended |= more
         found.snapshots.update(records)
         known = {(problem.part, problem.name) for problem in found.problems}
-        found.problems += [one for one in missing(parts, found) if (one.part, one.name) not in known]
-    gone = _gone(found, mended)
+        found.problems += [one for one in missing_objects(parts, found) if (one.part, one.name) not in known]
+    gone = _untrusted(found, mended)
     if repair:  # keys of snapshots on damaged layers could not be checked before
-        wrong = set(wrong_keys(found, key, gone)) - mended
+        wrong = set(wrong_content_keys(found, key, gone)) - mended
         records.update({SnapshotId(one.name): found.snapshots[SnapshotId(one.name)] for one in wrong})
         mended |= wrong
         found.problems += wrong - set(found.problems)
-    lost_ones = lost(found, gone)
+    lost_ones = lost_snapshots(found, gone)
     if repair:
         _write_records(parts, lost_ones, records, aside, save)
     problems = tuple(dict.fromkeys((*before, *found.problems)))
     return FsckReport(found.checked, problems, tuple(sorted(mended, key=str)), tuple(lost_ones), tuple(aside))
 
 
-def _gone(found: CheckFindings, mended: set[Problem]) -> set[tuple[Part, str]]:
+def _untrusted(found: CheckFindings, mended: set[Problem]) -> set[tuple[Part, str]]:
     """Return the objects that cannot be trusted. A wrong mode or owner says nothing about the bytes."""
     spared = {*HARMLESS, Damage.MODE}
     left = (problem for problem in found.problems if problem not in mended and problem.damage not in spared)
@@ -364,7 +366,7 @@ def verify_unflushed(parts: OpenStore, notes: list[UnflushedNote]) -> list[Snaps
         if note.kind == Part.SNAPSHOTS:
             id = SnapshotId(note.name.removesuffix(".json"))
             snapshot = found.snapshots.get(id)
-            whole = snapshot is not None and all((parts.folder.root / p / n).exists() for p, n in needs(snapshot))
+            whole = snapshot is not None and all((parts.folder.root / p / n).exists() for p, n in needed_by(snapshot))
             if not whole:
                 remove_if_present(parts.folder.root / Part.SNAPSHOTS / note.name)
                 dropped.append(id)

@@ -48,44 +48,44 @@ def merged_layers(
         files = Sides(*views, reader.read, handler, volatile)
         beside = Sides(*outside, reader.read, handler, VOLATILE_OUTSIDE, prefix="/")
         merged, merged_beside = merge_views(files), merge_views(beside)
-        result, result_beside = _result(files, merged), _result(beside, merged_beside)
+        result, result_beside = _merged_view(files, merged), _merged_view(beside, merged_beside)
         state = merge_states(*snapshots, handler, blobs)
-        was = [_there(state.cwd, files.ours, beside.ours)] if snapshots[1].cwd == state.cwd else []
-        was += [_there(state.cwd, files.theirs, beside.theirs)] if snapshots[2].cwd == state.cwd else []
+        was = [_folder_exists(state.cwd, files.ours, beside.ours)] if snapshots[1].cwd == state.cwd else []
+        was += [_folder_exists(state.cwd, files.theirs, beside.theirs)] if snapshots[2].cwd == state.cwd else []
         if was and not any(was):  # a side removed the directory that its own shell was in
             state = replace(state, cwd="")
-        elif not _there(state.cwd, result, result_beside):
-            state = _at_the_top(state, handler)
-        if handler.left:
-            raise MergeConflict(tuple(sorted(handler.left, key=lambda c: (c.kind in _OF_STATE, c.path))))
+        elif not _folder_exists(state.cwd, result, result_beside):
+            state = _fall_back_to_root(state, handler)
+        if handler.unresolved:
+            raise MergeConflict(tuple(sorted(handler.unresolved, key=lambda c: (c.kind in _OF_STATE, c.path))))
         if state.made:
             state = replace(state, processes=replace(state.processes, shell=blobs.put(state.made)))
         return MergeResult(
-            _written(files.ours, result, merged, reader, layers),
-            _written(beside.ours, result_beside, merged_beside, reader, layers),
+            _write_layer(files.ours, result, merged, reader, layers),
+            _write_layer(beside.ours, result_beside, merged_beside, reader, layers),
             state,
         )
 
 
-def _result(sides: Sides, merged: Merged) -> View:
+def _merged_view(sides: Sides, merged: Merged) -> View:
     return sides.ours.changed(merged.changes, merged.root, sides.theirs.manifests)
 
 
-def _at_the_top(state: MergedState, handler: ConflictHandler) -> MergedState:
+def _fall_back_to_root(state: MergedState, handler: ConflictHandler) -> MergedState:
     """Report that the working directory does not exist after the merge. A strategy that resolves conflicts falls back
     to the root folder."""
-    conflict = Conflict("cwd", ConflictKind.ENV, f"{state.cwd} is no folder after the merge")
+    conflict = Conflict("cwd", ConflictKind.ENV, f"{state.cwd} is not a folder after the merge")
     answer = handler.answer(conflict, lambda: (None, None, None))
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
-        handler.leave(conflict)
+        handler.leave_unresolved(conflict)
     return replace(state, cwd="")
 
 
-def _there(cwd: str, tree: View, beside: View) -> bool:
-    return _stands(beside, cwd[1:]) if cwd.startswith("/") else tree.is_folder(cwd)
+def _folder_exists(cwd: str, tree: View, beside: View) -> bool:
+    return _can_be_folder(beside, cwd[1:]) if cwd.startswith("/") else tree.is_folder(cwd)
 
 
-def _stands(beside: View, path: str) -> bool:
+def _can_be_folder(beside: View, path: str) -> bool:
     """Return whether the folder can exist. Over the host, whose folders are not listed, it can unless a layer hides
     it."""
     found = beside.get(path)
@@ -95,7 +95,7 @@ def _stands(beside: View, path: str) -> bool:
     return all(entry.kind is EntryKind.DIR and not entry.opaque for entry in holders)
 
 
-def _written(ours: View, result: View, merged: Merged, reader: LayerReader, layers: Layers) -> Manifest | None:
+def _write_layer(ours: View, result: View, merged: Merged, reader: LayerReader, layers: Layers) -> Manifest | None:
     if result.root == ours.root and not differing(ours, result):
         return None
 

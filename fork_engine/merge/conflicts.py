@@ -14,25 +14,25 @@ Sides = tuple[bytes | None, bytes | None, bytes | None]
 
 @dataclass(slots=True)
 class ConflictHandler:
-    """Answers conflicts and collects those that stay unresolved in `left`."""
+    """Answers conflicts and collects those that stay unresolved in `unresolved`."""
 
     strategy: MergeStrategy | Resolver
-    left: list[Conflict] = field(default_factory=list)
+    unresolved: list[Conflict] = field(default_factory=list)
 
     def answer(
-        self, conflict: Conflict, sides: Callable[[], Sides], *, idle: MergeStrategy = MergeStrategy.FAIL
+        self, conflict: Conflict, sides: Callable[[], Sides], *, default: MergeStrategy = MergeStrategy.FAIL
     ) -> bytes | MergeStrategy:
         """Return the bytes to put there, or OURS, THEIRS or UNION. An unresolved conflict is answered with OURS, so
         that the merge goes on and finds all conflicts.
 
-        `idle`: the answer if nobody gives one, for paths such as caches on which no merge should fail.
+        `default`: the answer if nobody gives one, for paths such as caches on which no merge should fail.
         """
-        answer = self.strategy if isinstance(self.strategy, MergeStrategy) else self._asked(conflict, sides())
+        answer = self.strategy if isinstance(self.strategy, MergeStrategy) else self._ask(conflict, sides())
         if answer is MergeStrategy.FAIL:
-            answer = idle
-        return self.leave(conflict) if answer is MergeStrategy.FAIL else answer
+            answer = default
+        return self.leave_unresolved(conflict) if answer is MergeStrategy.FAIL else answer
 
-    def _asked(self, conflict: Conflict, sides: Sides) -> bytes | MergeStrategy:
+    def _ask(self, conflict: Conflict, sides: Sides) -> bytes | MergeStrategy:
         """Call the caller's function. It may return a strategy's name. Raises `ForkEngineError` for any other value:
         taking it as "ours" would lose work."""
         assert not isinstance(self.strategy, MergeStrategy)
@@ -43,11 +43,11 @@ class ConflictHandler:
             return MergeStrategy(answer)
         except ValueError:
             raise ForkEngineError(
-                f'{conflict.path}: asked how to settle "{conflict.kind.value}", the merge\'s function answered '
-                f"{answer!r}. Let it return bytes or a MergeStrategy"
+                f'{conflict.path}: asked how to resolve "{conflict.kind.value}", the merge\'s function returned '
+                f"{answer!r}. It must return bytes or a MergeStrategy"
             ) from None
 
-    def leave(self, conflict: Conflict) -> MergeStrategy:
+    def leave_unresolved(self, conflict: Conflict) -> MergeStrategy:
         """Record the conflict as unresolved: the merge will fail."""
-        self.left.append(conflict)
+        self.unresolved.append(conflict)
         return MergeStrategy.OURS

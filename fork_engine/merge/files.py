@@ -57,14 +57,14 @@ class Sides:
         return Conflict(self.prefix + path, kind, detail)
 
     def answer(
-        self, path: str, conflict: Conflict, *, idle: MergeStrategy = MergeStrategy.OURS
+        self, path: str, conflict: Conflict, *, default: MergeStrategy = MergeStrategy.OURS
     ) -> bytes | MergeStrategy:
-        """Ask for an answer to the conflict. `idle`: the answer for a volatile path if nobody gives one."""
+        """Ask for an answer to the conflict. `default`: the answer for a volatile path if nobody gives one."""
 
         def sides() -> tuple[bytes | None, bytes | None, bytes | None]:
             return self.bytes_of(self.base, path), self.bytes_of(self.ours, path), self.bytes_of(self.theirs, path)
 
-        return self.handler.answer(conflict, sides, idle=idle if path in self.volatile else MergeStrategy.FAIL)
+        return self.handler.answer(conflict, sides, default=default if path in self.volatile else MergeStrategy.FAIL)
 
     def bytes_of(self, view: View, path: str) -> bytes | None:
         entry = view.get(path)
@@ -82,8 +82,8 @@ def merge_views(sides: Sides) -> Merged:
         _merge_path(path, sides, merged)
     _keep_links(sides, merged)
     _link_composed(sides, merged)
-    _mend_additions(sides, merged)
-    _mend_removals(sides, merged)
+    _resolve_additions(sides, merged)
+    _resolve_removals(sides, merged)
     _merge_root(sides, merged)
     return merged
 
@@ -94,7 +94,7 @@ def _same(one: Entry | None, other: Entry | None) -> bool:
     return one.content == other.content and one.xattrs == other.xattrs and one.opaque == other.opaque
 
 
-def _gone(entry: Entry | None) -> bool:
+def _is_gone(entry: Entry | None) -> bool:
     return entry is None or entry.kind is EntryKind.WHITEOUT
 
 
@@ -114,10 +114,10 @@ def _merge_path(path: str, sides: Sides, merged: Merged) -> None:
     elif not _same(theirs, base):
         conflict = _merge_both(path, base, ours, theirs, sides, merged)
         if conflict is not None:
-            _settle(path, conflict, sides, merged)
+            _resolve(path, conflict, sides, merged)
 
 
-def _settle(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None:
+def _resolve(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None:
     """Resolve a conflict at one path. For OURS nothing needs to be done."""
     merged.drop(path)
     answer = sides.answer(path, conflict)
@@ -132,7 +132,7 @@ def _settle(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None
 def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes | MergeStrategy:
     ours, theirs = sides.ours.get(path), sides.theirs.get(path)
     if conflict.kind is ConflictKind.CHANGED_REMOVED:
-        return MergeStrategy.THEIRS if _gone(ours) else MergeStrategy.OURS
+        return MergeStrategy.THEIRS if _is_gone(ours) else MergeStrategy.OURS
     files = ours is not None and theirs is not None and ours.kind is theirs.kind is EntryKind.FILE
     if conflict.kind is ConflictKind.BOTH_CHANGED and files and ours is not None and theirs is not None:
         base = sides.bytes_of(sides.base, path) or b""
@@ -151,7 +151,7 @@ def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes
         if ours.kind is EntryKind.FILE:
             merged.copies[path] = found
         return MergeStrategy.OURS
-    return sides.handler.leave(conflict)
+    return sides.handler.leave_unresolved(conflict)
 
 
 def _compose(path: str, data: bytes, sides: Sides, merged: Merged) -> None:
@@ -174,7 +174,7 @@ def _merge_root(sides: Sides, merged: Merged) -> None:
         conflict = sides.conflict(".", ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
         answer = sides.handler.answer(conflict, lambda: (None, None, None))
         if isinstance(answer, bytes):
-            answer = sides.handler.leave(conflict)
+            answer = sides.handler.leave_unresolved(conflict)
         modes = {MergeStrategy.THEIRS: theirs.mode, MergeStrategy.UNION: ours.mode | theirs.mode}
         mode = modes.get(answer, ours.mode)
     merged.root = replace(ours, mode=mode, mtime_ns=_time(sides.base.root, ours, theirs))
@@ -184,8 +184,8 @@ def _merge_both(
     path: str, base: Entry | None, ours: Entry | None, theirs: Entry | None, sides: Sides, merged: Merged
 ) -> Conflict | None:
     """Merge a path that both sides changed differently. Returns a conflict, or None if the changes are compatible."""
-    if ours is None or theirs is None or _gone(ours) is not _gone(theirs):
-        gone = "ours" if _gone(ours) else "theirs"
+    if ours is None or theirs is None or _is_gone(ours) is not _is_gone(theirs):
+        gone = "ours" if _is_gone(ours) else "theirs"
         return sides.conflict(path, ConflictKind.CHANGED_REMOVED, f"removed by {gone}, changed by the other")
     if ours.kind is not theirs.kind:
         detail = f"a {ours.kind.value} in ours, a {theirs.kind.value} in theirs"
@@ -260,19 +260,19 @@ def _link_composed(sides: Sides, merged: Merged) -> None:
             merged.changes[path] = LocatedEntry(replace(composed.entry, link=first), NO_LAYER)
 
 
-def _mend_additions(sides: Sides, merged: Merged) -> None:
+def _resolve_additions(sides: Sides, merged: Merged) -> None:
     """Handle paths that theirs added to a folder that ours removed or replaced: no one path shows this conflict."""
     for path in sorted(path for path, located in merged.changes.items() if located is not None):
         broken = [folder for folder in parent_folders(path) if not _is_folder(folder, sides, merged)]
-        if not broken or merged.changes.get(path) is None or _whiteout(merged.changes[path]):
+        if not broken or merged.changes.get(path) is None or _is_whiteout(merged.changes[path]):
             continue
-        kind = ConflictKind.CHANGED_REMOVED if _result(broken[-1], sides, merged) is None else ConflictKind.TYPE
-        conflict = sides.conflict(path, kind, f"ours has no folder {broken[-1]} any more")
+        kind = ConflictKind.CHANGED_REMOVED if _result_at(broken[-1], sides, merged) is None else ConflictKind.TYPE
+        conflict = sides.conflict(path, kind, f"ours has removed the folder {broken[-1]}")
         answer = sides.answer(path, conflict)
         if answer is MergeStrategy.UNION and kind is ConflictKind.CHANGED_REMOVED:
             answer = MergeStrategy.THEIRS
         elif answer is MergeStrategy.UNION:
-            answer = sides.handler.leave(conflict)
+            answer = sides.handler.leave_unresolved(conflict)
         if answer is MergeStrategy.OURS:
             merged.drop(path)
             continue
@@ -281,19 +281,19 @@ def _mend_additions(sides: Sides, merged: Merged) -> None:
             _compose(path, answer, sides, merged)
 
 
-def _mend_removals(sides: Sides, merged: Merged) -> None:
+def _resolve_removals(sides: Sides, merged: Merged) -> None:
     """Handle folders that theirs removed or replaced and in which ours has something of its own."""
     for path in sorted(merged.changes):
         if path not in merged.changes or _is_folder(path, sides, merged) or not sides.ours.is_folder(path):
             continue
-        kind = ConflictKind.CHANGED_REMOVED if _removed(merged.changes[path]) else ConflictKind.TYPE
-        below = [child for child in sides.ours.below(path) if not _removed(_result(child, sides, merged))]
+        kind = ConflictKind.CHANGED_REMOVED if _is_removed(merged.changes[path]) else ConflictKind.TYPE
+        below = [child for child in sides.ours.below(path) if not _is_removed(_result_at(child, sides, merged))]
         kept: set[str] = set()
         for child in sorted(below, reverse=True):  # a kept child keeps its folder
             if child in kept:
                 continue
             holds = any(other.startswith(child + "/") for other in below)
-            if not holds and _keeps(child, kind, path, sides, merged):
+            if not holds and _keeps_child(child, kind, path, sides, merged):
                 kept.update((child, *parent_folders(child)))
             else:
                 merged.changes[child] = None
@@ -304,29 +304,29 @@ def _mend_removals(sides: Sides, merged: Merged) -> None:
                     merged.drop(folder)
 
 
-def _keeps(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Merged) -> bool:
+def _keeps_child(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Merged) -> bool:
     """Return whether ours keeps its path in a folder that theirs removed."""
-    conflict = sides.conflict(child, kind, f"theirs has no folder {folder} any more")
-    answer = sides.answer(child, conflict, idle=MergeStrategy.THEIRS)
+    conflict = sides.conflict(child, kind, f"theirs has removed the folder {folder}")
+    answer = sides.answer(child, conflict, default=MergeStrategy.THEIRS)
     if answer is MergeStrategy.UNION and kind is ConflictKind.TYPE:
-        answer = sides.handler.leave(conflict)
+        answer = sides.handler.leave_unresolved(conflict)
     if isinstance(answer, bytes):
         _compose(child, answer, sides, merged)
     return answer is not MergeStrategy.THEIRS
 
 
-def _removed(located: LocatedEntry | None) -> bool:
+def _is_removed(located: LocatedEntry | None) -> bool:
     return located is None or located.entry.kind is EntryKind.WHITEOUT
 
 
-def _whiteout(located: LocatedEntry | None) -> bool:
+def _is_whiteout(located: LocatedEntry | None) -> bool:
     return located is not None and located.entry.kind is EntryKind.WHITEOUT
 
 
-def _result(path: str, sides: Sides, merged: Merged) -> LocatedEntry | None:
+def _result_at(path: str, sides: Sides, merged: Merged) -> LocatedEntry | None:
     return merged.changes[path] if path in merged.changes else sides.ours.locate(path)
 
 
 def _is_folder(path: str, sides: Sides, merged: Merged) -> bool:
-    located = _result(path, sides, merged)
+    located = _result_at(path, sides, merged)
     return located is not None and located.entry.kind is EntryKind.DIR

@@ -28,7 +28,7 @@ NAMED = {
 _SCRATCH = ("variables", "attributes")
 """Mappings that commands change as a side effect, such as a loop's counter. They never make a merge fail: ours wins.
 """
-_TOLD = 10
+_MOST_NAMES = 10
 """How many names a record's reason lists."""
 
 
@@ -53,36 +53,36 @@ def merge_shells(
     for kind in sorted(base.keys() | ours.keys() | theirs.keys()):
         sides = (base.get(kind), ours.get(kind), theirs.get(kind))
         if any(isinstance(side, dict) for side in sides):
-            merged[kind] = _by_name(kind, sides, handler, gave_way)
+            merged[kind] = _merge_mapping(kind, sides, handler, gave_way)
         else:
-            merged[kind] = sides[1] if _both_changed(sides) else _changed(sides)
+            merged[kind] = sides[1] if _both_changed(sides) else _changed_side(sides)
     variables = merged.get("variables", {})
     # without "=" the item is only an attribute
     hidden = [name for name, line in variables.items() if name in env and "=" in line]
     for name in hidden:
         del variables[name]
-    told = [f"both shells changed {_some(gave_way)}: ours stands"] if gave_way else []
-    told += [f"of {_some(hidden)} the exported value stands"] if hidden else []
-    return _encoded(merged), "; ".join(told)
+    notes = [f"both shells changed {_list_names(gave_way)}: ours is kept"] if gave_way else []
+    notes += [f"the exported value of {_list_names(hidden)} is kept"] if hidden else []
+    return _encoded(merged), "; ".join(notes)
 
 
-def _some(names: list[str]) -> str:
-    more = [f"and {len(names) - _TOLD} more"] if len(names) > _TOLD else []
-    return ", ".join((*names[:_TOLD], *more))
+def _list_names(names: list[str]) -> str:
+    more = [f"and {len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+    return ", ".join((*names[:_MOST_NAMES], *more))
 
 
-def _by_name(kind: str, sides: Three, handler: ConflictHandler, gave_way: list[str]) -> dict[str, Any]:
+def _merge_mapping(kind: str, sides: Three, handler: ConflictHandler, gave_way: list[str]) -> dict[str, Any]:
     base, ours, theirs = (side or {} for side in sides)
     found = {}
     for name in sorted(base.keys() | ours.keys() | theirs.keys()):
         items = (base.get(name), ours.get(name), theirs.get(name))
         if not _both_changed(items):
-            value = _changed(items)
+            value = _changed_side(items)
         elif kind in _SCRATCH:
             value = items[1]
             gave_way.append(f"{kind.removesuffix('s')} {name}")
         else:
-            value = _settled(f"{NAMED[kind]} {name}", items, handler)
+            value = _resolve_item(f"{NAMED[kind]} {name}", items, handler)
         if value is not None:
             found[name] = value
     return found
@@ -94,21 +94,21 @@ def _both_changed(sides: Three) -> bool:
     return bool(ours != theirs and base not in (ours, theirs))
 
 
-def _changed(sides: Three) -> Any:
+def _changed_side(sides: Three) -> Any:
     base, ours, theirs = sides
     return theirs if ours == base else ours
 
 
-def _settled(what: str, sides: Three, handler: ConflictHandler) -> Any:
+def _resolve_item(what: str, sides: Three, handler: ConflictHandler) -> Any:
     base, ours, theirs = sides
     gone = "ours" if ours is None else "theirs" if theirs is None else ""
-    detail = f"gone in {gone}, changed in the other" if gone else "changed in both shells"
+    detail = f"removed in {gone}, changed in the other" if gone else "changed in both shells"
     conflict = Conflict(what, ConflictKind.PROCESSES, detail)
     answer = handler.answer(conflict, lambda: (_bytes(base), _bytes(ours), _bytes(theirs)))
     if isinstance(answer, bytes) and isinstance(ours or theirs, str):
         return answer.decode("utf-8", "surrogateescape")
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
-        answer = handler.leave(conflict)  # a function has one body: there is no union
+        answer = handler.leave_unresolved(conflict)  # a function has one body: there is no union
     return theirs if answer is MergeStrategy.THEIRS else ours
 
 

@@ -18,7 +18,7 @@ Value = tuple[bool, str] | None
 """(whether it is set, its value), or None if it is as the world started."""
 
 _LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU)
-_OTHER_SHELLS = "two shells in a format that is not merged"
+_OTHER_SHELLS = "two shells in a format that cannot be merged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def merge_states(
     where = _merge_value("cwd", ((True, base.cwd), (True, ours.cwd), (True, theirs.cwd)), handler)
     cwd = where[1] if where is not None else ""
     state = MergedState(env, tuple(unset), cwd, _merge_processes(sides, handler))
-    return _with_shell(state, sides, handler, blobs)
+    return _merge_shell(state, sides, handler, blobs)
 
 
 def _values(side: Snapshot) -> dict[str, Value]:
@@ -59,16 +59,16 @@ def _merge_value(name: str, at: tuple[Value, Value, Value], handler: ConflictHan
         return ours
     if ours == base:
         return theirs
-    conflict = Conflict(name, ConflictKind.ENV, f"{_shown(ours)} in ours, {_shown(theirs)} in theirs")
+    conflict = Conflict(name, ConflictKind.ENV, f"{_described(ours)} in ours, {_described(theirs)} in theirs")
     answer = handler.answer(conflict, lambda: (_bytes(base), _bytes(ours), _bytes(theirs)))
     if isinstance(answer, bytes):
         return (True, answer.decode("utf-8", "surrogateescape"))
     if answer is MergeStrategy.UNION:
-        answer = handler.leave(conflict)  # a variable has one value: there is no union
+        answer = handler.leave_unresolved(conflict)  # a variable has one value: there is no union
     return theirs if answer is MergeStrategy.THEIRS else ours
 
 
-def _shown(value: Value) -> str:
+def _described(value: Value) -> str:
     return "as at the start" if value is None else repr(value[1]) if value[0] else "unset"
 
 
@@ -80,7 +80,7 @@ def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], handler: Confli
     """Merge the processes, without the shells' states."""
     base, ours, theirs = (replace(side.processes, shell="") for side in sides)
     if ours == theirs:
-        return replace(ours, reason=_all(ours.reason, theirs.reason))
+        return replace(ours, reason=_join_reasons(ours.reason, theirs.reason))
     if theirs == base:
         return ours
     if ours == base:
@@ -89,23 +89,23 @@ def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], handler: Confli
     dropped = max(ours.dropped, theirs.dropped)
     if not live:
         tier = ProcessTier.NONE if ours.tier is theirs.tier is ProcessTier.NONE else ProcessTier.DROPPED
-        return Processes(tier, dropped=dropped, reason=_all(ours.reason, theirs.reason))
+        return Processes(tier, dropped=dropped, reason=_join_reasons(ours.reason, theirs.reason))
     if len(live) == 1 and base.tier not in _LIVE:
-        return replace(live[0], dropped=dropped, reason=_all(live[0].reason, ours.reason, theirs.reason))
+        return replace(live[0], dropped=dropped, reason=_join_reasons(live[0].reason, ours.reason, theirs.reason))
     conflict = Conflict(
         "processes", ConflictKind.PROCESSES, f"{ours.tier.value} in ours, {theirs.tier.value} in theirs"
     )
     answer = handler.answer(conflict, lambda: (None, None, None))
     if answer is MergeStrategy.UNION and all(one.tier is ProcessTier.COMMANDS for one in (ours, theirs)):
         more = tuple(command for command in theirs.commands if command not in ours.commands)
-        reason = _all(ours.reason, theirs.reason)
+        reason = _join_reasons(ours.reason, theirs.reason)
         return replace(ours, commands=ours.commands + more, dropped=dropped, reason=reason)
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
-        answer = handler.leave(conflict)
+        answer = handler.leave_unresolved(conflict)
     return theirs if answer is MergeStrategy.THEIRS else ours
 
 
-def _with_shell(
+def _merge_shell(
     merged: MergedState, sides: tuple[Snapshot, Snapshot, Snapshot], handler: ConflictHandler, blobs: Blobs
 ) -> MergedState:
     """Add the shell of the side that changed it, or the merge of both."""
@@ -119,24 +119,24 @@ def _with_shell(
         made, gave_way = merge_shells((read[0], read[1], read[2]), merged.env, handler)
     except UnknownShell:
         if one is None:
-            return replace(merged, processes=_one_shell(ran, ours, theirs, handler))
+            return replace(merged, processes=_choose_shell(ran, ours, theirs, handler))
         return replace(merged, processes=replace(ran, shell=one))
-    return replace(merged, made=made, processes=replace(ran, reason=_all(ran.reason, gave_way)))
+    return replace(merged, made=made, processes=replace(ran, reason=_join_reasons(ran.reason, gave_way)))
 
 
-def _one_shell(ran: Processes, ours: str, theirs: str, handler: ConflictHandler) -> Processes:
+def _choose_shell(ran: Processes, ours: str, theirs: str, handler: ConflictHandler) -> Processes:
     """Choose between two shells that cannot be merged: the one that the strategy names, else a new one. `reason`
     records it."""
     conflict = Conflict("shell", ConflictKind.PROCESSES, _OTHER_SHELLS)
-    answer = handler.answer(conflict, lambda: (None, None, None), idle=MergeStrategy.UNION)
+    answer = handler.answer(conflict, lambda: (None, None, None), default=MergeStrategy.UNION)
     if isinstance(answer, bytes):
-        answer = handler.leave(conflict)  # a shell's state cannot be given as bytes
+        answer = handler.leave_unresolved(conflict)  # a shell's state cannot be given as bytes
     stands = {MergeStrategy.OURS: ours, MergeStrategy.THEIRS: theirs}.get(answer, "")
-    what = f"{answer.value} stands" if stands else "a fresh one starts"
+    what = f"{answer.value} is kept" if stands else "a new one starts"
     told = f"{_OTHER_SHELLS}: {what}, with the variables and directory of both"
-    return replace(ran, shell=stands, reason=_all(ran.reason, told))
+    return replace(ran, shell=stands, reason=_join_reasons(ran.reason, told))
 
 
-def _all(*reasons: str) -> str:
+def _join_reasons(*reasons: str) -> str:
     """Join the reasons, each once, so that none hides another."""
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))

@@ -16,9 +16,9 @@ import json
 from typing import Any, TypeVar
 
 from ramify.runtime.codec.decoder import OWN_KINDS, Decoder
-from ramify.runtime.codec.encoder import TAG, Encoder, sort_encoded
-from ramify.runtime.codec.object_state import holds_itself
-from ramify.runtime.codec.type_names import own
+from ramify.runtime.codec.encoder import Encoder, sort_encoded
+from ramify.runtime.codec.object_state import TAG, find_cycle
+from ramify.runtime.codec.type_names import resolve_own
 from ramify.runtime.errors import NotSerialisable
 
 T = TypeVar("T")
@@ -32,14 +32,14 @@ def encode(value: object, what: str = "value") -> str:
     """
     try:
         encoder = Encoder()
-        text = _written(encoder, value, what)
+        text = _encoded(encoder, value, what)
         if encoder.unsure:
             _refuse_unless_same(text, value, what)
         return text
     except NotSerialisable:
         raise
     except RecursionError as error:
-        where = holds_itself(value, what)
+        where = find_cycle(value, what)
         why = f"{where} contains itself" if where else "it is nested too deeply"
         mend = "Pass a flat value, in which names stand for references"
         raise NotSerialisable(f"{what} cannot be kept: {why}. {mend}") from error
@@ -49,14 +49,14 @@ def encode(value: object, what: str = "value") -> str:
         raise NotSerialisable(f"{what} cannot be kept: reading it raised {type(error).__name__}: {error}") from error
 
 
-def _written(encoder: Encoder, value: object, what: str) -> str:
+def _encoded(encoder: Encoder, value: object, what: str) -> str:
     return json.dumps(encoder.encode(value, what), separators=(",", ":"), ensure_ascii=True)
 
 
 def _refuse_unless_same(text: str, value: object, what: str) -> None:
     """Decode and encode again a value whose class may change what is decoded; refuse it if the text differs."""
     try:
-        again = _written(Encoder(), decode(text), what)
+        again = _encoded(Encoder(), decode(text), what)
     except Exception as error:
         raise NotSerialisable(
             f"{what} cannot be kept: reading it back raised {type(error).__name__}: {error}. Pass plain values, "
@@ -82,7 +82,7 @@ def decode_own(text: str, kind: type[T]) -> T:
 
     Only Ramify's own types are looked up, never the user's. Raises `NotSerialisable` if it is not a `kind`.
     """
-    found = Decoder(own, OWN_KINDS).decode(json.loads(text))
+    found = Decoder(resolve_own, OWN_KINDS).decode(json.loads(text))
     if not isinstance(found, kind):
         raise NotSerialisable(f"a {type(found).__qualname__} is stored where Ramify records a {kind.__qualname__}")
     return found

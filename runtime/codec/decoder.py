@@ -23,8 +23,7 @@ from types import FunctionType, NoneType
 from typing import Any, cast
 from uuid import UUID
 
-from ramify.runtime.codec.encoder import BASES, IPS, TAG
-from ramify.runtime.codec.object_state import is_url
+from ramify.runtime.codec.object_state import BASES, IPS, TAG, is_url
 from ramify.runtime.codec.times import decode_zone
 from ramify.runtime.codec.type_names import resolve
 from ramify.runtime.errors import NotSerialisable

@@ -34,7 +34,10 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from ramify.runtime.codec.decoder import Decoder
 from ramify.runtime.codec.object_state import (
+    IPS,
+    TAG,
     dataclass_layout,
     distinct_parts,
     error_slots,
@@ -48,13 +51,6 @@ from ramify.runtime.codec.object_state import (
 from ramify.runtime.codec.times import encode_date, encode_datetime, encode_timedelta, encode_tzinfo
 from ramify.runtime.codec.type_names import ref_of
 from ramify.runtime.errors import NotSerialisable
-
-TAG = "$"
-IPS = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
-BASES: Mapping[str, type] = {
-    kind.__name__: kind for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset)
-}
-"""Built-in types whose subclasses are stored by value."""
 
 _PLAIN = frozenset((NoneType, bool, int))
 _STR = frozenset((str,))
@@ -240,8 +236,6 @@ class Encoder:
     def _by_value(self, value: Enum, where: str) -> Any:
         """Return the encoded value of an enum member. Raises `NotSerialisable` if decoding it gives another
         member."""
-        from ramify.runtime.codec.decoder import Decoder
-
         encoded = self._any(value.value, where)
         if type(value)(Decoder().decode(encoded)) is not value:
             raise NotSerialisable(where)

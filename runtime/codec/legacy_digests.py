@@ -18,16 +18,14 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.encoder import TAG, sort_encoded
+from ramify.runtime.codec.encoder import sort_encoded
+from ramify.runtime.codec.object_state import TAG
 from ramify.runtime.codec.persisted_names import stored_name
 from ramify.runtime.user_code.workflow_loader import canonical_module
-
-if TYPE_CHECKING:
-    from ramify.runtime.journal.journal import Journal
 
 _CHANGED = re.compile(r'"\$":"(?:model|pydantic|delta|str|sub)"|"fold":1|"z":\{')
 
@@ -42,7 +40,15 @@ _SIMPLE: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def digest_in_journal(journal: Journal, value: object, text: str) -> str:
+class KnownDigests(Protocol):
+    """The part of a journal that knows digests of arguments."""
+
+    @property
+    def has_digests(self) -> bool: ...
+    def has_digest(self, digest: str) -> bool: ...
+
+
+def digest_in_journal(journal: KnownDigests, value: object, text: str) -> str:
     """Return the digest by which this run's journal knows a value. `text`: the value as encoded today."""
     now = codec.digest_text(text)
     if not journal.has_digests or journal.has_digest(now) or _CHANGED.search(text) is None:

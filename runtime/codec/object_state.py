@@ -14,10 +14,17 @@ from typing import Any, NamedTuple
 
 from ramify.runtime.errors import NotSerialisable
 
+TAG = "$"
+"""The key that marks an encoded object: `{"$": kind, …}`."""
+IPS = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
 _URLS = ("_BaseUrl", "_BaseMultiHostUrl", "Url", "MultiHostUrl")
+BASES: Mapping[str, type] = {
+    kind.__name__: kind for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset)
+}
+"""Built-in types whose subclasses are stored by value."""
 
 
-def holds_itself(value: object, what: str) -> str | None:
+def find_cycle(value: object, what: str) -> str | None:
     """Return the place of an object in the value that contains itself; None if there is none."""
     around, seen = set[int](), set[int]()  # each object is visited once: shared ones may be reached in 2^n ways
     todo: list[tuple[object, str, int]] = [(value, what, 0)]

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 PERSISTED_NAMES: Mapping[str, str] = {
     "ramify.faces:Choice": "ramify.run_functions:Choice",
-    "ramify.fork_engine.mend:CannotMend": "ramify.fork_engine.fsck.repair:CannotMend",
+    "ramify.fork_engine.mend:CannotMend": "ramify.fork_engine.fsck.repair:NoOtherCopy",
     "ramify.fork_engine.scan:TooDeep": "ramify.fork_engine.filesystem.scan:TooDeep",
     "ramify.fork_engine.shells:UnknownShell": "ramify.fork_engine.merge.shells:UnknownShell",
     "ramify.runtime.effects:DidNotHappen": "ramify.runtime.effects.fence:DidNotHappen",

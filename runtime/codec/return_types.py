@@ -19,8 +19,8 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
-from ramify.runtime.codec.encoder import BASES, IPS, WRITERS
-from ramify.runtime.codec.object_state import is_url
+from ramify.runtime.codec.encoder import WRITERS
+from ramify.runtime.codec.object_state import BASES, IPS, is_url
 from ramify.runtime.errors import NotSerialisable
 
 _ITEMS = (list, tuple, set, frozenset, dict, abc.Sequence, abc.Mapping, abc.Set, abc.Collection, abc.MutableMapping)

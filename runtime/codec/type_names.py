@@ -20,7 +20,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ramify.runtime.codec.persisted_names import present_name, stored_name
 from ramify.runtime.errors import NotSerialisable
-from ramify.runtime.user_code.workflow_loader import canonical_module, is_main_module, targets
+from ramify.runtime.user_code.workflow_loader import (
+    canonical_module,
+    files_of,
+    imported_names,
+    is_main_module,
+    targets,
+)
 
 Ref = Any
 """JSON: a string, or an object for a type that is composed of several types."""
@@ -117,7 +123,7 @@ def resolve(ref: Ref, find: Callable[[str], Any] | None = None) -> Any:
     return origin[args if len(args) != 1 else args[0]]
 
 
-def own(name: str) -> Any:
+def resolve_own(name: str) -> Any:
     """Look up a name among Ramify's own types only, for commands that read the stored values of others."""
     if not name.startswith("ramify."):
         raise NotSerialisable(f"a stored value is a {name}, and not what Ramify itself recorded there")
@@ -186,8 +192,6 @@ def _names() -> frozenset[str]:
 def _names_in(targets: frozenset[tuple[str, str]]) -> frozenset[str]:
     """Return the modules that these files import, also inside functions, and those that the imported user's files
     import."""
-    from ramify.runtime.reuse.fingerprints import files_of, imported_names
-
     found, seen = set[str](), set[str]()
     todo = [(file, getattr(sys.modules.get(module), "__package__", None) or "") for file, module in targets]
     while todo:

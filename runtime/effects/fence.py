@@ -16,9 +16,9 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
-from ramify.compiler.plan import OpId
+from ramify.compiler.plan import Effect, OpId
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import (
     CompensationFailed,
@@ -69,6 +69,15 @@ class Outside:
     reconcile: Reconcile | None = None
     compensate: Compensate | None = None
     in_fork: InFork = InFork.REFUSE
+
+
+class EffectfulStep(Protocol):
+    """The part of a step's definition that says how it deals with the outside world."""
+
+    @property
+    def effect(self) -> Effect: ...
+    @property
+    def outside(self) -> Outside: ...
 
 
 KILLED = "the process ended before the step did"
@@ -127,10 +136,10 @@ class Fence:
         allowed.
         """
         before = self.journal.effect(self.key)
-        if before is None and (known := self._in_fork()) is not None:
+        if before is None and (known := self._check_fork()) is not None:
             return known
         if before is not None:
-            known = await self._settle(before)
+            known = await self._known_result(before)
             if known is not None:
                 return known
         self.journal.refuse_when_stopped()
@@ -139,10 +148,10 @@ class Fence:
         if before is None and not self.foreseen:
             self._refuse_equal()
         try:
-            await self.journal.settle(self._blank())
+            await self.journal.settle(self._new_attempt())
         except asyncio.CancelledError as cancelled:
             try:
-                await self._take_back(before)
+                await self._withdraw(before)
             except Exception as error:
                 raise cancelled from error
             raise
@@ -168,7 +177,7 @@ class Fence:
     def _refuse_other_arguments(self) -> None:
         """Raise `EffectNotMet` if a code change gave other arguments to the call of an effect that took place."""
         for effect in self.journal.unreached_effects_at(self.branch, self.op):
-            why = self._why_other(effect) if effect.step == self.step else None
+            why = self._why_same_call(effect) if effect.step == self.step else None
             if why is not None:
                 raise self.journal.stop(
                     EffectNotMet(
@@ -182,7 +191,7 @@ class Fence:
                     )
                 )
 
-    def _why_other(self, effect: EffectRecord) -> str | None:
+    def _why_same_call(self, effect: EffectRecord) -> str | None:
         """Return why this is the recorded call with other arguments; None if it may be another call."""
         before, now = json.loads(effect.args_json), json.loads(self.arguments)
         if before.keys() != now.keys():
@@ -199,29 +208,29 @@ class Fence:
 
     def failed(self, error: BaseException) -> EffectRecord:
         """Return the effect as failed: the step raised, which means that nothing happened in this attempt."""
-        return self._nothing_done(type(error).__name__)
+        return self._after_failed_attempt(type(error).__name__)
 
     async def doubt(self, why: str) -> None:
         await self.journal.settle(self._changed(EffectStatus.IN_DOUBT, note=why))
 
-    async def _take_back(self, before: EffectRecord | None) -> None:
+    async def _withdraw(self, before: EffectRecord | None) -> None:
         """Withdraw the intent of a step that was cancelled before it began: nothing was sent."""
         intent = self.journal.effect(self.key)
         if intent is None or intent is before:
             return  # the intent did not become durable
-        await self.journal.settle(self._nothing_done("cancelled before it began"))
+        await self.journal.settle(self._after_failed_attempt("cancelled before it began"))
 
-    def _nothing_done(self, how: str) -> EffectRecord:
+    def _after_failed_attempt(self, how: str) -> EffectRecord:
         """Return the effect after an attempt that did nothing. If an earlier attempt was in doubt, it still is."""
         intent = self.journal.effect(self.key)
         doubt = "" if intent is None else intent.note
         return self._changed(EffectStatus.IN_DOUBT if doubt else EffectStatus.FAILED, note=doubt or how)
 
-    async def _settle(self, before: EffectRecord) -> KnownEffect | None:
+    async def _known_result(self, before: EffectRecord) -> KnownEffect | None:
         match before.status:
             case EffectStatus.DONE:
                 if before.result_json is None:
-                    return await self._found_again(before)
+                    return await self._recover_result(before)
                 return KnownEffect(before.result_json, "done before the step's row was")
             case EffectStatus.APPROVED:
                 return KnownEffect(before.result_json or "null", "a person said that it happened")
@@ -236,14 +245,14 @@ class Fence:
         """Return the error for a step that was performed but whose result is lost; the caller raises it."""
         return ResultNotKept(
             f"step {self.step!r} on branch {self.branch} was done (its idempotency key is {self.idempotency_key}) "
-            f"and is not done again, but its result was not kept: {why}. Give the run a result to go on with: "
+            f"and is not done again, but its result was not kept: {why}. Give the run a result to continue with: "
             f"`ramify approve {self.run} {self.step} --done --result JSON`, then `ramify resume {self.run}`. "
             "For later runs, have the step return plain values",
             run_id=self.run,
             key=self.key,
         )
 
-    async def _found_again(self, before: EffectRecord) -> KnownEffect:
+    async def _recover_result(self, before: EffectRecord) -> KnownEffect:
         """Ask the reconcile hook for the result of an effect that was performed but whose result was not stored."""
         why = before.note.removeprefix("its result was not kept: ")
         if self.outside.reconcile is not None:
@@ -282,7 +291,7 @@ class Fence:
         )
         raise self.journal.stop(doubt)
 
-    def _in_fork(self) -> KnownEffect | None:
+    def _check_fork(self) -> KnownEffect | None:
         fenced = self.journal.fenced
         if (self.branch == ROOT and not fenced) or self.outside.in_fork is InFork.LEAVE:
             return None
@@ -309,7 +318,7 @@ class Fence:
             f"call it after the winner is adopted, or set the step's in_fork={missing}"
         )
 
-    def _blank(self) -> EffectRecord:
+    def _new_attempt(self) -> EffectRecord:
         before = self.journal.effect(self.key)
         doubtful = before is not None and before.status in DOUBTFUL and self.outside.reconcile is None
         return EffectRecord(
@@ -326,7 +335,7 @@ class Fence:
         )
 
     def _changed(self, status: EffectStatus, *, result_json: str | None = None, note: str = "") -> EffectRecord:
-        before = self.journal.effect(self.key) or self._blank()
+        before = self.journal.effect(self.key) or self._new_attempt()
         return replace(before, status=status, result_json=result_json, settled_at=self.clock(), note=note)
 
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ramify.compiler.plan import OpId, OpKind
-from ramify.runtime.effects.fence import compensate
+from ramify.fork_engine.store import SnapshotStore
+from ramify.runtime.effects.fence import EffectfulStep, compensate
 from ramify.runtime.errors import AmbiguousRef, RunError, RunNotFound
-from ramify.runtime.execution.driver import Services
+from ramify.runtime.events import Event
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import (
     DOUBTFUL,
@@ -30,8 +31,21 @@ from ramify.runtime.records import (
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.run_locks import hold_run
 
-if TYPE_CHECKING:
-    from ramify.runtime.execution.step_call import StepDef
+
+class LedgerServices(Protocol):
+    """The services that going back to a checkpoint needs."""
+
+    @property
+    def store(self) -> RunStore: ...
+    @property
+    def snapshots(self) -> SnapshotStore: ...
+    @property
+    def locks(self) -> Path: ...
+    @property
+    def clock(self) -> Callable[[], float]: ...
+    @property
+    def emit(self) -> Callable[[Event], None]: ...
+
 
 OPEN = DOUBTFUL | {EffectStatus.APPROVED, EffectStatus.AGAIN}
 
@@ -78,7 +92,9 @@ def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRe
     return doubts[0]
 
 
-async def go_back(services: Services, record: RunRecord, to: CheckpointRecord, steps: Mapping[str, StepDef]) -> None:
+async def go_back(
+    services: LedgerServices, record: RunRecord, to: CheckpointRecord, steps: Mapping[str, EffectfulStep]
+) -> None:
     """Take a run back to a checkpoint of its root branch: later operations count as not done.
 
     Later effects whose steps have a compensate hook are marked for `undo`. The others stay done, and a resume sees
@@ -99,7 +115,7 @@ async def go_back(services: Services, record: RunRecord, to: CheckpointRecord, s
         await _restore(services, record, to, ops, recalled)
 
 
-async def undo(services: Services, record: RunRecord, steps: Mapping[str, StepDef]) -> None:
+async def undo(services: LedgerServices, record: RunRecord, steps: Mapping[str, EffectfulStep]) -> None:
     """Compensate the effects that a run performed after the checkpoint to which it went back, last first.
 
     Call this before the run continues. After a kill, or after an error in a hook (`CompensationFailed`), the next
@@ -138,7 +154,7 @@ def _recalled(ledger: Sequence[EffectRecord]) -> list[EffectRecord]:
     return [effect for effect in ledger if effect.status is EffectStatus.COMPENSATING]
 
 
-def _step_of(effect: EffectRecord, steps: Mapping[str, StepDef]) -> StepDef:
+def _step_of(effect: EffectRecord, steps: Mapping[str, EffectfulStep]) -> EffectfulStep:
     if effect.step not in steps:
         raise RunError(
             f"step {effect.step!r} performed an effect after that checkpoint, and is not found in the workflow's "
@@ -148,7 +164,7 @@ def _step_of(effect: EffectRecord, steps: Mapping[str, StepDef]) -> StepDef:
 
 
 async def _restore(
-    services: Services,
+    services: LedgerServices,
     record: RunRecord,
     to: CheckpointRecord,
     ops: Sequence[OpRecord],

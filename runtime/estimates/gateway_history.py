@@ -75,7 +75,7 @@ def gateway_stages(
         with ThreadPoolExecutor(1) as beside:  # a thread with its own event loop: one may be running here
             answer = beside.submit(asyncio.run, asked).result()
     except httpx.InvalidURL as error:
-        raise ValueError(f"{shown!r} is no base URL: {error}") from error
+        raise ValueError(f"{shown!r} is not a base URL: {error}") from error
     except TimeoutError as error:
         raise LLMTimeout(f"{shown} did not give its whole answer within {_PATIENCE_S:g} s") from error
     except httpx.HTTPError as error:

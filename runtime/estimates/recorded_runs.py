@@ -135,7 +135,7 @@ class RecordedEstimates:
         self._stages: dict[OpId, list[CallStage]] = defaultdict(list)
         for stage in call_stages(llm):
             self._stages[stage.op].append(stage)
-        self._ways = _ways(ops, llm)
+        self._stages_by_run = _stages_by_run(ops, llm)
 
     def valid_for_code(self, workflow: str, steps: Mapping[str, str]) -> RecordedEstimates:
         ops, llm, codes = self._recorded
@@ -182,7 +182,7 @@ class RecordedEstimates:
 
     def stages(self) -> tuple[StagePlan, ...]:
         """Return median stages over the runs, as many as the shortest run had: later stages may not come."""
-        return tuple(_middle(same) for same in zip(*self._ways, strict=False))
+        return tuple(_median_stage(same) for same in zip(*self._stages_by_run, strict=False))
 
     def width(self, fork: OpId) -> int | None:
         return self._widths.get(fork)
@@ -226,7 +226,7 @@ def _stage(rows: Sequence[LLMRecord]) -> CallStage:
     )
 
 
-def _ways(ops: Iterable[OpRecord], llm: Iterable[LLMRecord]) -> list[list[StagePlan]]:
+def _stages_by_run(ops: Iterable[OpRecord], llm: Iterable[LLMRecord]) -> list[list[StagePlan]]:
     """Return the stages of each run in order, up to the first stage without calls that reached the model."""
     spans: dict[RunId, list[float]] = defaultdict(list)
     for row in ops:
@@ -237,10 +237,10 @@ def _ways(ops: Iterable[OpRecord], llm: Iterable[LLMRecord]) -> list[list[StageP
         if call.reused_from is None and stage is not None:
             spans[call.run_id] += (call.started_at, call.ended_at)
             runs[call.run_id][stage].append(call)
-    return [_way(rows, min(spans[run]), max(spans[run])) for run, rows in runs.items() if 0 in rows]
+    return [_stages_of_run(rows, min(spans[run]), max(spans[run])) for run, rows in runs.items() if 0 in rows]
 
 
-def _way(rows: Mapping[int, Sequence[LLMRecord]], began: float, ended: float) -> list[StagePlan]:
+def _stages_of_run(rows: Mapping[int, Sequence[LLMRecord]], began: float, ended: float) -> list[StagePlan]:
     found: list[StagePlan] = []
     at = began  # when the last stage so far ended; stages of branches may overlap
     while len(found) in rows and len(found) < MOST_STAGES:
@@ -252,7 +252,7 @@ def _way(rows: Mapping[int, Sequence[LLMRecord]], began: float, ended: float) ->
     return found
 
 
-def _middle(same: Sequence[StagePlan]) -> StagePlan:
+def _median_stage(same: Sequence[StagePlan]) -> StagePlan:
     return StagePlan(
         same[0].op,
         round(median(stage.calls for stage in same)),
@@ -266,21 +266,21 @@ def _middle(same: Sequence[StagePlan]) -> StagePlan:
 
 async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None = None) -> RecordedEstimates:
     """Return estimates from the latest runs of a workflow. `but`: a run to leave out."""
-    return await _observed(store, [run for run in await _latest(store, workflow) if run.id != but])
+    return await _estimates_of(store, [run for run in await _latest_runs(store, workflow) if run.id != but])
 
 
 async def learned(store: RunStore | Reader, workflow: str, workspace: str | Path | None = None) -> RecordedEstimates:
     """Return the estimates for the next plan of a workflow: from its latest finished runs, empty while they are few.
     `workspace`: the folder with which the next run begins."""
-    runs = [run for run in await _latest(store, workflow) if run.status is RunStatus.DONE]
-    return (await _observed(store, runs if len(runs) >= LEARN_AFTER else ())).on(workspace)
+    runs = [run for run in await _latest_runs(store, workflow) if run.status is RunStatus.DONE]
+    return (await _estimates_of(store, runs if len(runs) >= LEARN_AFTER else ())).on(workspace)
 
 
-async def _latest(store: RunStore | Reader, workflow: str) -> list[RunRecord]:
+async def _latest_runs(store: RunStore | Reader, workflow: str) -> list[RunRecord]:
     return [run for run in await store.runs(RECENT) if run.workflow == workflow]
 
 
-async def _observed(store: RunStore | Reader, runs: Sequence[RunRecord]) -> RecordedEstimates:
+async def _estimates_of(store: RunStore | Reader, runs: Sequence[RunRecord]) -> RecordedEstimates:
     ops: list[OpRecord] = []
     llm: list[LLMRecord] = []
     for run in runs[:LATEST]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -16,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, site_file
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime.codec import codec
@@ -51,13 +50,9 @@ from ramify.runtime.store.run_locks import hold_run, take_cancel_request
 from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
-from ramify.runtime.worlds.gc_pins import Pins
-from ramify.runtime.worlds.recovery import Recovery, StateOrigin
-from ramify.runtime.worlds.world_pool import Branch, WorldPool
-from ramify.sandboxes.contract import Backend, WorldSpec
-
-DEFAULT_MOUNT = Path("/tmp/workspace")
-"""The mount point of the world's files if the run has no workspace."""
+from ramify.runtime.worlds.recovery import Recovery
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool, world_spec
+from ramify.sandboxes.contract import Backend
 
 _CHANGE = OpId("change")
 _LISTEN_S = 0.25  # seconds between two checks for `ramify cancel`
@@ -174,7 +169,7 @@ async def drive(
         ledger = await services.store.effects(record.id)
         elsewhere = [e for run in ancestor_runs(ops) for e in await services.store.effects(run)]
         if adopt is not None:
-            record, ops = await _adopted(services, record, ops, llm, adopt(ops, llm, ledger))
+            record, ops = await _adopt_plan(services, record, ops, llm, adopt(ops, llm, ledger))
         journal = Journal(
             services.store,
             record,
@@ -212,7 +207,7 @@ async def drive(
         run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
         try:
             answered = {row.op_id for row in llm}
-            return await _unless_cancelled(_call(run, function, services, answered), services, record.id)
+            return await _unless_cancelled(_run_workflow(run, function, services, answered), services, record.id)
         finally:
             journal.close()  # before the lock is released: then another process may work on the run
             await run.worlds.close()
@@ -220,7 +215,7 @@ async def drive(
             recovery.close()
 
 
-async def _adopted(
+async def _adopt_plan(
     services: Services, record: RunRecord, ops: list[OpRecord], llm: Sequence[LLMRecord], made: Adoption
 ) -> tuple[RunRecord, list[OpRecord]]:
     """Replace the run's plan, and record that in the journal. Returns the new row of the run and its journal."""
@@ -309,17 +304,17 @@ def mixing(record: RunRecord, settings: Settings) -> Settings | None:
     return None if goes_on or record.settings.mixed else replace(record.settings, mixed=True)
 
 
-async def _call(run: Run, function: Callable[..., Any], services: Services, answered: set[OpId]) -> Any:
+async def _run_workflow(run: Run, function: Callable[..., Any], services: Services, answered: set[OpId]) -> Any:
     register_target(function.__module__)
     args, kwargs = codec.decode(run.record.args_json)
     try:
         send_prefix_hint(run, function, answered, services.llm, services.emit)
-        result_json = codec.encode(await _outcome(run, function, args, kwargs), "its result")
+        result_json = codec.encode(await _call_workflow(run, function, args, kwargs), "its result")
         left = await run.end_abandoned_steps()
         run.journal.refuse_when_stopped()
         result = codec.decode(result_json)
     except BaseException as error:
-        await asyncio.shield(_stopped(run, error, services))
+        await asyncio.shield(_end_stopped_run(run, error, services))
         if isinstance(run.journal.stopped, AnswersNeeded):
             raise waiting(run, run.journal.stopped) from None
         if isinstance(error, Exception):
@@ -328,15 +323,17 @@ async def _call(run: Run, function: Callable[..., Any], services: Services, answ
     await run.settle(ROOT)
     if left:
         said = "steps that nobody waited for any more were cancelled when the workflow returned"
-        services.emit(Noticed(run.record.id, f"{said}: {_each(str(row.step) for row in left)}"))
-    _tell_left_aside(run, services, ended=True)
-    _tell_doubts(run, services)
+        services.emit(Noticed(run.record.id, f"{said}: {_counted(str(row.step) for row in left)}"))
+    _report_unused_results(run, services, ended=True)
+    _report_effects_in_doubt(run, services)
     await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
     services.emit(RunEnded(run.record, RunStatus.DONE))
     return result
 
 
-async def _outcome(run: Run, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+async def _call_workflow(
+    run: Run, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     assert run.asking is not None
     run.asking.begin()
     try:
@@ -346,10 +343,10 @@ async def _outcome(run: Run, function: Callable[..., Any], args: Sequence[Any], 
         await asyncio.shield(run.asking.end())
 
 
-async def _stopped(run: Run, error: BaseException, services: Services) -> None:
+async def _end_stopped_run(run: Run, error: BaseException, services: Services) -> None:
     """End a run whose workflow did not return: stop its running steps, and record why it ended."""
     await run.settle(ROOT)
-    _tell_left_aside(run, services, ended=False)
+    _report_unused_results(run, services, ended=False)
     unasked: Sequence[str] = ()
     if isinstance(run.journal.stopped, AnswersNeeded) and run.asking is not None:
         status, why, unasked = RunStatus.WAITING, "", run.asking.not_met
@@ -361,21 +358,21 @@ async def _stopped(run: Run, error: BaseException, services: Services) -> None:
     services.emit(RunEnded(run.record, status))
 
 
-def _tell_left_aside(run: Run, services: Services, *, ended: bool) -> None:
+def _report_unused_results(run: Run, services: Services, *, ended: bool) -> None:
     left = run.journal.unused_results(ended=ended)
     if left:
-        said = _each(f"{row.step} ({why})" for row, why in left)
+        said = _counted(f"{row.step} ({why})" for row, why in left)
         services.emit(Noticed(run.record.id, f"recorded results that were not used: {said}"))
 
 
-def _tell_doubts(run: Run, services: Services) -> None:
+def _report_effects_in_doubt(run: Run, services: Services) -> None:
     """Report effects in doubt after which the workflow went on by itself, for example after a step's timeout."""
     doubts = [one.step for one in run.journal.effects_under(ROOT) if one.status in DOUBTFUL]
     if doubts:
-        services.emit(Noticed(run.record.id, f"effects with an unknown outcome: {_each(doubts)}"))
+        services.emit(Noticed(run.record.id, f"effects with an unknown outcome: {_counted(doubts)}"))
 
 
-def _each(names: Iterable[str]) -> str:
+def _counted(names: Iterable[str]) -> str:
     return ", ".join(f"{name}{f' x {times}' if times > 1 else ''}" for name, times in Counter(names).items())
 
 
@@ -389,13 +386,13 @@ def _failure(run: Run, error: Exception) -> RunError:
     where = getattr(error, "__ramify_step__", None)
     shown = f"{type(error).__name__}: {error}"
     if where is None:
-        said = f"workflow {run.record.name!r} raised {shown}{_awaited_twice(error)}"
+        said = f"workflow {run.record.name!r} raised {shown}{_double_await_hint(error)}"
         return RunFailed(f"{said}\n{hint}", run_id=run.record.id)
     notes = "\n".join(getattr(error, "__notes__", ()))
     return StepFailed(f"{shown}\n{notes}\n{hint}", step=where[0], branch=where[1], run_id=run.record.id)
 
 
-def _awaited_twice(error: Exception) -> str:
+def _double_await_hint(error: Exception) -> str:
     """Return a hint for a coroutine that was awaited twice: Python's message names neither the place nor the fix."""
     if not isinstance(error, RuntimeError) or str(error) != "cannot reuse already awaited coroutine":
         return ""
@@ -404,13 +401,3 @@ def _awaited_twice(error: Exception) -> str:
         f"\n{site_file(at.filename)}:{at.lineno}: the awaitable of a step or a model call is awaited a second time. "
         "Await it once and keep its result, or pass it to `asyncio.create_task`: a task may be awaited again"
     )
-
-
-def world_spec(record: RunRecord) -> WorldSpec:
-    """Return how the run's worlds look inside: this machine, with this process's Python first in PATH, no secrets."""
-    here = Path(sys.executable).parent
-    path = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
-    env = {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
-    visible = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
-    mount_at = Path(record.workspace) if record.workspace else DEFAULT_MOUNT
-    return WorldSpec(mount_at=mount_at, env=env, visible=tuple(sorted(visible)))

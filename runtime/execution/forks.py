@@ -10,20 +10,21 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar
 
 from ramify.compiler.plan import OpKind, PlanOp
-from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
+from ramify.fork_engine.types import MergeStrategy, Resolver
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.legacy_digests import digest_in_journal
 from ramify.runtime.effects.fence import compensate
-from ramify.runtime.errors import BranchReleased, EffectUndone, NotInARun
+from ramify.runtime.errors import BranchReleased, NotInARun
+from ramify.runtime.execution.merges import Merge
 from ramify.runtime.execution.run import RunScope, new_row
 from ramify.runtime.execution.step_call import StepDef
 from ramify.runtime.execution.steps import begin_step
-from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
+from ramify.runtime.records import BranchPath, EffectStatus
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
-from ramify.runtime.worlds.recovery import StateOrigin
 from ramify.runtime.worlds.world_pool import Branch as Line
+from ramify.runtime.worlds.world_pool import StateOrigin
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,7 +48,7 @@ class Fork(Generic[T]):
     def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
         refuse_inside_step("fork() was called")
         self._scope = scope
-        self._items = _listed(items, site)
+        self._items = _as_list(items, site)
         self._where = site.where
         self.op = scope.run.op(OpKind.FORK, site)
         encoded = codec.encode(self._items, f"fork() at {site.where}: its items")
@@ -95,17 +96,17 @@ class Fork(Generic[T]):
         def __await__(self) -> NoReturn:
             raise TypeError(f"{self._unentered()} The code awaits it")
 
-    def _unentered(self) -> str:
+    def _not_entered(self) -> str:
         where = self.__dict__.get("_where", "")
         return f"{where}: fork() has no branches before it is entered: write `async with fork(...) as branches`."
 
     def __enter__(self) -> Branches[T]:
-        return _waited("a fork was entered", self.__aenter__)
+        return _wait_for("a fork was entered", self.__aenter__)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _waited("a fork was left", lambda: self.__aexit__(kind, error, trace))
+        _wait_for("a fork was left", lambda: self.__aexit__(kind, error, trace))
 
     async def _perform(self, parent: Line) -> None:
         """Record the fork. It costs only this row: the children's worlds are mounted when a step first needs them."""
@@ -181,7 +182,7 @@ class Fork(Generic[T]):
                 await compensate(run.journal, effect, step.outside.compensate, run.clock)
 
 
-def _listed(items: Iterable[T], site: CallSite) -> list[T]:
+def _as_list(items: Iterable[T], site: CallSite) -> list[T]:
     """Return the items as a list. Raises `TypeError` for sets, whose order changes between processes, and for objects
     that are not iterable."""
     if isinstance(items, set | frozenset):
@@ -252,103 +253,8 @@ class Branch(Generic[T]):
         return start_on_run_loop("adopt() was called", lambda: self._adopt(op, asked))
 
     async def _adopt(self, op: PlanOp, strategy: MergeStrategy | Resolver) -> None:
-        run, parent = self.parent.run, self.parent.branch
-        key = run.journal.key(parent.path, op.id, self.line.path, _said(strategy))
-        async with run.busy(), parent.lock, self.line.lock:
-            if self.line.released or parent.released:
-                raise BranchReleased(f"branch {self.path} was released: adopt it inside its fork's block")
-            row = run.journal.served(key, at=parent.snapshot)
-            if row is not None and row.snapshot_out is not None and row.attrs["theirs_at"] == self.line.snapshot.id:
-                merged = await run.recovery.get(row.snapshot_out, row.result_digest)
-                parent.stands(self._made(merged, strategy))
-                parent.checkpoint = run.journal.checkpoint_of(row)
-            else:
-                self._refuse_what_was_undone()
-                await self._merge(op, key, strategy)
-            parent.adopted |= {self.line.path, *self.line.adopted}
+        await Merge(self.parent, self._fork.base, self.line, strategy).perform(op)
         self.adopted = True
-
-    def _refuse_what_was_undone(self) -> None:
-        """Raise `EffectUndone` if effects of this branch were undone, because an error left the fork. A resumed run
-        would otherwise adopt their recorded results."""
-        run, mine = self.parent.run, {self.line.path, *self.line.adopted}
-        undone = [
-            effect
-            for effect in run.journal.effects_under(self.line.path)
-            if effect.status is EffectStatus.COMPENSATED and effect.branch in mine and run.journal.knows(effect.key)
-        ]
-        if undone:
-            raise EffectUndone(
-                f"branch {self.path} cannot be adopted: the effect of step {undone[0].step!r} was undone when an "
-                "error left the fork, but its recorded result says that it is done. `ramify log "
-                f"{run.record.id}` shows the checkpoints: `ramify resume {run.record.id} --from` one before the fork "
-                "runs the branch again"
-            )
-
-    async def _merge(self, op: PlanOp, key: str, strategy: MergeStrategy | Resolver) -> None:
-        run, parent = self.parent.run, self.parent.branch
-        begun, before, theirs_at = run.clock(), parent.snapshot.id, self.line.snapshot.id
-        for line in (parent, self.line):  # a plan may leave a side unsealed, but a merge needs snapshots of both
-            if line.unsealed and line.world is not None:
-                sealed = StateOrigin(
-                    await line.world.seal(flush=False),
-                    "what the merge sealed",
-                    refused="the plan seals nothing there",
-                )
-                line.stands(sealed)
-                line.unsealed = False
-        three = await self._three(await run.worlds.state(parent))
-        async with run.reuse.pins.held():
-            merged = await asyncio.to_thread(run.snapshots.merge, *three, strategy=strategy, flush=False)
-            row = self._row(op, key, strategy, merged, begun, before, theirs_at)
-            await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.line.path}"))
-        parent.stands(self._made(merged, strategy))
-
-    def _row(
-        self,
-        op: PlanOp,
-        key: str,
-        strategy: MergeStrategy | Resolver,
-        merged: Snapshot,
-        begun: float,
-        before: SnapshotId,
-        theirs_at: SnapshotId,
-    ) -> OpRecord:
-        return new_row(
-            self.parent,
-            OpKind.MERGE,
-            op.id,
-            key,
-            args_digest=codec.digest([self.line.path, _said(strategy)]),
-            result_digest=merged.content_key,
-            snapshot_in=before,
-            snapshot_out=merged.id,
-            started_at=begun,
-            summary=f"merged {self.line.path}",
-            attrs={
-                "base": self._fork.base.snapshot.id,
-                "theirs_at": theirs_at,
-                "theirs": self.line.snapshot.id,
-                "theirs_branch": self.line.path,
-                "theirs_checkpoint": self.line.checkpoint,
-            },
-        )
-
-    async def _three(self, ours: Snapshot) -> tuple[Snapshot, Snapshot, Snapshot]:
-        """Return base, ours and theirs for the merge; lost snapshots are recomputed."""
-        worlds = self.parent.run.worlds
-        return await worlds.state(self._fork.base), ours, await worlds.state(self.line)
-
-    def _made(self, merged: Snapshot, strategy: MergeStrategy | Resolver) -> StateOrigin:
-        run = self.parent.run
-
-        async def again(ours: Snapshot) -> Snapshot:
-            three = await self._three(ours)
-            return await run.recovery.sealed(
-                lambda: asyncio.to_thread(run.snapshots.merge, *three, strategy=strategy)
-            )
-
-        return StateOrigin(merged, f"the merge of {self.line.path}", again)
 
 
 class Entered(Generic[T]):
@@ -376,20 +282,11 @@ class Entered(Generic[T]):
         self.__exit__(kind, error, trace)
 
 
-def _waited(what: str, begin: Callable[[], Awaitable[R]]) -> R:
+def _wait_for(what: str, begin: Callable[[], Awaitable[R]]) -> R:
     """Do async work for a plain `with`, in a function that runs in its own thread."""
     if run_loop_of_thread() is None:
         raise TypeError(f"{what} by `with` in async code: write `async with`")
     return start_on_run_loop(what, begin)  # type: ignore[return-value]  # in a thread this is the result itself
-
-
-def _said(strategy: MergeStrategy | Resolver) -> str:
-    """Return the strategy's name for journal keys: equal in a resumed run."""
-    if isinstance(strategy, MergeStrategy):
-        return strategy.value
-    return (
-        f"by {getattr(strategy, '__module__', '')}.{getattr(strategy, '__qualname__', type(strategy).__qualname__)}"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,17 +106,17 @@ class LLMCalls:
         client = await self._provider()
         self._refuse_when_late()
         if self._answers is None or not self._answers.reusable(request, honours_seed=client.honours_seed):
-            return await self._ask(client, request, row, stage)
+            return await self._call_model(client, request, row, stage)
         async with self._answers.alone(request):
             source = await self._answers.find(request)
             if source is not None and not self._answers.to_be_checked():
-                return await self._take_over(row, source)
-            result = await self._ask(client, request, row, stage)
+                return await self._reuse_answer(row, source)
+            result = await self._call_model(client, request, row, stage)
             if source is not None and (wrong := compare_answers(source, result)) is not None:
                 raise self._journal.stop(wrong)
             return result
 
-    async def _take_over(self, row: LLMRecord, source: LLMRecord) -> ChatResult:
+    async def _reuse_answer(self, row: LLMRecord, source: LLMRecord) -> ChatResult:
         now = self._clock()
         taken = replace(
             row,
@@ -130,7 +130,7 @@ class LLMCalls:
         result: ChatResult = codec.decode(source.result_json)
         return result
 
-    async def _ask(self, client: LLMClient, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
+    async def _call_model(self, client: LLMClient, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
         tags = self._tags(stage)
         begun = self._clock()
         crash_points.point("about to ask")
@@ -193,9 +193,9 @@ class LLMCalls:
         expected = self._plan.expected
         if index < len(expected):
             return max(0.0, expected[index].share * self._record.deadline_s - self._journal.consumed_s())
-        return max(0.0, left) / self._still(index)
+        return max(0.0, left) / self._stages_left(index)
 
-    def _still(self, index: int) -> int:
+    def _stages_left(self, index: int) -> int:
         """Return among how many stages, this one included, the time left is divided if none was measured: the number
         in the code, or, if the code does not tell, one more than there will have been after this stage."""
         known = self._plan.stages

@@ -69,7 +69,7 @@ class QuestionWaits:
         self._tasks: dict[str, asyncio.Task[Any] | None] = {}
         self._watch: asyncio.Task[None] | None = None
         self._main: asyncio.Task[Any] | None = None
-        self._told = False
+        self._reported = False
 
     def begin(self) -> None:
         """Call this in the task that will run the workflow function, right before it."""
@@ -120,7 +120,7 @@ class QuestionWaits:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001  for example a lost database: the waiting tasks must hear of it
-            self._raise(error)
+            self._stop_waiting(error)
         finally:
             self._watch = None
 
@@ -129,18 +129,18 @@ class QuestionWaits:
         looked = loop.time()
         while self._parked:
             if await self._nothing_works():
-                if await self._answered():
+                if await self._resume_answered():
                     continue
-                self._raise(self._around.stop(AnswersNeeded(self._parked)))
-                await self._unwound()
+                self._stop_waiting(self._around.stop(AnswersNeeded(self._parked)))
+                await self._cancel_if_stuck()
                 return
-            if self._around.works() and not self._told:
-                self._told = True
+            if self._around.works() and not self._reported:
+                self._reported = True
                 self._around.waits_on(tuple(self._parked))
             await asyncio.sleep(BUSY_S)
             if loop.time() - looked >= LOOK_S:
                 looked = loop.time()
-                await self._answered()
+                await self._resume_answered()
 
     async def _nothing_works(self) -> bool:
         before = self._state()
@@ -152,7 +152,7 @@ class QuestionWaits:
             await asyncio.sleep(SETTLE_S)
         return bool(self._parked) and not self._around.works() and self._state() == before
 
-    async def _unwound(self) -> None:
+    async def _cancel_if_stuck(self) -> None:
         """Cancel a workflow that does not end by itself, for example because it waits for a queue whose worker task
         was unwound. `end` cancels this coroutine."""
         while self._main is not None:
@@ -164,7 +164,7 @@ class QuestionWaits:
     def _state(self) -> object:
         return self._around.pulse(), tuple(self._parked)
 
-    async def _answered(self) -> bool:
+    async def _resume_answered(self) -> bool:
         """Resume the tasks whose questions were answered; return whether there were any."""
         found = await self._around.look()
         self._answers.update(found)
@@ -175,17 +175,17 @@ class QuestionWaits:
                 future.set_result(found[key])
         return bool(answered)
 
-    def _raise(self, error: BaseException) -> None:
+    def _stop_waiting(self, error: BaseException) -> None:
         for key, future in self._parked.items():
             if future.done():
                 continue
             future.set_exception(AnswersNeeded(error.keys) if isinstance(error, AnswersNeeded) else error)
             task = self._tasks[key]
             if task is not None:
-                task.add_done_callback(_heard)
+                task.add_done_callback(_retrieve_exception)
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Retrieve the task's exception, so that asyncio does not log it: the run reports it."""
     if not task.cancelled():
         task.exception()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.codec import codec
+from ramify.runtime.effects.fence import EffectfulStep
 from ramify.runtime.errors import NotAwaited
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.execution.model_calls import LLMCalls
@@ -34,14 +35,13 @@ from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.user_code.call_sites import CallSite, find_op
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.user_code.task_waits import LEFT, BegunStep, TaskWaits
-from ramify.runtime.worlds.recovery import Recovery, StateOrigin
-from ramify.runtime.worlds.world_pool import Branch, WorldPool
+from ramify.runtime.worlds.recovery import Recovery
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool
 from ramify.sandboxes.errors import SandboxError
 from ramify.serving.types import ChatRequest, ChatResult
 
 if TYPE_CHECKING:
     from ramify.runtime.execution.question_waits import QuestionWaits
-    from ramify.runtime.execution.step_call import StepDef
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +60,7 @@ class Run:
     recovery: Recovery
     costs: CostModel = field(default_factory=CostModel)
     # the steps that were called, by name: their compensate hooks are needed later
-    steps: dict[str, StepDef] = field(default_factory=dict)
+    steps: dict[str, EffectfulStep] = field(default_factory=dict)
     # open questions (None: the front end handles them itself), and the rows of open questions by key
     asking: QuestionWaits | None = None
     questions: dict[str, OpRecord] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramify.compiler.plan import ADDED, Effect, OpId, OpKind, PlanOp
+from ramify.fork_engine.gc_pins import Ground
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
 from ramify.runtime.errors import BadArguments, EffectRefused
@@ -20,7 +21,6 @@ from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
-from ramify.runtime.worlds.gc_pins import Ground
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | No
     if inspect.iscoroutinefunction(step.function):
         if step.sandbox_parameter is not None:
             arguments[step.sandbox_parameter] = face
-        return await InOneProcess(_call_bound(step.function, arguments), f"step {step.name!r}")
+        return await InOneProcess(_call_by_name(step.function, arguments), f"step {step.name!r}")
     if step.sandbox_parameter is not None and face is not None:
         arguments[step.sandbox_parameter] = SyncSandbox(face, asyncio.get_running_loop())
-    return await in_thread(_call_bound, step.function, arguments, what=f"step {step.name!r}")
+    return await in_thread(_call_by_name, step.function, arguments, what=f"step {step.name!r}")
 
 
-def _call_bound(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _call_by_name(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Call with arguments by name; supports positional-only and variadic parameters."""
     signature = _signature(function)
     bound = signature.bind_partial()
@@ -155,10 +155,10 @@ async def run_attempt(call: StepCall, face: Sandbox | None, attempt: int) -> tup
     finally:
         if face is not None:
             face.end()
-    return _kept(call, value)
+    return _encode_result(call, value)
 
 
-def _kept(call: StepCall, value: Any) -> tuple[str, Any]:
+def _encode_result(call: StepCall, value: Any) -> tuple[str, Any]:
     """Encode the result. Raises `ResultNotKept` for an irreversible step, because its effect has happened."""
     fence = call.fence()
     try:

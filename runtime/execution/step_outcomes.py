@@ -17,21 +17,21 @@ from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.estimates.recorded_runs import files_written
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.step_call import StepCall, StepTimeout, run_code
-from ramify.runtime.journal.journal import RAISED
+from ramify.runtime.journal.recorded_run import RAISED
 from ramify.runtime.records import DOUBTFUL, EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.user_code.sandbox import Sandbox
-from ramify.runtime.worlds.recovery import StateOrigin
+from ramify.runtime.worlds.world_pool import StateOrigin
 from ramify.sandboxes.contract import World
 from ramify.sandboxes.errors import SandboxError
 
 _SUMMARY = 80
 _TAIL = 800
 
-_FROM_WITHOUT = (StepTimeout, NotSerialisable, SandboxError, WrongReuse)
+_NOT_FROM_THE_CODE = (StepTimeout, NotSerialisable, SandboxError, WrongReuse)
 """Errors that do not come from the step's code, so they do not say that its effect did not happen."""
 
 
-def came_back(call: StepCall, world: World | None, fork_s: float | None) -> dict[str, str]:
+def restore_attrs(call: StepCall, world: World | None, fork_s: float | None) -> dict[str, str]:
     """Return row attributes about how the branch of a resumed run got its world back, and emit an event. Empty if the
     branch had a live world.
 
@@ -186,7 +186,7 @@ async def settle_failed_effect(fence: Fence, error: BaseException, result_json: 
         fence.journal.stop(
             error
         )  # a workflow that catches the error and calls the step again would repeat the effect
-    elif isinstance(error, Exception) and not isinstance(error, _FROM_WITHOUT):
+    elif isinstance(error, Exception) and not isinstance(error, _NOT_FROM_THE_CODE):
         await fence.journal.settle(fence.failed(error))
     else:
         await fence.doubt(f"the step was ended by {type(error).__name__}")
@@ -202,7 +202,7 @@ def as_effect_in_doubt(call: StepCall, fence: Fence, error: Exception, *, began:
     now = fence.journal.effect(fence.key)
     if now is None or now.status not in DOUBTFUL or isinstance(error, EffectInDoubt | WrongReuse):
         return error
-    if began and isinstance(error, _FROM_WITHOUT):
+    if began and isinstance(error, _NOT_FROM_THE_CODE):
         return error
     run, how = call.scope.run, "asks its reconcile hook" if fence.outside.reconcile else "sends it under that key"
     doubt = EffectInDoubt(
@@ -239,14 +239,14 @@ async def record_failure(
             snapshot_in=entry.id if entry else None,
             started_at=begun,
             summary=EffectStatus.IN_DOUBT if isinstance(error, EffectInDoubt) else one_line(shown),
-            attrs={**({"last_output": last} if last else {}), **_kept(error)},
+            attrs={**({"last_output": last} if last else {}), **_encoded_error(error)},
         )
     )
     if not hasattr(error, "__ramify_step__"):
         error.__ramify_step__ = (call.step.name, call.scope.branch.path)  # type: ignore[attr-defined]
 
 
-def _kept(error: Exception) -> dict[str, str]:
+def _encoded_error(error: Exception) -> dict[str, str]:
     try:
         return {RAISED: codec.encode(error)}
     except NotSerialisable:

@@ -34,11 +34,11 @@ from ramify.runtime.execution.step_outcomes import (
     accept_effect,
     as_effect_in_doubt,
     barrier_of,
-    came_back,
     commit_step,
     is_reusable_state,
     one_line,
     record_failure,
+    restore_attrs,
     seal_world,
     settle_failed_effect,
     state_after,
@@ -53,7 +53,7 @@ from ramify.runtime.worlds.world_pool import Branch
 FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
 """Errors after which a step is not retried, because a retry cannot succeed."""
 
-_MOST_LEFT_OUT = 5  # how many parameters with defaults are tried as parameters that were added later
+_MOST_ADDED_PARAMETERS = 5  # how many parameters with defaults are tried as parameters that were added later
 
 
 def begin_step(
@@ -89,7 +89,7 @@ def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozen
     now = digest_in_journal(journal, bound, arguments)
     if not defaults or not journal.has_digests or journal.has_place(path, op.id, now[:16]):
         return now
-    newest = sorted(defaults, key=list(bound).index, reverse=True)[:_MOST_LEFT_OUT]
+    newest = sorted(defaults, key=list(bound).index, reverse=True)[:_MOST_ADDED_PARAMETERS]
     for count in range(1, len(newest) + 1):
         for names in combinations(newest, count):
             less = {name: value for name, value in bound.items() if name not in names}
@@ -109,7 +109,7 @@ async def _perform(call: StepCall) -> Any:
     run.waits.watch(task)
     try:
         if call.step.effect is Effect.PURE:
-            return await _perform_here(call, on_world=False)
+            return await _serve_or_execute(call, on_world=False)
         aside: StepCall | None = None
         async with branch.lock:
             if run.careful or call.op.kind is OpKind.BREAK:
@@ -121,15 +121,15 @@ async def _perform(call: StepCall) -> Any:
                 copy = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
                 aside = replace(call, aside=True, scope=replace(call.scope, branch=copy))
             if not beside or (aside is None and not wrote):
-                return await _perform_on(aside or call)
+                return await _perform_on_world(aside or call)
         try:
             if aside is not None:
-                return await _perform_on(aside)
+                return await _perform_on_world(aside)
             await asyncio.sleep(0)  # lets the steps that were called together with it begin first, as they did then
         except HiddenWrites as error:  # it is not read-only: run it again in its turn on the branch
             run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, str(error), 0.0))
         async with branch.lock:
-            return await _perform_on(call)
+            return await _perform_on_world(call)
     except asyncio.CancelledError as error:
         if LEFT in error.args:
             said = f"CancelledError: {LEFT}"
@@ -149,15 +149,15 @@ async def _is_all_sealed(branch: Branch) -> bool:
     return branch.world is None or not await branch.world.background_processes()
 
 
-async def _perform_on(call: StepCall) -> Any:
+async def _perform_on_world(call: StepCall) -> Any:
     try:
-        return await _perform_here(call, on_world=True)
+        return await _serve_or_execute(call, on_world=True)
     finally:
         if call.aside:  # its separate world is not needed any more
             await call.scope.run.worlds.drop(call.scope.branch)
 
 
-async def _perform_here(call: StepCall, *, on_world: bool) -> Any:
+async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
     run, branch = call.scope.run, call.scope.branch
     if (row := run.journal.served(call.key, at=branch.snapshot if on_world else None)) is not None:
         if row.snapshot_out is not None:
@@ -202,7 +202,7 @@ async def _perform_here(call: StepCall, *, on_world: bool) -> Any:
             if source is not None and not checked:
                 state = await run.reuse.applied(source, branch.snapshot)
                 if state is not None:
-                    return await _take_over(call, query, source, state, begun)
+                    return await _reuse_result(call, query, source, state, begun)
         return await _execute(call, query, on_world=True, expected=source if checked else None)
 
 
@@ -223,7 +223,7 @@ def _reuse_query(call: StepCall) -> ReuseQuery | None:
     return ReuseQuery(codec.digest(operation), branch.snapshot)
 
 
-async def _take_over(call: StepCall, query: ReuseQuery, source: OpRecord, snapshot: Snapshot, begun: float) -> Any:
+async def _reuse_result(call: StepCall, query: ReuseQuery, source: OpRecord, snapshot: Snapshot, begun: float) -> Any:
     """Use the result and the change of an equal step, of another branch or run, and record that."""
     run, branch = call.scope.run, call.scope.branch
     layers, now = len(snapshot.layers), run.clock()
@@ -279,7 +279,7 @@ async def _execute_and_commit(
         begins = False  # whether the effect was begun in this attempt
         try:
             world, fork_s = await run.worlds.acquire(branch) if on_world else (None, None)
-            recovered |= came_back(call, world, fork_s)
+            recovered |= restore_attrs(call, world, fork_s)
             if world is not None:
                 held.callback((ground := run.reuse.pins.ground()).close)
                 face = Sandbox(world, reusable_commands(call, attempt, ground))

@@ -58,7 +58,7 @@ def journal_as_of(ops: Sequence[OpRecord], seq: int) -> list[OpRecord]:
     return [replace(row, status=status(row)) for row in ops if row.seq <= seq]
 
 
-_NAMED = ("theirs_checkpoint", "checkpoint", "to")
+_CHECKPOINT_ATTRIBUTES = ("theirs_checkpoint", "checkpoint", "to")
 """Row attributes whose value is a checkpoint id of the row's own run."""
 
 _HAPPENED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATING, EffectStatus.COMPENSATED)
@@ -126,12 +126,12 @@ async def fork_run(
     states = [_checkpoint(one, new, names) for one in checkpoints if one.seq <= at.seq]
     now = clock()
     if edited is not None:
-        kept = _standing_at(kept, at, edited)
-        states = [_edited(one, edited) if one.seq == at.seq else one for one in states]
+        kept = _with_edited_state(kept, at, edited)
+        states = [_edited_checkpoint(one, edited) if one.seq == at.seq else one for one in states]
     stands = next(one for one in states if one.seq == at.seq)
     calls = [replace(call, run_id=new) for call in llm if call.seq <= at.seq]
     seq = max([row.seq for row in kept] + [call.seq for call in calls], default=0) + 1
-    said = _said(record, at, stands, seq, now, theirs, for_real=for_real)
+    said = _fork_row(record, at, stands, seq, now, theirs, for_real=for_real)
     done = {row.key for row in kept if row.status is OpStatus.DONE}
     fork = replace(
         record,
@@ -144,7 +144,7 @@ async def fork_run(
         result_json=None,
         error=None,
     )
-    here = _here(stands, said, theirs)
+    here = _start_checkpoint(stands, said, theirs)
     if thread is not None:
         fork = replace(fork, thread_id=await thread(ForkedRun(fork, ops, names, here)))
     await store.commit(
@@ -168,7 +168,7 @@ def merge_base(ours: Iterable[CheckpointRecord], theirs: Iterable[CheckpointReco
     return max(common, key=lambda one: one.seq).snapshot_id if common else None
 
 
-def _standing_at(rows: Sequence[OpRecord], at: CheckpointRecord, edited: Snapshot) -> list[OpRecord]:
+def _with_edited_state(rows: Sequence[OpRecord], at: CheckpointRecord, edited: Snapshot) -> list[OpRecord]:
     """Replace the checkpoint's snapshot by `edited`, in the row that made it and in the rows that kept it."""
     changed: dict[int, OpRecord] = {}
     latest_first = [row for row in reversed(rows) if row.branch == at.branch]
@@ -184,7 +184,8 @@ def _standing_at(rows: Sequence[OpRecord], at: CheckpointRecord, edited: Snapsho
 
 def _op(row: OpRecord, new: RunId, names: dict[CheckpointId, CheckpointId]) -> OpRecord:
     attrs = {
-        name: names.get(CheckpointId(value), value) if name in _NAMED else value for name, value in row.attrs.items()
+        name: names.get(CheckpointId(value), value) if name in _CHECKPOINT_ATTRIBUTES else value
+        for name, value in row.attrs.items()
     }
     return replace(row, run_id=new, attrs=attrs)
 
@@ -194,11 +195,11 @@ def _checkpoint(one: CheckpointRecord, new: RunId, names: dict[CheckpointId, Che
     return replace(one, id=names[one.id], run_id=new, parents=parents)
 
 
-def _edited(one: CheckpointRecord, snapshot: Snapshot) -> CheckpointRecord:
+def _edited_checkpoint(one: CheckpointRecord, snapshot: Snapshot) -> CheckpointRecord:
     return replace(one, snapshot_id=snapshot.id, content_key=snapshot.content_key, label=f"{one.label}, edited")
 
 
-def _said(
+def _fork_row(
     record: RunRecord,
     at: CheckpointRecord,
     stands: CheckpointRecord,
@@ -226,7 +227,7 @@ def _said(
     )
 
 
-def _here(stands: CheckpointRecord, said: OpRecord, theirs: CheckpointRecord | None) -> CheckpointRecord:
+def _start_checkpoint(stands: CheckpointRecord, said: OpRecord, theirs: CheckpointRecord | None) -> CheckpointRecord:
     """Return the checkpoint at which the fork begins, under an id of the new run."""
     return replace(
         stands,

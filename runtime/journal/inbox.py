@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 INTERRUPT_KEY = "interrupt|"
 """Prefix of the key of a LangGraph interrupt. The interrupt's id follows, and the number of answers that its task
 took before."""
-VOID = "|void|"
-"""Part of the key of a void answer: its run went back to before the question, or its interrupt has consumed it."""
 _SHORTEST = 4  # characters of an abbreviated id
 _LENGTH = 8
 NAMED = re.compile(rf"([0-9a-f]{{{_LENGTH}}}|[0-9a-f]{{32}})=", re.ASCII)

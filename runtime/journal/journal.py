@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum, auto
-from itertools import chain
 
-from ramify.compiler.plan import OpId, OpKind
+from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
-from ramify.runtime.codec import codec
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, OpDone
-from ramify.runtime.journal.forked_runs import FORKED
+from ramify.runtime.journal.recorded_run import RecordedRun
 from ramify.runtime.records import (
-    AGAIN,
-    HAPPENED,
     LEGAL_SETTLEMENTS,
     ROOT,
     BranchPath,
     CheckpointId,
     CheckpointRecord,
     EffectRecord,
-    EffectStatus,
     LLMRecord,
     OpRecord,
     OpStatus,
@@ -45,9 +39,6 @@ from ramify.runtime.store.engines import finish_despite_cancel
 from ramify.runtime.store.run_committer import JOIN_NEXT_COMMIT_S, AnnouncedCommit
 from ramify.runtime.worlds.world_pool import Branch
 
-RAISED = "raised"
-"""The attribute of a FAILED row that holds its encoded error, if that can be encoded."""
-
 
 class Durable(Enum):
     """When rows have to be durable. The rows of a run become durable in the order in which they were recorded."""
@@ -60,12 +51,9 @@ class Durable(Enum):
 LINGER_S = {Durable.NEXT_STEP: JOIN_NEXT_COMMIT_S, Durable.NEXT_ROW: 0.5}
 
 
-class Journal:
-    """Answers for what the run did before, and records what it does now.
+class Journal(RecordedRun):
+    """Records what a run does, and answers for what it did before (`RecordedRun`).
 
-    ops, llm, effects: the recorded rows of the run.
-    elsewhere: effects of the runs from which this run was forked, nearest first.
-    caught: rows of failures that the workflow is known to have caught.
     flush: puts all sealed layers on disk; it is called before rows that name a snapshot become durable.
     clock: returns Unix seconds. timer: returns monotonic seconds.
     """
@@ -85,178 +73,16 @@ class Journal:
         timer: Callable[[], float] = time.monotonic,
         emit: Callable[[Event], None],
     ) -> None:
+        super().__init__(run, ops=ops, llm=llm, effects=effects, elsewhere=elsewhere, caught=caught, emit=emit)
         self._store = store
-        self._run = run
         self._clock = clock
-        self._emit = emit
         self._flush = flush
         self._coming: dict[BranchPath, AnnouncedCommit] = {}
         self._timer = timer
         self._begun = timer()
-        self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
-        self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
-        self._asked: set[str] = set()  # keys that this process has reached
-        self._earlier = _keys_of(ops, llm, effects)  # keys that earlier processes recorded, with their branches
-        self._places_before = {key.rpartition("|")[0] for key in self._earlier}
-        self._met_astray: set[str] = set()  # keys that were reached, but in another state than the recorded one
-        self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
-        self._llm = {row.key: row for row in llm}
-        self._caught = {row.key: row for row in caught}
-        self._effects = {effect.key: effect for effect in effects}
-        self._unmet: dict[str, dict[str, None]] = {}  # keys of effects not reached yet, by branch and operation
-        for key in self._effects:
-            self._unmet.setdefault("|".join(key.split("|")[:2]), {})[key] = None
-        self._elsewhere = elsewhere
-        self._recorded = {row.args_digest for row in ops if row.args_digest}
-        forks = [row for row in ops if row.key == FORKED]  # whatever their status: the run may have gone back
-        self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
-        """Whether irreversible steps of the whole run are restricted as on a branch of a fork."""
-        self.stopped: BaseException | None = None
-        """Why nothing new begins and the run ends, even if the workflow caught the error: an effect in doubt, a wrong
-        reuse hit (decision 005), or open questions (decision 075)."""
-        self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
-        self._occurrences: Counter[str] = Counter()
-        self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._over = False
         self._lost: BaseException | None = None  # why rows that nobody waited for were not committed
         self._soon: dict[asyncio.Future[None], Durable] = {}
-        self._last_sealed: dict[BranchPath, int] = {}
-        for row in ops:
-            seals = row.kind is not OpKind.COMMAND and AGAIN not in row.attrs
-            if seals and row.snapshot_out is not None and row.status is not OpStatus.UNDONE:
-                self._last_sealed[row.branch] = row.seq
-            if (theirs := row.attrs.get("theirs_branch")) is not None and row.status is not OpStatus.UNDONE:
-                self._last_sealed[BranchPath(theirs)] = row.seq  # a merge seals the branch that it merges
-            if row.kind is OpKind.FORK and row.status is OpStatus.DONE:
-                self._places[row.branch, row.op_id] += 1
-
-    def key(self, *parts: str) -> str:
-        """Return the key of the next call at this place. Call it in program order: the occurrences are counted."""
-        place = "|".join(parts)
-        occurrence = self._occurrences[place]
-        self._occurrences[place] += 1
-        key = f"{place}|{occurrence}"
-        self._asked.add(key)
-        self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
-        return key
-
-    def forget_place(self, *parts: str) -> None:
-        """Reset the occurrence counters inside a step that starts again."""
-        prefix = "|".join(parts)
-        for place in [p for p in self._occurrences if p.startswith(prefix)]:
-            del self._occurrences[place]
-
-    def next_place(self, branch: BranchPath, op: OpId) -> int:
-        """Return the number of the next fork of that operation on that branch."""
-        place = self._places[branch, op]
-        self._places[branch, op] += 1
-        return place
-
-    def served(self, key: str, at: Snapshot | None = None) -> OpRecord | None:
-        """Return the recorded row of an operation if it is still valid, else None.
-
-        It is valid if the branch is `at` the snapshot at which the operation began. Another order of earlier calls
-        leads to another state, and then the operation is performed again. A step that changed a world must also run
-        again if no later snapshot of its branch contains the change.
-        """
-        row = self._ops.get(key)
-        if row is None:
-            return None
-        if at is not None and row.snapshot_in not in (None, at.id):
-            self._met_astray.add(key)
-            return None
-        lost = row.snapshot_in is not None and row.snapshot_out is None
-        if lost and self._last_sealed.get(row.branch, 0) < row.seq:
-            return None
-        self._emit(OpDone(row, replayed=True))
-        return row
-
-    def unused_results(self, *, ended: bool) -> list[tuple[OpRecord, str]]:
-        """Return the recorded steps whose results this process did not use, and why. `ended`: the workflow has
-        returned, so steps that it has not reached count as unused."""
-        fresh = {tuple(key.split("|")[:2]) for key in self._asked - self._before.keys()}
-        found = []
-        for key, row in self._before.items():
-            if key in self._met_astray:
-                found.append((row, "its world is in another state"))
-            elif ended and key not in self._asked:
-                other = (row.branch, row.op_id) in fresh
-                found.append((row, "called with other arguments" if other else "not called any more"))
-        return found
-
-    def failed(self, key: str, at: Snapshot | None = None) -> Exception | None:
-        """Return the recorded error of an operation, which the workflow caught, if it is still valid and can be
-        decoded."""
-        row = self._caught.get(key)
-        if row is None or RAISED not in row.attrs or (at is not None and row.snapshot_in not in (None, at.id)):
-            return None
-        try:
-            error = codec.decode(row.attrs[RAISED])
-        except Exception:  # noqa: BLE001  its class has changed: let the step run and raise its error itself
-            return None
-        self._emit(OpDone(row, replayed=True))
-        return error if isinstance(error, Exception) else None
-
-    @property
-    def pulse(self) -> tuple[int, int]:
-        """A value that changes with each operation that is reached or recorded."""
-        return len(self._asked), self._seq
-
-    def stop(self, why: BaseException) -> BaseException:
-        """Make the run end with this error, or with an earlier one. Returns the error, for the caller to raise."""
-        self.stopped = self.stopped or why
-        return why
-
-    def refuse_when_stopped(self) -> None:
-        """Raise the error that stopped the run, if any. Call this before a new operation begins."""
-        if self.stopped is not None:
-            raise self.stopped
-
-    @property
-    def has_digests(self) -> bool:
-        """Whether earlier processes recorded any digests of arguments."""
-        return bool(self._recorded or self._effects)
-
-    def has_digest(self, digest: str) -> bool:
-        """Whether earlier processes recorded an operation with that digest of its arguments."""
-        if digest in self._recorded:
-            return True
-        return any(digest[:16] in key for key in self._effects)  # an effect that was begun may have no row yet
-
-    def has_place(self, *parts: str) -> bool:
-        """Whether earlier processes recorded a call at that place (see `key`)."""
-        return "|".join(parts) in self._places_before
-
-    def knows(self, key: str) -> bool:
-        """Whether the operation with that key was performed, in whatever state."""
-        return key in self._ops
-
-    def changed(self, key: str) -> bool:
-        """Whether the operation with that key was performed and may have changed its world."""
-        row = self._ops.get(key)
-        return row is not None and row.snapshot_out != row.snapshot_in
-
-    def computed(self, lineage_key: str) -> OpRecord | None:
-        """Return a row of this run with that lineage key, computed or reused; None if there is none."""
-        return self._computed.get(lineage_key)
-
-    def row(self, key: str) -> OpRecord:
-        """Return the DONE row with that key."""
-        return self._ops[key]
-
-    def checkpoint_of(self, row: OpRecord) -> CheckpointId:
-        """Return the id of the checkpoint that a recorded row made."""
-        return checkpoint_id(self._run.id, row.seq)
-
-    def served_llm(self, key: str) -> LLMRecord | None:
-        row = self._llm.get(key)
-        if row is not None:
-            self._emit(LLMDone(row, replayed=True))
-        return row
-
-    def called_model(self, step_key: str) -> bool:
-        """Whether that step made model calls, including reused ones."""
-        return any(row.step_key == step_key for row in self._llm.values())
 
     def consumed_s(self) -> float:
         """Return the seconds of the deadline that the run has used, over all processes that worked on it."""
@@ -384,59 +210,9 @@ class Journal:
         self._seq += 1
         return self._seq
 
-    def effect(self, key: str) -> EffectRecord | None:
-        """Return the effect of the step with that key, or None."""
-        return self._effects.get(key)
-
-    def effect_like(self, step: str, args_json: str) -> EffectRecord | None:
-        """Return a DONE effect of the same step with the same arguments, in this run or the runs it was forked
-        from."""
-        every = chain(self._effects.values(), self._elsewhere)
-        same = (e for e in every if (e.step, e.args_json) == (step, args_json))
-        return next((e for e in same if e.status is EffectStatus.DONE), None)
-
-    def unreached_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
-        """Return an effect of the same step with the same arguments that took place, or may have, and that the
-        workflow has not reached in this process; None if there is none.
-
-        Effects at the place of `key` do not count, since the calls of one place come in order. Effects of the run
-        from
-        which this run was forked do not count either: the fork performs its own.
-        """
-        place = key.rpartition("|")[0]
-        for effect in self._effects.values():
-            if (effect.step, effect.args_json) != (step, args_json) or effect.status not in HAPPENED:
-                continue
-            if effect.key not in self._asked and effect.key.rpartition("|")[0] != place:
-                return effect
-        return None
-
-    def unreached_effects_at(self, branch: BranchPath, op: OpId) -> Iterator[EffectRecord]:
-        """Yield the effects of one operation on one branch that took place, or may have, and that the workflow has
-        not reached in this process, because it gave the operation other arguments."""
-        found = (self._effects[key] for key in self._unmet.get(f"{branch}|{op}", ()))
-        return (effect for effect in found if effect.status in HAPPENED)
-
-    def unreached_step_at(self, branch: BranchPath, op: OpId) -> bool:
-        """Whether earlier processes recorded a step of that operation on that branch with other arguments than in
-        this process."""
-        rows = (row for key, row in self._before.items() if key not in self._asked)
-        return any((row.branch, row.op_id) == (branch, op) for row in rows)
-
-    def is_replayed(self, branch: BranchPath) -> bool:
-        """Whether earlier processes recorded operations on a branch, or below it, that are not reached yet."""
-        below = f"{branch}/"
-        found = (key for key, there in self._earlier.items() if there == branch or there.startswith(below))
-        return any(key not in self._asked for key in found)
-
     def record_with_next(self, row: OpRecord) -> None:
         """Like `record` with `Durable.NEXT_ROW`, for code that cannot await."""
         self._record_soon((row,), None, Durable.NEXT_ROW)
-
-    def effects_under(self, branch: BranchPath) -> list[EffectRecord]:
-        """Return the effects on a branch and below it, in the order of their intents."""
-        below = f"{branch}/"
-        return [e for e in self._effects.values() if e.branch == branch or e.branch.startswith(below)]
 
     async def settle(self, effect: EffectRecord) -> None:
         """Commit the new status of an effect."""
@@ -501,18 +277,6 @@ class Journal:
 
     def _touch(self) -> RunUpdate:
         return RunUpdate(consumed_s=self.consumed_s(), updated_at=self._clock())
-
-
-_MET = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
-
-
-def _keys_of(
-    ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
-) -> dict[str, BranchPath]:
-    """Return the keys that a replay of these rows reaches, with their branches."""
-    found = {row.key: row.branch for row in ops if row.kind in _MET and row.status in (OpStatus.DONE, OpStatus.ASKED)}
-    found |= {call.key: call.branch for call in llm if call.step_key is None}
-    return found | {effect.key: effect.branch for effect in effects if effect.status in HAPPENED}
 
 
 def base_checkpoint(run: RunId, snapshot: Snapshot, at: float) -> CheckpointRecord:

@@ -1,1 +1,6 @@
-"""LangGraph over worlds: the environment as one more channel. Imported only where a graph is compiled."""
+"""LangGraph graphs whose nodes act on worlds. The position of the world is one more channel of the graph.
+
+`app/` is what `ramify.compile` returns, `node/` is one node of it, `thread/` is a LangGraph thread as a Ramify run,
+and `checkpointer/` stores checkpoints. Each imports only those after it. Start at `app/world_app.py`. `compat.py` has
+all private names of LangGraph. Nothing is imported here: commands that read a thread load no graph.
+"""

@@ -1,76 +1,73 @@
-"""What can go wrong when a LangGraph graph runs over worlds.
+"""Errors of LangGraph graphs that run over worlds.
 
 RunError
 └── GraphError
-    ├── UnsupportedGraph   something of LangGraph's that would lose files here, refused before it can
-    ├── WorldLost          the files of a node that the plan does not seal went with the process that held them
-    ├── StateGone          a checkpoint's files are lost or damaged; says where the thread can go on
-    ├── AppClosed      the app was closed
+    ├── UnsupportedGraph   a feature of LangGraph that would lose files here; refused before it runs
+    ├── WorldLost          files that the plan did not seal were lost with the process that held them
+    ├── StateGone          a checkpoint's files are lost or damaged; says where the thread can continue
+    ├── AppClosed          the app was closed
     ├── ThreadElsewhere    a thread's checkpoints are not in this home's database, or cannot be read there
     ├── NoStateThere       the graph had no state of its own at that checkpoint
-    ├── TypeNotAllowed     a checkpoint names a type that this program does not have: nothing is imported or called
-    └── LangGraphChanged   this LangGraph has not the inner shape that Ramify was written against
-InvokedWhileLoaded         a user's file runs its graph where it is only looked for
+    ├── TypeNotAllowed     a checkpoint names a type that this program does not have; nothing is imported or called
+    └── LangGraphChanged   the installed LangGraph is not the one that Ramify was written for
+InvokedWhileLoaded         a user's file runs its graph while it is only searched for apps
 MergeConflict
-└── NodesConflict          two nodes of one superstep changed the same thing; names both
+└── NodesConflict          two nodes of one superstep changed the same file; names both
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.types import Conflict
 from ramify.runtime.errors import RunError
-from ramify.runtime.langgraph.thread.positions import ENV
-
-if TYPE_CHECKING:
-    from langgraph.pregel._loop import PregelLoop
 
 
 class GraphError(RunError):
-    """Anything that is particular to graphs over worlds."""
+    """The base of errors that only graphs over worlds raise."""
 
 
 class UnsupportedGraph(GraphError):
-    """A part of LangGraph that does not go together with worlds yet."""
+    """A feature of LangGraph that does not work with worlds yet."""
 
 
 class WorldLost(GraphError):
-    """Files that no snapshot held are gone."""
+    """Files that no snapshot held are lost."""
 
     def __init__(self, branch: str) -> None:
         super().__init__(
             f"the plan has no SEAL where branch {branch} stands at that checkpoint: its files were only in a live "
-            "world, which is gone. Go on from the checkpoint before the node"
+            "world, which has ended. Continue from the checkpoint before the node"
         )
 
 
 class StateGone(GraphError):
-    """A snapshot is not in the store, or not whole, and is not made again: `refused` says why. `whole` is the newest
-    checkpoint before it whose files are there: Ramify's id of it, None where there is none."""
+    """A snapshot is lost or damaged and cannot be recomputed. `refused` says why not. `whole` is Ramify's id of the
+    newest earlier checkpoint whose files are complete; None if there is none."""
 
     def __init__(self, run: str, snapshot: str, why: str, refused: str, whole: str | None) -> None:
         self.whole = whole
         onward = (
-            "nor can any state before it be mounted: start a new thread"
+            "no earlier state is complete either: start a new thread"
             if whole is None
-            else f"go back to the newest whole state before it: `ramify resume {run} --from {whole}`, or in Python "
-            "`app.invoke(None, state.config)` with the state of `app.get_state_history` that stands there"
+            else f"go back to the newest complete earlier state: `ramify resume {run} --from {whole}`, or in Python "
+            "`app.invoke(None, state.config)` with the state of `app.get_state_history` at that checkpoint"
         )
         super().__init__(
-            f"the files of snapshot {snapshot[:12]} are lost or damaged ({why}), and cannot be made again: "
+            f"the files of snapshot {snapshot[:12]} are lost or damaged ({why}), and cannot be recomputed: "
             f"{refused}. {onward[0].upper()}{onward[1:]}"
         )
 
 
 class InvokedWhileLoaded(RuntimeError):
-    """The command line looks for an app in a user's file, and the file runs it: not to be done a second time."""
+    """The command line searches a user's file for an app, and the file runs it. That must not happen a second
+    time."""
 
     def __init__(self) -> None:
         super().__init__(
-            "it invokes its graph at its top level, which would be done again: put that under "
+            "it invokes its graph at its top level, which would happen a second time: put that under "
             "`if __name__ == '__main__':`"
         )
 
@@ -80,42 +77,43 @@ class AppClosed(GraphError):
 
 
 class ThreadElsewhere(GraphError):
-    """The checkpoints of a thread are kept by a saver that only its own program has."""
+    """The checkpoints of a thread are kept by a saver that only the user's own program has."""
 
     def __init__(self, run: str, thread: str) -> None:
         super().__init__(
             f"the checkpoints of LangGraph thread {thread} (run {run}) are not in this home's database: its saver "
-            "keeps them in memory or elsewhere. Go on with it in Python, or compile the graph with "
+            "keeps them in memory or elsewhere. Continue it in Python, or compile the graph with "
             "checkpointer=ramify.graph.saver() next time"
         )
 
     @classmethod
     def serialised(cls, kind: str) -> ThreadElsewhere:
-        """It is kept here, in a form that only the program's own serialiser reads."""
+        """Return the error for a thread that is stored here in a form that only the program's own serialiser
+        reads."""
         error = cls("", "")
         error.args = (
-            f"the thread's checkpoints were written by a serialiser of your own ({kind}): go on with it in Python, "
-            "where that is given to the saver",
+            f"the thread's checkpoints were written by your own serialiser ({kind}): continue it in Python, "
+            "where the saver has that serialiser",
         )
         return error
 
 
 class NoStateThere(GraphError):
-    """A checkpoint inside a superstep."""
+    """The checkpoint lies inside a superstep, where the graph has no state."""
 
     def __init__(self, checkpoint: str, thread: str) -> None:
         super().__init__(
             f"thread {thread} has no state of its own at checkpoint {checkpoint[:10]}: it lies inside a superstep, "
-            "or the saver has pruned what stood there. Name one before or after it; `ramify log` lists them"
+            "or it was pruned. Name a checkpoint before or after it; `ramify log` lists them"
         )
 
 
 class TypeNotAllowed(GraphError):
-    """A checkpoint, or a cached result, names what is no type of this program's own."""
+    """A checkpoint or a cached result names something that is not one of this program's data types."""
 
     def __init__(self, module: str, name: str) -> None:
         super().__init__(
-            f"a checkpoint names {module}.{name}, which is no class of data in a module that this program has "
+            f"a checkpoint names {module}.{name}, which is no data class of a module that this program has "
             f"loaded, so nothing was imported or called for it. If it is yours: import {module} before the thread is "
             f"read, or open the saver with allow=[({module!r}, {name!r})]"
         )
@@ -129,59 +127,51 @@ class TypeNotAllowed(GraphError):
     @classmethod
     def form(cls, code: int) -> TypeNotAllowed:
         error = cls("", "")
-        error.args = (f"a checkpoint holds a value in form {code}, which this version of Ramify does not know",)
+        error.args = (
+            f"a checkpoint holds a value with msgpack extension {code}, which this version of Ramify cannot read",
+        )
         return error
 
 
 class LangGraphChanged(GraphError):
-    """Not the LangGraph that Ramify knows."""
+    """The installed LangGraph is not the one that Ramify was written for."""
 
     def __init__(self, missing: str) -> None:
         super().__init__(
-            f"this version of langgraph gives a node no {missing}, so worlds cannot follow its checkpoints. "
+            f"this version of langgraph has no {missing}, so worlds cannot follow its checkpoints. "
             "Install langgraph>=1.2,<1.3"
         )
 
+    @classmethod
+    def version(cls, distribution: str, installed: str, supported: Sequence[str]) -> LangGraphChanged:
+        error = cls("")
+        error.args = (
+            f"{distribution} {installed} is installed, and this version of Ramify works with "
+            f"{', '.join(f'{each}.*' for each in supported)}: install one of these, or a newer Ramify",
+        )
+        return error
+
+    @classmethod
+    def name(cls, distribution: str, why: str) -> LangGraphChanged:
+        error = cls("")
+        error.args = (f"the installed {distribution} lacks a name that Ramify needs ({why}): install a newer Ramify",)
+        return error
+
 
 class NodesConflict(MergeConflict):
-    """Nodes that ran side by side changed the same thing. `nodes` are the two, in the order of their tasks."""
+    """Nodes of one superstep changed the same file. `nodes` are the two, in the order of their tasks."""
 
     def __init__(self, nodes: tuple[str, str], conflicts: Sequence[Conflict]) -> None:
         self.nodes = nodes
         super().__init__(tuple(conflicts))
         self.args = (
             f"nodes {nodes[0]!r} and {nodes[1]!r} ran in one superstep and do not merge: {self.args[0]}. "
-            "Let one write elsewhere or run after the other, and go on from the checkpoint before them",
+            "Let one of them write elsewhere or run after the other, and continue from the checkpoint before them",
         )
 
 
 def note_channel(error: Exception, channel: str, value: Any) -> None:
     error.add_note(
-        f"channel {channel!r} was given a {type(value).__name__} that no checkpoint can keep: return plain values, "
+        f"channel {channel!r} was given a {type(value).__name__}, which no checkpoint can keep: return plain values, "
         "messages or dataclasses, or annotate the channel `UntrackedValue` if it need not be kept"
     )
-
-
-def note_unserializable_channel(error: BaseException, loop: PregelLoop | None) -> None:
-    """Where a checkpointer of others raised it: ask its serialiser again, channel by channel, which value it was."""
-    checkpointer = loop.checkpointer if loop is not None else None
-    if loop is None or checkpointer is None or not isinstance(error, TypeError | ValueError):
-        return
-    if any("no checkpoint can keep" in note for note in getattr(error, "__notes__", ())):
-        return
-    for channel, value in _written(loop):
-        try:
-            checkpointer.serde.dumps_typed(value)
-        except (TypeError, ValueError) as again:
-            if str(again) == str(error):
-                note_channel(error, channel, value)
-                return
-
-
-def _written(loop: PregelLoop) -> Iterator[tuple[str, Any]]:
-    """What the tasks of the last superstep wrote, and what the channels hold."""
-    for task in loop.tasks.values():
-        yield from ((channel, value) for channel, value in task.writes if channel in loop.channels)
-    for name, channel in loop.channels.items():
-        if name != ENV and channel.is_available():
-            yield name, channel.checkpoint()

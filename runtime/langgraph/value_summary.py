@@ -1,7 +1,8 @@
-"""A value of a graph's state in one line for people: a message by who speaks and what, the rest as JSON begins.
+"""Summarise a value of a graph's state in one line for people: messages by speaker and text, other values as the
+beginning of their JSON.
 
-Both ends use it: the journal, of the user's own objects as a node returns them, and who lays a thread open later, of
-the JSON that is left of them. Of a large value only its beginning is looked at. No class of the user's is imported.
+The journal summarises the user's own objects as nodes return them. Viewers of a thread summarise the plain JSON that
+the checkpoints hold. Only the beginning of a large value is read, and no class of the user's is imported.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from itertools import islice
 from typing import Any
 
 _LONGEST = 80  # characters of a line, and of a text in it
-_LOOKED_AT = 4 * _LONGEST  # of a text, whose white space goes
-_ITEMS = 6  # of a container
+_LOOKED_AT = 4 * _LONGEST  # characters of a text that are read before white space is removed
+_ITEMS = 6  # items of a container
 _DEPTH = 3
 _GENERATED = (
     "dataclasses.",
     "reprlib.",
     "pydantic.",
     "langchain_core.",
-)  # where the methods that a class is given are from
+)  # modules whose generated methods do not count as the user's own
 _SPEAKERS = {"human", "user", "ai", "assistant", "system", "developer", "tool", "function", "chat", "remove"}
 
 
 def brief(value: object) -> str:
-    """The beginning of a value; "" for None. An update is told by its channels, a Command by its two parts."""
+    """Return the beginning of a value; "" for None. An update shows its channels, a `Command` its update and its
+    targets."""
     try:
         return _brief(value)
     except Exception:  # noqa: BLE001  the user's own code, and a line for people is no reason to fail
@@ -40,7 +42,7 @@ def _brief(value: object) -> str:
     if isinstance(value, str):
         return _line(value)
     several = value if isinstance(value, list | tuple) else [value]
-    if several and all(_is(one, "Command") for one in several):  # of `create_agent`, one in a list
+    if several and all(_is(one, "Command") for one in several):  # `create_agent` returns one in a list
         return _line(", ".join(_command(one) for one in islice(several, _ITEMS)))
     return _line(_update(value))
 
@@ -53,12 +55,13 @@ def _update(value: object) -> str:
 
 
 def messages_in(value: object) -> Sequence[Any]:
-    """The messages of a list that holds nothing else; of anything else none."""
+    """Return the messages of a list that holds only messages; otherwise an empty sequence."""
     return value if isinstance(value, list | tuple) and value and all(map(is_message, value)) else ()
 
 
 def is_message(value: object) -> bool:
-    """LangChain's, as an object or by its fields, or one as chat servers take it."""
+    """Tell whether a value is a message: of LangChain, as an object or as its fields, or in the form of chat
+    servers."""
     if isinstance(value, Mapping):
         said = value.get("content", value)
         return (said is None or isinstance(said, str | list | tuple)) and _speaker(value) in _SPEAKERS
@@ -66,10 +69,10 @@ def is_message(value: object) -> bool:
 
 
 def text_of(message: object, most: int | None = None) -> str:
-    """What a message says: its text, and in a line of its own each tool that it calls. `most`: of a text its first
-    characters, of tools the first few, all of which are looked at; without it, whole."""
+    """Return the text of a message, and one line for each tool that it calls. `most` limits the characters of the
+    text and the number of tools; None means no limit."""
     content = _field(message, "content")
-    if isinstance(content, list | tuple):  # of blocks, of which some are text
+    if isinstance(content, list | tuple):  # content blocks, some of which are text
         content = "".join(_block(one)[:most] for one in islice(content, most))
     calls = _field(message, "tool_calls")
     some = islice(calls, None if most is None else _ITEMS) if isinstance(calls, list | tuple) else ()
@@ -77,7 +80,7 @@ def text_of(message: object, most: int | None = None) -> str:
 
 
 def line_of(message: object, most: int | None = None) -> str:
-    """Who speaks, and what: `ai: It is done.`, `tool search: 3 found`, `ai calls search(query="x")`."""
+    """Return who speaks and what: `ai: It is done.`, `tool search: 3 found`, `ai calls search(query="x")`."""
     name = _field(message, "name")
     who = _speaker(message) + (f" {name}" if name and isinstance(name, str) else "")
     said = " ".join(text_of(message, most).split())
@@ -92,7 +95,7 @@ def _line(text: str) -> str:
 
 
 def _channel(value: object) -> str:
-    """Text as it is: the name of its channel stands before it."""
+    """Return text without quotes, since the name of its channel precedes it."""
     return _line(value) if isinstance(value, str) and value else _part(value, _DEPTH)
 
 
@@ -126,7 +129,7 @@ def _between(ends: str, parts: Iterable[str], number: int, depth: int) -> str:
 
 
 def _speaker(message: object) -> str:
-    """As LangChain's `type` has it, that of a part of a streamed message included."""
+    """Return the speaker as LangChain's `type` names it, also for a part of a streamed message."""
     named = _field(message, "type")
     if not isinstance(named, str) or named == "message":
         named = _field(message, "role")
@@ -138,7 +141,7 @@ def _block(block: object) -> str:
 
 
 def _call(call: object, most: int | None) -> str:
-    """`name(a=1)`, of LangChain's form and of the servers'."""
+    """Return `name(a=1)` for a tool call in LangChain's form or in that of chat servers."""
     inner = _field(call, "function")
     call = inner if isinstance(inner, Mapping) else call
     args = _field(call, "args")
@@ -155,8 +158,8 @@ def _command(command: Any) -> str:
 
 
 def _fields(value: object) -> Mapping[Any, object] | None:
-    """Of a mapping, a dataclass or a pydantic model, by name: without what its class leaves out of its own `repr`,
-    which may be a secret. None where the class has written that `repr` itself."""
+    """Return the fields of a mapping, a dataclass or a pydantic model. Fields that the class leaves out of its `repr`
+    may be secret and are left out. None if the class defines `repr` itself."""
     if isinstance(value, Mapping):
         return value
     kind = type(value)
@@ -171,7 +174,7 @@ def _fields(value: object) -> Mapping[Any, object] | None:
 
 
 def _has_own_words(kind: type) -> bool:
-    """Whether a class's own code, and not what `@dataclass` or pydantic gave it, says how it is written."""
+    """Tell whether the class's own code, not that of `@dataclass` or pydantic, defines how it is printed."""
     written = (getattr(kind, name, None) for name in ("__str__", "__repr__", "__repr_args__"))
     homes = (str(getattr(one, "__globals__", {}).get("__name__", "")) for one in written)
     return any(home and not f"{home}.".startswith(_GENERATED) for home in homes)
@@ -182,12 +185,12 @@ def _field(value: object, name: str) -> Any:
 
 
 def _is(value: object, name: str) -> bool:
-    """One of LangGraph's own types, which need not be loaded to know it."""
+    """Tell whether the value has one of LangGraph's own types, without importing LangGraph."""
     return type(value).__name__ == name and type(value).__module__.startswith("langgraph.")
 
 
 def _other(value: object) -> str:
-    """An object by what its class says of it; by its class where that is nothing but an address."""
+    """Return how the object prints itself; its class name if it would print only an address."""
     if isinstance(value, bytes | bytearray):
         value = value[:_LONGEST]
     kind = type(value)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine.gc_pins import Ground
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.cost_model import Choice, Cost, CostModel
@@ -20,7 +21,6 @@ from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import OpRecord, RunRecord
 from ramify.runtime.reuse.reuse import Reuse, ReuseQuery
 from ramify.runtime.user_code.sandbox import Command
-from ramify.runtime.worlds.gc_pins import Ground
 from ramify.sandboxes.contract import Limit, RunResult, World
 
 
@@ -82,10 +82,10 @@ class ReusableCommands:
                     begun = time.perf_counter()
                     state = await reuse.applied(source, query.state)
                     if state is not None:
-                        return await self._take_over(world, key, query, source, state, begun)
+                        return await self._reuse_result(world, key, query, source, state, begun)
             return await self._perform(world, command, key, query, source if checked else None)
 
-    async def _take_over(
+    async def _reuse_result(
         self, world: World, key: str, query: ReuseQuery, source: OpRecord, state: Snapshot, begun: float
     ) -> RunResult:
         costs, layers = self._run.costs, len(state.layers)

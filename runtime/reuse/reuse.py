@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.codec import codec
@@ -30,7 +31,6 @@ from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, Settings
 from ramify.runtime.reuse.single_flight import SingleFlight
 from ramify.runtime.store import RunStore
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.serving.types import ChatRequest, ChatResult
 
 

@@ -52,7 +52,7 @@ def connected(file: Path, *, timeout_s: float) -> sqlite3.Connection:
             raise
     stamp, log = _stamp(file), _log(file)
     whole = not log.exists() or not log.stat().st_size
-    still = _opened(file, "mode=ro&immutable=1", timeout_s, FrozenConnection) if whole else _copied(file, log)
+    still = _opened(file, "mode=ro&immutable=1", timeout_s, FrozenConnection) if whole else _copy_to_memory(file, log)
     still.file, still.stamp = file, stamp
     return still
 
@@ -63,7 +63,7 @@ def upgraded(file: Path, read: sqlite3.Connection, upgrade: Callable[[Path], Non
     if os.access(file, os.W_OK) and os.access(file.parent, os.W_OK):
         return None
     stamp = _stamp(file)
-    with _beside(file) as copy:
+    with _temporary_copy(file) as copy:
         with closing(sqlite3.connect(copy)) as target:
             read.backup(target)
         upgrade(copy)
@@ -105,16 +105,16 @@ def _opened(file: Path, how: str, timeout_s: float, kind: type[_C]) -> _C:
     return connection
 
 
-def _copied(file: Path, log: Path) -> FrozenConnection:
+def _copy_to_memory(file: Path, log: Path) -> FrozenConnection:
     """Copy the file with its log to memory."""
-    with _beside(file) as copy:
+    with _temporary_copy(file) as copy:
         for each in (file, log):
             (copy.parent / each.name).write_bytes(each.read_bytes())
         return _in_memory(copy)
 
 
 @contextmanager
-def _beside(file: Path) -> Iterator[Path]:
+def _temporary_copy(file: Path) -> Iterator[Path]:
     """Yield the path for a temporary copy of the file."""
     import tempfile
 

@@ -38,16 +38,18 @@ from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import statements, tables
 from ramify.runtime.store.blobs import RecentTexts
-from ramify.runtime.store.database_errors import is_connection_lost, is_serialization_failure
+from ramify.runtime.store.database_errors import is_connection_lost
 from ramify.runtime.store.pooler_check import refused, session_of
+from ramify.runtime.store.retries import FIRST_PAUSE_S as FIRST_PAUSE_S
+from ramify.runtime.store.retries import LONGEST_PAUSE_S as LONGEST_PAUSE_S
+from ramify.runtime.store.retries import PATIENCE_S as PATIENCE_S
+from ramify.runtime.store.retries import Retries
 
 Work = Callable[[Connection], None]
 Barrier = Callable[[], None]
 
 LINGER_S = 0.005
 JOIN_NEXT_COMMIT_S = 0.1  # how long a lingering job waits for a commit that is expected soon
-PATIENCE_S = 30.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,10 @@ class RunCommitter:
     def hold(self, run: RunId) -> Future[None]:
         """Lock a run against processes on other machines, on PostgreSQL. The future raises `RunLocked` if one has
         it."""
-        return self._put(_Waiting(Job(lambda connection: self._take(connection, run)), alone=True), None)
+        return self._put(_Waiting(Job(lambda connection: self._take_lock(connection, run)), alone=True), None)
 
     def let_go(self, run: RunId) -> Future[None]:
-        return self._put(_Waiting(Job(lambda connection: self._give(connection, run)), alone=True), None)
+        return self._put(_Waiting(Job(lambda connection: self._release_lock(connection, run)), alone=True), None)
 
     def close(self) -> None:
         if os.getpid() != self._owner:
@@ -168,7 +170,7 @@ class RunCommitter:
         waiting.future.set_running_or_notify_cancel()  # cancelling the waiter does not cancel the work
         with self._lock:
             if self._broken is not None:
-                raise _ended(self._broken) from self._broken
+                raise _thread_ended(self._broken) from self._broken
             if self._closed:
                 raise StoreError("the database is not open any more: its store was closed")
             self._queue.append(waiting)
@@ -182,17 +184,17 @@ class RunCommitter:
     def _serve(self) -> None:
         batch: Sequence[_Waiting] | None = None
         try:
-            while (batch := self._next()) is not None:
+            while (batch := self._next_batch()) is not None:
                 crash_points.point("batch taken")
                 self._commit(batch)
         except BaseException as error:
-            self._end_by(error, batch)
+            self._fail_all(error, batch)
             raise
         finally:
             if self._connection is not None:
                 self._connection.close()
 
-    def _end_by(self, error: BaseException, batch: Sequence[_Waiting] | None) -> None:
+    def _fail_all(self, error: BaseException, batch: Sequence[_Waiting] | None) -> None:
         """Fail all queued jobs, because this thread ends by an error; later submissions raise it."""
         with self._lock:
             self._broken = error
@@ -200,9 +202,9 @@ class RunCommitter:
             self._queue.clear()
         for one in left:
             if not one.future.done():
-                one.future.set_exception(_ended(error))
+                one.future.set_exception(_thread_ended(error))
 
-    def _next(self) -> list[_Waiting] | None:
+    def _next_batch(self) -> list[_Waiting] | None:
         """Return all queued jobs when one of them is due and announced commits have come; None at the end."""
         with self._lock:
             while (due_in := self._due_in()) is None or (due_in > 0 and not self._closed):
@@ -221,25 +223,25 @@ class RunCommitter:
 
     def _commit(self, batch: list[_Waiting]) -> None:
         if len(batch) > 1 and any(one.alone for one in batch):
-            self._each(batch)
+            self._commit_one_by_one(batch)
             return
         try:
             for barrier in {one.job.barrier for one in batch if one.job.barrier is not None}:
                 barrier()
                 crash_points.point("layers flushed")
             self._batches += 1
-            self._patiently(batch)
+            self._commit_with_retries(batch)
         except BaseException as error:  # noqa: BLE001  # handed to whoever waits
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
             else:
-                self._each(batch)  # one job may have made the whole batch fail
+                self._commit_one_by_one(batch)  # one job may have made the whole batch fail
             return
         crash_points.point("batch committed")
         for one in batch:
             one.future.set_result(None)
 
-    def _each(self, batch: list[_Waiting]) -> None:
+    def _commit_one_by_one(self, batch: list[_Waiting]) -> None:
         """Commit each job on its own. If a lingering job of a run fails, fail all later jobs of that run."""
         broken: dict[RunId, BaseException] = {}
         for one in batch:
@@ -251,30 +253,26 @@ class RunCommitter:
             if run is not None and one.job.linger_s and (error := one.future.exception()) is not None:
                 broken[run] = error
 
-    def _patiently(self, batch: list[_Waiting]) -> None:
-        until, pause = self._timer() + self._patience_s, FIRST_PAUSE_S
+    def _commit_with_retries(self, batch: list[_Waiting]) -> None:
+        retries = Retries(self._patience_s, self._timer)
         while True:
             try:
-                self._once(batch)
+                self._transact(batch)
                 return
             except Exception as error:
                 for undone in {one.job.undone for one in batch if one.job.undone is not None}:
                     undone()
-                if (
-                    not (is_connection_lost(error) or is_serialization_failure(error))
-                    or self._timer() + pause > until
-                ):
+                if (pause_s := retries.pause_after(error)) is None:
                     raise
                 if is_connection_lost(error):
                     self._disconnect()
-            self._sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+            self._sleep(pause_s)
 
-    def _once(self, batch: list[_Waiting]) -> None:
+    def _transact(self, batch: list[_Waiting]) -> None:
         connection = self._connected()
         with connection.begin() as transaction:
             crash_points.point("transaction begun")
-            if self._on_server and not batch[0].alone and not self._numbered(connection):
+            if self._on_server and not batch[0].alone and not self._write_batch_number(connection):
                 transaction.rollback()  # this batch was committed before; only the answer was lost
                 return
             for one in batch:
@@ -290,7 +288,7 @@ class RunCommitter:
         for one in batch:
             self._recent.named(one.job.run, one.job.texts)
 
-    def _numbered(self, connection: Connection) -> bool:
+    def _write_batch_number(self, connection: Connection) -> bool:
         """Write the batch's number. Returns False if the number is there already."""
         values = {"id": self._name, "batch": self._batches, "at": self._clock()}
         put = statements.insert(connection, tables.writers).values(values)
@@ -310,17 +308,17 @@ class RunCommitter:
                 if self._on_server:
                     with connection.begin():
                         self._session = session_of(connection)
-                self._take_again(connection)
+                self._retake_locks(connection)
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
 
-    def _take_again(self, connection: Connection) -> None:
+    def _retake_locks(self, connection: Connection) -> None:
         with connection.begin():
             for run in sorted(self._held):
-                if not self._locked(connection, run):
+                if not self._try_lock(connection, run):
                     self._held.discard(run)
                     self._lost.add(run)
 
@@ -330,13 +328,13 @@ class RunCommitter:
             connection.invalidate()
             connection.close()
 
-    def _take(self, connection: Connection, run: RunId) -> None:
-        if run not in self._held and not self._locked(connection, run):
+    def _take_lock(self, connection: Connection, run: RunId) -> None:
+        if run not in self._held and not self._try_lock(connection, run):
             raise RunLocked(f"run {run} is being worked on by a process on another machine: wait for it or stop it")
         self._held.add(run)
         self._lost.discard(run)
 
-    def _locked(self, connection: Connection, run: RunId) -> bool:
+    def _try_lock(self, connection: Connection, run: RunId) -> bool:
         """Try to take the run's lock on the server. Checks that the connection still has its own session."""
         asked = "SELECT pg_try_advisory_lock(%s), pg_backend_pid()"
         locked, session = connection.exec_driver_sql(asked, (lock_number(run),)).one()
@@ -347,7 +345,7 @@ class RunCommitter:
     def _refused(self) -> StoreError:
         return refused(self._engine.url.render_as_string())
 
-    def _give(self, connection: Connection, run: RunId) -> None:
+    def _release_lock(self, connection: Connection, run: RunId) -> None:
         if run in self._held:
             connection.exec_driver_sql("SELECT pg_advisory_unlock(%s)", (lock_number(run),))
         self._held.discard(run)
@@ -389,7 +387,7 @@ def held_elsewhere(connection: Connection, runs: Iterable[RunId], what: str = "r
     return {run for run in runs if lock_number(run, what) % (1 << 64) in there}
 
 
-def _ended(error: BaseException) -> StoreError:
+def _thread_ended(error: BaseException) -> StoreError:
     return StoreError(
         f"the committing thread has ended ({type(error).__name__}: {error}): close this Runtime or app and resume "
         "its runs with a new one"

@@ -9,52 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, String, Table, bindparam, select, text, union
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Connection, Engine, text
 
 from ramify.fork_engine.close_on_fork import refuse_in_child
-from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.errors import RunLocked, RunNotFound, StoreError, UsedAfterFork
+from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import (
-    DOUBTFUL,
     AnswerRecord,
-    CheckpointId,
     CheckpointRecord,
     EffectRecord,
     LLMRecord,
     OpRecord,
-    OpStatus,
     RunId,
     RunRecord,
     RunUpdate,
-    Settings,
 )
 from ramify.runtime.store import address as addresses
-from ramify.runtime.store import blobs, rows, run_committer, run_counts, statements, tables
-from ramify.runtime.store.database_errors import as_store_errors, is_connection_lost
+from ramify.runtime.store import rows, run_committer, statements, tables
+from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
 from ramify.runtime.store.migrate import bring_up_to_date
 from ramify.runtime.store.pooler_check import refuse_shared_sessions
 from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, Barrier, Job, RunCommitter
-from ramify.runtime.store.run_counts import Tally
+from ramify.runtime.store.store_queries import StoreQueries
 
 T = TypeVar("T")
 
-_IDS = bindparam("ids", type_=String(), expanding=True)
 _HOLD_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
-class RunStore:
+class RunStore(StoreQueries):
     """The database of runs. Use it as an async context manager.
 
     address: a path or `sqlite:///FILE`, created with its folders if missing, or `postgresql://…`.
@@ -65,10 +55,8 @@ class RunStore:
     """
 
     def __init__(self, address: str | Path, *, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
-        self.address = addresses.parse(address)
+        super().__init__(addresses.parse(address), patience_s)
         self._clock = clock
-        self._patience_s = patience_s
-        self._reader: AsyncEngine | None = None
         self._writer: Engine | None = None
         self._committer: RunCommitter | None = None
         self._owner = os.getpid()
@@ -101,8 +89,6 @@ class RunStore:
         await asyncio.to_thread(committing.close)
         await self._dispose()
 
-    # Runs
-
     async def create_run(self, run: RunRecord, base: CheckpointRecord | None = None) -> None:
         """Insert a run and its base checkpoint. Raises `StoreError` if a run with that id exists."""
 
@@ -112,17 +98,6 @@ class RunStore:
                 statements.put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
 
         await self._write(Job(work, run.id, rows.texts(tables.runs, run), begins=True))
-
-    async def run(self, run_id: RunId) -> RunRecord:
-        found = await self._fetch(tables.query(tables.runs).where(tables.runs.c.id == run_id), rows.run_record)
-        if not found:
-            raise statements.no_run(run_id)
-        return found[0]
-
-    async def runs(self, limit: int | None = None) -> list[RunRecord]:
-        """Newest first."""
-        query = tables.query(tables.runs).order_by(tables.runs.c.n.desc()).limit(limit)
-        return await self._fetch(query, rows.run_record)
 
     async def delete_run(self, run_id: RunId) -> None:
         """Delete a run with all its rows, and the texts that no other row names."""
@@ -181,8 +156,6 @@ class RunStore:
             return False
         wished = await self._read(lambda c: c.run_sync(run_committer.held_elsewhere, [run_id], "stop"))
         return bool(wished)
-
-    # The journal
 
     def coming(self) -> AnnouncedCommit:
         """Announce a commit that follows soon; other commits wait a little to share its fsync."""
@@ -287,23 +260,6 @@ class RunStore:
 
         return Job(work, run_id, long_texts, barrier, begins=begin is not None or change.plan_json is not None)
 
-    async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
-        """Return a run's journal, or only the rows after number `after`."""
-        return await self._of_run(tables.ops, run_id, rows.op_record, after)
-
-    async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
-        return await self._of_run(tables.llm, run_id, rows.llm_record, after)
-
-    async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
-        """Return the ledger of a run in the order of the first intents: the last attempt of each effect. `earlier`:
-        include the earlier attempts."""
-        last = await self._ledger(tables.effects, run_id)
-        return rows.with_attempts(last, await self._ledger(tables.attempts, run_id)) if earlier else last
-
-    async def _ledger(self, table: Table, run_id: RunId) -> list[EffectRecord]:
-        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.n)
-        return await self._fetch(query, rows.effect_record)
-
     async def put_answers(self, run_id: RunId, answers: Sequence[AnswerRecord]) -> AnswerRecord | None:
         """Store answers to a run's questions durably. If one of the questions has an answer already, store none of
         them and return that answer."""
@@ -329,68 +285,6 @@ class RunStore:
 
         await self._write(Job(work, run_id))
 
-    async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
-        """Return the answers to the questions of a run, or of all runs, in the order in which they were given."""
-        query = tables.query(tables.answers).order_by(tables.answers.c.n)
-        mine = query if run_id is None else query.where(tables.answers.c.run_id == run_id)
-        return await self._fetch(mine, rows.answer_record)
-
-    async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
-        """Return the question and answer rows of a run's journal, or of all runs that are not done."""
-        return await self._fetch(statements.interrupts(run_id), rows.op_record)
-
-    async def doubts(self) -> list[EffectRecord]:
-        """Return the effects of all runs that were begun and did not end. If the run is being worked on, its effect
-        may still end."""
-        table = tables.effects
-        query = tables.query(table).where(table.c.status.in_(sorted(DOUBTFUL))).order_by(table.c.n)
-        return await self._fetch(query, rows.effect_record)
-
-    async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
-        return await self._of_run(tables.checkpoints, run_id, rows.checkpoint_record, after)
-
-    async def checkpoint(self, checkpoint_id: CheckpointId) -> CheckpointRecord:
-        query = tables.query(tables.checkpoints).where(tables.checkpoints.c.id == checkpoint_id)
-        found = await self._fetch(query, rows.checkpoint_record)
-        if not found:
-            raise RunNotFound(f"no checkpoint {checkpoint_id}: `ramify tree RUN` lists a run's checkpoints")
-        return found[0]
-
-    async def reusable(self, lineage_key: str) -> OpRecord | None:
-        """Return the newest DONE row of any run with that lineage key, or None."""
-        ops = tables.ops.c
-        query = tables.query(tables.ops).where(ops.lineage_key == lineage_key, ops.status == OpStatus.DONE)
-        found = await self._fetch(query.order_by(ops.n.desc()).limit(1), rows.op_record)
-        return found[0] if found else None
-
-    async def equal_calls(self, request_json: str) -> list[tuple[LLMRecord, RunId, Settings]]:
-        """Return the model calls of all runs with exactly this request, newest first, with run ids and settings."""
-        llm, runs = tables.llm, tables.runs
-        query = tables.query(llm).add_columns(runs.c.settings_json.label("settings_of"))
-        query = query.join(runs, runs.c.id == llm.c.run_id).where(llm.c.request_blob == rows.digest(request_json))
-        return await self._fetch(query.order_by(llm.c.n.desc()).limit(20), rows.llm_record_and_settings)
-
-    async def live_snapshots(self) -> set[SnapshotId]:
-        """Return every snapshot that a row names."""
-        columns = (
-            tables.runs.c.base_snapshot,
-            tables.ops.c.snapshot_in,
-            tables.ops.c.snapshot_out,
-            tables.checkpoints.c.snapshot_id,
-        )
-        found = await self._read(_scalars(union(*(select(column) for column in columns))))
-        return {SnapshotId(name) for name in found if name is not None}
-
-    async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
-        """Return the counts of each of these runs."""
-        ops, llm = (text(q(":ids")).bindparams(_IDS) for q in (run_counts.ops_query, run_counts.llm_query))
-        ids = list(run_ids)
-        return run_counts.counted(
-            run_ids, await self._read(_mappings(ops, ids=ids)), await self._read(_mappings(llm, ids=ids))
-        )
-
-    # Implementation
-
     async def _dispose(self) -> None:
         if self._writer is not None:
             self._writer.dispose()
@@ -411,31 +305,8 @@ class RunStore:
         with as_store_errors(self.address):
             await finish_despite_cancel(durable)
 
-    async def _read(self, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """Run a query; retry for up to `patience_s` if the connection to a server is lost."""
+    def _refuse_when_closed(self) -> None:
         self._opened()
-        until, pause = time.monotonic() + self._patience_s, run_committer.FIRST_PAUSE_S
-        with as_store_errors(self.address):
-            while True:
-                assert self._reader is not None
-                try:
-                    return await _whole(self._reader, ask)
-                except DBAPIError as error:
-                    if not is_connection_lost(error) or time.monotonic() + pause > until:
-                        raise
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, run_committer.LONGEST_PAUSE_S)
-
-    async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T]) -> list[T]:
-        try:
-            found = await self._read(_with_texts(query))
-            return [make(row) for row in found]
-        except (ValueError, TypeError, KeyError, zlib.error) as error:
-            raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
-
-    async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
-        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
-        return await self._fetch(query.where(table.c.seq > after) if after else query, make)
 
 
 class _Taken(Exception):
@@ -444,39 +315,3 @@ class _Taken(Exception):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(key)
-
-
-async def _whole(reader: AsyncEngine, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-    """Return the result of `ask`. A driver that is cancelled while it connects leaks the connection, so a cancelled
-    caller waits until the query ends and the connection is back in the pool."""
-
-    async def asked() -> T:
-        async with reader.connect() as connection:
-            return await ask(connection)
-
-    asking = asyncio.ensure_future(asked())
-    await finish_despite_cancel(asking)
-    return asking.result()
-
-
-def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
-    async def ask(connection: AsyncConnection) -> list[rows.Row]:
-        return [dict(row) for row in (await connection.execute(query, values)).mappings()]
-
-    return ask
-
-
-def _with_texts(query: Select[Any]) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
-    async def ask(connection: AsyncConnection) -> list[rows.Row]:
-        found = [dict(row) for row in (await connection.execute(query)).mappings()]
-        texts = await connection.run_sync(blobs.load, rows.names_in(found))
-        return rows.with_texts(found, texts)
-
-    return ask
-
-
-def _scalars(query: Any) -> Callable[[AsyncConnection], Awaitable[Sequence[str | None]]]:
-    async def ask(connection: AsyncConnection) -> Sequence[str | None]:
-        return (await connection.execute(query)).scalars().all()
-
-    return ask

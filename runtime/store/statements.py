@@ -11,9 +11,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.journal.inbox import VOID
 from ramify.runtime.records import (
     LEGAL_TRANSITIONS,
+    VOID,
     AnswerRecord,
     EffectRecord,
     OpStatus,

@@ -152,7 +152,7 @@ def sandbox_parameter(function: Callable[..., Any]) -> str | None:
     for hint in (hint for name, hint in hints.items() if name != "return"):
         if any(part in (Sandbox, SyncSandbox) for part in typing.get_args(hint)):
             raise TypeError(f"{what}: {hint} is no annotation for a sandbox, which is always given: write Sandbox")
-    found = [name for name, hint in hints.items() if name != "return" and _names_a_world(hint)]
+    found = [name for name, hint in hints.items() if name != "return" and _is_sandbox_annotation(hint)]
     if len(found) > 1:
         raise TypeError(f"{what} takes {len(found)} sandboxes; a step acts on one")
     if found and inspect.iscoroutinefunction(function) and hints[found[0]] in (SyncSandbox, "SyncSandbox"):
@@ -178,7 +178,7 @@ def _place(function: Callable[..., Any]) -> str:
     return "" if code is None else f"{site_file(code.co_filename)}:{code.co_firstlineno}: "
 
 
-def _names_a_world(hint: object) -> bool:
+def _is_sandbox_annotation(hint: object) -> bool:
     if isinstance(hint, str):
         return hint.rpartition(".")[2].strip() in ("Sandbox", "SyncSandbox")
     return hint in (Sandbox, SyncSandbox)

@@ -152,13 +152,15 @@ class _Call:
             result = self._call()
         except StopIteration as error:  # futures refuse this exception
             end_child(self._owner, self._what, error)
-            self._tell(self._done.set_exception, RuntimeError(f"a function of the run raised StopIteration: {error}"))
+            self._report(
+                self._done.set_exception, RuntimeError(f"a function of the run raised StopIteration: {error}")
+            )
         except BaseException as error:  # noqa: BLE001  raised in the awaiting task
             end_child(self._owner, self._what, error)
-            self._tell(self._done.set_exception, error)
+            self._report(self._done.set_exception, error)
         else:
             end_child(self._owner, self._what)
-            self._tell(self._done.set_result, result)
+            self._report(self._done.set_result, result)
 
     def ask(self, what: str, begin: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
         """Start `begin` on the loop, in the context of the calling thread."""
@@ -181,7 +183,7 @@ class _Call:
             if not answer.done():  # the task was cancelled before it began
                 answer.set_exception(asyncio.CancelledError())
 
-        work = _answered(begin, answer)
+        work = _run_and_answer(begin, answer)
         try:
             task = self.loop.create_task(work)
         except BaseException as error:  # noqa: BLE001  # the loop would only log it, and the thread would wait for ever
@@ -225,7 +227,7 @@ class _Call:
                 if self._left:
                     return
                 frame = sys._current_frames().get(thread.ident or 0)
-                if frame is not None and _in_its_own_code(frame):
+                if frame is not None and _is_user_code(frame):
                     whom = ctypes.c_ulong(thread.ident or 0)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(whom, ctypes.py_object(Abandoned))
                     return
@@ -243,7 +245,7 @@ class _Call:
                 task.cancel(None if self._abandoned else LEFT)
             await asyncio.wait(self._begun)
 
-    def _tell(self, settle: Callable[[Any], None], outcome: object) -> None:
+    def _report(self, settle: Callable[[Any], None], outcome: object) -> None:
         with self._lock:
             self._over = self._left = True
         try:
@@ -258,25 +260,25 @@ class _Call:
             settle(outcome)
 
 
-def _in_its_own_code(frame: FrameType) -> bool:
+def _is_user_code(frame: FrameType) -> bool:
     """Whether the frame executes the thread's own function or user code, not a library that these called. The
     thread's function may itself belong to a library."""
     here, body = frame.f_code.co_filename, ""
-    if not _ours(frame) and not _of_a_library(here):
+    if not _is_ramify_code(frame) and not _is_library_file(here):
         return True
     outer: FrameType | None = frame
     while outer is not None and outer.f_globals.get("__name__") != __name__:
-        body = body if _ours(outer) else outer.f_code.co_filename
+        body = body if _is_ramify_code(outer) else outer.f_code.co_filename
         outer = outer.f_back
     return here == body
 
 
-def _ours(frame: FrameType) -> bool:
+def _is_ramify_code(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("ramify.")
 
 
 @cache
-def _of_a_library(filename: str) -> bool:
+def _is_library_file(filename: str) -> bool:
     """Whether a file belongs to an installed library or to the interpreter (`<frozen ...>`)."""
     paths = sysconfig.get_paths()
     places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -287,7 +289,7 @@ def _of_a_library(filename: str) -> bool:
 _call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("ramify_thread", default=None)
 
 
-async def _answered(begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:
+async def _run_and_answer(begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:
     """Pass the result or error to the waiting thread, including `SystemExit`, which must not end the loop."""
     try:
         result = await begin()

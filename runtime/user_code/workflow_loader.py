@@ -6,9 +6,14 @@ name whether the file was run as a script, imported, or loaded for a run.
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import importlib.util
 import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +21,7 @@ from typing import Any
 from ramify.runtime.errors import TargetNotFound
 
 _targets: set[str] = set()
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 def targets() -> frozenset[str]:
@@ -130,3 +136,69 @@ def _load_module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise TargetNotFound(f"no module named {name!r} (looked in the current folder and sys.path)") from error
         raise
+
+
+# Which of the user's files a module imports
+
+
+def imported_names(node: ast.AST, package: str) -> Iterator[str]:
+    """Yield the names of an import statement that are modules or may be; nothing for other nodes."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def files_of(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the user's files of these modules and of the packages around them, each with its package."""
+    return list(_user_files(sorted({part for name in names for part in packages_of(name)})))
+
+
+def packages_of(name: str) -> Iterator[str]:
+    """Yield a module's name and its packages, whose code an import runs as well."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _user_files(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        if name.partition(".")[0] in sys.stdlib_module_names | {"ramify", ""}:
+            continue
+        spec = _spec_of(name)
+        if spec is not None and spec.origin is not None and _is_the_users(spec.origin):
+            package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+            yield spec.origin, package
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """Find a module's spec; None if there is no such module. `importlib.util.find_spec` would import the parent
+    packages, and no code must run here that the step does not run itself."""
+    above, _, _ = name.rpartition(".")
+    path: Sequence[str] | None = None
+    if above:
+        parent = _spec_of(above)
+        path = None if parent is None else parent.submodule_search_locations
+        if path is None:
+            return None
+    for finder in sys.meta_path:
+        if (spec := finder.find_spec(name, path)) is not None:
+            return spec
+    return None
+
+
+def _is_the_users(origin: str) -> bool:
+    return Path(origin).exists() and not any(
+        origin.startswith(f"{place}/") for place in installed_folders(tuple(sys.path))
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def installed_folders(path: tuple[str, ...]) -> frozenset[str]:
+    """Return the folders of the standard library and of installed packages, including other environments on the
+    path."""
+    own = {place for name in ("purelib", "platlib", "stdlib", "platstdlib") if (place := sysconfig.get_path(name))}
+    return frozenset(own | {entry for entry in path if Path(entry).name in _PACKAGES})

@@ -19,19 +19,19 @@ from __future__ import annotations
 import heapq
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ramify.compiler.plan import OpId, OpKind, Plan
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, SnapshotId
 from ramify.runtime.records import ROOT, CheckpointRecord, EffectRecord, OpRecord, OpStatus, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import sync_folder
-from ramify.runtime.worlds.gc_pins import Pins
 
 _MAKES_NONE = (OpKind.FORK, OpKind.RELEASE, OpKind.PREFORK, OpKind.COMMAND)  # a command's state belongs to its step
 Dies = dict[OpId, frozenset[str]]
@@ -164,7 +164,7 @@ def _add(found: LiveStates, history: RunHistory) -> None:
         if (whole and row.snapshot_out not in dead) or row.status is not OpStatus.DONE or row.key in once:
             found.roots.update(id for id in named if id not in dead)
         elif row.snapshot_in is not None and row.snapshot_out not in (None, row.snapshot_in):
-            _offer(found, row, row.snapshot_in, SnapshotId(str(row.snapshot_out)))
+            _add_candidate(found, row, row.snapshot_in, SnapshotId(str(row.snapshot_out)))
     if whole:
         found.roots.update(one.snapshot_id for one in history.checkpoints if one.snapshot_id not in dead)
     # Snapshots that no repeatable operation made are roots.
@@ -183,7 +183,7 @@ def _dead(history: RunHistory) -> frozenset[SnapshotId]:
     return frozenset(dead_states(Plan.from_json(history.run.plan_json), history.ops))
 
 
-def _offer(found: LiveStates, row: OpRecord, parent: SnapshotId, id: SnapshotId) -> None:
+def _add_candidate(found: LiveStates, row: OpRecord, parent: SnapshotId, id: SnapshotId) -> None:
     if row.reused_from is not None or row.kind is OpKind.SEAL:
         if id not in found.candidates:
             found.candidates[id] = Candidate(id, parent, 0.0)  # the row of the step, or of the source, has the cost
@@ -211,7 +211,7 @@ def choose(
     def put(id: SnapshotId) -> None:
         share = sum(sizes[layer] / users[layer] for layer in set(layers.get(id, ())) - needed)
         if share > 0:
-            heapq.heappush(queue, (_seconds(id, alive.candidates, gone) / share, id))
+            heapq.heappush(queue, (_recomputation_seconds(id, alive.candidates, gone) / share, id))
 
     for id in alive.candidates:
         put(id)
@@ -223,14 +223,14 @@ def choose(
         if queue[0] != (score, id):
             continue
         frees = sum(sizes[layer] for layer in set(layers[id]) if users[layer] == 1)
-        gone[id] = Eviction(id, frees, _seconds(id, alive.candidates, gone))
+        gone[id] = Eviction(id, frees, _recomputation_seconds(id, alive.candidates, gone))
         held -= frees
         users.subtract(set(layers[id]))
         users += Counter()  # drops layers without holders
     return list(gone.values())
 
 
-def _seconds(
+def _recomputation_seconds(
     id: SnapshotId, candidates: Mapping[SnapshotId, Candidate], gone: Mapping[SnapshotId, Eviction]
 ) -> float:
     """Return the seconds to recompute a snapshot from the nearest state that is not evicted."""
@@ -280,15 +280,16 @@ async def collect(
     budget: int | None = None,
     dry_run: bool = False,
     grace_s: float = GRACE_S,
+    named: Callable[[], set[SnapshotId]] = set,
 ) -> Collected:
     """Delete snapshots that no row names and, for a budget in bytes, those that are cheapest to recompute.
 
-    Safe to repeat after a kill. Blocks the event loop while it waits for the lock, so call it in a process of its
-    own.
+    `named`: asked under the lock for snapshots to keep beside those that rows name. Safe to repeat after a kill.
+    Blocks the event loop while it waits for the lock, so call it in a process of its own.
     """
     with pins.collecting():
         alive = living(await histories(store))
-        alive.stay(pins.kept())
+        alive.stay(pins.kept() | named())
         marked = marks.all()
         stale = marked - alive.all
         for id in marked & alive.candidates.keys():

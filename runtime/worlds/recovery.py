@@ -23,31 +23,17 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ContentKey, Snapshot, SnapshotId
 from ramify.runtime.errors import Unrecoverable
 from ramify.runtime.events import Event, Level, Recovered
 from ramify.runtime.records import BranchPath, RunId
-from ramify.runtime.worlds.gc_pins import Pins
-
-if TYPE_CHECKING:
-    from ramify.runtime.worlds.world_pool import Branch
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin
 
 LOST = (SnapshotNotFound, SnapshotCorrupt)
-
-
-@dataclass(frozen=True, slots=True)
-class StateOrigin:
-    """A state of a branch, and how to recompute it from the state before. `again` is None for the workspace."""
-
-    snapshot: Snapshot
-    what: str  # what made it, for messages
-    again: Callable[[Snapshot], Awaitable[Snapshot]] | None = None
-    refused: str = ""  # why it must not be repeated
-    seconds: float = 0.0  # how long it took when it was recorded
 
 
 def missing(snapshots: SnapshotStore, id: SnapshotId) -> SnapshotNotFound | SnapshotCorrupt | None:
@@ -113,11 +99,11 @@ class Recovery:
         if known is not None:
             return known
         why = await asyncio.to_thread(self._missing, branch.snapshot)
-        return branch.snapshot if why is None else await self._again(branch, why)
+        return branch.snapshot if why is None else await self._recompute(branch, why)
 
-    async def _again(self, branch: Branch, why: str) -> Snapshot:
+    async def _recompute(self, branch: Branch, why: str) -> Snapshot:
         begun = time.perf_counter()
-        at, steps = await self._nearest(branch, why)
+        at, steps = await self._nearest_complete(branch, why)
         for made in steps:
             if made.again is None or made.refused:
                 reason = made.refused or "nothing in the journal says how it was made"
@@ -135,7 +121,7 @@ class Recovery:
         self.emit(Recovered(self.run, branch.path, Level.LINEAGE, told, took))
         return at
 
-    async def _nearest(self, branch: Branch, why: str) -> tuple[Snapshot, list[StateOrigin]]:
+    async def _nearest_complete(self, branch: Branch, why: str) -> tuple[Snapshot, list[StateOrigin]]:
         """Return the newest complete state in the branch's history, and the states after it."""
         steps: list[StateOrigin] = []
         for made in reversed(branch.made):

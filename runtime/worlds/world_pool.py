@@ -7,17 +7,34 @@ step, and a resumed run mounts only the worlds with which it continues.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased, StateLost
-from ramify.runtime.records import BranchPath, CheckpointId
-from ramify.runtime.worlds.recovery import Recovery, StateOrigin
+from ramify.runtime.records import BranchPath, CheckpointId, RunRecord
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.errors import WorldDied
+
+DEFAULT_MOUNT = Path("/tmp/workspace")
+"""The mount point of the world's files if the run has no workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateOrigin:
+    """A state of a branch, and how to recompute it from the state before. `again` is None for the workspace."""
+
+    snapshot: Snapshot
+    what: str  # what made it, for messages
+    again: Callable[[Snapshot], Awaitable[Snapshot]] | None = None
+    refused: str = ""  # why it must not be repeated
+    seconds: float = 0.0  # how long it took when it was recorded
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +58,12 @@ class Branch:
         self.snapshot = made.snapshot
         if not self.made or self.made[-1].snapshot.id != made.snapshot.id:
             self.made.append(made)
+
+
+class RecoversStates(Protocol):
+    """Recomputes the lost state of a branch (`ramify.runtime.worlds.recovery.Recovery`)."""
+
+    async def whole(self, branch: Branch) -> Snapshot: ...
 
 
 class ReadyWorlds:
@@ -89,7 +112,7 @@ class WorldPool:
         self._idle: dict[Branch, None] = {}  # in order of last use
         self._live: dict[Branch, None] = {}
         self._ready: dict[BranchPath, ReadyWorlds] = {}  # by the branch that will be forked
-        self.recovery: Recovery | None = None  # recomputes lost snapshots; without it they are an error
+        self.recovery: RecoversStates | None = None  # recomputes lost snapshots; without it they are an error
 
     async def state(self, branch: Branch) -> Snapshot:
         """Return the branch's snapshot, recomputed if it is lost. Raises `Unrecoverable`."""
@@ -192,3 +215,13 @@ class WorldPool:
             await self.drop(branch)
         for path in list(self._ready):
             await self.end_ready(path)
+
+
+def world_spec(record: RunRecord) -> WorldSpec:
+    """Return how the run's worlds look inside: this machine, with this process's Python first in PATH, no secrets."""
+    here = Path(sys.executable).parent
+    path = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
+    env = {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
+    visible = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
+    mount_at = Path(record.workspace) if record.workspace else DEFAULT_MOUNT
+    return WorldSpec(mount_at=mount_at, env=env, visible=tuple(sorted(visible)))

@@ -28,6 +28,7 @@ def make_importable() -> None:
 
 
 def main(program: str, *arguments: str) -> None:
+    """Run one of the programs listed above."""
     match program:
         case "fork-server":
             from ramify.sandboxes.agent import fork_server

@@ -68,14 +68,14 @@ class Agent(ProcessSupervisor):
         if start.image:
             self._restore_processes()
         if start.sessions and tree is not None:
-            self._restore_sessions(Path(tree.reach(start.sessions)))
+            self._restore_sessions(Path(tree.path_inside(start.sessions)))
 
     def serve(self) -> None:
         try:
             while not self._gone:
                 self._turn(None)
                 self._release_ended_shell()
-                self._end_what_is_over()
+                self._end_what_exceeded()
                 while self._inbox and not self._gone:
                     self._handle(self._inbox.pop(0))
         finally:
@@ -93,6 +93,7 @@ class Agent(ProcessSupervisor):
             self._link.send(answer)
 
     def _answer(self, message: Message) -> Message:
+        """Do what a message asks for; the reply."""
         match message:
             case Run():
                 return self._run(message)
@@ -145,6 +146,7 @@ class Agent(ProcessSupervisor):
             )
 
     def _open_session(self, message: OpenSession) -> Message:
+        """Start a Python session in the shell's directory and environment, unless it lives."""
         self._sessions.release_ended()
         if self._sessions.get(message.session) is not None:
             return Done()
@@ -172,7 +174,7 @@ class Agent(ProcessSupervisor):
 
     def _begin_session(self, session: PythonSession) -> None:
         """Wait for the session's first message, which has its pid."""
-        self._alone = False
+        self._only_shell = False
         begun = self._await_answer(session, time.monotonic() + SESSION_STARTS_S) and session.answer is not None
         pid = session.answer.get("pid") if begun and session.answer is not None else None
         if not isinstance(pid, int) or pid not in {p.pid for p in self._all()}:
@@ -194,6 +196,7 @@ class Agent(ProcessSupervisor):
         return Done()
 
     def _run_code(self, message: RunCode) -> CodeResult:
+        """Run code in a session: at the deadline interrupt it, and kill it if it ignores that."""
         session = self._session(message.session)
         self._out.begin()
         self._err.begin()
@@ -233,7 +236,7 @@ class Agent(ProcessSupervisor):
 
     def _inspect(self, kept: list[int]) -> Inspection:
         self._release_ended_shell()
-        if self._shell is not None and not self._alone:
+        if self._shell is not None and not self._only_shell:
             self._shell.report()  # a trap may have changed its state while it waited
         if self._shell is not None:
             self._await_shell(self._shell)
@@ -242,9 +245,10 @@ class Agent(ProcessSupervisor):
         explained = {p.key for p in others if p.pid in kept}
         shell = -1 if self._shell is None else self._shell.pid
         strays = [p for p in processes.descendants(os.getpid(), spare=explained) if p.pid != shell]
-        return Inspection(self._state(), self._began, len(others), len(strays))
+        return Inspection(self._state(), self._first_state, len(others), len(strays))
 
     def _detach(self, message: Detach) -> bool:
+        """Move the shell out of the tree and unmount the tree; False, with all as before, if something holds it."""
         if self._tree is None:
             raise OSError("this world has no mount of its own")
         if self._shell is not None:
@@ -279,7 +283,7 @@ class Agent(ProcessSupervisor):
         strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
         if strays or shell is None:
             return Dumped(f"the shell that started processes {strays} has ended, and a dump covers one process tree")
-        place = Path(self._tree.reach(images))
+        place = Path(self._tree.path_inside(images))
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
             self._criu.dump(shell.pid, held)
@@ -311,7 +315,7 @@ class Agent(ProcessSupervisor):
         shell = self._shell = Shell(note.shell, script_in, control, note.pwd)
         shell.oldpwd, shell.state, shell.status = note.oldpwd, note.state.encode("latin-1"), 0
         self._poll.register(shell.control, select.POLLIN)
-        self._began, self._alone = self._state(), False
+        self._first_state, self._only_shell = self._state(), False
         for pid, session in sessions.items():
             self._sessions.begin(session, pid)
 
@@ -327,7 +331,7 @@ class Agent(ProcessSupervisor):
             if session.image_base.base is not None and session.image_base.base.inode not in message.bases:
                 session.image_base.close()
                 session.image_base = replace(session.image_base, base=None)
-            place = Path(self._tree.reach(f"{message.images}/{session.name}"))
+            place = Path(self._tree.path_inside(f"{message.images}/{session.name}"))
             try:
                 points = self._start.view.points if self._start.view is not None else ()
                 made = process_dump.dump(
@@ -346,6 +350,7 @@ class Agent(ProcessSupervisor):
         return DumpedSessions(taken, "; ".join(reasons), self._maps_files())
 
     def _restore_sessions(self, images: Path) -> None:
+        """Start the Python sessions of an image; remember why, if one cannot be restored."""
         for folder in sorted(images.iterdir()):
             name = folder.name
             session = self._sessions.prepare(name)
@@ -368,7 +373,7 @@ class Agent(ProcessSupervisor):
                 self._sessions.forget(session)
                 self._lost[name] = str(error)
                 continue
-            self._alone = False
+            self._only_shell = False
 
     def _maps_files(self) -> bool:
         """Whether a process can write to a file by a mapping. Call it while all stand still."""
@@ -377,7 +382,7 @@ class Agent(ProcessSupervisor):
     def _freeze(self) -> None:
         for _ in range(FREEZES):
             self._frozen = processes.freeze(self._others)
-            moving = [p.pid for p in self._others() if not processes.stands_still(p)]
+            moving = [p.pid for p in self._others() if not processes.is_stopped(p)]
             if not moving:
                 return
             self._thaw()  # a process waiting in vfork for a stopped child can continue now
@@ -385,7 +390,7 @@ class Agent(ProcessSupervisor):
 
     def _thaw(self) -> None:
         for process in self._frozen:
-            processes.send(process, signal.SIGCONT)
+            processes.send_signal(process, signal.SIGCONT)
         self._frozen = []
 
     def _return_shell(self) -> None:

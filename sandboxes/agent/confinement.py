@@ -24,14 +24,14 @@ def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True,
         seccomp.install_for_restored()
     if not filtered:
         return  # CRIU can neither see through these two nor restore them
-    landlock.restrict()
-    if not seccomp.supported():
+    landlock.enter_domain()
+    if not seccomp.why_not():
         seccomp.install()
 
 
 def prepare() -> None:
     """Compute once what is the same for every world, in the process that all of them are forked from."""
-    landlock.version()
+    landlock.abi_version()
     resource_limits.nproc_is_per_namespace()
-    if not seccomp.supported():
+    if not seccomp.why_not():
         seccomp.program(platform.machine())

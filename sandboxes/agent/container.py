@@ -23,6 +23,7 @@ SOCKET = f"{PRIVATE}/agent.sock"
 
 
 def run() -> None:
+    """Connect to the host, apply the snapshot's changes, and serve until the host ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python handles it, so it would reach PID 1
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(SOCKET)

@@ -47,7 +47,7 @@ def run(control: str, mount_server: str = "", *anchors: str) -> None:
     )
 
 
-def serve(control: socket.socket, keeper: socket.socket | None, anchors: list[str]) -> None:
+def serve(control: socket.socket, mount_server: socket.socket | None, anchors: list[str]) -> None:
     """Serve the host until it hangs up or ends, or the mount server ends."""
     for name in LATE_CODECS:
         codecs.lookup(name)
@@ -56,11 +56,11 @@ def serve(control: socket.socket, keeper: socket.socket | None, anchors: list[st
     kernel.become_subreaper()
     confinement.prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keeper_pid = 0
-    if keeper is not None:
-        keeper.set_inheritable(False)
+    mount_server_pid = 0
+    if mount_server is not None:
+        mount_server.set_inheritable(False)
         _enter_user_namespace()
-        keeper_pid = _start_keeper(keeper, control, host, anchors)
+        mount_server_pid = _start_mount_server(mount_server, control, host, anchors)
     wake, wake_in = os.pipe()
     for end in (wake, wake_in):
         os.set_blocking(end, False)
@@ -77,7 +77,7 @@ def serve(control: socket.socket, keeper: socket.socket | None, anchors: list[st
                 return
             if descriptor == wake:
                 os.read(wake, 4096)
-                if not _report_the_dead(control, agents, keeper_pid):
+                if not _report_ended_agents(control, agents, mount_server_pid):
                     return
             else:
                 message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
@@ -92,22 +92,22 @@ def serve(control: socket.socket, keeper: socket.socket | None, anchors: list[st
                 control.send(f"born {int(number)} {pid}".encode() if pid else f"dead {int(number)} 1".encode())
 
 
-def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anchors: list[str]) -> int:
+def _start_mount_server(mount_server: socket.socket, control: socket.socket, host: int, anchors: list[str]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
             control.close()
             kernel.die_with_parent()
-            serve_mounts(keeper, host, anchors)
+            serve_mounts(mount_server, host, anchors)
         except OSError as error:
             os.write(2, f"{error}\n".encode())
         finally:
             os._exit(1)
-    keeper.close()
+    mount_server.close()
     return pid
 
 
-def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int) -> bool:
+def _report_ended_agents(control: socket.socket, agents: dict[int, int], mount_server: int) -> bool:
     """Report to the host which agents ended and how. False if the mount server ended: without it no world can be
     made."""
     while True:
@@ -117,7 +117,7 @@ def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int
             return True
         if pid == 0:
             return True
-        if pid == keeper:
+        if pid == mount_server:
             return False
         number = agents.pop(pid, None)
         if number is not None:  # else an orphan of a world without a namespace
@@ -196,10 +196,10 @@ def _enter_user_namespace() -> None:
         os.close(descriptor)
     if os.waitpid(child, 0)[1] != 0:
         sys.exit(1)
-    _leave_some_to_the_host()
+    _reserve_inotify_for_host()
 
 
-def _leave_some_to_the_host() -> None:
+def _reserve_inotify_for_host() -> None:
     """Leave the host a share of what the kernel counts per user over all namespaces: a world's user is the host's
     too."""
     for kind in ("instances", "watches"):

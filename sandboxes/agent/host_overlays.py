@@ -165,7 +165,7 @@ class HostOverlays:
                     kernel.bind(source, place, recursive=False)
                     files += 1
         if path != "/":
-            _take_after(target, path)
+            _copy_metadata(target, path)
         if files:
             self.uncovered.append(f"files directly in {path} ({files}): something is mounted below it")
 
@@ -193,7 +193,7 @@ class HostOverlays:
         if not self._mounts.has_below(folder):
             for name in names:
                 os.mknod(f"{mask}/{name}", stat.S_IFCHR, os.makedev(0, 0))  # overlayfs's mark for a removed name
-            _take_after(mask, folder)
+            _copy_metadata(mask, folder)
             try:
                 self._overlay(at, [folder, mask])
                 return
@@ -237,7 +237,7 @@ def _stamp(path: str) -> tuple[int, int]:
     return (status.st_ino, status.st_mtime_ns)
 
 
-def _take_after(target: str, path: str) -> None:
+def _copy_metadata(target: str, path: str) -> None:
     """Copy the mode, the times and, if this user may give it away, the owner of another folder."""
     status = os.stat(path)
     with contextlib.suppress(OSError):

@@ -85,6 +85,8 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
+    """The result of `Run`."""
+
     exit_code: int
     stdout: bytes
     stderr: bytes
@@ -151,6 +153,8 @@ class RunCode:
 
 @dataclass(frozen=True, slots=True)
 class CodeResult:
+    """The result of `RunCode`."""
+
     value: str | None  # the last expression's repr
     error: str | None  # the traceback
     stdout: bytes
@@ -266,6 +270,7 @@ NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in KINDS.values()}
 
 
 def encode(message: Message) -> bytes:
+    """One frame."""
     plain: dict[str, object] = {}
     blobs: list[tuple[str, int]] = []
     parts: list[bytes] = []
@@ -287,6 +292,7 @@ def _nested(value: object) -> dict[str, object]:
 
 
 def decode(head: bytes, body: bytes) -> Message:
+    """The message of a frame's two parts."""
     kind, values, blobs = json.loads(head)
     at = 0
     for name, length in blobs:

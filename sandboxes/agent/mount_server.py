@@ -163,6 +163,7 @@ class MountServer:
         Path(PLACES).mkdir(mode=0o700, parents=True)
 
     def carry_out(self, request: MountRequest, given: list[int]) -> bool:
+        """Do what a request asks for; add descriptors for the reply to `given`. Raises `OSError`."""
         match request:
             case MountOverlays():
                 self._mount(request, given)
@@ -175,10 +176,11 @@ class MountServer:
             case CloneMount():
                 given.append(kernel.clone_tree(_place(request.point)))
             case Unmount():
-                return _let_go(_place(request.point), lazily=request.lazily)
+                return _unmount(_place(request.point), lazily=request.lazily)
         return True
 
     def _mount(self, request: MountOverlays, given: list[int]) -> None:
+        """Mount all overlays of a request, or none."""
         with contextlib.ExitStack() as held:
             lowers = [self._hold(held, path) for path in request.lowers]
             top = os.stat(lowers[-1])
@@ -190,10 +192,10 @@ class MountServer:
                     done.append(point)
                     if not over.point:
                         given.append(kernel.clone_tree(_place(point)))
-                        _let_go(_place(point), lazily=True)
+                        _unmount(_place(point), lazily=True)
             except OSError:
                 for point in done:
-                    _let_go(_place(point), lazily=True)
+                    _unmount(_place(point), lazily=True)
                 raise
 
     def _overlay(self, over: Overlay, lowers: list[str], top: os.stat_result, place: str) -> None:
@@ -201,24 +203,24 @@ class MountServer:
         _make_folder(place)
         with contextlib.ExitStack() as held:
             if over.upper:
-                upper = self._reach(over.upper)
+                upper = self._openable_path(over.upper)
                 if over.fresh or _make_folder(upper):  # the top of the tree shows the upper's mode and time
                     os.chmod(upper, stat.S_IMODE(top.st_mode))
                     os.utime(upper, ns=(top.st_atime_ns, top.st_mtime_ns))
                 if not over.fresh:
-                    _make_folder(self._reach(over.work))
+                    _make_folder(self._openable_path(over.work))
                 options += f",upperdir={self._hold(held, over.upper)},workdir={self._hold(held, over.work)}"
             kernel.mount("overlay", place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _hold(self, held: contextlib.ExitStack, path: str) -> str:
         """Open a folder and return a short name for it: commas and colons in its own would mean something to
         overlayfs."""
-        where = _place(path[1:]) if path.startswith("@") else self._reach(path)
+        where = _place(path[1:]) if path.startswith("@") else self._openable_path(path)
         descriptor = os.open(where, os.O_PATH | os.O_DIRECTORY)
         held.callback(os.close, descriptor)
         return f"/proc/self/fd/{descriptor}"
 
-    def _reach(self, path: str) -> str:
+    def _openable_path(self, path: str) -> str:
         """The host's path as it can be opened here, where /run is covered."""
         for anchor, descriptor in self._anchors:
             if path.startswith(anchor + "/"):
@@ -256,7 +258,7 @@ def _place(point: str) -> str:
     return f"{PLACES}/{point}"
 
 
-def _let_go(place: str, *, lazily: bool) -> bool:
+def _unmount(place: str, *, lazily: bool) -> bool:
     try:
         kernel.umount(place, kernel.MNT_DETACH if lazily else 0)
     except OSError as error:

@@ -43,7 +43,7 @@ class MountView:
     def __init__(self, root: str, link: Link) -> None:
         self._root, self._link = root, link
         self._mounted = -1  # reports changed mounts while a prepared view waits
-        self._scratches: list[str] = []  # mounted
+        self._tmpfs_mounts: list[str] = []  # mounted
         self._stack: list[str] = []  # mount points, in the order of mounting
         self._store = self._folder = self.pids = -1
         self.image = -1  # a descriptor of the process image, if there is one
@@ -63,11 +63,11 @@ class MountView:
         self._areas.lay_root()
         harmless = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
         kernel.set_attributes(root, harmless, recursive=True)
-        self._furnish_kernels(root)
+        self._mount_kernel_file_systems(root)
         for place in SCRATCH_PLACES:
             real = Path(place).is_dir() and Path(place).resolve() == Path(place)
             if real and place != "/tmp":  # most views have an overlay there
-                self._scratch(root, place)
+                self._mount_tmpfs(root, place)
         _loopback_up()
 
     def build(self, view: View, image: str = "") -> None:
@@ -79,7 +79,7 @@ class MountView:
             self._areas.close()
             for _ in range(2):  # the root, and below it the folder that it was made with
                 kernel.umount(self._root, kernel.MNT_DETACH)
-            self._scratches.clear()
+            self._tmpfs_mounts.clear()
             self._make_root()
         self._view, root, passed = view, self._root, self._take()
         self._store, self._folder = (
@@ -97,21 +97,21 @@ class MountView:
         if view.image:
             kernel.umount(root, kernel.MNT_DETACH)
             kernel.attach(passed.pop(0), root)
-            self._furnish_kernels(root)
-            self._scratches.clear()
+            self._mount_kernel_file_systems(root)
+            self._tmpfs_mounts.clear()
         os.chdir(root)
         kernel.pivot_root_here()
         for place in ("/run",) if view.image else SCRATCH_PLACES:
             if (
-                place not in (*view.points, *self._scratches)
+                place not in (*view.points, *self._tmpfs_mounts)
                 and Path(place).is_dir()
                 and not Path(place).is_symlink()
             ):
-                self._scratch("", place)
+                self._mount_tmpfs("", place)
         Path(PRIVATE).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._furnish(passed, shown)
+        self._attach_all(passed, shown)
         if not view.image:  # a seal replaces an image's root
-            landlock.prepare()
+            landlock.make_ruleset()
 
     def _is_to_show(self, path: str) -> bool:
         """Whether a visible place would be hidden or covered in the world. Anywhere else the world sees the host's
@@ -119,7 +119,7 @@ class MountView:
         places = [*SCRATCH_PLACES, *map(os.path.realpath, self._view.points[:-1]), *self._view.hidden]
         return self._view.image or any(is_within(os.path.realpath(path), place) for place in places)
 
-    def _furnish_kernels(self, root: str) -> None:
+    def _mount_kernel_file_systems(self, root: str) -> None:
         """Mount /dev and /proc, and open the file in it that only the agent may write to."""
         _devices(f"{root}/dev")
         kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
@@ -128,10 +128,10 @@ class MountView:
         if os.geteuid() == 0:
             _protect_proc(f"{root}/proc")
 
-    def _scratch(self, root: str, place: str) -> None:
+    def _mount_tmpfs(self, root: str, place: str) -> None:
         mode = "0755" if place == "/run" else "1777"
         kernel.mount("tmpfs", root + place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode={mode}")
-        self._scratches.append(place)
+        self._tmpfs_mounts.append(place)
 
     def _take(self) -> list[int]:
         passed, self._link.passed = self._link.passed, []
@@ -141,7 +141,7 @@ class MountView:
         """The places beside the tree that are mounts of their own, which come and go."""
         return self._view.points[1 if self._view.image else 0 : -1]
 
-    def _furnish(self, passed: list[int], shown: list[tuple[str, int]]) -> None:
+    def _attach_all(self, passed: list[int], shown: list[tuple[str, int]]) -> None:
         """Attach everything from the first place beside the tree on."""
         *beside, tree = passed
         for point, descriptor in zip(self._beside(), beside, strict=True):
@@ -167,7 +167,7 @@ class MountView:
         """Attach the tree again, with `outside` everything beside it first, from the descriptors that came along."""
         passed = self._take()
         if outside:
-            self._furnish(passed, self._shown)
+            self._attach_all(passed, self._shown)
             self._shown = []
         else:
             self._put(self._view.points[-1], passed.pop())
@@ -176,7 +176,7 @@ class MountView:
         """A new descriptor of the world's own folder, which holds what it writes."""
         return os.dup(self._folder)
 
-    def reach(self, path: str) -> str:
+    def path_inside(self, path: str) -> str:
         """A path in the store or the world's folder, which are covered, as this process and its children see it."""
         for anchor, held in ((self._view.folder, self._folder), (self._view.store, self._store)):
             if Path(path).is_relative_to(anchor):

@@ -21,12 +21,12 @@ CONTROL = 47
 below those for process substitution, and low enough for `ulimit -n 64`.
 """
 
-GIVEN = 96 << 10
+MOST_EXEC_BYTES = 96 << 10
 """Bytes of variables that a program can be started with on any machine. The kernel allows at least 128 KiB for
 variables and arguments together, and at most that for a single one.
 """
 
-MOST_TOLD = 64 << 20
+MOST_STATE_BYTES = 64 << 20
 """Most bytes of state: commands can also write to the control descriptor, through /proc."""
 
 
@@ -61,7 +61,9 @@ class Shell:
 
     def _ask(self, command: str, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-        line = f"{assignments} eval {shlex.quote(completed(command))} <{shlex.quote(stdin)} {CONTROL}>&-"
+        line = (
+            f"{assignments} eval {shlex.quote(complete_continued_line(command))} <{shlex.quote(stdin)} {CONTROL}>&-"
+        )
         back = ""
         if cwd is not None:
             line = f"builtin cd -- {shlex.quote(cwd)} && {line}"
@@ -72,7 +74,7 @@ class Shell:
         """Let it report its state, which a trap may have changed while it waited."""
         self._after_state(lambda: self._send(":", ""))
 
-    def recall(self, command: str) -> None:
+    def restore(self, command: str) -> None:
         """Send the first line of a new shell: restore a state, at the directory that it was started in."""
         report = shlex.quote(f"{shell_report.TRAPS}; {shell_report.REPORT}")
         self._send(f"declare -r {shell_report.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
@@ -124,9 +126,10 @@ class Shell:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _parse(self) -> None:
+        """Take the status and the state out of what has arrived. Raises `ValueError` for malformed data."""
         if not self._tag:
             self._received.clear()  # nothing was requested
-        if len(self._received) > MOST_TOLD:
+        if len(self._received) > MOST_STATE_BYTES:
             raise ValueError("the report exceeds the maximum size")
         if not self.awaiting_state and not self._parse_status():
             return
@@ -157,7 +160,7 @@ class Shell:
         return True
 
 
-def completed(command: str) -> str:
+def complete_continued_line(command: str) -> str:
     """Complete a command that ends in a continued line, after which bash would misread what follows `eval` and
     end."""
     if command.endswith("\\\n"):
@@ -170,7 +173,7 @@ def too_long_for_exec(env: Mapping[str, str]) -> dict[str, str]:
     """The longest variables that no new bash can be started with together with all others. A shell may export more
     than any program can be started with; a new shell gets these by script."""
     late: dict[str, str] = {}
-    left = GIVEN
+    left = MOST_EXEC_BYTES
     for name, value in sorted(env.items(), key=lambda item: len(item[1])):
         left -= len(os.fsencode(f"{name}={value}")) + 9  # a NUL and a pointer
         if left < 0 and shell_report.NAME.fullmatch(name):

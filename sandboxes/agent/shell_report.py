@@ -113,6 +113,8 @@ def _ansi(match: re.Match[bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
+    """One line of `declare -p`."""
+
     name: str
     flags: str  # as in `declare -p`; "-" for none
     text: bytes  # the whole declaration

@@ -93,7 +93,7 @@ class ShellSnapshot:
         """Raises `ValueError` for an unknown format."""
         values: dict[str, Any] = json.loads(data)
         if values.get("format") == 1:
-            values = _by_name(values)
+            values = _from_format_1(values)
         if values.pop("format", None) != FORMAT:
             raise ValueError(f"the shell's state is not in format {FORMAT}: a newer version of Ramify wrote it")
         limits = {name: tuple(pair) for name, pair in values.pop("limits").items()}
@@ -114,7 +114,7 @@ class ShellSnapshot:
         lines += [b"builtin pushd -n " + quoted(_bytes(absolute(p, tree))) for p in reversed(self.dirs)]
         lines += [b" ".join((b"builtin set --", *(quoted(_bytes(word)) for word in self.args)))]
         lines += [b"OLDPWD=" + quoted(_bytes(absolute(self.oldpwd, tree))), b"builtin shopt -u extglob"]
-        lines += map(_bytes, (*self.aliases.values(), *in_order(self.options), *self.traps.values()))
+        lines += map(_bytes, (*self.aliases.values(), *options_in_order(self.options), *self.traps.values()))
         return b"\n".join(lines) + b"\n"
 
     def since(self, began: ShellSnapshot, earlier: ShellSnapshot) -> ShellSnapshot:
@@ -157,7 +157,7 @@ class ShellSnapshot:
         )
 
 
-def _by_name(values: dict[str, Any]) -> dict[str, Any]:
+def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
     """Convert format 1, which stored bash's own lists."""
     listed = {kind: _bytes(values[kind]) for kind in ("functions", "attributes", "aliases", "traps", "options")}
     declared = [(item.name, line) for line in values["variables"] for item in parse_variables(_bytes(line))]
@@ -266,6 +266,6 @@ def parse_options(listing: bytes) -> dict[str, str]:
     return {words[0] if words[0] == "umask" else f"{words[0]} {words[-1]}": line for words, line in split}
 
 
-def in_order(kept: Mapping[str, str]) -> list[str]:
+def options_in_order(kept: Mapping[str, str]) -> list[str]:
     """Options in bash's order, `set` last: what it turns on may turn on others."""
     return [kept[key] for key in sorted(kept, key=lambda key: (key.startswith("set "), key))]

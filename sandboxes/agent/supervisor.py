@@ -50,7 +50,7 @@ class Tree(Protocol):
         """A descriptor of the processes to begin with, -1 for none."""
         ...
 
-    def reach(self, path: str) -> str:
+    def path_inside(self, path: str) -> str:
         """A host path below the store or the world's folder, as seen from inside."""
         ...
 
@@ -69,13 +69,13 @@ class ProcessSupervisor:
         self._private = PrivateFolder(start.private)
         self._out, self._err = (OutputPipe(self._private, name, start.max_output) for name in ("out", "err"))
         self._shell: Shell | None = None
-        self._known = b""  # the state of a shell that has ended
-        self._began = b""  # the first shell's state before its first command
+        self._last_state = b""  # the state of a shell that has ended
+        self._first_state = b""  # the first shell's state before its first command
         self._limits = ""  # the shell's limits when the last command ended
-        self._alone = True  # only the shell lived when the last command ended
+        self._only_shell = True  # only the shell lived when the last command ended
         self._watchdog = Watchdog(start.bounds, os.getpid(), tree.folder if tree is not None else None)
-        self._over = ""  # the limit that the world exceeded during the current command
-        self._earlier = ""  # the limit that it exceeded while no command ran
+        self._exceeded = ""  # the limit that the world exceeded during the current command
+        self._exceeded_earlier = ""  # the limit that it exceeded while no command ran
         self._inbox: list[Message] = []
         self._gone = False
         self._wake, wake_in = os.pipe()
@@ -87,7 +87,7 @@ class ProcessSupervisor:
         for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
             self._poll.register(descriptor, select.POLLIN)
         self._sessions = PythonSessions(self._private, self._poll)
-        self._score = resource_limits.Score()
+        self._score = resource_limits.OomScore()
         self._criu: CriuProgram | None = None
         if start.criu and tree is not None:
             self._criu = CriuProgram(start.criu, PidCounter(tree.pids))
@@ -96,6 +96,7 @@ class ProcessSupervisor:
     # The loop
 
     def _turn(self, timeout_s: float | None) -> None:
+        """Wait for events, at most this long, and handle them."""
         waits = [wait for wait in (timeout_s, self._watchdog.wait_s()) if wait is not None]
         unread = self._shell.script if self._shell is not None and self._shell.waiting else None
         if unread is not None:
@@ -120,8 +121,8 @@ class ProcessSupervisor:
             elif self._shell is not None and descriptor == unread:
                 self._shell.push()
             else:
-                self._sessions.turn(descriptor)
-        self._over = self._over or self._watchdog.look(self._shell.pid if self._shell is not None else -1)
+                self._sessions.handle_ready(descriptor)
+        self._exceeded = self._exceeded or self._watchdog.check(self._shell.pid if self._shell is not None else -1)
 
     def _receive(self) -> None:
         while not self._gone:
@@ -175,11 +176,12 @@ class ProcessSupervisor:
     # Commands
 
     def _run(self, message: Run) -> Ran:
+        """Run a command to its end, or kill what it started when its timeout, a limit or the host ends it."""
         began = time.monotonic()
         shell = self._living_shell()
         begun = time.monotonic()
-        self._end_what_is_over()
-        before = set() if self._alone else {p.key for p in self._others()}
+        self._end_what_exceeded()
+        before = set() if self._only_shell else {p.key for p in self._others()}
         stdin = "/dev/null"
         if message.stdin:
             stdin = self._private.path("stdin")
@@ -191,29 +193,29 @@ class ProcessSupervisor:
         shell.ask(message.command, stdin=stdin, env=message.env, cwd=cwd)
         deadline = None if message.timeout is None else begun + message.timeout
         ended = self._await_end(shell, deadline, cancellable=True)
-        over, self._over = self._over, ""
+        over, self._exceeded = self._exceeded, ""
         if not ended:
             self._kill(lambda: processes.descendants(os.getpid(), spare=before))
-        if over and self._watchdog.still(over):
+        if over and self._watchdog.still_exceeded(over):
             self._kill(self._all)  # other processes take part in exceeding the limit
         timed_out = not ended and not over
         code = KILLED if over else 124 if timed_out else shell.status if shell.status is not None else shell.ended
-        over = over or resource_limits.met(self._start.bounds, code or 0)
-        earlier, self._earlier = self._earlier, ""
+        over = over or resource_limits.limit_behind_exit_code(self._start.bounds, code or 0)
+        earlier, self._exceeded_earlier = self._exceeded_earlier, ""
         self._release_ended_shell()
         if message.stdin:
             self._private.remove("stdin")
         out, err = self._out.end(), self._err.end()
         truncated = self._out.truncated or self._err.truncated
         others = self._count_others()
-        self._alone = others == 0
+        self._only_shell = others == 0
         duration = time.monotonic() - began
         return Ran(code or 0, out, err, duration, timed_out, truncated, others, over, earlier)
 
-    def _end_what_is_over(self) -> None:
+    def _end_what_exceeded(self) -> None:
         """If the world exceeded a limit while no command ran, end what earlier commands left running."""
-        if self._over:
-            self._earlier, self._over = self._over, ""
+        if self._exceeded:
+            self._exceeded_earlier, self._exceeded = self._exceeded, ""
             self._kill(self._others)
 
     def _kill(self, select: Callable[[], list[processes.Process]]) -> None:
@@ -221,19 +223,19 @@ class ProcessSupervisor:
         it."""
         spared = []
         if os.getpid() == 1:
-            spared = [p.key for p in self._all() if processes.stands_still(p)]
+            spared = [p.key for p in self._all() if processes.is_stopped(p)]
             with contextlib.suppress(ProcessLookupError):  # there is no process
                 os.kill(-1, signal.SIGSTOP)
         processes.kill(select, self._reap)
         if os.getpid() == 1:
             for process in self._all():
                 if process.key not in spared:
-                    processes.send(process, signal.SIGCONT)
+                    processes.send_signal(process, signal.SIGCONT)
 
     def _await_end(self, shell: Shell, deadline: float | None = None, *, cancellable: bool = False) -> bool:
         """Whether the command ended by itself, not by its deadline, the host's request or the host's end."""
         while shell.status is None and shell.ended is None:
-            if self._gone or (cancellable and (self._over or any(isinstance(m, Cancel) for m in self._inbox))):
+            if self._gone or (cancellable and (self._exceeded or any(isinstance(m, Cancel) for m in self._inbox))):
                 return False
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -262,17 +264,17 @@ class ProcessSupervisor:
         self._await_state()
         self._release_ended_shell()
         if self._shell is None:
-            kept, env = self._kept(), self._start_env()
+            kept, env = self._state_for_new_shell(), self._start_env()
             late = too_long_for_exec(env)
             self._shell = self._spawn_shell(kept, {name: env[name] for name in env if name not in late})
             self._poll.register(self._shell.control, select.POLLIN)
             self._restore(self._shell, kept, late)
         return self._shell
 
-    def _kept(self) -> ShellSnapshot | None:
+    def _state_for_new_shell(self) -> ShellSnapshot | None:
         """The state for a new shell: that of the last shell, else that of the snapshot."""
-        if self._known:
-            return ShellSnapshot.of(Report.parse(self._known), self._start.tree)
+        if self._last_state:
+            return ShellSnapshot.of(Report.parse(self._last_state), self._start.tree)
         return ShellSnapshot.decode(self._start.shell) if self._start.shell else None
 
     def _restore(self, shell: Shell, kept: ShellSnapshot | None, late: Mapping[str, str]) -> None:
@@ -283,7 +285,7 @@ class ProcessSupervisor:
             script = b"" if kept is None else kept.script(self._start.tree)
             self._private.write("state", export_script(late) + script)
             command = f"builtin source {shlex.quote(self._private.path('state'))} >/dev/null 2>&1"
-        shell.recall(command)
+        shell.restore(command)
         try:
             self._await_shell(shell)
         except OSError:
@@ -291,13 +293,13 @@ class ProcessSupervisor:
             raise
         if shell.status is None or shell.awaiting_state:
             raise EOFError(f"bash ended immediately (exit {shell.ended})")
-        self._began = self._began or self._state()
+        self._first_state = self._first_state or self._state()
 
     def _state(self) -> bytes:
         """The state as `Report` reads it; empty if there never was a shell. Call it after the shell has reported."""
         shell = self._shell
         if shell is None:
-            return self._known
+            return self._last_state
         return shell.state + b"\0" + self._limits.encode()
 
     def _release_ended_shell(self) -> None:
@@ -309,14 +311,15 @@ class ProcessSupervisor:
         os.close(shell.control)
         os.close(shell.script)
         if shell.state:  # else it never received the previous shell's state
-            self._known = shell.state + b"\0" + self._limits.encode()
+            self._last_state = shell.state + b"\0" + self._limits.encode()
         self._shell = None
 
     def _spawn_shell(self, kept: ShellSnapshot | None, env: Mapping[str, str]) -> Shell:
+        """Fork a child that confines itself and executes bash."""
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
         pwd = self._start_place()
-        with self._score.handed_on():
+        with self._score.raised_for_children():
             pid = os.fork()
         if pid == 0:
             try:
@@ -358,12 +361,12 @@ class ProcessSupervisor:
     def _start_place(self) -> str:
         """Where a shell starts: the last shell's directory, else the snapshot's, else the top of the tree."""
         tree = self._start.tree
-        pwd = os.fsdecode(Report.parse(self._known).pwd) if self._known else ""
+        pwd = os.fsdecode(Report.parse(self._last_state).pwd) if self._last_state else ""
         place = Path(pwd) if pwd else Path(tree, self._start.cwd)
         return str(place) if place.is_dir() else tree
 
     def _start_env(self) -> dict[str, str]:
-        if not self._known:
+        if not self._last_state:
             return self._start.env
         unknown = {name: value for name, value in self._start.env.items() if not NAME.fullmatch(name)}
-        return unknown | Report.parse(self._known).environment  # bash passes on names that it cannot use itself
+        return unknown | Report.parse(self._last_state).environment  # bash passes on names that it cannot use itself

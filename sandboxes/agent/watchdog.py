@@ -1,8 +1,8 @@
 """Watches what a whole world uses where no limit of a single process helps: memory, processes, disk. Stdlib only.
 
-The agent calls `look` a few times a second while anything runs. It reads /proc and the world's folder, so it needs no
-control groups, no root and no daemon. It cannot stop a process between two looks: `resource_limits` and, if there are
-any, control groups bound that.
+The agent calls `check` a few times a second while anything runs. It reads /proc and the world's folder, so it needs
+no control groups, no root and no daemon. It cannot stop a process between two looks: `resource_limits` and, if there
+are any, control groups bound that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _row(pid: str) -> tuple[int, int, int]:
     return int(fields[1]), int(fields[17]), int(fields[21])
 
 
-def proportional(pids: Sequence[int]) -> int:
+def proportional_memory(pids: Sequence[int]) -> int:
     """Bytes of memory, with shared pages divided among the processes that map them. Exact but slow: it walks the page
     tables."""
     total = 0
@@ -91,7 +91,7 @@ def memory_file_systems() -> tuple[str, ...]:
     return tuple(found)
 
 
-def in_memory(places: Sequence[str]) -> int:
+def memory_file_usage(places: Sequence[str]) -> int:
     """Bytes that files on memory file systems hold: they are memory too, whoever wrote them."""
     total = 0
     for place in places:
@@ -101,7 +101,7 @@ def in_memory(places: Sequence[str]) -> int:
     return total
 
 
-def weigh(folder: int) -> Iterator[int]:
+def disk_usage(folder: int) -> Iterator[int]:
     """The bytes on disk below an open folder, as a running total after each folder.
 
     Follows no links. Counts hard links each time.
@@ -120,7 +120,7 @@ def weigh(folder: int) -> Iterator[int]:
         yield total
 
 
-def nameless(pids: Sequence[int]) -> int:
+def unlinked_usage(pids: Sequence[int]) -> int:
     """Bytes on disk of open files without a name: no walk finds them."""
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
@@ -160,7 +160,7 @@ class Watchdog:
     _places: tuple[str, ...] | None = None
     _walk: Iterator[int] | None = field(default=None, repr=False)
     _open: int = -1
-    _nameless: int = 0  # when this walk began
+    _unlinked: int = 0  # when this walk began
     _tolerated: int = 0  # bytes on disk above the limit that are tolerated since the limit was last met
 
     def begin(self) -> None:
@@ -172,7 +172,7 @@ class Watchdog:
         """Seconds until the next look; None if nothing is to be watched."""
         return max(0.0, self._due - time.monotonic()) if self._busy else None
 
-    def look(self, shell: int) -> str:
+    def check(self, shell: int) -> str:
         """The limit that the world exceeds, by its field in `Bounds`; "" if none, or if no look is due."""
         began = time.monotonic()
         if not self._busy or began < self._due:
@@ -184,7 +184,7 @@ class Watchdog:
         self._due = ended + max(EVERY_S, SHARE * (ended - began))
         return over
 
-    def still(self, limit: str) -> bool:
+    def still_exceeded(self, limit: str) -> bool:
         """Whether the world still exceeds this limit after the command that met it was killed.
 
         Always true for the disk: files stay, and their writer is unknown. The present size is tolerated from now on,
@@ -195,21 +195,25 @@ class Watchdog:
         if self.folder is not None:
             descriptor = self.folder()
             try:
-                *_, weight = weigh(descriptor)
+                *_, weight = disk_usage(descriptor)
                 self._tolerated = int(weight * GROWTH) + SLACK
             finally:
                 os.close(descriptor)
         return True
 
     def _memory_or_processes(self, used: Usage) -> str:
+        """The one of these two limits that the world exceeds; "" for none."""
         bounds = self.bounds
         if bounds.processes is not None and used.threads > bounds.processes:
             return "processes"
         if bounds.memory_bytes is not None:
             if self._places is None:
                 self._places = memory_file_systems() if self.folder is not None else ()
-            files = in_memory(self._places)
-            if used.resident + files > bounds.memory_bytes and proportional(used.pids) + files > bounds.memory_bytes:
+            files = memory_file_usage(self._places)
+            if (
+                used.resident + files > bounds.memory_bytes
+                and proportional_memory(used.pids) + files > bounds.memory_bytes
+            ):
                 return "memory_bytes"
         return ""
 
@@ -220,12 +224,12 @@ class Watchdog:
         most = max(self.bounds.disk_bytes, self._tolerated)
         if self._walk is None:
             self._open = self.folder()
-            self._walk = weigh(self._open)
-            self._nameless = nameless(used.pids)
+            self._walk = disk_usage(self._open)
+            self._unlinked = unlinked_usage(used.pids)
         until = time.monotonic() + SLICE_S
         over = False
         for total in self._walk:
-            over = total + self._nameless > most
+            over = total + self._unlinked > most
             if over:
                 break
             if time.monotonic() > until:

@@ -45,9 +45,11 @@ class CopyBackend(AgentBackend):
 
 
 class CopyWorld(AgentWorld):
+    """A world in a plain folder, with ordinary processes of the user."""
+
     @property
     def path(self) -> Path:
-        self._living()
+        self._require_link()
         return self._folder / "tree"
 
     def _tree_inside(self) -> str:
@@ -89,5 +91,5 @@ class CopyWorld(AgentWorld):
             env_unset=state.unset,
             cwd=state.cwd,
             processes=state.processes,
-            flush=self._flush and not self._still,
+            flush=self._flush and not self._stopped,
         )

@@ -21,11 +21,11 @@ class BaseImages:
         self._folder = folder
         self.image = ""  # the last image that was kept; the digests of its files are known
 
-    def there(self) -> list[int]:
+    def available(self) -> list[int]:
         """The inodes of the base images at hand."""
         return [int(path.name) for path in self._folder.iterdir()] if self._folder.exists() else []
 
-    def put(self, inode: int, session: Path) -> None:
+    def link_into(self, inode: int, session: Path) -> None:
         """Let a session's image build on one of them. Raises `OSError`."""
         (session / BASE_PAGES).hardlink_to(self._folder / str(inode))
 
@@ -33,7 +33,7 @@ class BaseImages:
         """Keep the base images of this image, and drop all others."""
         self.image = image.parent.name
         self._folder.mkdir(exist_ok=True)
-        held = set(self.there())
+        held = set(self.available())
         wanted = {path.stat().st_ino: path for path in map(_base_of, image.iterdir())}
         for inode in held - wanted.keys():
             (self._folder / str(inode)).unlink()

@@ -29,13 +29,13 @@ class ReplyFuture(asyncio.Future[Message]):
     task goes on. Shielding a separate task for each request would cost as much as the request itself.
     """
 
-    def __init__(self, hasten: Callable[[], None]) -> None:
+    def __init__(self, on_cancel: Callable[[], None]) -> None:
         super().__init__()
-        self._hasten = hasten
+        self._on_cancel = on_cancel
 
     def cancel(self, msg: object | None = None) -> bool:
         if not self.done():
-            self._hasten()
+            self._on_cancel()
         return False
 
 
@@ -134,7 +134,7 @@ class MessageStream(asyncio.Protocol):
         self._waiting.append(due)
         self._transport.write(data)
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message without a reply; do nothing if the connection is gone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
@@ -163,7 +163,7 @@ class AgentLink:
         self._helper, self._exit_code, self._stream = helper, exit_code, stream
         self.pid = 0  # the agent's, known once it is ready
 
-    def hold(self, group: asyncio.Future[Group], bounds: Bounds) -> None:
+    def apply_limits(self, group: asyncio.Future[Group], bounds: Bounds) -> None:
         """Apply these limits to the control group once it exists. Meanwhile only the agent watches the world."""
 
         async def limit() -> Group:
@@ -175,7 +175,7 @@ class AgentLink:
         self._group = asyncio.ensure_future(limit())
 
     @property
-    def counts(self) -> bool:
+    def kills_are_known(self) -> bool:
         """Whether `out_of_memory` returns at once."""
         return self._group is None or self._group.done()
 
@@ -188,24 +188,24 @@ class AgentLink:
         return 0 if self._group.exception() is not None else self._group.result().out_of_memory()
 
     async def ask(
-        self, message: Message, passing: Sequence[int] = (), hasten: Callable[[], None] | None = None
+        self, message: Message, passing: Sequence[int] = (), on_cancel: Callable[[], None] | None = None
     ) -> Message:
         """Send a request and return the reply. Raises `WorldDied` if the agent is gone, `SandboxError` if it failed.
 
-        The caller closes the descriptors in `passing`, which are sent along. With `hasten`, a cancelled task calls it
-        and still waits for the reply.
+        The caller closes the descriptors in `passing`, which are sent along. With `on_cancel`, a cancelled task calls
+        it and still waits for the reply.
         """
-        due = asyncio.get_running_loop().create_future() if hasten is None else ReplyFuture(hasten)
+        due = asyncio.get_running_loop().create_future() if on_cancel is None else ReplyFuture(on_cancel)
         try:
             self._stream.ask(message, due, passing)
             answer = await due
         except OSError as error:
-            raise WorldDied(await self._why_lost()) from error
+            raise WorldDied(await self._loss_reason()) from error
         if isinstance(answer, Failed):
             raise SandboxError(answer.message)
         return answer
 
-    async def _why_lost(self) -> str:
+    async def _loss_reason(self) -> str:
         if self._stream.unreadable:
             return (
                 f"the world's first process sent an unreadable reply ({self._stream.unreadable}), so the "
@@ -215,7 +215,7 @@ class AgentLink:
 
     def cancel(self) -> None:
         """Have the current command killed; its reply still comes."""
-        self._stream.say(Cancel())
+        self._stream.send(Cancel())
 
     async def close(self) -> None:
         """Hang up, which ends the world, and wait until it has ended."""
@@ -249,14 +249,14 @@ class LazyAgentLink(AgentLink):
         self.pid = 0
 
     async def ask(
-        self, message: Message, passing: Sequence[int] = (), hasten: Callable[[], None] | None = None
+        self, message: Message, passing: Sequence[int] = (), on_cancel: Callable[[], None] | None = None
     ) -> Message:
         """As `AgentLink.ask`; also raises `WorldStartFailed`."""
         self._cancelled = False
         link = self._link or await self.start()
         if self._cancelled and isinstance(message, Run):  # while the agent started
             message = replace(message, timeout=0.0)
-        return await link.ask(message, passing, hasten)
+        return await link.ask(message, passing, on_cancel)
 
     async def start(self) -> AgentLink:
         """Start the agent. Raises `WorldStartFailed`."""
@@ -270,8 +270,8 @@ class LazyAgentLink(AgentLink):
         return link
 
     @property
-    def counts(self) -> bool:
-        return self._link is None or self._link.counts
+    def kills_are_known(self) -> bool:
+        return self._link is None or self._link.kills_are_known
 
     async def out_of_memory(self) -> int:
         return 0 if self._link is None else await self._link.out_of_memory()

@@ -58,10 +58,10 @@ class AgentWorld(WorldLifecycle):
         async with self._lock:
             with explain_file_limit(SandboxError):
                 await self._start_commands()
-                killed_before = not self._alone and await self._killed_since()
-                self._inspection, self._alone = None, False  # also if we are cancelled and never see the result
+                killed_before = not self._only_shell and await self._killed_since()
+                self._inspection, self._only_shell = None, False  # also if we are cancelled and never see the result
                 ran = await self._ran(message)
-                self._alone = ran.others == 0
+                self._only_shell = ran.others == 0
                 limit = _limit_met(ran, killed=await self._killed_by(ran))
             earlier = Limit.MEMORY if killed_before else Limit(ran.earlier)
         return RunResult(
@@ -77,22 +77,22 @@ class AgentWorld(WorldLifecycle):
         )
 
     async def _ran(self, message: Run) -> Ran:
-        link = self._living()
+        link = self._require_link()
         if link.pid == 0:  # the agent is started first
             return await finish_before_cancelling(self._ask(message, Ran), interrupt=link.cancel)
-        return await self._ask(message, Ran, hasten=link.cancel)
+        return await self._ask(message, Ran, on_cancel=link.cancel)
 
     async def _killed_by(self, ran: Ran) -> bool:
         """Whether the kernel killed a process of this command for memory. After a successful command the next one may
         ask: a new world's control group takes some milliseconds, which its first command should not wait for."""
-        if ran.exit_code == 0 and not self._living().counts:
-            self._alone = False
+        if ran.exit_code == 0 and not self._require_link().kills_are_known:
+            self._only_shell = False
             return False
         return await self._killed_since()
 
     async def _killed_since(self) -> bool:
         """Whether the kernel has killed for memory since the last call. The agent is not notified of that."""
-        before, self._killed = self._killed, await self._living().out_of_memory()
+        before, self._killed = self._killed, await self._require_link().out_of_memory()
         return self._killed > before
 
     async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
@@ -106,8 +106,8 @@ class AgentWorld(WorldLifecycle):
         outdated."""
         async with self._lock:
             await self._start_commands()
-            link = self._living()
-            self._inspection, self._alone = None, False
+            link = self._require_link()
+            self._inspection, self._only_shell = None, False
             return await finish_before_cancelling(self._ask(message, kind), interrupt=link.cancel)
 
     async def background_processes(self) -> int:
@@ -131,7 +131,7 @@ class AgentWorld(WorldLifecycle):
 
     async def _keep_running(self, command: str) -> None:
         """Start the command in a subshell, so that it is not one of our shell's jobs."""
-        self._inspection, self._alone = None, False
+        self._inspection, self._only_shell = None, False
         text = f"(eval {shlex.quote(command)} </dev/null >/dev/null 2>&1 & builtin echo $!)"
         ran = await self._ask(Run(text), Ran)
         if ran.exit_code != 0:
@@ -140,7 +140,7 @@ class AgentWorld(WorldLifecycle):
 
     async def _inspect(self) -> Inspection:
         """The agent's report on the shell, or the last report if only the shell lives and was sent nothing since."""
-        self._living()
+        self._require_link()
         if self._inspection is None:
             inspection = await self._ask(Inspect(list(self._running.values())), Inspection)
             self._inspection = None if inspection.others else inspection
@@ -173,7 +173,7 @@ class AgentWorld(WorldLifecycle):
             return await self._seal_files(state, 0)
         why = self._why_no_dump
         if not why:
-            self._still = True
+            self._stopped = True
             try:
                 why = await self._dump()
                 if not why:
@@ -183,18 +183,18 @@ class AgentWorld(WorldLifecycle):
                     return await self._seal_files(replace(state, processes=kept), others)
             finally:
                 await self._resume_processes()
-        return await self._seal_with_sessions(state.because(why), others)
+        return await self._seal_with_sessions(state.with_reason(why), others)
 
     async def _seal_with_sessions(self, state: ShellState, others: int) -> Snapshot:
         """Seal with the Python sessions at least, as the processes cannot be dumped whole."""
         why = self._why_no_session
         if why:
-            return await self._seal_files(state.because(f"{state.processes.reason}; {why}"), others)
-        self._still = True
+            return await self._seal_files(state.with_reason(f"{state.processes.reason}; {why}"), others)
+        self._stopped = True
         try:
             dumped = await self._dump_sessions()
             if dumped.reason:
-                state = state.because(f"{state.processes.reason}; {dumped.reason}")
+                state = state.with_reason(f"{state.processes.reason}; {dumped.reason}")
             if dumped.taken:
                 dropped = max(0, state.processes.dropped - len(dumped.taken))
                 kept = replace(
@@ -214,16 +214,16 @@ class AgentWorld(WorldLifecycle):
     async def _dump_sessions(self) -> DumpedSessions:
         """Dump the Python sessions into `images`; afterwards all processes but the shell stand still."""
         images = await self._fresh_images()
-        dumped = await self._ask(DumpSessions(str(images), self._base_images.there()), DumpedSessions)
+        dumped = await self._ask(DumpSessions(str(images), self._base_images.available()), DumpedSessions)
         self._maps_files = dumped.maps_files
         for session, base in dumped.taken.items():
             if base:
-                self._base_images.put(base, images / session)
+                self._base_images.link_into(base, images / session)
         return dumped
 
     async def _resume_processes(self) -> None:
         """Let all processes run again, and only then wait for the disk."""
-        self._still = False
+        self._stopped = False
         await self._ask(Thaw(), Done)
         if self._flush:
             await asyncio.to_thread(self._resources.store.flush)
@@ -242,9 +242,9 @@ class AgentWorld(WorldLifecycle):
 
     async def _frozen(self, work: Callable[[], Snapshot]) -> Snapshot:
         """Run `work` in a thread while every process but the shell stands still; at once if all do already."""
-        if self._still:
+        if self._stopped:
             return await asyncio.to_thread(work)
-        self._still = True
+        self._stopped = True
         try:
             self._maps_files = (await self._ask(Freeze(), Frozen)).maps_files
             return await asyncio.to_thread(work)
@@ -261,17 +261,17 @@ class AgentWorld(WorldLifecycle):
             tier = ProcessTier.COMMANDS if commands else ProcessTier.NONE
             processes = replace(processes, tier=tier, commands=commands, dropped=inspection.strays)
         if not inspection.state:
-            return ShellState.standing(self._snapshot, processes)
+            return ShellState.unstarted(self._snapshot, processes)
         secrets, tree = self._spec.secrets, self._tree_inside()
         report, began = Report.parse(inspection.state), ShellSnapshot.of(Report.parse(inspection.began), tree)
         now = ShellSnapshot.of(report, tree)
         if now != began:
-            kept = now.since(began, self._kept).without(secrets)
+            kept = now.since(began, self._first_snapshot).without(secrets)
             processes = replace(
                 processes, shell=await asyncio.to_thread(self._resources.store.put_blob, kept.encode())
             )
         else:
-            processes = replace(processes, shell=self._began_with)
+            processes = replace(processes, shell=self._first_blob)
         place = os.fsdecode(report.pwd)
         state = ShellState.of(report.environment, place, self._start_env(), tree, str(self._folder), processes)
         state = replace(state, env=environment_without(state.env, secrets))

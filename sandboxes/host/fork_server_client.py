@@ -72,6 +72,7 @@ class ForkServerClient:
         self.groups: Groups | str = "the backend is not open"  # a text says why there are none
 
     async def start(self) -> None:
+        """Start the helper process, and its mount server if there are anchors."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         keeping, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, keepers, self._log.open("wb") as log:
@@ -89,7 +90,7 @@ class ForkServerClient:
         else:
             keeping.close()
 
-    def late(self, start: Start, passing: Callable[[list[int]], Awaitable[None]]) -> LazyAgentLink:
+    def lazy_link(self, start: Start, passing: Callable[[list[int]], Awaitable[None]]) -> LazyAgentLink:
         """A world's agent that starts when it is first needed. `passing` adds the descriptors that are sent with
         `start`."""
         return LazyAgentLink(lambda: self._begin(start, passing))
@@ -110,10 +111,10 @@ class ForkServerClient:
     async def spawn(self, start: Start, passing: Sequence[int] = ()) -> AgentLink:
         """Fork and set up a world's agent. Raises `WorldStartFailed`."""
         async with self._starting:
-            spare = await self._agent(start)
+            spare = await self._take_agent(start)
             link = AgentLink(self, spare.exit_code, spare.stream)
             if spare.group is not None:
-                link.hold(spare.group, start.bounds)
+                link.apply_limits(spare.group, start.bounds)
             try:
                 answer = await link.ask(start, passing)
             except SandboxError as error:
@@ -127,7 +128,7 @@ class ForkServerClient:
         link.pid = answer.pid
         return link
 
-    async def _agent(self, start: Start) -> SpareAgent:
+    async def _take_agent(self, start: Start) -> SpareAgent:
         if start.view is None or start.view.network:
             return await self._fork("plain" if start.view is None else "online")
         self._restock()
@@ -139,6 +140,7 @@ class ForkServerClient:
         return await self._fork("isolated")
 
     async def _fork(self, kind: str) -> SpareAgent:
+        """Have an agent forked on a new socket. `kind` is a key of `fork_server.KINDS`."""
         refuse_in_child(self._owner, "the backend", UsedAfterFork)
         if self._control is None:
             raise WorldStartFailed("the backend is not open: use it as `async with backend:`")
@@ -161,9 +163,9 @@ class ForkServerClient:
         except BaseException:
             ours.close()
             raise
-        return SpareAgent(stream, child.dead, self._grouped(child.born))
+        return SpareAgent(stream, child.dead, self._put_in_group(child.born))
 
-    def _grouped(self, born: asyncio.Future[int]) -> asyncio.Future[Group] | None:
+    def _put_in_group(self, born: asyncio.Future[int]) -> asyncio.Future[Group] | None:
         """Put a new agent in a control group as early as possible: every fork on the machine waits for that."""
         groups = self.groups
         if not isinstance(groups, Groups):
@@ -177,7 +179,7 @@ class ForkServerClient:
     async def _discard(self, spare: SpareAgent) -> None:
         link = AgentLink(self, spare.exit_code, spare.stream)
         if spare.group is not None:
-            link.hold(spare.group, Bounds())
+            link.apply_limits(spare.group, Bounds())
         await link.close()
 
     def _restock(self) -> None:
@@ -194,6 +196,7 @@ class ForkServerClient:
                 return  # the next request for a world reports the error
 
     async def close(self) -> None:
+        """End the helper process with all its worlds, and wait for its end."""
         if self._control is None or self._process is None or os.getpid() != self._owner:
             return  # a forked child's copy: its parent closes it
         if self._restocking is not None:
@@ -217,7 +220,7 @@ class ForkServerClient:
         try:
             report = self._control.recv(64)
             if report:
-                self._take(report)
+                self._handle_report(report)
                 return
         except BlockingIOError:
             return
@@ -228,7 +231,7 @@ class ForkServerClient:
         asyncio.get_running_loop().remove_reader(self._control)
         self._forget_children()
 
-    def _take(self, report: bytes) -> None:
+    def _handle_report(self, report: bytes) -> None:
         what, number, told = report.split()
         if what == b"born":
             born = self._children[int(number)].born

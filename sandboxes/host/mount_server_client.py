@@ -82,7 +82,7 @@ class MountServerClient:
             raise SandboxError(f"a tree could not be passed to its world: {answer.error}")
         return given[0]
 
-    async def furnish(self, point: str, entries: Sequence[LayerEntry]) -> None:
+    async def make_layer(self, point: str, entries: Sequence[LayerEntry]) -> None:
         """Create a folder at the mount server, "@point" in a stack. Raises `WorldStartFailed`."""
         answer, _ = await self._ask(MakeLayer(point, list(entries)))
         if answer.error:
@@ -100,6 +100,7 @@ class MountServerClient:
         return answer.ok
 
     async def _ask(self, request: MountRequest) -> Reply:
+        """Send a request and wait for the reply. Raises `WorldStartFailed` if the mount server is gone."""
         refuse_in_child(self._owner, "the backend", UsedAfterFork)
         loop = asyncio.get_running_loop()
         due: asyncio.Future[Reply] = loop.create_future()
@@ -130,6 +131,7 @@ class MountServerClient:
             self._lost(f"a reply of the helper process is unreadable ({type(error).__name__}: {error})")
 
     def _receive(self, sock: socket.socket) -> None:
+        """Take one reply from the socket and give it to the request that waits for it."""
         try:
             data, given, flags, _ = socket.recv_fds(sock, BIGGEST, MOST_GIVEN, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:

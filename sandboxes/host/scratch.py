@@ -30,6 +30,7 @@ class ScratchSession:
         self.folder = scratch
 
     def open(self) -> None:
+        """Make and lock the session's folder, after removing what crashed sessions left."""
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._remove_abandoned()
         while True:
@@ -54,6 +55,7 @@ class ScratchSession:
         self._lock = -1
 
     def _remove_abandoned(self) -> None:
+        """Remove every session whose lock is free."""
         for lock in self._scratch.glob("*.lock"):
             try:
                 held = open_lock(lock, os.O_RDWR)

@@ -57,11 +57,11 @@ class ShellState:
         return cls(env, tuple(sorted(gone)), cwd, processes)
 
     @classmethod
-    def standing(cls, snapshot: Snapshot, processes: Processes) -> ShellState:
+    def unstarted(cls, snapshot: Snapshot, processes: Processes) -> ShellState:
         """The record of a world whose shell has not started yet."""
         return cls(snapshot.env, snapshot.env_unset, snapshot.cwd, processes)
 
-    def because(self, reason: str) -> ShellState:
+    def with_reason(self, reason: str) -> ShellState:
         """A copy with the reason why processes are not kept better."""
         return replace(self, processes=replace(self.processes, reason=reason))
 
@@ -110,7 +110,7 @@ class WorldLifecycle(ABC):
         self._lock = asyncio.Lock()
         self._link: AgentLink | None = None
         self._inspection: Inspection | None = None  # the last report, while nothing can have changed since
-        self._alone = True  # at the last request, only the shell or nothing lived
+        self._only_shell = True  # at the last request, only the shell or nothing lived
         self._recorded: tuple[Inspection, ShellState] | None = (
             None  # the last report, and its record in the last seal
         )
@@ -121,10 +121,10 @@ class WorldLifecycle(ABC):
         self._commands_started = False  # whether they were started
         self._flush = True  # what is sealed
         self._killed = 0  # processes killed by the kernel for memory
-        self._still = False  # all processes, including the shell, stand still until `Thaw`
+        self._stopped = False  # all processes, including the shell, stand still until `Thaw`
         self._maps_files = True  # at the last freeze, a process could write to a file by a mapping
         self._closed = False
-        self._kept, self._began_with = ShellSnapshot(), ""  # what the first shell began with, and its blob
+        self._first_snapshot, self._first_blob = ShellSnapshot(), ""  # what the first shell began with, and its blob
         self._base_images = BaseImages(resources.folder / "grounds")
 
     @property
@@ -166,9 +166,12 @@ class WorldLifecycle(ABC):
         if shell:
             start = replace(start, shell=await asyncio.to_thread(self._resources.store.blob, shell))
         start = self._with_sessions(self._dumpable(start))
-        self._kept, self._began_with = ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot(), shell
+        self._first_snapshot, self._first_blob = (
+            ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot(),
+            shell,
+        )
         self._inspection = None if start.image else Inspection(b"", b"", 0)
-        self._alone = not start.image
+        self._only_shell = not start.image
         self._running = dict.fromkeys(self._snapshot.processes.commands, -1) if start.image else {}
         self._commands_started = bool(start.image)
         self._killed = 0
@@ -190,7 +193,7 @@ class WorldLifecycle(ABC):
         async with self._lock:
             if self._closed:
                 raise WorldDied("the world was closed")
-            await self._abandon()
+            await self._end_processes()
             await asyncio.to_thread(remove_tree, self._folder)
             if snapshot.image is None and self._spec.image is not None:
                 snapshot = replace(snapshot, image=self._image)
@@ -204,27 +207,27 @@ class WorldLifecycle(ABC):
 
     async def _end(self) -> None:
         try:
-            await self._abandon()  # which also ends the current operation
+            await self._end_processes()  # which also ends the current operation
         finally:  # also where a process of it hangs in the kernel, and its control group stays
             async with self._lock:
                 await asyncio.to_thread(remove_tree, self._folder)
             self._resources.forget(self._id)
 
-    async def _abandon(self) -> None:
+    async def _end_processes(self) -> None:
         """End the world's processes. From now on it raises `WorldDied`."""
         link, self._link = self._link, None
         if link is not None:
             await link.close()
 
-    def _living(self) -> AgentLink:
+    def _require_link(self) -> AgentLink:
         if self._link is None:
             raise WorldDied("the world was closed" if self._closed else "the world could not go on after an error")
         return self._link
 
-    async def _ask(self, message: Message, kind: type[T], hasten: Callable[[], None] | None = None) -> T:
-        """Send a request to the agent and check the type of its reply. With `hasten`, a cancelled task calls it and
-        still waits for the reply."""
-        answer = await self._living().ask(message, (), hasten)
+    async def _ask(self, message: Message, kind: type[T], on_cancel: Callable[[], None] | None = None) -> T:
+        """Send a request to the agent and check the type of its reply. With `on_cancel`, a cancelled task calls it
+        and still waits for the reply."""
+        answer = await self._require_link().ask(message, (), on_cancel)
         if not isinstance(answer, kind):
             # name only the type: a reply holds the world's variables, secrets among them
             raise SandboxError(f"the agent answered {type(answer).__name__} where {kind.__name__} was due")

@@ -34,6 +34,8 @@ class Instruction:
 
 @dataclass
 class Assembler:
+    """Collects instructions and labels, and encodes them."""
+
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 

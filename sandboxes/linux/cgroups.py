@@ -129,7 +129,7 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | s
             return f"the control groups of this process provide no usable {controller} controller"
         places[controller] = place
     me = os.getpid()
-    groups = Groups(places, f"ramify-{me}-{processes.everything()[me].started}")
+    groups = Groups(places, f"ramify-{me}-{processes.all_processes()[me].started}")
     try:
         _make_and_remove(groups.group())
     except OSError as error:
@@ -171,7 +171,7 @@ def _version_2(root: Path, controller: str, ours: Mapping[str, str]) -> Path | N
 
 def _remove_abandoned(places: set[Path]) -> None:
     """Remove groups whose maker has ended, except those that still hold a process."""
-    living = processes.everything()
+    living = processes.all_processes()
     for group in (found for place in places for found in place.glob("ramify-*-*-*")):
         _, pid, started, _ = group.name.split("-", 3)
         maker = living.get(int(pid)) if pid.isdigit() else None

@@ -94,6 +94,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """Mount a file system; without `kind` a bind mount, with the flag MS_BIND."""
     done = _libc.mount(
         os.fsencode(source),
         os.fsencode(target),

@@ -38,7 +38,7 @@ class PathBeneathAttr(ctypes.Structure):
 
 
 @functools.cache
-def version() -> int:
+def abi_version() -> int:
     """The ABI version of the running kernel; 0 for none (too old, not built in, or disabled)."""
     try:
         return call("landlock_create_ruleset", None, ctypes.c_size_t(0), ASK_VERSION)
@@ -46,7 +46,7 @@ def version() -> int:
         return 0
 
 
-def restrict() -> bool:
+def enter_domain() -> bool:
     """Enter a domain for good; False if the kernel has no suitable Landlock, or the world no lasting `/`.
 
     Needs no-new-privs.
@@ -63,10 +63,10 @@ _rules: dict[tuple[int, int], int] = {}
 """Rule sets by the device and inode of the `/` that they are for: descriptors, which stay open."""
 
 
-def prepare() -> bool:
+def make_ruleset() -> bool:
     """Make the rule set for the `/` of this process, which must stay its root; False if the kernel has no suitable
     Landlock."""
-    abi = version()
+    abi = abi_version()
     if abi < ABI_REFER:
         return False
     attr = RulesetAttr(MAKE_CHAR | MAKE_BLOCK | REFER, 0, SCOPE_ABSTRACT_SOCKET if abi >= ABI_SCOPES else 0)

@@ -19,6 +19,8 @@ LONGEST_S = 4.0
 
 
 class Process(NamedTuple):
+    """One process, as /proc/PID/stat describes it."""
+
     pid: int
     started: int  # clock ticks since boot; with the pid it identifies a process for good
     parent: int
@@ -29,7 +31,7 @@ class Process(NamedTuple):
         return (self.pid, self.started)
 
 
-def everything() -> dict[int, Process]:
+def all_processes() -> dict[int, Process]:
     found: dict[int, Process] = {}
     for pid in [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
@@ -91,7 +93,7 @@ def _listed(thread: str) -> list[int]:
 
 def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Process]:
     """The living descendants of `root`, without zombies, and without those in `spare` and their descendants."""
-    table = everything()
+    table = all_processes()
     children: dict[int, list[Process]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process)
@@ -107,12 +109,12 @@ def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Proce
     return found
 
 
-def send(process: Process, number: signal.Signals) -> None:
+def send_signal(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended before, as wanted
         os.kill(process.pid, number)
 
 
-def stands_still(process: Process) -> bool:
+def is_stopped(process: Process) -> bool:
     """Whether all of its threads are stopped, or it has ended. A stop reaches the threads one after the other."""
     with contextlib.suppress(FileNotFoundError), os.scandir(f"/proc/{process.pid}/task") as tasks:
         for task in tasks:
@@ -135,10 +137,10 @@ def freeze(select: Callable[[], list[Process]], patience_s: float = 0.4) -> list
         found = select()
         # stop what clearly runs before looking closely at anything, or a fork bomb outruns us
         fresh = [p for p in found if p.key not in stopped and p.state not in "Tt"]
-        running = [] if fresh else [p for p in found if not stands_still(p)]
+        running = [] if fresh else [p for p in found if not is_stopped(p)]
         for process in fresh or [p for p in running if p.key not in stopped]:
             stopped[process.key] = process
-            send(process, signal.SIGSTOP)
+            send_signal(process, signal.SIGSTOP)
         now = time.monotonic()
         if fresh and now < began + LONGEST_S:
             deadline = max(deadline, now + patience_s)
@@ -156,7 +158,7 @@ def kill(select: Callable[[], list[Process]], reap: Callable[[], None], patience
         freeze(select, patience_s=0.2)
         left = select()
         for process in left:
-            send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         reap()
         if not left or time.monotonic() > deadline:
             return

@@ -89,7 +89,7 @@ class Tracee:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.let_go()
+        self.detach()
 
     def interrupt(self) -> None:
         self._ask(INTERRUPT)
@@ -212,7 +212,7 @@ class Tracee:
             raise OSError(-result, f"system call {number} of process {self.pid}: {os.strerror(-result)}")
         return result
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         if self.memory >= 0:
             os.close(self.memory)
             self.memory = -1

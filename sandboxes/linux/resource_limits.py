@@ -1,8 +1,8 @@
 """What a world may use (`Bounds`), and the kernel's limits on each of its processes. Stdlib only.
 
-`Bounds` is `contract.Limits` without what the agent cannot import. `apply` sets limits for good, `met` tells from an
-exit code which one ended a command; `read_rlimits` and `restore_rlimits` carry a shell's own limits (`ulimit`) to the
-next one.
+`Bounds` is `contract.Limits` without what the agent cannot import. `apply` sets limits for good,
+`limit_behind_exit_code` tells from an exit code which one ended a command; `read_rlimits` and `restore_rlimits` carry
+a shell's own limits (`ulimit`) to the next one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def apply(bounds: Bounds, *, isolated: bool) -> None:
     """Set this process's limits, which its descendants inherit and cannot lift. Never raises a limit."""
     if resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:  # a user may not raise it again, not even to this
         resource.setrlimit(resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
-    _volunteer()
+    _raise_oom_score()
     if bounds.file_bytes is not None:
         _lower(resource.RLIMIT_FSIZE, bounds.file_bytes)
     if bounds.open_files is not None:
@@ -59,7 +59,7 @@ def apply(bounds: Bounds, *, isolated: bool) -> None:
         _lower(resource.RLIMIT_NPROC, bounds.processes + FORKS_AHEAD)
 
 
-class Score:
+class OomScore:
     """This process's out-of-memory score, its file held open.
 
     An agent that closes itself to its commands cannot open the file again; nor can its children until they execute a
@@ -70,7 +70,7 @@ class Score:
         self._file = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC)
 
     @contextmanager
-    def handed_on(self) -> Iterator[None]:
+    def raised_for_children(self) -> Iterator[None]:
         """Processes forked inside this context are among the first to be killed for memory; this process is not."""
         mine = os.pread(self._file, 16, 0)
         if int(mine) >= FIRST_TO_GO:
@@ -83,7 +83,7 @@ class Score:
             os.pwrite(self._file, mine, 0)
 
 
-def _volunteer() -> None:
+def _raise_oom_score() -> None:
     """Let the kernel kill this command for memory before the world's agent, and before the host's own processes."""
     with open(_SCORE) as file:  # noqa: PTH123  # a fork waits for this
         if int(file.read()) >= FIRST_TO_GO:
@@ -109,7 +109,7 @@ def nproc_is_per_namespace() -> bool:
     return (int(major), int(minor)) >= (5, 14)
 
 
-def met(bounds: Bounds, exit_code: int) -> str:
+def limit_behind_exit_code(bounds: Bounds, exit_code: int) -> str:
     """The limit that a command's exit code shows, "" for none: for two limits the kernel sends a signal of its
     own."""
     if bounds.cpu_s is not None and exit_code == 128 + signal.SIGXCPU:

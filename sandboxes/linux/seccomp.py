@@ -154,7 +154,7 @@ def filter_for_restored() -> bytes:
     return code.assemble()
 
 
-def supported() -> str:
+def why_not() -> str:
     """Why this machine has no filter; "" if it has."""
     return "" if here() is not None else f"no table of system calls for {platform.machine()}"
 

@@ -1,6 +1,9 @@
-"""The request analyzer (thesis §4.1): how long answers will be, and what is still to come of a compound request.
+"""The request analyzer (thesis §4.1): how long answers will be, and which stages of a workflow are still to come.
 
-A process of its own, off the hot path (`process`); callers reach it by `client`. Nothing here is needed for
-scheduling to go on: a call carries its sketch with it, and without one its limit is the bound. No text is kept, in
-memory beyond one prediction or on disk at all: `features` hashes it at once.
+It is a process of its own (`process`), off the hot path, and the gateway reaches it by `client.AnalyzerClient`.
+Scheduling does not depend on it: a call carries its length sketch, and without one its token limit is the bound. No
+text is kept: in memory it lives for one prediction, on disk never, because `features` hashes it at once.
+
+`types` holds questions and answers. `length_model` (a quantile forest with conformal bounds) predicts lengths and
+`learner` fits it to traffic; `pattern_library` matches workflows against past ones.
 """

@@ -1,10 +1,10 @@
-"""The analyzer's state in one file, whole or not at all.
+"""The analyzer's state in one file, complete or not at all.
 
     file := header (one line of JSON: magic, version, sha256 and length of the rest) newline npz
 
-Written beside, synced, renamed, the folder synced: a crash at any moment leaves the old file or the new one. Arrays
-only, nothing is unpickled. What is in it: hashed features, lengths, trees, patterns' codes, names of models,
-applications and tools; no prompt and no answer.
+The file is written beside the old one, synced and renamed, and the folder is synced: a crash at any moment leaves the
+old file or the new one. It holds only arrays, and nothing is unpickled: hashed features, lengths, trees, codes of
+patterns, and names of models, applications and tools; no prompt and no answer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ramify.serving.lengths.pattern_library import Dump, Library
 from ramify.serving.lengths.service import Service
 
 MAGIC = "ramify-analyzer"
-VERSION = 2  # 1 kept moments that were chosen by how long their answers became
+VERSION = 2  # version 1 kept moments that were chosen by the final length of their answers
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 def snapshot(service: Service) -> Arrays:
-    """A copy of the state, to be written by another thread while the service goes on."""
+    """A copy of the state, for another thread to write while the service goes on."""
     learner = service.learner
     arrays: Arrays = {
         "salt": np.asarray(learner.salt),
@@ -68,7 +68,7 @@ def snapshot(service: Service) -> Arrays:
 
 
 def write(path: Path, arrays: Arrays) -> int:
-    """Put the state in place of what was there. Returns the bytes written; raises OSError."""
+    """Replace the saved state. Returns the number of bytes written. Raises OSError."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     body = buffer.getvalue()
@@ -91,7 +91,7 @@ def write(path: Path, arrays: Arrays) -> int:
 
 
 def read(path: Path) -> Service | None:
-    """The service as it was saved, None where there is no file. Raises CheckpointCorrupt."""
+    """The service as it was saved; None if there is no file. Raises CheckpointCorrupt."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -100,7 +100,9 @@ def read(path: Path) -> Service | None:
     try:
         header = json.loads(head)
         if header["magic"] != MAGIC or header["version"] != VERSION:
-            raise CheckpointCorrupt(f"{path} is no analyzer checkpoint of version {VERSION}: remove it to start anew")
+            raise CheckpointCorrupt(
+                f"{path} is not an analyzer checkpoint of version {VERSION}: remove it to start anew"
+            )
         if header["bytes"] != len(body) or header["sha256"] != hashlib.sha256(body).hexdigest():
             raise CheckpointCorrupt(f"{path} does not hold what was written to it: remove it to start anew")
         with np.load(io.BytesIO(body), allow_pickle=False) as loaded:

@@ -1,12 +1,13 @@
-"""How the gateway reaches the analyzer. Scheduling never waits for it long, and never fails with it.
+"""The gateway's client of the analyzer. Scheduling never waits for it for long, and never fails with it.
 
     analyzer = AnalyzerClient(socket)
     forecast, = await analyzer.predict([Ask(model=…, prompt=…, limit=…, call=id)])    # before the first token
     forecast, = await analyzer.predict([replace(ask, generated=50, text=so_far)])     # every 50 tokens
     analyzer.observe(Ended(ask, length=…, bound=forecast.sketch))                     # at the end
 
-While the analyzer is away `predict` gives what it last said: of this call, else of a call of this application, model
-and stage, else the limit. `forecast.fresh` tells which. What is to be learnt meanwhile is kept, up to a bound.
+While the analyzer is away, `predict` returns what it last said: about this call, else about a call of the same
+application, model and stage, else the limit. `forecast.fresh` is then False. Reports for learning are kept meanwhile,
+up to a bound.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from ramify.serving.lengths.types import Ask, Basis, Ended, Estimates, Forecast
 from ramify.serving.protocol.length_sketch import LengthSketch
 
 _REMEMBERED = 8_192  # last sketches
-_ASKED_S = 5.0  # who asks for a history has no call that waits for it
-_UNSENT = 1_024  # reports kept while the analyzer is away; the oldest go first
+_ASKED_S = 5.0  # timeout of `expected`, for which no call waits
+_UNSENT = 1_024  # reports kept while the analyzer is away; the oldest are dropped first
 
 
 class AnalyzerClient:
-    """One connection, made when needed. Use it from one event loop."""
+    """One connection, opened when needed. Use it from one event loop."""
 
     def __init__(self, socket: Path, *, patience_s: float = 0.1, retry_s: float = 0.2) -> None:
-        """`patience_s`: how long a call may wait for its forecast. `retry_s`: between attempts to connect."""
+        """`patience_s`: how long a call may wait for its forecast. `retry_s`: seconds between attempts to connect."""
         self._socket = socket
         self._patience_s = patience_s
         self._retry_s = retry_s
@@ -52,7 +53,7 @@ class AnalyzerClient:
         return self._writer is not None
 
     async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
-        """One forecast each; never raises for the analyzer's sake."""
+        """One forecast for each ask. Never raises because the analyzer is away."""
         if not asks:
             return []
         try:
@@ -67,7 +68,7 @@ class AnalyzerClient:
         return found
 
     async def match(self, compound: str, app: str, stages: Sequence[Sequence[Node]]) -> Estimates | None:
-        """What is still to come of a compound request whose `stages` are done; None without history, or while the
+        """The stages still to come of a compound request whose `stages` are done; None without history, or while the
         analyzer is away."""
         try:
             return await self._match(compound, app, stages, self._patience_s)
@@ -75,25 +76,25 @@ class AnalyzerClient:
             return None
 
     async def expected(self, app: str) -> Estimates | None:
-        """What the compound requests of an application are like; None without history. Raises AnalyzerDown or
-        BadFrame: who asks for this alone wants to know that nobody answered."""
+        """The stages of an application's compound requests; None without history. Raises AnalyzerDown or BadFrame,
+        because a caller that asks only for this wants to know that nobody answered."""
         return await self._match("", app, (), _ASKED_S)
 
     def observe(self, ended: Ended) -> None:
-        """Let the analyzer learn from a call that ended. Returns at once."""
+        """Report a call that has ended, for learning. Returns at once."""
         self._last.pop(ended.ask.call, None)
         self._report({"op": "observe", "ended": frames.ended_to_json(ended)})
 
     def record(self, compound: str, app: str, stages: Sequence[Sequence[Node]]) -> None:
-        """Let the analyzer learn from a compound request that ended. Returns at once."""
+        """Report a compound request that has ended, for learning. Returns at once."""
         self._report({"op": "record", "app": app, "compound": compound, "stages": stages_to_json(stages)})
 
     async def stats(self) -> Stats:
-        """Raises AnalyzerDown or BadFrame."""
+        """The analyzer's statistics. Raises AnalyzerDown or BadFrame."""
         return stats_from_json((await self._request({"op": "stats"})).get("stats"))
 
     async def aclose(self) -> None:
-        """Hang up. What was not sent is given up."""
+        """Close the connection. Reports that were not sent are lost."""
         reading, self._reading = self._reading, None
         self._hang_up(AnalyzerDown("this client was closed"))
         if reading is not None:
@@ -132,7 +133,7 @@ class AnalyzerClient:
         return None if found is None else estimates_from_json(found)
 
     async def _request(self, message: Json, patience_s: float | None = None) -> Json:
-        """Raises AnalyzerDown."""
+        """Send a request and wait for its reply. Raises AnalyzerDown."""
         patience_s = self._patience_s if patience_s is None else patience_s
         try:
             async with asyncio.timeout(patience_s):
@@ -150,7 +151,7 @@ class AnalyzerClient:
             raise AnalyzerDown(f"no answer from {self._socket} within {patience_s} s") from error
 
     async def _connection(self) -> asyncio.StreamWriter:
-        """Raises AnalyzerDown; does not try again before `retry_s` have passed."""
+        """The open connection, or a new one; tries at most every `retry_s` seconds. Raises AnalyzerDown."""
         async with self._connecting:
             if self._writer is not None:
                 return self._writer
@@ -168,7 +169,7 @@ class AnalyzerClient:
             return writer
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reason = AnalyzerDown(f"{self._socket} hung up")
+        reason = AnalyzerDown(f"{self._socket} closed the connection")
         try:
             while (message := await frames.read(reader)) is not None:
                 if "error" in message:
@@ -192,5 +193,5 @@ class AnalyzerClient:
 
 
 def _kind_of(ask: Ask) -> str:
-    """Calls of one kind have lengths of one kind."""
+    """The key of calls with similar lengths: application, model and stage."""
     return f"\x1f{ask.app}\x1f{ask.model}\x1f{ask.stage}"

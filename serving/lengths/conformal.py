@@ -1,18 +1,18 @@
-"""Bounds that hold for the calls that are still running, not only on average over all calls.
+"""Length bounds that hold for the calls still running, and not only on average over all calls.
 
-Split conformal prediction corrects one quantile so that it holds marginally. Here the bound is asked again and again
-while an answer grows, and those that are asked late are the long ones, on which a forest is most wrong: of what it
-called the 95 % bound at the start, .62 to .88 held (lower limits, deepest bins) after the first hundreds of tokens.
+Split conformal prediction corrects one quantile so that it holds marginally. Here the bound is asked for again and
+again while an answer grows, and the calls asked about late are the long ones, where a forest is most wrong. Of its
+95 % bounds, only .62 to .88 held (lower limits, deepest bins) after the first hundreds of tokens.
 
-So the correction is made where conditioning cannot undo it, on the hazard. With S the predicted survival function, an
-answer that has reached g exceeds its bound when S(y)/S(g) < α. Scaling the hazard by a factor θ(x) that depends on
+So the correction is applied to the hazard, where conditioning cannot undo it. With S the predicted survival function,
+an answer that has reached g exceeds its bound when S(y)/S(g) < α. Scaling the hazard by a factor θ(x) that depends on
 the length x reached turns that ratio into exp ∫ θ d log S from g to y, and whatever happened before g cancels. The
-bins of g are the Mondrian categories. For each, c is the largest (tightest) constant with which, among the
-calibration answers that reached its beginning, the misses are few enough to say with `CONFIDENCE` that `TARGET` are
-covered. The least c of a bin and those before it is a θ that keeps all bins at once, since a smaller θ makes no miss;
-from there each θ, the first first, is raised as far as all bins allow. The last bins hold few answers, so their
-bounds are wide: that is what is known there. (Choosing each θ greedily from the last bin back covers as well, but
-leaves neighbours at 1.3 and .02 and reserves no less.)
+bins of g are the Mondrian categories. For each bin, c is the largest (tightest) constant for which the misses, among
+the calibration answers that reached its beginning, are few enough to say with `CONFIDENCE` that `TARGET` are covered.
+A smaller θ makes no new miss, so the minimum of c over a bin and those before it is a θ that satisfies all bins at
+once. From there each θ, the first one first, is raised as far as all bins allow. The last bins hold few answers, so
+their bounds are wide: that is what is known there. (Choosing each θ greedily from the last bin back covers as well,
+but leaves neighbours at 1.3 and .02, and reserves no less.)
 
 The calibration answers are predicted by forests that have not seen their prompt (folds by prompt).
 """
@@ -28,15 +28,15 @@ from ramify.serving.lengths.forest import Flags, Floats
 ALPHA = 0.05
 TARGET = 0.955
 CONFIDENCE = 0.95
-_FEWEST = 40  # answers that reach a bin's beginning, at least
-_STEP = 0.75  # each bin begins where this share of the one before is left
-TIGHTEST, WIDEST = 1.0, 0.02  # θ: it never narrows what the forest says
-_FLOOR = 1e-9  # survival that counts as none: keeps logarithms finite
+_FEWEST = 40  # answers that reach the beginning of a bin, at least
+_STEP = 0.75  # each bin begins where this share of the answers of the one before is left
+TIGHTEST, WIDEST = 1.0, 0.02  # limits of θ: it never narrows what the forest says
+_FLOOR = 1e-9  # survival below this counts as this, so that logarithms stay finite
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Factors θ on the hazard: `factors[i]` from `edges[i]` tokens to the next edge, the last one without end."""
+    """Factors θ on the hazard: `factors[i]` from `edges[i]` tokens to the next edge; the last one has no end."""
 
     edges: Floats
     factors: Floats
@@ -46,7 +46,7 @@ class Calibration:
         return cls(np.zeros(1), np.ones(1))
 
     def apply(self, survival: Floats, grid: Floats) -> Floats:
-        """The survival functions (rows, grid) with their hazards scaled."""
+        """The survival functions (rows, grid) with scaled hazards."""
         plain, tail = halves(survival)
         theta = self.factors[np.searchsorted(self.edges, grid, side="right") - 1]
         steps = np.diff(tail, axis=1) * theta[:-1]
@@ -55,19 +55,19 @@ class Calibration:
 
 
 def allowed_misses(survivors: int) -> int:
-    """The most misses among `survivors` that still show, at `CONFIDENCE`, a coverage of `TARGET`; -1 where even none
-    would not."""
+    """The largest number of misses among `survivors` that still shows, at `CONFIDENCE`, a coverage of `TARGET`; -1 if
+    even none would not."""
     from scipy.special import bdtr
 
     misses = np.arange(survivors + 1)
-    chance = bdtr(misses, survivors, 1 - TARGET)  # of so few misses, were the coverage only TARGET
+    chance = bdtr(misses, survivors, 1 - TARGET)  # of so few misses, if the coverage were only TARGET
     return int(np.searchsorted(chance, 1 - CONFIDENCE, side="right")) - 1
 
 
 def calibrate(survival: Floats, grid: Floats, lengths: Floats, cut: Flags) -> Calibration:
     """Fit θ on answers that the predictor had not seen. `survival` is (answers, grid).
 
-    An answer that was cut at its limit counts as a miss where it shows one, and not as a hit.
+    An answer that was cut at its limit counts as a miss if it shows one, but not as a hit.
     """
     edges = _edges(lengths)
     if len(lengths) < _FEWEST:
@@ -75,7 +75,7 @@ def calibrate(survival: Floats, grid: Floats, lengths: Floats, cut: Flags) -> Ca
     plain, tail = halves(survival)
     starts = np.stack([at(tail, grid, np.full(len(lengths), edge)) for edge in edges], axis=1)
     tail_end = at(tail, grid, lengths)[:, None]
-    # mass[:, k]: an answer's own scaled hazard inside bin k, up to its end
+    # mass[:, k]: the scaled part of an answer's hazard inside bin k, up to its end
     ends = np.concatenate([starts[:, 1:], tail_end], axis=1)
     mass = np.maximum(starts - np.maximum(ends, tail_end), 0.0) * (lengths[:, None] > edges)
     fixed = np.stack([at(plain, grid, np.full(len(lengths), edge)) for edge in edges], axis=1)
@@ -93,7 +93,7 @@ def calibrate(survival: Floats, grid: Floats, lengths: Floats, cut: Flags) -> Ca
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bin:
-    """The calibration answers that reached a bin's beginning."""
+    """The calibration answers that reached the beginning of a bin."""
 
     reached: Flags
     allowed: int  # misses among them
@@ -103,13 +103,14 @@ class _Bin:
         return cls(reached, max(0, allowed_misses(int((reached & ~cut).sum()))))
 
     def largest(self, left: Floats, scaled: Floats) -> float:
-        """The largest factor on the hazard `scaled` with which no more than the allowed exceed what is `left`."""
+        """The largest factor on the hazard `scaled` for which no more than `allowed` answers exceed what is
+        `left`."""
         missed_from = np.sort(np.maximum(left, 0.0)[self.reached] / np.maximum(scaled[self.reached], 1e-12))
         return float(missed_from[self.allowed]) if self.allowed < len(missed_from) else TIGHTEST
 
 
 def halves(survival: Floats) -> tuple[Floats, Floats]:
-    """log S as two terms: down to the median, which ranks calls and stays as the forest says, and what is below it,
+    """log S as a sum of two terms: down to the median, which ranks calls and stays as the forest says, and below it,
     which bounds them and is scaled."""
     log = np.log(np.maximum(survival, _FLOOR))
     plain = np.maximum(log, np.log(0.5))
@@ -117,7 +118,7 @@ def halves(survival: Floats) -> tuple[Floats, Floats]:
 
 
 def _edges(lengths: Floats) -> Floats:
-    """Where bins begin: each where `_STEP` of the answers which reached the one before are left."""
+    """Where bins begin: each where `_STEP` of the answers that reached the one before are left."""
     ordered, edges, left = np.sort(lengths), [0.0], len(lengths) * _STEP
     while left >= _FEWEST:
         edges.append(float(ordered[int(len(ordered) - left)]))
@@ -126,7 +127,7 @@ def _edges(lengths: Floats) -> Floats:
 
 
 def at(log: Floats, grid: Floats, lengths: Floats) -> Floats:
-    """Each row's function at its own length, linear between the grid's points."""
+    """Each row's function at that row's length, linear between the points of the grid."""
     right = np.clip(np.searchsorted(grid, lengths), 1, len(grid) - 1)
     rows = np.arange(len(lengths))
     share = np.clip((lengths - grid[right - 1]) / (grid[right] - grid[right - 1]), 0, 1)

@@ -1,8 +1,8 @@
-"""A call as numbers: hashed words of the prompt, its shape, who asks which model, and how far the answer is.
+"""Features of a call: hashed words of the prompt, its shape, who asks which model, and how far the answer is.
 
-One way: each word falls into one of `WORDS` buckets by a salted hash and only the buckets' normalised counts leave
-this module, so the text cannot be read back from what is kept. TF-IDF's weights are left out because a tree's splits
-do not change when a column is scaled.
+Hashing is one-way. Each word falls into one of `WORDS` buckets by a salted hash, and only the normalised counts of
+the buckets leave this module, so the text cannot be read back from what is kept. There are no TF-IDF weights, because
+the splits of a tree do not change when a column is scaled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ramify.serving.lengths.types import Ask
 Matrix = npt.NDArray[np.float32]
 
 WORDS = 256
-_NAMES = 16  # buckets each for model and application
+_NAMES = 16  # buckets for the model, and as many for the application
 _END = 4_000  # characters looked at, from each end of a text
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d{1,6}")
@@ -36,7 +36,7 @@ WIDTH_LATER = WIDTH + _PROGRESS
 
 
 def ends_of(text: str) -> str:
-    """The part of a text that is looked at: enough is known from its beginning and its end."""
+    """The part of a text that is looked at: its beginning and its end tell enough."""
     return text if len(text) <= 2 * _END else text[:_END] + "\n" + text[-_END:]
 
 
@@ -71,12 +71,12 @@ def of(ask: Ask, salt: int) -> Matrix:
 
 
 def prompt_id(prompt: str, salt: int) -> int:
-    """A number for a prompt, to tell equal ones from others."""
+    """A number that tells prompts apart."""
     return _hash(ends_of(prompt), salt)
 
 
 def later(first: Matrix, ask: Ask) -> Matrix:
-    """The features in the middle of an answer: those of the beginning, then how far it has come."""
+    """The features in the middle of an answer: those of its beginning, then how far it has come."""
     text = ends_of(ask.text)
     tail = text[-400:]
     items = len(_LIST_ITEM.findall(text))
@@ -101,16 +101,16 @@ def later(first: Matrix, ask: Ask) -> Matrix:
 
 
 def generated(rows: Matrix) -> npt.NDArray[np.float64]:
-    """Of rows that `later` gave: how far each answer had come."""
+    """How far each answer had come, from rows that `later` made."""
     return rows[:, WIDTH].astype(np.float64)
 
 
 def _hash(text: str, salt: int) -> int:
-    return zlib.crc32(text.encode("utf-8", "surrogatepass"), salt)  # JSON may bring half a surrogate pair
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"), salt)  # JSON may hold half a surrogate pair
 
 
 def _hashed(words: list[str], salt: int) -> Matrix:
-    """Counts of words, and by half of pairs of neighbours, in buckets; of length one."""
+    """Counts of words, and with half the weight of pairs of neighbours, in buckets; normalised to length one."""
     codes = [_hash(word, salt) for word in words]
     pairs = [(a * 31 + b) % WORDS for a, b in pairwise(codes)]
     counts = np.bincount([code % WORDS for code in codes], minlength=WORDS).astype(np.float32)
@@ -121,7 +121,7 @@ def _hashed(words: list[str], salt: int) -> Matrix:
 
 
 def _last_number(text: str) -> int:
-    """Of a numbered list, how far it has come."""
+    """The number that a numbered list has reached."""
     for line in reversed(text.splitlines()[-40:]):
         if found := re.match(r"\s*(?:\*\*)?(\d{1,3})[.)]", line):
             return int(found[1])

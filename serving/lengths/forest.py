@@ -1,12 +1,12 @@
 """A quantile regression forest (Meinshausen 2006, the thesis's [52]) over right-censored lengths.
 
-The trees are grown by scikit-learn. What is kept of them is flat arrays: where each node splits, and for each leaf
-the survival function P(length > x) of the training answers in it, on one grid of lengths. The forest's answer is the
-mean of the leaves that a call falls into, which is Meinshausen's weighted distribution exactly, at the grid's points.
+scikit-learn grows the trees. They are kept as flat arrays: where each node splits, and for each leaf the survival
+function P(length > x) of its training answers, on one grid of lengths. The forest's answer is the mean over the
+leaves that a call falls into, which is exactly Meinshausen's weighted distribution at the points of the grid.
 
-Arrays instead of the fitted object, for three reasons: one call costs a third of a millisecond and not six; they are
-saved and loaded without pickle; and an answer that its limit cut counts as what it is, "longer than this"
-(Kaplan and Meier's product), instead of as a short answer.
+Arrays have three advantages over the fitted object: one call costs a third of a millisecond instead of six; they are
+saved and loaded without pickle; and an answer that was cut at its limit counts as "longer than this" (Kaplan and
+Meier's product) instead of as a short answer.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Ints = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 TREES = 100
-_LEAF = 10  # answers in a leaf, at least ...
-_LEAVES = 200  # ... and about as many leaves a tree, at most: the forest stays below 20 MB
+_LEAF = 10  # the least number of answers in a leaf
+_LEAVES = 200  # about the largest number of leaves per tree, so that the forest stays below 20 MB
 _SHARE = 0.3  # of the features, tried at each split
 _GRID = 160
-_CHUNK = 256  # rows predicted at once: bounds the memory
-_TAIL = 4.0  # the grid ends at this multiple of the longest answer: what is longer has not been seen
+_CHUNK = 256  # rows predicted at once, which bounds the memory
+_TAIL = 4.0  # the grid ends at this multiple of the longest answer
 
 
 def grid_for(lengths: Floats) -> Floats:
-    """Lengths at which distributions are kept: 0, quantiles of what was seen, and a geometric tail."""
+    """The lengths at which distributions are kept: 0, quantiles of what was seen, and a geometric tail."""
     longest = max(float(lengths.max()), 16.0)
     inside = np.quantile(lengths, np.linspace(0, 1, _GRID - 32))
     tail = np.geomspace(longest, longest * _TAIL, 33)[1:]
@@ -42,19 +42,19 @@ def grid_for(lengths: Floats) -> Floats:
 def survival(lengths: Floats, cut: Flags, grid: Floats, groups: Ints, count: int) -> npt.NDArray[np.float32]:
     """P(length > grid) within each of `count` groups, by Kaplan and Meier's product over the grid's cells."""
     cells = len(grid)
-    cell = np.minimum(np.searchsorted(grid, lengths), cells - 1)  # the first point that the length does not exceed
+    cell = np.minimum(np.searchsorted(grid, lengths), cells - 1)  # the first point that is not below the length
     flat = groups.astype(np.int64) * cells + cell
     ended = np.bincount(flat[~cut], minlength=count * cells).reshape(count, cells)
     left = np.bincount(flat[cut], minlength=count * cells).reshape(count, cells)
     gone = np.cumsum(ended + left, axis=1)
     at_risk = gone[:, -1:] - gone + ended + left
-    # One that is cut inside a cell was there for the cell's endings: it leaves after them.
+    # An answer that was cut inside a cell was at risk for the endings of that cell: it leaves after them.
     return np.cumprod(1.0 - ended / np.maximum(at_risk, 1), axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """Trees as arrays. A leaf points at itself, so a walk of `depth` steps ends in it."""
+    """Trees as arrays. A leaf points at itself, so a walk of `depth` steps ends in a leaf."""
 
     grid: Floats
     roots: Ints
@@ -83,7 +83,7 @@ class Forest:
         return np.asarray(self.leaf_survival[self.leaf[node]].mean(axis=1), dtype=np.float64)
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """All of it, for a checkpoint."""
+        """All fields, for a checkpoint."""
         return {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
@@ -94,7 +94,7 @@ class Forest:
 
 
 def grow(rows: Matrix, lengths: Floats, cut: Flags, *, seed: int, grid: Floats, trees: int = TREES) -> Forest:
-    """Fit a forest. The splits see log length: a factor of two is the same error at 20 tokens and at 2,000."""
+    """Fit a forest. The splits see the logarithm of the length: a factor of two is the same error at any length."""
     from sklearn.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(
@@ -102,7 +102,7 @@ def grow(rows: Matrix, lengths: Floats, cut: Flags, *, seed: int, grid: Floats, 
         min_samples_leaf=max(_LEAF, len(rows) // _LEAVES),
         max_features=_SHARE,
         random_state=seed,
-        n_jobs=1,  # in the background: the other cores serve
+        n_jobs=1,  # it runs in the background: the other cores serve
     )
     forest.fit(rows, np.log1p(lengths))
     ends = forest.apply(rows)

@@ -1,7 +1,7 @@
 """The analyzer's socket protocol: JSON objects behind a length of four bytes, and our values as such objects.
 
-Reading is strict. A frame that is too long, not an object, or lacks a field is `BadFrame`: the server closes that
-connection, the client counts the analyzer as down.
+Reading is strict. A frame that is too long, is not an object or lacks a field raises BadFrame: the server then closes
+the connection, and the client counts the analyzer as down.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def pack(message: Json) -> bytes:
     """One frame."""
     body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     if len(body) > MAX_FRAME:
-        raise BadFrame(f"a message of {len(body)} bytes is longer than the {MAX_FRAME} that a frame may have")
+        raise BadFrame(f"a message of {len(body)} bytes exceeds the {MAX_FRAME} that a frame may have")
     return HEAD.pack(len(body)) + body
 
 
 def unpack(body: bytes) -> Json:
-    """The object in a frame's body. Raises BadFrame."""
+    """The object in the body of a frame. Raises BadFrame."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -43,15 +43,15 @@ def unpack(body: bytes) -> Json:
 
 
 def body_length(head: bytes) -> int:
-    """What a frame's first four bytes say. Raises BadFrame."""
+    """The length that the first four bytes of a frame give. Raises BadFrame."""
     (length,) = HEAD.unpack(head)
     if length > MAX_FRAME:
-        raise BadFrame(f"a frame of {length} bytes is longer than {MAX_FRAME}: this is no message of ours")
+        raise BadFrame(f"a frame of {length} bytes exceeds {MAX_FRAME}: this is not a message of ours")
     return int(length)
 
 
 async def read(reader: asyncio.StreamReader) -> Json | None:
-    """The next message, None at the end of the stream. Raises BadFrame."""
+    """The next message; None at the end of the stream. Raises BadFrame."""
     try:
         head = await reader.readexactly(HEAD.size)
         return unpack(await reader.readexactly(body_length(head)))
@@ -62,7 +62,7 @@ async def read(reader: asyncio.StreamReader) -> Json | None:
 
 
 def ask_to_json(ask: Ask) -> Json:
-    """Of long texts only what is looked at travels, and of names as much as tells them apart."""
+    """Long texts are cut to the part that is looked at, and names to what tells them apart."""
     out: dict[str, object] = {
         "model": ask.model[:_NAME],
         "prompt": features.ends_of(ask.prompt),
@@ -145,7 +145,7 @@ def items(value: object) -> list[object]:
 def text(from_: Json, name: str, default: str | None = None) -> str:
     value = from_.get(name, default)
     if not isinstance(value, str):
-        raise BadFrame(f"{name}: a text was expected, not {type(value).__name__}")
+        raise BadFrame(f"{name}: a string was expected, not {type(value).__name__}")
     return value
 
 

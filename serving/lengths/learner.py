@@ -1,8 +1,8 @@
-"""Learns lengths from traffic: predicts with the models it has, collects what came, refits in the background.
+"""Learns lengths from traffic: predicts with its models, collects what came, and refits in the background.
 
-Two models. One predicts before the first token; the other, asked again every 50 tokens, predicts what remains from
-the answer's text so far, and is used once it has been learnt (deep into an answer its bound is less than half of the
-conditioned one's). Readers never wait: a fit works on a copy and the finished model takes the old one's place whole.
+There are two models. One predicts before the first token. The other predicts what remains from the answer's text so
+far; it is asked every 50 tokens, once it has been fitted. (Deep in an answer its bound is less than half of the
+conditioned one's.) Readers never wait: a fit works on a copy, and the finished model replaces the old one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ramify.serving.lengths.length_model import FEWEST, LengthModel, Observation
 from ramify.serving.lengths.types import INTERVAL, Ask, Basis, Ended, Forecast
 from ramify.serving.protocol.length_sketch import LengthSketch
 
-_RING = 6_000  # answers: a fit of them takes about half a minute of one core
+_RING = 6_000  # answers: fitting them takes about half a minute of one core
 _RING_LATER = 6_000
-_MOMENTS = 200  # of one answer that are kept: a bound for answers without end
+_MOMENTS = 200  # moments kept for one answer, which bounds the memory of endless answers
 _OPEN = 4_096  # running calls whose moments are kept
-_SOONEST = 40  # new answers before another fit ...
-_GROWTH = 0.25  # ... and this share of those that the last fit had
+_SOONEST = 40  # new answers before another fit, at least,
+_GROWTH = 0.25  # and at least this share of the answers in the last fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """A running answer when its length was asked again."""
+    """A running answer at the moment when its length was asked again."""
 
     generated: int
-    progress: Matrix | None  # its features beyond those of the beginning; None where it is not learnt from
-    bound: float  # the whole length's 95 % bound of that moment
+    progress: Matrix | None  # its features beyond those of the beginning; None: not used for learning
+    bound: float  # the 95 % bound of the whole length at that moment
 
 
 class Learner:
-    """Thread-safe: predictions from any thread, one refit at a time."""
+    """Thread-safe: predicts from any thread, one refit at a time."""
 
     def __init__(self, *, salt: int | None = None) -> None:
         self.salt = secrets.randbits(32) if salt is None else salt
@@ -56,13 +56,13 @@ class Learner:
         self.later = ObservationRing(_RING_LATER, features.WIDTH_LATER)
         self.models = Models()
         self.coverage = Coverage()
-        self.fitted_at = 0  # `first.total` of the last fit
+        self.fitted_at = 0  # `first.total` at the last fit
         self._moments: OrderedDict[str, list[_Moment]] = OrderedDict()
         self._lock = threading.Lock()
         self._fitting = threading.Lock()
 
     def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
-        """One forecast each, from the models of this moment."""
+        """One forecast for each ask, from the present models."""
         models = self.models
         rows = np.zeros((len(asks), features.WIDTH), dtype=np.float32)
         for i, ask in enumerate(asks):
@@ -85,7 +85,7 @@ class Learner:
         return forecast
 
     def _remember(self, ask: Ask, progress: Matrix, bound: float) -> None:
-        """Keep a moment of a running answer until its end says what remained."""
+        """Keep a moment of a running answer until its end shows what remained."""
         learnt = progress.copy() if learnt_from(ask.call, ask.generated) else None
         with self._lock:
             kept = self._moments.pop(ask.call, [])
@@ -96,7 +96,7 @@ class Learner:
                 self._moments.popitem(last=False)
 
     def observe(self, ended: Ended) -> None:
-        """Learn from a call that came to its end."""
+        """Learn from a call that has ended."""
         ask, length = ended.ask, ended.length
         row = features.of(replace(ask, generated=0, text=""), self.salt)
         group = features.prompt_id(ask.prompt, self.salt)
@@ -113,14 +113,14 @@ class Learner:
                 self.coverage.add(ended.bound, length, ended.cut, asked)
 
     def due(self) -> bool:
-        """Enough has come since the last fit for another one to be worth its time."""
+        """True if enough has come since the last fit to make another one worthwhile."""
         new = self.first.total - self.fitted_at
         return len(self.first) >= FEWEST and new >= max(_SOONEST, int(_GROWTH * min(self.fitted_at, len(self.first))))
 
     def refit(self) -> bool:
-        """Fit both models on what is there, and put them in place. False where another thread is at it.
+        """Fit both models on what there is and install them. False if another thread is fitting.
 
-        Takes seconds to a minute of one core; predictions go on meanwhile.
+        Takes seconds to a minute of one core; predictions continue meanwhile.
         """
         if not self._fitting.acquire(blocking=False):
             return False
@@ -140,13 +140,13 @@ class Learner:
 
 
 def learnt_from(call: str, generated: int) -> bool:
-    """Every other moment of an answer, which ones by its name. A choice that knew how long the answer became (an even
-    spread over it, say) would teach that an answer asked early is a short one."""
+    """Learn from every other moment of an answer, chosen by the call's name. A choice that depended on the final
+    length (such as an even spread over it) would teach that an answer asked about early is a short one."""
     return (generated // INTERVAL + zlib.crc32(call.encode("utf-8", "surrogatepass"))) % 2 == 0
 
 
 def key_of(ask: Ask) -> str:
-    """What answers are counted by: little seen of this, and the bound is widened."""
+    """The key by which answers are counted. If few were seen, the bound is widened."""
     return f"{ask.app}\x1f{ask.model}"
 
 

@@ -1,8 +1,9 @@
-"""The length model: forest, calibration and what to do where little was seen, as one immutable value.
+"""The length model: forest, calibration, and caution where little was seen, as one immutable value.
 
-Fitted from observations (`fit`), asked in batches (`LengthModel.sketches`). Replaced as a whole after each refit.
-Rows of the beginning (features.of) make a model of whole answers, calibrated by the length that they reach; rows of
-the middle (features.later) one of what remains, calibrated by the moment at which it is asked.
+`fit` makes a model from observations (a `Sample`); `LengthModel.sketches` predicts in batches. Each refit replaces
+the whole model. Rows of the beginning (`features.of`) make a model of whole answers, calibrated by the length
+reached; rows of the middle (`features.later`) make one of what remains, calibrated by the moment of asking.
+`ObservationRing` holds the latest observations in fixed memory.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ramify.serving.lengths.moments import MomentCalibration, Witnesses
 from ramify.serving.lengths.types import Basis, Forecast
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
-FEWEST = 60  # observations before a forest is worth growing
+FEWEST = 60  # observations before a forest is grown
 _FOLDS = 5
-_MARGINAL, _UNSEEN = 0.02, 0.004  # weight of all answers, and of lengths that no answer had
-_FAMILIAR = 20  # answers of an application and model at which half of the weight (squared) is the forest's
-_THIN = 0.05  # weight of not knowing above which a forecast says so
+_MARGINAL, _UNSEEN = 0.02, 0.004  # weights of all answers together, and of lengths that no answer had
+_FAMILIAR = 20  # answers of an application and model at which the weight of not knowing is a quarter
+_THIN = 0.05  # weight of not knowing above which a forecast is THIN
 _LEVELS = np.array(LEVELS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Observations as columns, all of the beginning or all of the middle of answers.
+    """Observations as columns: all from the beginning, or all from the middle of answers.
 
     `groups` ties rows of one prompt together: a prompt is never in two folds.
     """
@@ -45,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthModel:
-    """Distributions of length for rows of features. Immutable: a refit makes another."""
+    """Distributions of length for rows of features. Immutable: a refit makes a new one."""
 
     forest: Forest
     marginal: Floats  # P(length > grid) over all answers
@@ -53,7 +54,7 @@ class LengthModel:
     seen: Mapping[str, int]  # answers by key
 
     def sketches(self, rows: Matrix, keys: Sequence[str], limits: Sequence[float]) -> list[Forecast]:
-        """One forecast a row, cut at its limit."""
+        """One forecast for each row, cut at its limit."""
         known = self._calibrated(_blend(self.forest.survival(rows), self.marginal, self.forest.grid), rows)
         return [
             self._forecast(curve, strangeness(self.seen.get(key, 0)), limit)
@@ -74,7 +75,7 @@ class LengthModel:
             curve = (1 - strange) * curve + strange * np.where(grid < limit, 1 - 0.95 * np.log1p(grid) / span, 0.0)
         below = 1.0 - curve
         below[-1] = 1.0
-        # np.interp wants what it searches to rise: ties are broken by less than any level resolves.
+        # np.interp needs a rising x: ties are broken by less than any level resolves.
         values = np.interp(_LEVELS, below + np.arange(len(grid)) * 1e-12, grid)
         sketch = LengthSketch.from_wire(values.tolist()).capped(limit)
         return Forecast(sketch, Basis.THIN if strange > _THIN else Basis.LEARNT)
@@ -86,9 +87,9 @@ def strangeness(seen: int) -> float:
 
 
 def fit(sample: Sample, *, seed: int = 0, trees: int = TREES) -> LengthModel:
-    """Grow the forest on everything, and calibrate it by forests that have not seen what they are asked.
+    """Grow the forest on everything, and calibrate it with forests that have not seen the answers they predict.
 
-    Takes seconds: never on a path that a call waits for.
+    Takes seconds: never call it while a call waits.
     """
     grid = grid_for(sample.lengths)
     everyone = np.zeros(len(sample.lengths), dtype=np.int32)
@@ -114,25 +115,25 @@ def fit(sample: Sample, *, seed: int = 0, trees: int = TREES) -> LengthModel:
 
 
 def _folds(groups: Ints) -> tuple[Ints, Ints]:
-    """A fold for each row, by prompt, and what counts as one prompt. Traffic that keeps to a few prompts is split by
-    row: prompts already seen are then what is asked next."""
+    """A fold for each row, by prompt, and the groups that count as one prompt. If traffic has only a few prompts,
+    rows are split instead: future questions will then have known prompts."""
     fold, rows = groups % _FOLDS, np.arange(len(groups), dtype=np.int32)
     shares = np.bincount(fold, minlength=_FOLDS) / len(fold)
     return (rows % _FOLDS, rows) if shares.min() < 0.5 / _FOLDS else (fold, groups)
 
 
 def _blend(survival: Floats, marginal: Floats, grid: Floats) -> Floats:
-    """A forest says "never" of what no answer in a leaf did. Some weight for what all answers did, and a little for
-    lengths that none had yet, up to the grid's end."""
+    """Mix three distributions. A forest gives no chance to what no answer in a leaf did; so what all answers did gets
+    some weight, and lengths that none had yet get a little, up to the grid's end."""
     unseen = 1 - np.log1p(grid) / np.log1p(grid[-1])
     return np.asarray((1 - _MARGINAL - _UNSEEN) * survival + _MARGINAL * marginal + _UNSEEN * unseen)
 
 
 class ObservationRing:
-    """Holds the last `size` rows. Not for several threads at once: `sample` copies, so that a fit can go on."""
+    """Holds the last `size` rows. Not thread-safe; `sample` copies, so that a fit can go on meanwhile."""
 
     def __init__(self, size: int, width: int) -> None:
-        self.total = 0  # ever added
+        self.total = 0  # rows ever added
         self._rows = np.zeros((size, width), dtype=np.float32)
         self._lengths = np.zeros(size)
         self._cut = np.zeros(size, dtype=np.bool_)
@@ -153,7 +154,7 @@ class ObservationRing:
         self.total += 1
 
     def _forget_names(self) -> None:
-        """Drop the names that no row has any more: whoever asks chooses them, so there is no end of them."""
+        """Drop names that no row has any more: clients choose them, so there is no limit to their number."""
         names = list(self._names)
         used, self._keys[:] = np.unique(self._keys, return_inverse=True)
         self._names = {names[i]: at for at, i in enumerate(used.tolist())}
@@ -170,7 +171,7 @@ class ObservationRing:
         )
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Everything, for a checkpoint."""
+        """All columns, for a checkpoint."""
         held = slice(0, len(self))
         return {
             "rows": self._rows[held].copy(),
@@ -183,7 +184,7 @@ class ObservationRing:
         }
 
     def restore(self, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Take in what `arrays` gave. Raises KeyError or ValueError where it does not fit this ring."""
+        """Take in the result of `arrays`. Raises KeyError or ValueError if it does not fit this ring."""
         rows = arrays["rows"]
         if len(rows) > len(self._rows) or rows.shape[1:] != self._rows.shape[1:]:
             raise ValueError(f"observations of shape {rows.shape} do not fit a ring of {self._rows.shape}")
@@ -192,5 +193,5 @@ class ObservationRing:
         self._cut[held], self._groups[held], self._keys[held] = arrays["cut"], arrays["groups"], arrays["keys"]
         self._names = {str(name): i for i, name in enumerate(arrays["names"])}
         total = int(arrays["total"])
-        # A ring that had wrapped goes on where it was; its oldest row is overwritten next.
+        # A ring that was full goes on where it stopped: its oldest row is overwritten next.
         self.total = total if len(rows) == len(self._rows) else len(rows)

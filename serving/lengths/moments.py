@@ -1,13 +1,13 @@
-"""Bounds for what remains that hold at every moment at which they are asked: Mondrian categories of that moment.
+"""Bounds for what remains that hold at every moment of asking: the moments are the Mondrian categories.
 
 A forest that is asked in the middle of an answer predicts what is still to come. Its 95 % bound is right on average
-and wrong where it is asked late: few answers got so far, and those are the ones that the forest knows least. So its
-hazard beyond the median is scaled by a factor that depends on the tokens generated when it was asked, as conformal.py
-scales by the length reached. Each category of moments gets the largest factor, at most 1, with which its own misses
-are few enough; a later category's is no larger than an earlier one's, since less is known there.
+and wrong where it is asked late: few answers got so far, and the forest knows those least. So its hazard beyond the
+median is scaled by a factor that depends on the tokens generated so far, as conformal.py scales by the length
+reached. Each category gets the largest factor, at most 1, for which its own misses are few enough. A later category's
+factor is no larger than an earlier one's, because less is known there.
 
-Moments of one prompt's answers are no independent witnesses: the misses allowed are those of as many witnesses as
-there are prompts in the category, as a share of its moments.
+Moments of answers to one prompt are not independent witnesses. So the misses allowed are those of as many witnesses
+as there are prompts in the category, as a share of its moments.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 from ramify.serving.lengths.conformal import ALPHA, TIGHTEST, WIDEST, allowed_misses, at, halves
 from ramify.serving.lengths.forest import Flags, Floats, Ints
 
-_FEWEST = 65  # prompts in a category: with fewer, no number of hits shows the target coverage
+_FEWEST = 65  # prompts in a category; with fewer, no number of hits would show the target coverage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentCalibration:
-    """Factors on the hazard: `factors[i]` where it is asked from `edges[i]` tokens on, before the next edge."""
+    """Factors on the hazard: `factors[i]` for a question from `edges[i]` tokens up to the next edge."""
 
     edges: Floats
     factors: Floats
@@ -46,8 +46,8 @@ class Witnesses:
     """Moments of answers that the predictor had not seen, as columns."""
 
     rest: Floats  # tokens that still came
-    cut: Flags  # by their limit: they show a miss, and no hit
-    generated: Floats  # when it was asked
+    cut: Flags  # cut at their limit: they can show a miss, but no hit
+    generated: Floats  # tokens at the moment of asking
     groups: Ints  # the prompt
 
 
@@ -57,7 +57,7 @@ def calibrate(survival: Floats, grid: Floats, seen: Witnesses) -> MomentCalibrat
     if edges is None:
         return MomentCalibration.none()
     plain, tail = halves(survival)
-    # A bound is exceeded when the scaled log survival at the end is below log ALPHA; so from this factor on.
+    # A bound is exceeded when the scaled log survival at the end is below log ALPHA, so from this factor on.
     missed_from = (-np.log(ALPHA) + at(plain, grid, seen.rest)) / np.maximum(-at(tail, grid, seen.rest), 1e-12)
     factors = []
     for low, high in pairwise([*edges, np.inf]):
@@ -69,8 +69,8 @@ def calibrate(survival: Floats, grid: Floats, seen: Witnesses) -> MomentCalibrat
 
 
 def _edges(generated: Floats, groups: Ints) -> Floats | None:
-    """Where categories begin, drawn from the deepest moment back: each holds `_FEWEST` prompts. None where not even
-    all moments together do."""
+    """Where categories begin. They are drawn from the deepest moment back, and each holds `_FEWEST` prompts. None if
+    all moments together hold fewer."""
     order = np.argsort(-generated, kind="stable")
     edges: list[float] = []
     prompts: set[int] = set()
@@ -82,5 +82,5 @@ def _edges(generated: Floats, groups: Ints) -> Floats | None:
             prompts.clear()
     if not edges:
         return None
-    edges[-1] = 0.0  # what is left before the earliest category is too little for one of its own
+    edges[-1] = 0.0  # too little is left before the earliest category for one of its own
     return np.array(edges[::-1])

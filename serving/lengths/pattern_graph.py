@@ -1,8 +1,24 @@
-"""Pattern graphs (thesis §4.1, figure 4.2): what a compound request did, without a word of what it said.
+"""Pattern graphs (thesis §4.1, figure 4.2): what a compound request did, without its texts.
 
-A node is one model or tool invocation with its identity, lengths and time; its parents are the edges. Stages are
-those of the compound tags: one round of model calls each. A tool belongs to the stage whose calls come after it, so
-that a stage's time is its tools' and then its calls'. The graph as it is matched is its row of stage profiles.
+A node is one call of a model or a tool, with its name, lengths and time; its parents are the edges. Stages are those
+of the compound tags: one round of model calls each. A tool belongs to the stage whose calls come after it, so a
+stage's time is the time of its tools and then of its calls. Matching looks at a graph as a row of stage profiles.
+
+The second part of the module encodes a graph into at most 200 bytes, for most graphs. Nodes of one stage with the
+same kind, name and parents become one row with a count. Lengths and times are kept by their logarithm in a byte
+(eight steps an octave: at most 4 % off). If a graph is still too long, as for an agent's loop of a hundred steps,
+neighbouring stages of the same shape are folded into one with a repeat count, the most similar first; their lengths
+become a mean.
+
+    graph := version:u8 run*
+    run   := (rows << 1 | 0):varint row*                                a stage
+           | (rows << 1 | 1):varint repeats:varint row*                 stages folded into one
+    row   := (name << 2 | 0 | kind):varint weights                      one node, its parent is the row before
+           | (name << 2 | 2 | kind):varint weights count:varint parents:varint back:varint*
+    weights := input:u8 output:u8 time:u8                               of a model's calls
+             | time:u8                                                  of a tool
+
+`name` indexes a table that all graphs share; `back` counts rows backwards to a parent's row.
 """
 
 from __future__ import annotations
@@ -20,7 +36,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One invocation. Lengths in tokens, of model calls only; `seconds` it took; `parents` index earlier nodes."""
+    """One call of a model or a tool. Lengths in tokens, for models only; `parents` index earlier nodes."""
 
     kind: Kind
     name: str  # the model or the tool
@@ -33,7 +49,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PatternGraph:
-    """Nodes in an order in which parents come first. Raises ValueError where it is no such graph."""
+    """Nodes, each after its parents. Raises ValueError otherwise."""
 
     nodes: tuple[Node, ...]
 
@@ -54,14 +70,14 @@ class PatternGraph:
 
 @dataclass(frozen=True, slots=True)
 class StageProfile:
-    """One stage as far as matching and estimates look at it."""
+    """One stage, as matching and estimates look at it."""
 
-    identities: tuple[tuple[Kind, str], ...]  # distinct, sorted: what must agree with a pattern's prefix
+    identities: tuple[tuple[Kind, str], ...]  # distinct and sorted; they must agree with a pattern's prefix
     calls: int  # of models
-    input: float  # tokens a call, mean: the weight of the edges into the stage
-    output: float  # tokens a call, mean: the weight of its nodes
-    llm_s: float  # of its slowest call
-    tool_s: float  # of its slowest tool, before the calls
+    input: float  # mean tokens per call: the weight of the edges into the stage
+    output: float  # mean tokens per call: the weight of its nodes
+    llm_s: float  # seconds of its slowest call
+    tool_s: float  # seconds of its slowest tool, before the calls
 
     @property
     def seconds(self) -> float:
@@ -69,8 +85,8 @@ class StageProfile:
 
 
 def linked(stages: Sequence[Sequence[Node]]) -> PatternGraph:
-    """The graph of stages seen from outside, as a gateway sees them: each call waits for its stage's tools, where
-    there are any, and those for all calls of the stage before. Stages are numbered and edges set here."""
+    """The graph of stages as a gateway sees them: each call waits for the tools of its stage, if there are any, and
+    those wait for all calls of the stage before. Numbers the stages and sets the edges."""
     nodes: list[Node] = []
     before: tuple[int, ...] = ()
     for s, stage in enumerate(stages):
@@ -82,7 +98,7 @@ def linked(stages: Sequence[Sequence[Node]]) -> PatternGraph:
 
 
 def profiles(graph: PatternGraph) -> tuple[StageProfile, ...]:
-    """A profile for each stage, from the first to the last; a stage in which nothing ran has an empty one."""
+    """A profile for each stage, from the first to the last; an empty one for a stage in which nothing ran."""
     by_stage: list[list[Node]] = [[] for _ in range(graph.stages)]
     for node in graph.nodes:
         by_stage[node.stage].append(node)
@@ -131,7 +147,7 @@ class _Run:
 
 
 class Names:
-    """The identities of all graphs, each once."""
+    """The names of all graphs (models and tools), each stored once."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = list(names)
@@ -151,7 +167,7 @@ class Names:
 
 
 def encode(graph: PatternGraph, names: Names, budget: int = BUDGET) -> bytes:
-    """The graph's bytes, folded until they are within `budget` where that is possible."""
+    """The bytes of a graph, folded until they fit `budget` if that is possible."""
     runs = _runs(graph, names)
     size = [len(_written(run)) for run in runs]
     while 1 + sum(size) > budget and (at := _most_alike(runs)) is not None:
@@ -161,9 +177,9 @@ def encode(graph: PatternGraph, names: Names, budget: int = BUDGET) -> bytes:
 
 
 def decode(code: bytes, names: Names) -> tuple[StageProfile, ...]:
-    """The stage profiles of an encoded graph. Raises ValueError where the bytes are none."""
+    """The stage profiles of an encoded graph. Raises ValueError if the bytes are not a graph."""
     if not code or code[0] != VERSION:
-        raise ValueError(f"no pattern graph of version {VERSION}: {code[:8]!r}")
+        raise ValueError(f"not a pattern graph of version {VERSION}: {code[:8]!r}")
     out: list[StageProfile] = []
     at = 1
     try:
@@ -176,12 +192,14 @@ def decode(code: bytes, names: Names) -> tuple[StageProfile, ...]:
                 rows.append(row)
             out += [_profile(rows, names)] * min(repeats, 10_000)
     except IndexError as error:
-        raise ValueError("a pattern graph's bytes end inside a row, or name an identity that there is not") from error
+        raise ValueError(
+            "the bytes of a pattern graph end inside a row, or use a name that is not in the table"
+        ) from error
     return tuple(out)
 
 
 def _runs(graph: PatternGraph, names: Names) -> list[_Run]:
-    """A run for each stage, rows merged."""
+    """A run for each stage, with equal nodes merged into rows."""
     stages: list[list[list[int]]] = [[] for _ in range(graph.stages)]
     row_of: dict[int, tuple[int, int]] = {}
     merged: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -220,7 +238,7 @@ def _runs(graph: PatternGraph, names: Names) -> list[_Run]:
 
 
 def _most_alike(runs: list[_Run]) -> int | None:
-    """The first of the two neighbours of one shape whose lengths differ least, None where no two have one shape."""
+    """The index of the two neighbouring runs of one shape whose lengths differ least; None if there are none."""
     best, best_at = float("inf"), None
     for i in range(len(runs) - 1):
         a, b = runs[i], runs[i + 1]
@@ -323,4 +341,4 @@ def _number(code: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         if shift > 63:
-            raise ValueError("a number in a pattern graph does not end")
+            raise ValueError("a number in a pattern graph has no end")

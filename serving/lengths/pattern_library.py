@@ -1,8 +1,17 @@
-"""The patterns that are kept: at most `CAPACITY`, alike ones as one, the little used dropped.
+"""The library of patterns, and the match of an unfolding compound request against it (thesis §4.1).
 
-Columns over all patterns make matching a few array operations. A pattern's use fades by .9 an hour. What comes in
-beyond the capacity is clustered (K-medoids): each medoid stays with the use of its cluster, and what it stands for is
-gone. Time is handed in, in seconds on any clock that does not go back.
+A library keeps at most `CAPACITY` patterns: similar ones as one, and the least used are dropped. Columns over all
+patterns make matching a few array operations. A pattern's use fades by .9 an hour. What exceeds the capacity is
+clustered (K-medoids): each medoid stays, with the use of its cluster. Times are passed in, in seconds on any clock
+that does not go back.
+
+A `Matching` follows one request. Each finished stage drops the patterns with another prefix (other models or tools),
+and adds the stage's kernel to the similarity of the others: one operation over all patterns, however many stages came
+before. If no pattern with this prefix is left, the others come back, without credit for the stages that differ.
+
+The thesis takes the one most similar pattern (`nearest`). `estimate` takes, of the few most similar, the one whose
+remaining time is the median. That is still a request that happened, and one odd neighbour does not decide. On
+recorded agent sessions it errs less than the thesis's rule; on tool trajectories it errs more.
 """
 
 from __future__ import annotations
@@ -19,11 +28,11 @@ from ramify.serving.policy.types import StageEstimate
 
 CAPACITY = 500
 DECAY_AN_HOUR = 0.9
-_SPARE = 64  # taken in beyond the capacity before the next clustering
-_FORGOTTEN = 0.05  # use below which a pattern goes: one use, 28 hours ago
+_SPARE = 64  # patterns beyond the capacity before the next clustering
+_FORGOTTEN = 0.05  # a pattern with less use is dropped: one use, 28 hours ago
 _ROUNDS = 20
-# Widths of the Gaussian kernels, in natural logarithms: lengths that differ by a factor of e are alike by .6. Half
-# of it, and twice as much, estimated the next stages of recorded agent sessions and tool trajectories no better.
+# Widths of the Gaussian kernels, in natural logarithms: lengths that differ by a factor of e have a similarity of .6.
+# Half and twice these widths estimated the next stages of recorded agent sessions and tool trajectories no better.
 _WIDTHS = np.array([1.0, 1.0, 2.0, 1.0])
 
 Floats = npt.NDArray[np.float64]
@@ -31,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """All patterns, side by side. `shape[i, s]` is a number for the identities of stage s, -1 after the end."""
+    """All patterns side by side. `shape[i, s]` numbers the identities of stage s; -1 after a pattern's end."""
 
     shape: npt.NDArray[np.int32]
     weights: Floats  # (patterns, stages, 4): log of output, input, tool seconds, calls
@@ -41,7 +50,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A library as it is saved."""
+    """The saved form of a library."""
 
     names: tuple[str, ...]
     codes: tuple[bytes, ...]
@@ -51,7 +60,7 @@ class Dump:
 
 
 def weigh(stage: StageProfile) -> tuple[float, float, float, float]:
-    """The attributes that kernels compare: nodes by output, edges by input, tools by time, and how many calls."""
+    """The attributes that kernels compare: output (nodes), input (edges), tool time, and number of calls."""
     return (
         float(np.log1p(stage.output)),
         float(np.log1p(stage.input)),
@@ -61,22 +70,22 @@ def weigh(stage: StageProfile) -> tuple[float, float, float, float]:
 
 
 def kernel(a: Floats, b: Floats) -> Floats:
-    """The product of Gaussian kernels over the last axis: 1 for equals, towards 0 as they part."""
+    """The product of Gaussian kernels over the last axis: 1 for equals, towards 0 as they differ."""
     return np.asarray(np.exp(-(((a - b) / _WIDTHS) ** 2).sum(axis=-1) / 2))
 
 
 class Library:
-    """Not for several threads at once."""
+    """The patterns of one application. Not thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.names = Names()
-        self.version = 0  # of `columns`: who holds indexes into them compares it
+        self.version = 0  # of `columns`: whoever holds indexes into them compares it
         self._capacity = capacity
         self._codes: list[bytes] = []
-        self._use: list[float] = []  # for eviction: how often a pattern was recorded or answered, of late
-        self._mass: list[float] = []  # for its say: how many requests it stands for, those of late counting most
+        self._use: list[float] = []  # for eviction: how often a pattern was recently recorded or used as an estimate
+        self._mass: list[float] = []  # its weight: how many requests it stands for, with recent ones counting most
         self._profiles: list[tuple[StageProfile, ...]] = []
-        self._rows: list[tuple[npt.NDArray[np.int32], Floats, Floats]] = []  # of `columns`, one a pattern
+        self._rows: list[tuple[npt.NDArray[np.int32], Floats, Floats]] = []  # of `columns`, one for each pattern
         self._shapes: dict[tuple[tuple[Kind, str], ...], int] = {}
         self._faded_at: float | None = None
         self._columns: Columns | None = None
@@ -85,7 +94,7 @@ class Library:
         return len(self._codes)
 
     def add(self, graph: PatternGraph, now: float) -> None:
-        """Record a compound request that came to its end."""
+        """Record a compound request that has ended."""
         if graph.nodes:
             self.fade(now)
             self._take(encode(graph, self.names), use=1.0, mass=1.0)
@@ -93,7 +102,7 @@ class Library:
                 self.cluster(self._capacity)
 
     def fade(self, now: float) -> None:
-        """Let uses fade up to now, and drop what is forgotten."""
+        """Let uses fade up to now, and drop forgotten patterns."""
         if self._faded_at is None:
             self._faded_at = now
         if (hours := (now - self._faded_at) / 3600) < 1 / 60:
@@ -104,7 +113,7 @@ class Library:
         self._keep([i for i, use in enumerate(self._use) if use >= _FORGOTTEN])
 
     def used(self, index: int) -> None:
-        """The pattern served as an estimate."""
+        """The pattern was used as an estimate."""
         self._use[index] += 1.0
 
     @property
@@ -116,7 +125,7 @@ class Library:
         return self._profiles[index]
 
     def shape(self, stage: StageProfile) -> int:
-        """The number of a stage's identities, -2 where no pattern has them."""
+        """The number of a stage's identities; -2 if no pattern has them."""
         return self._shapes.get(stage.identities, -2)
 
     @property
@@ -137,11 +146,11 @@ class Library:
         self._keep(sorted(chosen.tolist()))
 
     def dump(self) -> Dump:
-        """What there is, to be saved."""
+        """The state, to be saved."""
         return Dump(tuple(self.names), tuple(self._codes), tuple(self._use), tuple(self._mass), self._faded_at or 0.0)
 
     def restore(self, dump: Dump) -> None:
-        """Take in what `dump` gave. Raises ValueError where it cannot be read."""
+        """Take in the result of `dump`. Raises ValueError if it cannot be read."""
         self.names = Names(dump.names)
         self._codes, self._use, self._mass, self._profiles, self._rows, self._shapes = [], [], [], [], [], {}
         for code, use, mass in zip(dump.codes, dump.use, dump.mass, strict=True):
@@ -185,7 +194,7 @@ class Library:
 
 
 def similarities(columns: Columns) -> Floats:
-    """How alike whole patterns are, each to each: the mean over stages, 0 where shapes differ or one has ended."""
+    """The similarity of each two patterns: the mean over stages, 0 where shapes differ or one has ended."""
     count = len(columns.stages)
     out = np.zeros((count, count))
     for i in range(count):
@@ -197,7 +206,7 @@ def similarities(columns: Columns) -> Floats:
 
 
 def k_medoids(distance: Floats, use: Floats, count: int) -> npt.NDArray[np.int64]:
-    """Indexes of `count` medoids: farthest-first seeding from the most used, then alternating assignment and update
+    """The indexes of `count` medoids. Seeds farthest-first from the most used, then alternates assignment and update
     until nothing moves. Distances are weighted by use."""
     chosen = [int(np.argmax(use))]
     nearest = distance[:, chosen[0]].copy()
@@ -226,7 +235,7 @@ _NEIGHBOURS = 5
 
 
 class Matching:
-    """One compound request, as far as it has come. Begun without any stage."""
+    """One compound request, as far as it has come. It starts without any stage."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -240,14 +249,14 @@ class Matching:
         return tuple(self._seen)
 
     def extend(self, stage: StageProfile) -> None:
-        """A further stage is done."""
+        """Add a further stage that is done."""
         self._seen.append(stage)
         columns = self._library.columns
         if self._version == self._library.version:
             self._add(columns, len(self._seen) - 1)
 
     def estimate(self) -> Estimates | None:
-        """What is still to come, None where there is no history."""
+        """The stages still to come; None without history."""
         found = self._candidates()
         if found is None:
             return None
@@ -276,7 +285,8 @@ class Matching:
         return min(1.0, float(self._score[index]) / len(self._seen)) if self._seen else 0.0
 
     def _candidates(self) -> npt.NDArray[np.intp] | None:
-        """The patterns that go on as far as this, of the same prefix where there are any; None without history."""
+        """The patterns that go on as far as this request, with the same prefix if there are any; None without
+        history."""
         columns = self._library.columns
         if not len(columns.stages):
             return None
@@ -289,7 +299,7 @@ class Matching:
         return np.arange(len(columns.stages))
 
     def _start(self, columns: Columns) -> None:
-        """The library has changed: its indexes are new."""
+        """Start over after the library has changed, because its indexes are new."""
         self._version = self._library.version
         self._exact = np.ones(len(columns.stages), dtype=np.bool_)
         self._score = np.zeros(len(columns.stages))
@@ -297,7 +307,7 @@ class Matching:
             self._add(columns, s)
 
     def _add(self, columns: Columns, s: int) -> None:
-        """Count stage `s` in: patterns of another identity are out, others gain their likeness."""
+        """Count stage `s`: patterns with other identities are out, the others gain similarity."""
         if s >= columns.shape.shape[1]:
             self._exact[:] = False
             return

@@ -1,7 +1,8 @@
-"""The analyzer's process: `python -m ramify.serving.lengths.process SETTINGS`. Started by `supervisor`.
+"""The analyzer's process: `python -m ramify.serving.lengths.process SETTINGS`, started by `supervisor`.
 
-One thread answers over a Unix socket; asks that arrive together are predicted together. Another refits and writes
-checkpoints. It lives until its stdin ends, which also a killed parent's does, and saves once more before it goes.
+One thread answers over a Unix socket; asks that arrive together are predicted together. Another thread refits and
+writes checkpoints. The process lives until its stdin ends, which a killed parent's does too, and saves once more
+before it goes.
 
 Requests are frames with an `op`; those with an `id` are answered by a frame with the same one:
     predict {asks} -> {forecasts}     observe {ended}      match {app, compound, stages} -> {estimates}
@@ -31,12 +32,12 @@ from ramify.serving.lengths.service import Service, stats_to_json
 from ramify.serving.lengths.types import Ask
 
 _PR_SET_PDEATHSIG = 1
-_SHARE = 0.1  # of one core, that learning in the background takes at most in the long run
+_SHARE = 0.1  # of one core: the most that background learning takes in the long run
 log = logging.getLogger("ramify.analyzer")
 
 
 class Server:
-    """Connections, and what is done in the background."""
+    """The connections, and the background work."""
 
     def __init__(self, service: Service, saved: Path, *, save_every_s: float) -> None:
         self._service = service
@@ -59,7 +60,7 @@ class Server:
             server.close()
             background.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await background  # what broke it ends the process, and the supervisor starts another
+                await background  # an exception in it ends the process, and the supervisor starts another
             self._behind.shutdown(wait=True)
             if self._changed:
                 checkpoint.write(self._saved, checkpoint.snapshot(self._service))
@@ -77,12 +78,12 @@ class Server:
                 writer.write(frames.pack({"error": str(error)}))
                 await writer.drain()
         except ConnectionError:
-            pass  # the asking side has gone, and with it whoever wanted the answer
+            pass  # the client has gone, and nobody wants the answer
         finally:
             writer.close()
 
     def _answer(self, message: Json, writer: asyncio.StreamWriter) -> Json | None:
-        """The reply, None where it comes later. Raises BadFrame."""
+        """The reply; None if it comes later. Raises BadFrame."""
         op = frames.text(message, "op")
         if op == "predict":
             asks = tuple(frames.ask_from_json(ask) for ask in frames.items(message.get("asks")))
@@ -104,7 +105,7 @@ class Server:
         return {}
 
     def _predict_all(self) -> None:
-        """Whatever was asked in this turn of the loop, by whichever connection, in one batch."""
+        """Predict in one batch whatever was asked in this turn of the loop, by any connection."""
         asked, self._asked = self._asked, []
         found = self._service.predict([ask for asks, *_ in asked for ask in asks])
         at = 0
@@ -142,20 +143,20 @@ class Server:
                 next_save = loop.time() + self._save_every_s
 
     def _refit(self) -> float:
-        """In the background's thread: learn. The seconds of CPU that it took."""
+        """Learn, in the background thread. Returns the seconds of CPU that it took."""
         began = time.thread_time()
         self._service.learner.refit()
         return time.thread_time() - began
 
 
 def _in_no_hurry() -> None:
-    """This thread alone yields to those that answer: on Linux a thread has a priority of its own."""
+    """Lower this thread's priority below the threads that answer. On Linux, each thread has its own priority."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def load(saved: Path) -> Service:
-    """The saved state; a new one where there is none, or where it is not whole: that file is kept aside."""
+    """The saved state; a new one if there is none or it is damaged. A damaged file is kept aside."""
     try:
         return checkpoint.read(saved) or Service()
     except CheckpointCorrupt as error:

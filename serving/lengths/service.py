@@ -1,7 +1,7 @@
-"""The analyzer without its process: messages in, replies out. For one thread; `learner.refit` may run beside it.
+"""The analyzer without its process: messages in, replies out. For one thread; `learner.refit` may run in another.
 
-Every request can be answered by a process that was started a moment ago: the asking side sends the stages of a
-compound request whole, so that nothing is lost here but what was learnt since the last checkpoint.
+A process that has just started can answer every request, because the client sends all stages of a compound request.
+So a restart loses only what was learnt since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _OPEN = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the analyzer says of itself, for metrics."""
+    """The analyzer's statistics, for metrics."""
 
     version: int  # of the length models; 0: none yet
-    observations: int  # answers ever learnt from
+    observations: int  # answers learnt from so far
     patterns: int
     coverage: tuple[BinCoverage, ...]
-    saved_at: float  # Unix time of the last checkpoint, 0 for none
-    restored_at: float  # Unix time of the checkpoint that it started from, 0 for none
+    saved_at: float  # Unix time of the last checkpoint; 0: none
+    restored_at: float  # Unix time of the checkpoint that it started from; 0: none
 
 
 class Service:
-    """Lengths and patterns."""
+    """Predicts lengths and matches patterns."""
 
     def __init__(self, learner: Learner | None = None) -> None:
         self.learner = learner or Learner()
@@ -54,9 +54,9 @@ class Service:
         self.learner.observe(frames.ended_from_json(message.get("ended")))
 
     def match(self, message: Json) -> Json:
-        """What is still to come of a compound request, given its finished stages. `null` without any history."""
+        """The stages still to come of a compound request, given its finished ones; `null` without history."""
         if (library := self.libraries.get(frames.text(message, "app"))) is None:
-            return {"estimates": None}  # and none is made: asking for names that there are not forgets no other's
+            return {"estimates": None}  # no library is made: asking for unknown names must not evict another one
         self.libraries.move_to_end(frames.text(message, "app"))
         key = f"{frames.text(message, 'app')}\x1f{frames.text(message, 'compound')}"
         seen = tuple(profile(stage) for stage in stages_from_json(message.get("stages")))
@@ -72,7 +72,7 @@ class Service:
         return {"estimates": None if found is None else estimates_to_json(found)}
 
     def record(self, message: Json) -> None:
-        """A compound request came to its end."""
+        """Learn from a compound request that has ended."""
         app = frames.text(message, "app")
         try:
             graph = linked(stages_from_json(message.get("stages")))

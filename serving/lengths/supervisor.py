@@ -1,9 +1,9 @@
-"""Starts the analyzer's process, watches it, and starts it again where it dies.
+"""Starts the analyzer's process, watches it, and restarts it when it dies.
 
     async with AnalyzerSupervisor(folder) as analyzer:
         client = AnalyzerClient(analyzer.socket)
 
-The process outlives nothing: it ends with its stdin, which is this process's end of a pipe.
+The process ends with its stdin, which is this process's end of a pipe, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from types import TracebackType
 
 from ramify.serving.errors import AnalyzerDown
 
-_LONGEST_PATH = 107  # bytes of a Unix socket's address
+_LONGEST_PATH = 107  # bytes: the limit of a Unix socket's address
 _START_S = 20.0
 _STOP_S = 10.0
-_BACKOFF_S = (0.0, 0.1, 0.5, 2.0, 5.0)  # before the first restart, the second, ... of a process that keeps dying
-_STEADY_S = 30.0  # a process that lived so long has not "kept dying"
+_BACKOFF_S = (0.0, 0.1, 0.5, 2.0, 5.0)  # before each restart of a process that keeps dying
+_STEADY_S = 30.0  # a process that ran for so long does not count as "keeps dying"
 log = logging.getLogger("ramify.analyzer")
 
 
 class AnalyzerSupervisor:
-    """The analyzer as a child of this process. Its folder holds the socket, the checkpoint and its log."""
+    """The analyzer as a child process. Its folder holds the socket, the checkpoint and its log."""
 
     def __init__(
         self,
@@ -40,22 +40,22 @@ class AnalyzerSupervisor:
         lock_s: float = _START_S,
         restarted: Callable[[], None] = lambda: None,
     ) -> None:
-        """`restarted` is called when it answers again after a death. `lock_s`: how long to wait for the analyzer of
-        a gateway before us to be gone."""
+        """`restarted` is called when it answers again after a death. `lock_s`: seconds to wait for the analyzer of an
+        earlier gateway to end."""
         self.folder = folder
         self.socket = folder / "analyzer.sock"
         self.checkpoint = folder / "analyzer.state"
         self.restarts = 0
         self._save_every_s = save_every_s
         self._lock_s = lock_s
-        self._locked = -1  # while this is entered: the descriptor that holds the folder's lock
+        self._locked = -1  # while entered: the descriptor that holds the lock of the folder
         self._restarted = restarted
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Of the process now running."""
+        """The id of the present process; None if it does not run."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -91,8 +91,8 @@ class AnalyzerSupervisor:
         os.close(self._locked)
 
     async def _lock(self) -> int:
-        """The folder, for us alone: a descriptor, on which the lock lies. The process has it too, since one whose
-        gateway was killed may still write its last checkpoint. Raises AnalyzerDown."""
+        """Lock the folder. Returns the descriptor that holds the lock. The process inherits it, because a process
+        whose gateway was killed may still be writing its last checkpoint. Raises AnalyzerDown."""
         descriptor = os.open(self.folder / "analyzer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._lock_s
@@ -104,13 +104,13 @@ class AnalyzerSupervisor:
                 if loop.time() > give_up:
                     os.close(descriptor)
                     raise AnalyzerDown(
-                        f"another gateway's analyzer keeps what it learns in {self.folder}: give one of the two "
+                        f"another gateway's analyzer uses {self.folder}: give one of the two gateways "
                         "another --port or --home, or --no-analyzer"
                     ) from None
             await asyncio.sleep(0.05)
 
     async def _start(self) -> None:
-        """Returns when it answers. Raises AnalyzerDown."""
+        """Start the process; returns when it answers. Raises AnalyzerDown."""
         self.socket.unlink(missing_ok=True)
         settings = {
             "parent": os.getpid(),
@@ -118,7 +118,7 @@ class AnalyzerSupervisor:
             "saved": str(self.checkpoint),
             "save_every_s": self._save_every_s,
         }
-        # One thread a numeric library: the serving process needs the other cores.
+        # One thread for each numeric library: the serving process needs the other cores.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with (self.folder / "analyzer.log").open("ab") as out:
             self._process = await asyncio.create_subprocess_exec(
@@ -131,7 +131,7 @@ class AnalyzerSupervisor:
                 stderr=out,
                 env={**os.environ, **threads},
                 pass_fds=(self._locked,),
-                start_new_session=True,  # Ctrl-C is for the gateway, which then stops it
+                start_new_session=True,  # Ctrl-C goes to the gateway, which then stops it
             )
         await self._answers(self._process)
 
@@ -154,7 +154,7 @@ class AnalyzerSupervisor:
         )
 
     async def _watch(self) -> None:
-        """Start it again whenever it ends."""
+        """Restart the process whenever it ends."""
         loop = asyncio.get_running_loop()
         deaths = 0
         while self._process is not None:

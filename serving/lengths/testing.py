@@ -1,4 +1,5 @@
-"""Traffic made up for tests and quick benchmarks: lengths that hang on the prompt, with runaways. No real text."""
+"""Synthetic traffic for tests and quick benchmarks: lengths that depend on the prompt, with runaways. No real
+text."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _WORDS = ("river", "stone", "cloud", "engine", "violin", "market", "winter", "co
 
 
 def traffic(count: int, seed: int, *, model: str = "small") -> list[tuple[Ask, int]]:
-    """Asks, and the tokens that their answers came to; one in thirty runs on to four times its length."""
+    """Asks and the lengths of their answers. One answer in thirty runs on to four times its length."""
     rng = random.Random(seed)
     out = []
     for i in range(count):
@@ -35,7 +36,7 @@ def traffic(count: int, seed: int, *, model: str = "small") -> list[tuple[Ask, i
 
 
 def sample_of(asks: Sequence[tuple[Ask, int]]) -> Sample:
-    """What a ring would hold of this traffic. Each ask counts as a prompt of its own."""
+    """This traffic as a ring would hold it. Each ask counts as a prompt of its own."""
     return Sample(
         rows=np.stack([features.of(ask, _SALT) for ask, _ in asks]),
         lengths=np.array([float(length) for _, length in asks]),
@@ -46,8 +47,8 @@ def sample_of(asks: Sequence[tuple[Ask, int]]) -> Sample:
 
 
 def research(seed: int, *, searches: int | None = None) -> PatternGraph:
-    """A compound request as in the thesis's figure 4.2: a plan, then searches and drafts, then a report. How many
-    rounds there are shows in the length of the plan."""
+    """A compound request as in the thesis's figure 4.2: a plan, then searches and drafts, then a report. The length
+    of the plan tells how many rounds there are."""
     rng = random.Random(seed)
     rounds = searches if searches is not None else rng.randint(2, 6)
     stages = [[Node(Kind.LLM, "planner", 0, 300, rounds * 80 + rng.randint(-15, 15), rounds * 1.2)]]

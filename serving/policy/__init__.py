@@ -1,0 +1,9 @@
+"""Scheduling policies: which requests an engine works on next. Pure code: no clock, no I/O.
+
+Start at `types`: a policy maps a `View` of the requests, and the time, to a `Verdict`. The same policy object runs
+in the gateway, in vLLM's scheduler and in replay. `registry` lists the policies by name; add a new one there.
+`cost_model` and `goodput` say what a request costs and what it is worth.
+
+Policies: `concord` (the default), `calm` (the thesis's algorithm), `edf` (earliest deadline first). `placement`
+chooses a replica. `refusal_probe` says when to test an estimate that refuses requests.
+"""

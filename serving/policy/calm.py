@@ -1,12 +1,12 @@
-"""CALM, grouped margin goodput maximisation: algorithm 4.1 of the thesis, as it is written.
+"""`Calm`: CALM, grouped margin goodput maximisation, algorithm 4.1 of the thesis as it is written.
 
-Every frame of Δ decoding steps the batch is chosen anew from all that waits and runs: each request's priority is its
-goodput for each second of generation (equation 4.1); those near enough to the B-th best are candidates (the cutoff
-p); of these, sorted by input length, the window of B with the greatest sum of priorities is the batch. Within a frame
-free slots are filled in the order of priority and nothing is displaced.
+In every frame of Δ decoding steps the batch is chosen from all waiting and running requests. The priority of a
+request is its goodput for each second of generation (equation 4.1). Requests whose priority is at least p times
+that of the B-th best are candidates. Sorted by input length, the window of B candidates with the greatest sum of
+priorities is the batch. Within a frame, free slots are filled in the order of priority, and nothing is displaced.
 
-Kept as the thesis has it, so that it can be compared with; `concord` is what we recommend. Where the text leaves a
-choice, it is named in docs/decisions/051.
+It is kept for comparison; `concord` is the recommended policy. docs/decisions/051 lists the choices that the text
+leaves.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ CANDIDATES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5)
 
 
 class Cutoff:
-    """A bandit whose arms are thresholds and whose reward is goodput a second.
+    """Finds the cutoff p while serving ("exploring different thresholds and converging", thesis §4.2).
+
+    It is a bandit whose arms are thresholds and whose reward is goodput for each second.
 
     Time goes in turns of `turn_frames` frames. Each threshold gets one turn; after that the best so far is used, and
     every `explore_every`-th turn one of the others, in rotation, so that a change of load is noticed. Rewards are
-    averaged with weight `learn`. No chance in it: a replay repeats it.
+    averaged with weight `learn`. It uses no randomness, so a replay repeats it.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class Cutoff:
         self._began: float | None = None
 
     def earned(self, goodput: float) -> None:
+        """Count goodput for the present threshold."""
         self._earned += goodput
 
     def frame(self, now: float) -> None:
-        """A frame begins."""
+        """Begin a frame at the time `now`."""
         if self._fixed:
             return
         if self._began is None:
@@ -73,37 +76,39 @@ class Cutoff:
         return others[self._tried % len(others)]
 
 
-Fairness = Callable[[RequestView, float], float]  # Fair(r) at a time: the larger, the less it got of what is fair
+Fairness = Callable[[RequestView, float], float]  # Fair(r) at a time: the larger, the less of its fair share it got
 
 
 @dataclass(frozen=True, slots=True)
 class CalmOptions:
     goodput: Goodput = Goodput.TOKEN
-    quantile: float = 0.95  # of the length: the upper bound
+    quantile: float = 0.95  # of the length, as its upper bound
     frame_steps: int = 50  # Δ
     starvation_step: float = 0.001  # δ: added to goodput(r) for each frame that r has waited
-    preempt_margin: float = 0.1  # a displaced request's priority must be exceeded by this share
-    waiting_s: float | None = 5.0  # not admitted for so long: dropped (chapter 5); best effort never is
+    preempt_margin: float = 0.1  # by what share a displaced request's priority must be exceeded
+    waiting_s: float | None = 5.0  # a call is dropped after waiting so long (chapter 5); best effort never is
     fairness: float = 0.0  # f
     fair: Fairness = lambda view, now: now - view.arrived
-    cutoff: float | None = None  # p, if it is not to be adapted
+    cutoff: float | None = None  # p; None: it is adapted
 
 
 _NEVER = float("inf")
 
 
 class Ranked(NamedTuple):
-    """One request, analysed (algorithm 4.1, lines 2 to 6). Its bandwidth t_gen / t_rem stands in both terms of its
-    priority and cancels (docs/decisions/051)."""
+    """One request, analysed (algorithm 4.1, lines 2 to 6).
+
+    Its bandwidth t_gen / t_rem is in both terms of its priority and cancels (docs/decisions/051).
+    """
 
     view: RequestView
-    gen_s: float  # t_gen: upper bound of its remaining generation time; of the whole stage, for a compound request
+    gen_s: float  # t_gen: upper bound of its remaining generation time; for a compound request, of the whole stage
     goodput: float
     priority: float
 
 
 class _Known(NamedTuple):
-    """What of a request is the same for as long as its view is."""
+    """What stays the same for a request while its view is the same object."""
 
     view: RequestView
     left: float  # len_rem(r), in tokens
@@ -112,7 +117,7 @@ class _Known(NamedTuple):
 
 
 class Calm:
-    """`calm-thesis`. One object serves one engine: it keeps the frame, the cutoff and what it learnt of lengths."""
+    """The policy `calm-thesis`, for one engine: it keeps the frame, the cutoff and the lengths that it learnt."""
 
     def __init__(self, options: CalmOptions | None = None) -> None:
         self.options = options or CalmOptions()
@@ -164,7 +169,7 @@ class Calm:
         )
 
     def analyse(self, calls: list[RequestView], now: float, token_s: float, frame_s: float) -> list[Ranked]:
-        """Lines 2 to 6 for each request; for a compound one over all of its stage's calls that are here (§4.2)."""
+        """Do lines 2 to 6 for each request; for a compound one, over all calls of its stage that are here (§4.2)."""
         return self._ranked(self._of(calls), now, token_s, frame_s)
 
     def _of(self, calls: list[RequestView]) -> list[_Known]:
@@ -172,11 +177,11 @@ class Calm:
         return [
             one
             if (one := kept(call.id)) is not None and one.view is call and call.sketch is not None
-            else self._reckoned(call)
+            else self._analysed(call)
             for call in calls
         ]
 
-    def _reckoned(self, call: RequestView) -> _Known:
+    def _analysed(self, call: RequestView) -> _Known:
         left = remaining(call, self._prior, self.options.quantile)
         return _Known(call, left, worth(self.options.goodput, call, left), self._admit_by(call))
 
@@ -206,11 +211,11 @@ class Calm:
     def _displaced(
         self, queue: list[Ranked], incoming: list[RequestId], chosen: set[RequestId], view: View, frame_s: float
     ) -> list[RequestId]:
-        """Running requests outside the chosen batch, worst first, as long as the trade gains more than it costs.
+        """Return running requests outside the chosen batch, worst first, as long as a trade gains more than it costs.
 
-        gain: the difference of priorities over a frame. loss: stall_duration · token_generation_speed, with the
-        priority as the speed, so that it is in goodput's own unit; the stall is what vLLM's preemption costs, a
-        prefill of all that was computed, net of what the prefix cache will still hold.
+        The gain is the difference of priorities over a frame. The loss is stall_duration · token_generation_speed,
+        with the priority as the speed, so that both are in goodput's unit. The stall is the cost of a preemption in
+        vLLM: a prefill of all that was computed, net of what the prefix cache will still hold.
         """
         by_id = {ranked.view.id: ranked for ranked in queue}
         running = {call.id for call in view.running}
@@ -239,8 +244,11 @@ def _not_admitted(one: _Known) -> Refusal:
 
 
 def window(queue: list[Ranked], size: int, cutoff: float) -> set[RequestId]:
-    """Lines 11 to 17: of those at least `cutoff` times as good as the `size`-th best, sorted by input length, the
-    window of `size` with the greatest sum of priorities. `queue` has the best first."""
+    """Choose the batch (lines 11 to 17).
+
+    Candidates are at least `cutoff` times as good as the `size`-th best of `queue`, which has the best first.
+    Sorted by input length, the window of `size` candidates with the greatest sum of priorities is the batch.
+    """
     if len(queue) <= size or size < 1:
         return {ranked.view.id for ranked in queue[: max(0, size)]}
     bar = queue[size - 1].priority * cutoff

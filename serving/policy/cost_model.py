@@ -1,9 +1,8 @@
-"""What a request still costs: tokens, GPU time, and time on the wall. What both CALM and Concord count with.
+"""What a request still costs: tokens, GPU time and wall time.
 
-Two different times. *GPU time* is a request's share of the engine: its prefill, and for each token its own part of a
-step plus its share of the step's fixed part. It is what another request could have had, so it is the price in a
-density. *Wall time* is how long it takes when it holds a slot among the others: one step a token. It is what a
-deadline is held against.
+*GPU time* is a request's share of the engine: its prefill, and for each token its own part of a step plus its share
+of the step's fixed part. Another request could have had it, so it is the price in a density. *Wall time* is how
+long the request takes when it holds a slot among others: one step for each token. Deadlines are compared with it.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ from ramify.serving.protocol.length_sketch import LengthSketch
 
 PRIOR_LIMIT = 4096.0  # tokens: the longest answer that a request without a sketch is expected to give
 _EDGES = tuple(2.0 ** (i / 2) for i in range(25))  # 1 … 4096, two bins an octave
-_ENOUGH = 20  # answers seen before a class's own lengths are believed
+_ENOUGH = 20  # answers of a class that must be seen before its own lengths are used
 
 
 @dataclass(slots=True)
 class LengthPrior:
-    """Lengths by class, for requests that come without a sketch. Learns from what ends; halves old counts at 1000."""
+    """Answer lengths by class, for requests without a length sketch. Learns from ended calls; halves its counts at
+    1000.
+    """
 
     _counts: dict[SloClass, list[float]] = field(default_factory=dict)
     _sketches: dict[SloClass, LengthSketch] = field(default_factory=dict)
@@ -58,7 +59,7 @@ def _from_counts(counts: Sequence[float], seen: float) -> LengthSketch:
 
 
 def remaining(view: RequestView, prior: LengthPrior, q: float) -> float:
-    """Output tokens still to come, the quantile `q` of them; at least one."""
+    """Return the quantile `q` of the answer tokens still to come; at least one."""
     sketch = prior.sketch(view.slo_class) if view.sketch is None else view.sketch
     length = sketch.quantile(q, view.generated)
     if view.max_tokens is not None and view.max_tokens < length:
@@ -67,7 +68,7 @@ def remaining(view: RequestView, prior: LengthPrior, q: float) -> float:
 
 
 def remaining_quantiles(view: RequestView, prior: LengthPrior, first: float, second: float) -> tuple[float, float]:
-    """The same for two quantiles, in little more time than for one."""
+    """Return `remaining` for two quantiles, in little more time than for one."""
     generated, cut = view.generated, view.max_tokens
     sketch = prior.sketch(view.slo_class) if view.sketch is None else view.sketch
     one, other = sketch.quantiles(first, second, generated)
@@ -77,15 +78,15 @@ def remaining_quantiles(view: RequestView, prior: LengthPrior, first: float, sec
 
 
 def pace_s(capacity: Capacity, running: Sequence[RequestView]) -> float:
-    """Seconds from one token to the next in the batch as it is now, taken as full where a queue stands behind it.
+    """Return the seconds from one token to the next, in a full batch of requests like those that run now.
 
-    v_token of the thesis, equation of t_gen in §4.2.
+    This is v_token in the thesis's equation of t_gen (§4.2).
     """
     return pace_of(capacity, sum([view.prompt_tokens + view.generated for view in running]), len(running))
 
 
 def pace_of(capacity: Capacity, context: int, running: int) -> float:
-    """The same, where so many run with so many tokens of context together."""
+    """Return `pace_s` for `running` requests with `context` tokens together."""
     full = context * capacity.slots / running if running else capacity.slots * 512.0
     if capacity.kv_free is not None:
         full = min(full, float(context + capacity.kv_free))
@@ -93,24 +94,28 @@ def pace_of(capacity: Capacity, context: int, running: int) -> float:
 
 
 def prefill_s(step: StepModel, tokens: float) -> float:
-    """GPU time of so many prompt tokens."""
+    """Return the GPU time of so many prompt tokens, in seconds."""
     return step.per_prefill_ms * tokens / 1000
 
 
 def before_token_s(step: StepModel, tokens: float) -> float:
-    """Wall time of a call with so many prompt tokens, from its start to the step that makes its first token. Its
-    fixed part is nobody else's loss: other calls go on meanwhile."""
+    """Return the wall time from a call's start to the step that makes its first token, in seconds.
+
+    Other calls go on during its fixed part, so that part is no GPU time.
+    """
     return step.per_call_ms / 1000 + prefill_s(step, tokens)
 
 
 def decode_gpu_s(step: StepModel, slots: int, context: float, tokens: float) -> float:
-    """GPU time of `tokens` output tokens behind `context` tokens, in a full batch of `slots`."""
+    """Return the GPU time of `tokens` answer tokens after `context` tokens, in a full batch of `slots`."""
     per_token = step.base_ms / max(1, slots) + step.per_seq_ms + step.per_kctx_ms * (context + tokens / 2) / 1000
     return per_token * tokens / 1000
 
 
 def rest_gpu_s(view: RequestView, capacity: Capacity) -> float:
-    """GPU time of the stages that follow this one, from the plan or the matched pattern; 0 where neither is known."""
+    """Return the GPU time of the later stages by the plan or the matched pattern, in seconds; 0 if neither is
+    known.
+    """
     if view.compound is None:
         return 0.0
     step, slots = capacity.step, capacity.slots
@@ -121,8 +126,10 @@ def rest_gpu_s(view: RequestView, capacity: Capacity) -> float:
 
 
 def rest_wall_s(view: RequestView, capacity: Capacity, token_s: float, shortest: float = 1.0) -> float:
-    """Wall time of the stages that follow: the tools before them, their prefill, and one call's answer each (the
-    calls of a stage run beside each other). `shortest` scales the answers, for an optimistic bound."""
+    """Return the wall time of the later stages, in seconds: their tools, their prefill, and one call's answer each.
+
+    The calls of a stage run in parallel. `shortest` scales tools and answers, for an optimistic bound.
+    """
     if view.compound is None:
         return 0.0
     return sum(
@@ -134,12 +141,12 @@ def rest_wall_s(view: RequestView, capacity: Capacity, token_s: float, shortest:
 
 
 def aggregate_engines(step: StepModel, engines: float) -> StepModel:
-    """The steps of so many equal engines, whose batches are one batch to the policy.
+    """Return the step model of several equal engines that a policy sees as one, for a queue before all of them.
 
-    They step beside each other: what the batch holds, and what prompts it computes, each has its share of, and the
-    fixed part of a step passes once for all. So a full batch of all takes as long as a full batch of one, and a token
-    or a prompt takes an n-th of all engines' time. A prompt by itself is computed by one of them, which takes longer
-    than said: no call is refused for that.
+    The engines step in parallel. Each has its share of the batch and of the prompts, and the fixed part of a step
+    passes once for all. So a full batch of all takes as long as a full batch of one, and a token or a prompt takes
+    an n-th of all engines' time. A single prompt is computed by one engine, which takes longer than this says: no
+    call is refused for that.
     """
     return StepModel(
         step.base_ms,

@@ -1,4 +1,4 @@
-"""Earliest deadline first, and best effort that ages."""
+"""`EarliestDeadlineFirst`: the request with the earliest deadline first, and best effort that ages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ramify.serving.policy.types import Finished, Refusal, RequestView, Verdict,
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadlineFirst:
-    """The call whose deadline comes first goes first; ties go by arrival.
+    """The policy `edf`. Ties go by arrival.
 
-    A call without a deadline is due when its first token is, and where it names neither, `best_effort_s` after its
-    arrival: it stands behind everything that is due sooner, and ages. Only calls with an earlier deadline can pass
-    it, and of those no new ones can come once its own time is near, so it never starves; and it is never refused for
-    being late.
-    A call that is past its deadline, or past the time by which it wanted to be admitted, is refused: starting it
-    would only delay the others. What runs is left alone.
+    A call without a deadline is due when its first token is. If it names neither, it is due `best_effort_s` after its
+    arrival. Only calls with an earlier deadline can pass it, and no new ones of those can arrive once its own time is
+    near, so it never starves. It is never refused for being late.
+
+    A call that is past its deadline, or past its `admit_by`, is refused: starting it would only delay the others.
+    Running calls are left alone.
     """
 
     best_effort_s: float = 120.0
@@ -39,7 +39,7 @@ class EarliestDeadlineFirst:
         )
 
     def observe(self, done: Finished) -> None:
-        """Learns nothing."""
+        """Do nothing: this policy learns nothing."""
 
 
 def _due(call: RequestView) -> float | None:

@@ -1,4 +1,4 @@
-"""What a request in time is worth: the provider's choice, and all that CALM knows of it (thesis, chapter 3)."""
+"""`Goodput`: what a request that is in time is worth. The provider chooses it (thesis, chapter 3)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from ramify.serving.policy.types import RequestView, SloClass
 
 
 class Goodput(StrEnum):
-    TOKEN = "token"  # tokens of answers in time: input and output; of a latency-sensitive one, its output on schedule
+    TOKEN = (
+        "token"  # prompt and answer tokens of requests in time; of latency-sensitive ones, answer tokens on schedule
+    )
     REQUEST = "request"  # calls in time
-    WORKFLOW = "workflow"  # programs in time: a workflow is one, and so is a call that belongs to none
+    WORKFLOW = "workflow"  # programs in time: a workflow, or a call that belongs to none
 
 
 def is_latency(view: RequestView) -> bool:
-    """Judged token by token. The final call of a compound request may be (thesis, chapter 3): where it says so by a
-    time to first token, or a time between tokens."""
+    """Is the request judged token by token?
+
+    The last call of a compound request is too, if it names a time to first token or between tokens (thesis, chapter
+    3).
+    """
     final = view.compound is not None and view.compound.last and (view.ttft is not None or view.tbt is not None)
     return view.slo_class is SloClass.LATENCY or final
 
 
 def worth(goodput: Goodput, view: RequestView, output_left: float) -> float:
-    """goodput(r): what this one call adds if it is completed in time. A stage's is the sum over its calls, but for a
-    workflow's, where the calls of a stage share one program."""
+    """Return goodput(r): what this call adds if it is completed in time.
+
+    The goodput of a stage is the sum over its calls. If programs count, the calls of a stage share one program.
+    """
     if goodput is Goodput.REQUEST:
         return view.weight
     if goodput is Goodput.WORKFLOW:
@@ -33,8 +40,7 @@ def worth(goodput: Goodput, view: RequestView, output_left: float) -> float:
 
 
 def rest_worth(goodput: Goodput, view: RequestView) -> float:
-    """The same of the calls of the stages that follow, for a weight of 1; 0 where they are not known, and where only
-    programs count."""
+    """Return the goodput of the later stages' calls, at weight 1; 0 if they are not known, or if programs count."""
     if view.compound is None or goodput is Goodput.WORKFLOW:
         return 0.0
     rest = view.compound.rest

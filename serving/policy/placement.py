@@ -1,10 +1,9 @@
-"""Which replica: power of K (thesis §4.3).
+"""`PowerOfK`: choose a replica for each request by power of K (thesis §4.3).
 
-For each request K of the M replicas are sampled, a dummy copy of it stands in each one's queue with a priority of
-that replica's own (a faster one, or one that holds its prefix, gives the same goodput for less time), and the best
-dummies are placed first. Once a request has its place its other dummies are removed. With K = M all replicas are
-covered.
-Requests of one fork group, and then of one workflow, go where their prefix already is.
+For each request, K of the M replicas are sampled. A dummy copy of the request joins the queue of each, with a
+priority of that replica's own: a faster replica, or one that holds its prefix, gives the same goodput for less
+time. The best dummies are placed first. Once a request has its place, its other dummies are removed. With K = M all
+replicas are covered. Requests of one fork group, and then of one workflow, go where their prefix already is.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Dummy:
 
 
 class PowerOfK:
-    """Seeded: equal calls in equal order give equal places."""
+    """Places requests on replicas. Seeded: equal calls in equal order give equal places."""
 
     def __init__(self, k: int | None = None, seed: int = 0) -> None:
         self._k = k
@@ -43,7 +42,7 @@ class PowerOfK:
         self._prior = LengthPrior()
 
     def dummies(self, request: RequestView, replicas: Sequence[Replica]) -> list[Dummy]:
-        """Its copies, one in each of K living replicas."""
+        """Return a request's copies, one for each of K living replicas. Replicas that hold its prefix come first."""
         living = [replica for replica in replicas if replica.alive]
         k = len(living) if self._k is None else min(self._k, len(living))
         holders = [replica for replica in living if _prefix(request, replica)]
@@ -52,7 +51,9 @@ class PowerOfK:
         return [Dummy(request, replica.id, self._priority(request, replica)) for replica in sampled]
 
     def place(self, requests: Sequence[RequestView], replicas: Sequence[Replica]) -> dict[RequestId, int]:
-        """Replicas for as many as there are free slots: the best dummy of all first."""
+        """Return the replica of each placed request, for as many as there are free slots: the best dummy of all
+        first.
+        """
         by_id = {replica.id: replica for replica in replicas}
         free = {replica.id: replica.capacity.free for replica in replicas}
         queue = [dummy for request in requests for dummy in self.dummies(request, replicas)]
@@ -62,7 +63,7 @@ class PowerOfK:
         for dummy in queue:
             request = dummy.request
             if request.id in placed:
-                continue  # removed: it has its place
+                continue  # it has its place, so this dummy is removed
             home = homes.get(request.group.id) if request.group else None
             target = home if home is not None and free[home] > 0 else dummy.replica
             if free[target] > 0:
@@ -74,8 +75,7 @@ class PowerOfK:
         return placed
 
     def _priority(self, request: RequestView, replica: Replica) -> float:
-        """Goodput for each second of this replica's time (4.1), which its speed and its cache decide; the more it has
-        to do, the less there is of it."""
+        """Return the goodput for each second of this replica's time (equation 4.1). A loaded replica gives less."""
         step, capacity = replica.capacity.step, replica.capacity
         cached = replace(request, cached_tokens=max(request.cached_tokens, _prefix(request, replica)))
         out = remaining(request, self._prior, 0.5)

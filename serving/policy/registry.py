@@ -1,11 +1,15 @@
-"""Policies by name: the one table that the command line, the gateway, the plug-in and replay read."""
+"""Policies by name. The command line, the gateway, the vLLM plug-in and replay read this one table.
+
+To add a policy, write a module with a class that keeps to `types.Policy`, and add a line to `POLICIES`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ramify.serving.policy.calm import Calm, CalmOptions
-from ramify.serving.policy.concord.policy import Concord, ConcordOptions
+from ramify.serving.policy.concord.options import ConcordOptions
+from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.edf import EarliestDeadlineFirst
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.types import Policy, SloClass
@@ -17,7 +21,7 @@ _Options = dict[str, OptionValue]
 
 
 class UnknownPolicy(ValueError):
-    """No policy has this name, or it has no such option. The message names what there is."""
+    """No policy has this name, or the policy has no such option. The message lists what there is."""
 
 
 def _calm(options: _Options) -> Policy:
@@ -28,7 +32,7 @@ def _concord(options: _Options) -> Policy:
     floors = options.get("floors")
     if isinstance(floors, dict):
         options = {**options, "floors": {SloClass(k): v for k, v in floors.items()}}
-    return Concord(ConcordOptions(**_goodput(options)))  # type: ignore[arg-type]
+    return Concord(ConcordOptions.from_names(**_goodput(options)))
 
 
 def _goodput(options: _Options) -> _Options:
@@ -43,13 +47,15 @@ POLICIES: dict[str, Callable[[_Options], Policy]] = {"edf": _edf, "calm-thesis":
 
 
 def make_live_policy(name: str = DEFAULT, **options: OptionValue) -> Policy:
-    """The same for a host whose clients wait for its answers: a refusal comes as soon as it is foreseeable. Raises
-    UnknownPolicy."""
+    """Make a policy for a host whose clients wait for answers: it refuses a request as soon as that is foreseeable.
+
+    Raises UnknownPolicy.
+    """
     return make_policy(name, **{"foresee": True, **options} if name == DEFAULT else options)
 
 
 def make_policy(name: str = DEFAULT, **options: OptionValue) -> Policy:
-    """A fresh policy. Raises UnknownPolicy for a name or an option that there is not."""
+    """Make a new policy with options by name. Raises UnknownPolicy for an unknown name or option."""
     if name not in POLICIES:
         raise UnknownPolicy(f"no policy is called {name!r}: there are {', '.join(POLICIES)}")
     try:

@@ -1,6 +1,9 @@
-"""Concord inside vLLM: `--scheduler-cls ramify.serving.vllm_plugin.ConcordScheduler`.
+"""Ramify's scheduler inside vLLM: `--scheduler-cls ramify.serving.vllm_plugin.ConcordScheduler`.
 
-The only package that imports vllm, and only where its scheduler is asked for: options and errors can be read without.
+Start at `scheduler.ConcordScheduler`. `version_adapters` has everything that depends on vLLM's version,
+`request_views` shows vLLM's requests to the policy, `calibration` measures the engine's speed, `length_updates`
+receives new length predictions, and `reports` writes totals and a decision log. Only `scheduler` imports vllm:
+options and errors can be read without it.
 """
 
 from __future__ import annotations

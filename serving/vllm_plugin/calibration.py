@@ -1,4 +1,4 @@
-"""How fast this engine really is: the step model, scaled by the steps that were seen."""
+"""`StepCalibrator`: scales the step model by the time that the engine's steps really take."""
 
 from __future__ import annotations
 
@@ -8,34 +8,39 @@ from typing import Any
 from ramify.serving.policy.types import StepModel
 
 _LEARN = 0.05  # weight of one step
-_BAND = 1.2  # the model moves only when it is off by this factor: each move costs the policy its keys
-_IDLE = 20.0  # so many times longer than the model says was no step but a pause of the machine's
-_FIRST = 5  # steps to look at before the first correction
+_BAND = 1.2  # the model changes only when it is off by this factor: each change costs the policy its sorted keys
+_IDLE = 20.0  # a step this many times longer than the model says was a pause of the machine
+_FIRST = 5  # steps before the first correction
 
 
-class Pace:
-    """A step is timed from the landing of the one before it, or from where it was scheduled if that was later, to its
-    own: which holds whether or not steps overlap. Times are added up before they are divided. The mean of single
-    ratios would be far off where prompts make one step thirty times as long as the next (docs/decisions/049)."""
+class StepCalibrator:
+    """Times steps and scales the step model `start`.
+
+    A step is timed from the end of the one before it, or from its scheduling if that was later, to its own end.
+    This holds whether or not steps overlap. Times are added up before they are divided: the mean of single ratios
+    would be far off where prompts make one step thirty times as long as the next (docs/decisions/049).
+    """
 
     def __init__(self, start: StepModel, calibrate: bool) -> None:
         self._start, self.model = start, start
         self._calibrate = calibrate
-        self._used = 1.0  # so many times slower than the start is the model
-        self._flying: deque[tuple[Any, float, float]] = deque()  # output, when it was scheduled, ms as the start says
+        self._used = 1.0  # how many times slower the model is than the start
+        self._flying: deque[tuple[Any, float, float]] = (
+            deque()
+        )  # output, when it was scheduled, ms by the start model
         self._landed_at = float("-inf")
-        self._seen_ms, self._said_ms = 0.0, 0.0  # of late, the newest weighing most
+        self._seen_ms, self._said_ms = 0.0, 0.0  # decaying sums: the newest steps weigh most
         self._steps = 0
 
     def scheduled(self, output: Any, now: float, context_tokens: int) -> None:
-        """A step was scheduled, with what vLLM's output of it holds."""
+        """Note a scheduled step. `output` is vLLM's, `context_tokens` the tokens in KV of what runs."""
         tokens, sequences = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
-        if self._calibrate:  # one with nothing in it too: it lands in its turn, and tells nothing
+        if self._calibrate:  # also an empty step, so that the order of the ends is right
             said_ms = self._start.step_ms(sequences, context_tokens, max(0, tokens - sequences)) if sequences else 0.0
             self._flying.append((output, now, said_ms))
 
     def landed(self, output: Any, now: float) -> None:
-        """Its tokens are there."""
+        """Note that a step has ended: its tokens are there."""
         while self._flying:
             flown, since, said_ms = self._flying.popleft()
             if flown is output:

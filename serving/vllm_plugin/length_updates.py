@@ -1,8 +1,8 @@
-"""New length sketches for running requests, from the analyzer, by a local socket.
+"""`LengthUpdates`: receives new length sketches of running requests from the request analyzer, by a local socket.
 
-One datagram a prediction: JSON, `{"request_id": …, "length_quantiles": [one value a level]}`. The engine never waits:
-it takes what has come, a bounded number a step. A datagram that cannot be read is counted and left; the sketch that
-was shipped with the request still stands.
+Each datagram is one prediction as JSON: `{"request_id": …, "length_quantiles": [one value for each level]}`. The
+engine never waits: it takes what has arrived, a limited number in each step. A datagram that cannot be read is
+counted and ignored; the sketch that came with the request stays in use.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from pathlib import Path
 
 from ramify.serving.protocol.length_sketch import LengthSketch
 
-_A_STEP = 64
-_LARGEST = 65_536
+_A_STEP = 64  # datagrams taken in one step
+_LARGEST = 65_536  # bytes
 
 
 class LengthUpdates:
+    """Listens at the Unix datagram socket `path`; None: it does nothing."""
+
     def __init__(self, path: str | None) -> None:
         self.unreadable = 0
         self._path = path
         self._socket: socket.socket | None = None
         if path is not None:
-            with contextlib.suppress(FileNotFoundError):  # of an engine that was killed
+            with contextlib.suppress(FileNotFoundError):  # left by an engine that was killed
                 os.unlink(path)  # noqa: PTH108
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
@@ -34,7 +36,7 @@ class LengthUpdates:
             Path(path).chmod(0o600)
 
     def take(self) -> Iterator[tuple[str, LengthSketch]]:
-        """What has come since the last step."""
+        """Yield what has arrived since the last step: request ids, as clients see them, and their new sketches."""
         if self._socket is None:
             return
         for _ in range(_A_STEP):

@@ -14,21 +14,25 @@ KEY = "ramify"
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
+    """Options of the plug-in. Users write these names."""
+
     policy: str = DEFAULT
     policy_options: dict[str, OptionValue] = field(default_factory=dict)
-    step: StepModel = field(default_factory=StepModel)  # where the calibration starts
+    step: StepModel = field(default_factory=StepModel)  # milliseconds of a step; calibration starts here
     calibrate: bool = True  # scale the step model by the time that steps really take
-    refresh_tokens: int = 16  # a running request's view is renewed after so many tokens
-    refresh_steps: int = 16  # with a queue behind it, decide anew at least every so many steps
-    pause: bool = True  # allow pauses, where max_num_seqs leaves room above max_num_active_seqs
-    preempt: bool = True
-    socket: str | None = None  # Unix datagram socket at which the analyzer's new length sketches arrive
-    report: str | None = None  # a file that holds what preemptions, pauses and refusals came to (costs.Totals)
-    trace: str | None = None  # a file that gets one JSON line for each verdict that moved something
+    refresh_tokens: int = 16  # renew a running request's view after so many tokens
+    refresh_steps: int = 16  # while requests wait, decide again at least every so many steps
+    pause: bool = True  # allow pauses, if max_num_seqs is above max_num_active_seqs
+    preempt: bool = True  # allow preemptions
+    socket: str | None = None  # path of the Unix datagram socket for new length sketches
+    report: str | None = None  # path of the file with totals of preemptions, pauses and refusals
+    trace: str | None = None  # path of the decision log: a JSON line for each verdict that moved something
 
     @classmethod
     def of(cls, additional_config: object) -> PluginOptions:
-        """Raises BadOptions for what cannot be meant."""
+        """Read the options from vLLM's additional_config. Raises BadOptions, naming the option, if one is not
+        valid.
+        """
         given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
         if not isinstance(given, Mapping):
             raise BadOptions(KEY, f"must be an object, got {given!r}")

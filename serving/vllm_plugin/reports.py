@@ -1,7 +1,9 @@
-"""What the scheduler took from running requests, and what that cost: totals since the engine's start, in a file.
+"""What the plug-in reports to files: totals of what it took from running requests, and a log of its decisions.
 
-Whoever runs the engine reads the file when it is asked for metrics. It is replaced whole, at most once a second, and
-only when something has changed, so a step costs next to nothing for it.
+`TotalsReport` counts preemptions, pauses and refusals since the engine's start, and what they cost. The gateway
+reads its file for metrics. The file is replaced as a whole, at most once a second, and only if something has
+changed, so it costs a step next to nothing. `DecisionLog` writes one JSON line for each arrival, each verdict that
+moved something, each refusal and each end.
 """
 
 from __future__ import annotations
@@ -14,43 +16,48 @@ from typing import TextIO
 
 from ramify.serving.policy.types import RequestId, Verdict
 
-_EVERY_S = 1.0
+_EVERY_S = 1.0  # the file is replaced at most once in so many seconds
 
 
 @dataclass(slots=True)
-class Totals:
-    """Preemptions are all of them, also those that vLLM itself makes when KV runs out."""
+class SchedulerTotals:
+    """Totals since the engine's start. Preemptions include those that vLLM itself makes when KV runs out."""
 
     preemptions: int = 0
-    preempted_tokens: int = 0  # computed again for that, net of what the prefix cache still had
-    preempted_s: float = 0.0  # until it got its next step
+    preempted_tokens: int = 0  # tokens computed again after them, net of what the prefix cache still had
+    preempted_s: float = 0.0  # seconds until the preempted requests got their next step
     pauses: int = 0
     paused_s: float = 0.0
     refusals: int = 0
-    cancelled: int = 0  # of those refusals: requests that were running and could not be met any more
+    cancelled: int = 0  # refusals of requests that were running
     steps: int = 0
-    verdicts: int = 0  # decisions of the policy: not every step needs one
-    policy_s: float = 0.0  # CPU time that they took, with making the views and moving the queues
+    verdicts: int = 0  # decisions of the policy; not every step needs one
+    policy_s: float = 0.0  # CPU time of the decisions, with making the views and moving the queues
 
 
-class Costs:
-    """Counts; the scheduler says what happens, with its times."""
+class TotalsReport:
+    """Counts what the scheduler reports, and writes the totals to the file `path`; None: it only counts."""
 
     def __init__(self, path: str | None) -> None:
-        self.totals = Totals()
+        self.totals = SchedulerTotals()
         self._path = None if path is None else Path(path)
         self._preempted: dict[str, tuple[int, float]] = {}  # tokens it had computed, and when it lost them
         self._paused: dict[str, float] = {}
-        self._told = Totals()
-        self._told_at = float("-inf")
+        self._written = SchedulerTotals()
+        self._written_at = float("-inf")
 
     def preempted(self, request_id: str, computed: int, now: float) -> None:
         self.totals.preemptions += 1
         self._preempted[request_id] = computed, now
 
     def scheduled(self, tokens: Mapping[str, int], computed: Mapping[str, int], now: float) -> None:
-        """A step is made up: `tokens` of each request in it. `computed` are those of its tokens, this step's among
-        them, of requests that were preempted (`waiting_again`)."""
+        """Note a scheduled step.
+
+        Args:
+            tokens: how many tokens of each request are in the step.
+            computed: how many tokens of each preempted request (`waiting_again`) are computed after the step.
+            now: the time in seconds.
+        """
         for request_id in [i for i in self._preempted if i in tokens]:
             lost, since = self._preempted.pop(request_id)
             still_there = computed[request_id] - tokens[request_id]
@@ -59,7 +66,7 @@ class Costs:
 
     @property
     def waiting_again(self) -> tuple[str, ...]:
-        """Preempted, and without a step since."""
+        """Requests that were preempted and have had no step since."""
         return tuple(self._preempted)
 
     def paused(self, request_id: str, now: float) -> None:
@@ -76,7 +83,7 @@ class Costs:
         self.totals.cancelled += running
 
     def left(self, request_id: str, now: float) -> None:
-        """It has ended, one way or another."""
+        """Note that a request has ended, for any reason."""
         self.resumed(request_id, now)
         if request_id in self._preempted:
             self.totals.preempted_s += now - self._preempted.pop(request_id)[1]
@@ -86,29 +93,29 @@ class Costs:
         self.totals.policy_s += cpu_s
 
     def stepped(self, now: float) -> None:
-        """A step is on its way. Raises OSError."""
+        """Note that a step was scheduled, and write the file if it is due. Raises OSError."""
         self.totals.steps += 1
-        self.tell(now)
+        self.write(now)
 
-    def tell(self, now: float, *, at_once: bool = False) -> None:
-        """Bring the file up to date. Raises OSError."""
-        if self._path is None or (now < self._told_at + _EVERY_S and not at_once) or self.totals == self._told:
+    def write(self, now: float, *, at_once: bool = False) -> None:
+        """Write the file if something has changed and a second has passed, or `at_once`. Raises OSError."""
+        if self._path is None or (now < self._written_at + _EVERY_S and not at_once) or self.totals == self._written:
             return
-        self._told, self._told_at = Totals(**asdict(self.totals)), now
+        self._written, self._written_at = SchedulerTotals(**asdict(self.totals)), now
         beside = self._path.with_name(self._path.name + ".new")
         beside.write_text(json.dumps(asdict(self.totals)), "utf-8")
         beside.replace(self._path)
 
 
-class Trace:
-    """Counts always; writes where a path is given."""
+class DecisionLog:
+    """Counts moves, and writes them to the file `path`; None: it only counts."""
 
     def __init__(self, path: str | None) -> None:
         self.pauses = self.resumes = self.preemptions = self.refusals = 0
         self._file: TextIO | None = None if path is None else Path(path).open("a", encoding="utf-8")  # noqa: SIM115
 
     def arrived(self, now: float, request_id: str, tags: Mapping[str, object] | None) -> None:
-        """A request is here, with these `extra_args`."""
+        """Log the arrival of a request with these `extra_args`."""
         if self._file is not None:
             self._write({"at": now, "arrive": request_id, "extra_args": dict(tags or {})})
 
@@ -134,7 +141,7 @@ class Trace:
             self._write({"at": now, "refuse": request_id, "reason": reason})
 
     def ended(self, now: float, request_id: str, status: str, generated: int, kv_free: int) -> None:
-        """It has left, one way or another; `kv_free` tokens of KV are free from now on."""
+        """Log that a request has ended. `kv_free` tokens of KV are free from now on."""
         if self._file is not None:
             self._write({"at": now, "end": request_id, "status": status, "generated": generated, "kv_free": kv_free})
 

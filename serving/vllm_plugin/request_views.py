@@ -1,4 +1,4 @@
-"""vLLM's requests as the policy sees them: tags read once, times made absolute on the engine's clock."""
+"""`RequestViews`: vLLM's requests as the policy sees them. Tags are read once, and times made absolute."""
 
 from __future__ import annotations
 
@@ -21,37 +21,43 @@ from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.vllm_plugin.version_adapters import RequestLike
 
-_KEEP_COMPOUNDS = 10_000
+_KEEP_COMPOUNDS = 10_000  # workflows whose first arrival is remembered
 _RANDOM, _INDEX = re.compile(r"-[0-9a-f]{8}$"), re.compile(r"[-_][0-9]+$")
 
 
 @dataclass(slots=True)
-class Seen:
-    """One request, for as long as it is in the engine."""
+class TrackedRequest:
+    """One request, while it is in the engine."""
 
     request: RequestLike
     view: RequestView
-    problem: str | None = None  # its tags cannot be read: it is refused with this
-    late_tokens: int = 0  # that came after their time to first token, or between tokens, was over
+    problem: str | None = None  # why its tags cannot be read: it is refused with this
+    late_tokens: int = 0  # tokens that came after their due time
 
 
-class Views:
-    """All requests in the engine. `cached_tokens` asks the prefix cache about a prompt."""
+class RequestViews:
+    """The requests in the engine.
+
+    Args:
+        cached_tokens: asks the prefix cache how many tokens of a request's prompt it holds.
+        refresh_tokens: a running request's view is renewed after so many tokens.
+    """
 
     def __init__(self, cached_tokens: Callable[[RequestLike], int], refresh_tokens: int) -> None:
         self._cached_tokens = cached_tokens
         self._refresh_tokens = refresh_tokens
         self._next_id = 0
-        self._seen: dict[str, Seen] = {}
-        self._streams: dict[str, Seen] = {}  # those of them whose tokens are due one by one, or whose first is
-        self._known_as: dict[str, Seen] = {}  # by every name that an answer may bear
-        self._by_id: dict[RequestId, Seen] = {}
-        self._compounds: OrderedDict[str, float] = OrderedDict()  # when the first request of each was seen
+        self._seen: dict[str, TrackedRequest] = {}
+        self._streams: dict[str, TrackedRequest] = {}  # requests whose tokens, or whose first token, have a due time
+        self._known_as: dict[str, TrackedRequest] = {}  # by every name that clients may know it by
+        self._by_id: dict[RequestId, TrackedRequest] = {}
+        self._compounds: OrderedDict[str, float] = OrderedDict()  # when the first request of each workflow arrived
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def add(self, request: RequestLike) -> Seen:
+    def add(self, request: RequestLike) -> TrackedRequest:
+        """Start to track a request that has arrived."""
         id_ = RequestId(self._next_id)
         self._next_id += 1
         problem = None
@@ -61,7 +67,7 @@ class Views:
             sketch = None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles)
         except (BadTags, ValueError) as error:
             tags, sketch, problem = SLOTags(), None, str(error)
-        seen = Seen(request, self._view(id_, request, tags, sketch), problem)
+        seen = TrackedRequest(request, self._view(id_, request, tags, sketch), problem)
         self._seen[request.request_id] = seen
         if seen.view.ttft is not None or seen.view.tbt is not None:
             self._streams[request.request_id] = seen
@@ -71,7 +77,7 @@ class Views:
         return seen
 
     def remove(self, request_id: str) -> tuple[RequestView, int] | None:
-        """The last view of a request that has left, and its late tokens; None for one that was never here."""
+        """Forget a request that has left. Returns its last view and its late tokens; None if it was never here."""
         seen = self._seen.pop(request_id, None)
         if seen is None:
             return None
@@ -83,8 +89,13 @@ class Views:
         return replace(seen.view, generated=seen.request.num_output_tokens), seen.late_tokens
 
     def delivered(self, places: Mapping[str, int], tokens: Sequence[Sequence[int]], now: float) -> None:
-        """New tokens are about to go out: those of a request stand at its place. The n-th is due at TTFT + n · TBT
-        (thesis, chapter 3)."""
+        """Count late tokens among new ones. The n-th token is due at TTFT + n · TBT (thesis, chapter 3).
+
+        Args:
+            places: each request's index in `tokens`.
+            tokens: the new tokens of each request.
+            now: the time in seconds.
+        """
         for request_id, seen in self._streams.items():
             at = places.get(request_id)
             if at is None or at >= len(tokens) or not (new := len(tokens[at])):  # no tokens in a step without any
@@ -94,7 +105,7 @@ class Views:
             if (before == 0 or view.tbt is not None) and now > begin + (before + new - 1) * (view.tbt or 0.0):
                 seen.late_tokens += new
 
-    def seen(self, id_: RequestId) -> Seen:
+    def seen(self, id_: RequestId) -> TrackedRequest:
         return self._by_id[id_]
 
     def requests(self, ids: Iterable[RequestId]) -> list[RequestLike]:
@@ -106,19 +117,22 @@ class Views:
         return None if seen is None or seen.view.group is None else seen.view.group.id
 
     def waiting(self, requests: Iterable[RequestLike]) -> list[RequestView]:
-        """`of` each that waits. Most of a long queue has not begun, and is found unchanged here without a call: what
-        waited when it was last looked at, and has neither begun nor been preempted, has not moved on."""
+        """Return the views of waiting requests.
+
+        Most of a long queue has not started, and is found unchanged here without a call of `view_of`: a request
+        that waited before, and has neither started nor been preempted, has not changed.
+        """
         seen, waiting = self._seen, State.WAITING
         return [
             view
             if (view := seen[request.request_id].view).state is waiting
             and not (view.generated or request.num_preemptions or request.num_output_tokens)
-            else self.of(request, State.PREEMPTED if request.num_preemptions else waiting)
+            else self.view_of(request, State.PREEMPTED if request.num_preemptions else waiting)
             for request in requests
         ]
 
-    def of(self, request: RequestLike, state: State) -> RequestView:
-        """Its view, the same object while nothing that matters has changed."""
+    def view_of(self, request: RequestLike, state: State) -> RequestView:
+        """Return the request's view: the same object while nothing that matters has changed."""
         seen = self._seen[request.request_id]
         view, generated = seen.view, request.num_output_tokens
         if (
@@ -129,15 +143,15 @@ class Views:
             return view
         computed = request.num_computed_tokens if state in (State.RUNNING, State.PAUSED) else 0
         cached = view.cached_tokens
-        if state is State.PREEMPTED:  # what it left in the prefix cache
+        if state is State.PREEMPTED:  # its tokens may still be in the prefix cache
             cached = self._cached_tokens(request)
         seen.view = view.moved_on(state, generated, computed, cached)
         return seen.view
 
     def refine(self, request_id: str, sketch: LengthSketch) -> bool:
-        """The analyzer has predicted anew. False where the request has left.
+        """Use a new length sketch from the analyzer. Returns False if the request has left.
 
-        `request_id` is what clients see of it, as `_names` tells it from vLLM's own.
+        `request_id` is the id that clients see (`_names`).
         """
         seen = self._known_as.get(request_id)
         if seen is None:
@@ -146,7 +160,7 @@ class Views:
         return True
 
     def reprice_group(self, group: str) -> bool:
-        """A sibling has computed the prompt: what the others of its fork group must prefill is less now. Is it?"""
+        """Update the prefix hits of a fork group after a sibling computed the prompt. Returns whether one changed."""
         found = False
         for seen in self._seen.values():
             view = seen.view
@@ -204,15 +218,17 @@ class Views:
 
 
 def _names(request_id: str) -> set[str]:
-    """What the answer to a request of vLLM's may be called: `chatcmpl-A` is the answer of `chatcmpl-A-1a2b3c4d`,
-    `cmpl-A` of `cmpl-A-0-1a2b3c4d`, `resp_A` of `resp_A_0-1a2b3c4d`. A chat has no index: clients may end its name
-    with a number of their own."""
+    """Return the ids that clients may see for vLLM's request id.
+
+    `chatcmpl-A` is the answer of `chatcmpl-A-1a2b3c4d`, `cmpl-A` of `cmpl-A-0-1a2b3c4d`, `resp_A` of
+    `resp_A_0-1a2b3c4d`. A chat has no index: clients may end its name with a number of their own.
+    """
     outer = _RANDOM.sub("", request_id)
     return {request_id, outer if outer.startswith("chatcmpl-") else _INDEX.sub("", outer)}
 
 
 def slo_class_of(tags: SLOTags) -> SloClass:
-    """What is said; else what the limits mean; else best effort."""
+    """Return the class that the tags name; else the one that their limits mean; else best effort."""
     if tags.slo_class is not None:
         return SloClass(tags.slo_class)
     if tags.compound_id is not None:

@@ -21,11 +21,11 @@ from typing import Any
 from examples.repair.suite import find_programs
 from examples.repair.workflow import repair
 from ramify import Runtime, paths
+from ramify.fork_engine.gc_pins import Pins
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.execution.driver import drive
 from ramify.runtime.records import OpStatus, RunId
 from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest

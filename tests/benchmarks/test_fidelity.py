@@ -1,4 +1,4 @@
-"""The command of fidelity: what cannot be is said before an engine is started or a run replayed."""
+"""The command line of fidelity.py: impossible requests are refused before an engine starts or a run is replayed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _fidelity_live as live
 from benchmarks import fidelity as benchmark
+from benchmarks import live_fidelity as live
 from benchmarks.replay.errors import BadProbe
 from benchmarks.replay.fidelity.live import Ask, Pace
 from benchmarks.replay.fidelity.measured_run import Served
@@ -27,18 +27,18 @@ FOUND |= {"tpot": ERROR, "ttft": ERROR, "residuals": [[0.1, 0.2, 0.3, 0.4]]}
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a child was asked; what it finds is made up."""
+    """Record what a child process was asked; its answers are made up."""
     questions: list[Any] = []
 
     @contextmanager
-    def child() -> Iterator[SimpleNamespace]:
+    def worker() -> Iterator[SimpleNamespace]:
         def ask(question: Any) -> dict[str, Any]:
             questions.append(question)
             return FOUND
 
         yield SimpleNamespace(ask=ask)
 
-    monkeypatch.setattr(benchmark, "child", child)
+    monkeypatch.setattr(benchmark, "worker", worker)
     return questions
 
 
@@ -51,7 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     "wrong",
     [("--load", "nan"), ("--load", "inf"), ("--load", "0"), ("--requests", "0"), ("--repeats", "1"), ("--seed", "x")],
 )
-def test_what_no_live_run_can_be_made_of_is_wrong_usage(
+def test_impossible_live_runs_are_wrong_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: tuple[str, str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -63,7 +63,7 @@ def test_what_no_live_run_can_be_made_of_is_wrong_usage(
 @pytest.mark.parametrize(
     "of_live", ["--quick", "--trace t.csv", "--requests 9", "--repeats 2", "--load 0.4", "--seed 0"]
 )
-def test_what_is_of_live_runs_alone_is_not_taken_for_a_measured_one(
+def test_live_options_are_refused_for_a_measured_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: list[Any], of_live: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -74,7 +74,7 @@ def test_what_is_of_live_runs_alone_is_not_taken_for_a_measured_one(
 
 @pytest.mark.parametrize("kind", ["--run", "--live"])
 @pytest.mark.parametrize("file", ["nowhere/residuals.csv", "."])
-def test_residuals_that_cannot_be_written_are_refused_before(
+def test_unwritable_residuals_are_refused_first(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -90,7 +90,7 @@ def test_residuals_that_cannot_be_written_are_refused_before(
     assert f"argument --residuals: {tmp_path / file} cannot be written" in capsys.readouterr().err
 
 
-def test_residuals_are_of_every_judged_request(
+def test_residuals_cover_every_judged_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: list[Any]
 ) -> None:
     file = tmp_path / "residuals.csv"
@@ -106,7 +106,7 @@ def test_residuals_are_of_every_judged_request(
     ("tpot", "ttft", "met"),
     [(1.0099, 1.0399, True), (0.9901, 0.9601, True), (1.0101, 1.0401, False), (0.9899, 0.9599, False)],
 )
-def test_a_measured_run_may_be_a_hundredth_off_in_tpot_and_four_in_ttft_to_either_side(
+def test_targets_are_one_percent_in_tpot_and_four_in_ttft(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -122,7 +122,7 @@ def test_a_measured_run_may_be_a_hundredth_off_in_tpot_and_four_in_ttft_to_eithe
     assert [(row["target"], row["met"]) for row in rows] == [("<= 0.01", met), ("<= 0.04", met)]
 
 
-def test_a_run_that_fails_leaves_residuals_as_they_were(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_run_leaves_residuals_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(_: object) -> None:
         raise BadProbe("the engine is gone")
 
@@ -153,9 +153,7 @@ def test_a_run_that_is_interrupted_is_one_line(
         ("--requests 9 --repeats 3 --load 0.4 --seed 7", {"requests": 9, "runs": 3, "load": 0.4, "seed": 7}),
     ],
 )
-def test_a_live_run_is_of_what_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, arguments: str, wanted: dict[str, Any]
-) -> None:
+def test_a_live_run_gets_its_options(monkeypatch: pytest.MonkeyPatch, arguments: str, wanted: dict[str, Any]) -> None:
     def measure(trace: Path | None, **more: Any) -> live.Compared:
         assert trace is None and {name: more[name] for name in wanted} == wanted
         raise BadProbe("as far as this test goes")
@@ -165,7 +163,7 @@ def test_a_live_run_is_of_what_was_asked_for(
 
 
 class Engine:
-    """None: nothing is sent to its address."""
+    """No engine: nothing is sent to its address."""
 
     base_url = "http://engine/v1"
 
@@ -177,8 +175,8 @@ class Engine:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-def test_each_live_run_is_replayed_with_the_probes_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured, sent and replayed is made up; which of it goes where is not."""
+def test_each_live_run_is_replayed_with_the_probes_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements, requests and replays are made up; the test checks which of them goes where."""
     probes = iter([Profile(StepModel(base, 1.0, 1.0, 0.5), (), 0.01, base / 10_000) for base in (40.0, 44.0, 60.0)])
     sent: list[Sequence[Ask]] = []
     paces: list[Pace] = []
@@ -199,12 +197,12 @@ def test_each_live_run_is_replayed_with_the_probes_beside_it(monkeypatch: pytest
         return {"served": [asdict(one) for one in served]}
 
     @contextmanager
-    def child() -> Iterator[SimpleNamespace]:
+    def worker() -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(ask=ask)
 
     monkeypatch.setattr(live, "VllmEngine", Engine)
     monkeypatch.setattr(live.models, "locate", lambda _: Path("model.gguf"))
-    for name, made in (("profile", profile), ("serve", serve), ("child", child)):
+    for name, made in (("profile", profile), ("serve", serve), ("worker", worker)):
         monkeypatch.setattr(live, name, made)
     found = live.measure(None, requests=4, runs=2, load=0.8, seed=0, told=lambda _: None)
     assert sent[0] == sent[1] and len(sent[0]) >= 4, "the same requests"
@@ -215,7 +213,7 @@ def test_each_live_run_is_replayed_with_the_probes_beside_it(monkeypatch: pytest
     assert (ttft["live"], ttft["replayed"]) == (pytest.approx([0.1, 0.2]), pytest.approx([0.15, 0.15]))
     assert (ttft["ours"], ttft["peer_value"], ttft["met"]) == (pytest.approx(0.0, abs=1e-9), pytest.approx(0.1), True)
     assert (ttft["replays_apart"], ttft["runs_apart"]) == (pytest.approx(0.05), pytest.approx(0.1))
-    assert "33.3% off its own run, two runs lie 66.7% apart" in ttft["note"]
+    assert "33.3% off its own run, two runs are 66.7% apart" in ttft["note"]
     assert tpot["met"] is False
     first, *_, last = found.residuals()
     assert (first[0], first[1], first[3]) == pytest.approx((1, 0.1, 0.15))

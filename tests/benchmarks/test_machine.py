@@ -1,4 +1,4 @@
-"""benchmarks/_machine.py: generations of processors under one name are told apart."""
+"""benchmarks/machine.py distinguishes generations of processors with the same name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._machine import machine, processor
+from benchmarks.machine import machine, processor
 
 EPYC = """\
 processor\t: 0
@@ -28,11 +28,11 @@ flags\t: none
         ("processor: 0\nFeatures: fp asimd\n", "asimd"),
     ],
 )
-def test_a_processor_is_named_with_its_widest_vectors(tmp_path: Path, cpuinfo: str, said: str) -> None:
+def test_a_processor_is_described_with_its_widest_vectors(tmp_path: Path, cpuinfo: str, said: str) -> None:
     at = tmp_path / "cpuinfo"
     at.write_text(cpuinfo)
     assert processor(at).endswith(said)
 
 
-def test_where_the_kernel_tells_nothing_the_machine_does(tmp_path: Path) -> None:
+def test_without_cpuinfo_the_platform_is_reported(tmp_path: Path) -> None:
     assert processor(tmp_path / "none") and "loop_ms" in machine()

@@ -1,17 +1,15 @@
-"""The benchmark that replays recorded traces: what it takes for a call, and that it sees a wrong hit."""
+"""benchmarks/durability/trace_hit_rates.py: how calls are read from traces, and that wrong hits are counted."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import _runtime_traces as traces
+from benchmarks.durability import trace_hit_rates as traces
 
 
 def trajectory(*calls: tuple[str, dict[str, Any], str]) -> dict[str, Any]:
@@ -25,7 +23,7 @@ def trajectory(*calls: tuple[str, dict[str, Any], str]) -> dict[str, Any]:
     return {"task_id": 0, "trial": 0, "traj": said}
 
 
-def test_reads_are_shared_where_histories_differ_and_not_across_writes() -> None:
+def test_reads_are_shared_across_histories_but_not_across_writes() -> None:
     look = ("get_order", {"id": 1}, "open")
     first = trajectory(
         ("list_orders", {}, "1"), look, ("return_order", {"id": 1}, "ok"), ("get_order", {"id": 1}, "back")
@@ -35,7 +33,7 @@ def test_reads_are_shared_where_histories_differ_and_not_across_writes() -> None
     assert traces.rate(calls, traces.by_history) == traces.Rate(calls=5, hits=0, wrong=0)
 
 
-def test_a_write_that_failed_and_a_result_of_nothing() -> None:
+def test_a_failed_write_and_an_empty_result() -> None:
     look = ("get_order", {"id": 1}, "open")
     refused = trajectory(look, ("return_order", {"id": 1}, "Error: no"), look)
     calls = [*traces.tool_trajectories([refused])]
@@ -49,7 +47,7 @@ def test_a_wrong_hit_is_seen() -> None:
     assert traces.rate([*traces.tool_trajectories(polls)], traces.by_state) == traces.Rate(2, 1, 1)
 
 
-def test_proposals_that_reckon_wrongly_are_no_calls(tmp_path: Path) -> None:
+def test_proposals_with_wrong_arithmetic_are_not_calls(tmp_path: Path) -> None:
     lines = ["4 + 5 = 9 (left: 6 9 10)\n", "5 + 6 = 12 (left: 4 10 12)\n", "6 + 7 = 13 (left: 4 5)\n"]
     deeper = ["4 + 5 = 9 (left: 6 9 10)\n6 + 9 = 15 (left: 10 15)\n", "6 + 4 = 10 (left: 5 10 10)\nnothing\n"]
     game = {"steps": [{"x": "4 5 6 10", "new_ys": [*lines, *deeper, ""]}]}
@@ -59,7 +57,7 @@ def test_proposals_that_reckon_wrongly_are_no_calls(tmp_path: Path) -> None:
     assert (tools["ours"], games["calls"]) == (None, 2)
 
 
-def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text('[{"what": 1}]')
     with pytest.raises(ValueError, match="no trace of a kind"):

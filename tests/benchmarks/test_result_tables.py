@@ -1,4 +1,4 @@
-"""benchmarks/result_tables.py: figures go between their marks, and nothing is written of a log that was cut short."""
+"""benchmarks/result_tables.py writes figures between their marks, and nothing from a log that was cut short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def page(at: Path, said: str, name: str = "fork") -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_rows_stand_between_the_marks_and_the_words_around_stay(tmp_path: Path) -> None:
+def test_rows_are_written_between_the_marks_and_the_rest_is_kept(tmp_path: Path) -> None:
     rows = [
         {**ROW, "ratio": 7005, "target": 1.0, "met": True},
         {**ROW, "name": "a|b", "ours": None, "spread": None, "target": "<= 1", "met": False, "floor": "0.3 ms"},
@@ -31,7 +31,7 @@ def test_rows_stand_between_the_marks_and_the_words_around_stay(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "measured.md").read_text() == (
         "# Words\n<!-- fork: begin -->\n\n"
-        "2 cores, CPU 9, avx2 (the loop of `benchmarks/_machine.py`: 12.5 ms), Linux 6.1, Python 3.11.7:\n\n"
+        "2 cores, CPU 9, avx2 (the loop of `benchmarks/machine.py`: 12.5 ms), Linux 6.1, Python 3.11.7:\n\n"
         "| row | measured | target | | beside it |\n|---|---|---|---|---|\n"
         "| fork | 0.4724 ms [0.41 to 2] | 1 | met | cp -a 3,310, ratio 7,005 |\n"
         "| a\\|b | – | <= 1 | **missed** | cp -a 3,310; floor 0.3 ms |\n"
@@ -40,7 +40,7 @@ def test_rows_stand_between_the_marks_and_the_words_around_stay(tmp_path: Path) 
     )
 
 
-def test_a_log_that_was_cut_short_and_a_name_without_marks_write_nothing(tmp_path: Path) -> None:
+def test_a_truncated_log_or_missing_marks_write_nothing(tmp_path: Path) -> None:
     whole = json.dumps({"rows": [], "machine": MACHINE})
     refused = [(whole[:-5], "fork", "cut short"), ("[1]", "fork", "cut short"), (whole, "x", "x: begin")]
     for said, name, words in refused:

@@ -1,5 +1,7 @@
-"""A stand-in for the public API, which the compiler knows only by its marks. It runs, so that what a running frame
-says of its position can be held against the sites in the plan."""
+"""A stand-in for the public API, which the compiler recognises by its attributes.
+
+It runs, so that the position of a running frame can be compared with the sites in the plan.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,15 @@ from typing import Any
 
 import pytest
 
+from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.pipeline import Compilation, compile_workflow
-from ramify.compiler.plan import Effect, OpKind, StepInfo, WorkflowInfo, site_file
+from ramify.compiler.plan import Effect, OpKind, site_file
 
 SAMPLES = Path(__file__).parent / "samples"
 
 
 class Recorder:
-    """Every call of the stand-ins: (kind, step, file, line, column), as the caller's frame has them."""
+    """Records every call of the stand-ins: (kind, step, file, line, column) of the caller's frame."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[OpKind, str | None, str, int, int]] = []
@@ -129,7 +132,7 @@ def api(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def load(api: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
-    """Import a file that begins with `from stand_in import …`, under the name of its stem or another."""
+    """Import a file that begins with `from stand_in import …`, under its stem or another name."""
 
     def load_file(path: Path, name: str = "") -> ModuleType:
         linecache.clearcache()
@@ -146,7 +149,7 @@ def load(api: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 @pytest.fixture
 def compile_source(load: Callable[[Path], ModuleType], tmp_path: Path) -> Callable[..., Compilation]:
-    """Compile the function `flow` of a module given as text, with the stand-ins imported."""
+    """Compile the function `flow` of a module given as text, which imports the stand-ins."""
 
     def compile_text(text: str, name: str = "flow") -> Compilation:
         path = tmp_path / "app" / "sample.py"

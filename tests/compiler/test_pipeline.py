@@ -1,4 +1,4 @@
-"""Goldens: what the compiler says of a sample, in every form that `ramify compile --emit` prints.
+"""Golden files: the compiler's output for a sample, in every form that `ramify compile --emit` prints.
 
 `RAMIFY_UPDATE_GOLDENS=1 pytest tests/compiler/test_pipeline.py` writes them anew; read the diff before you commit.
 """
@@ -34,7 +34,7 @@ def compiled(request: pytest.FixtureRequest, sample: Callable[[str], ModuleType]
     return name, compile_graph(sample(name).graph, name="coder", ref="samples/coder.py:graph", deadline_s=30.0)
 
 
-def test_every_form_of_a_sample_is_as_it_was(compiled: tuple[str, Compilation]) -> None:
+def test_every_output_of_a_sample_matches_its_golden(compiled: tuple[str, Compilation]) -> None:
     name, compilation = compiled
     forms = {
         "spec": compilation.spec_text(),
@@ -56,8 +56,8 @@ def check_goldens(name: str, forms: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["repair", "coder"])
-def test_the_examples_are_planned_as_they_were(name: str) -> None:
-    """Those that people run: the samples above are made for the compiler's sake."""
+def test_the_plans_of_the_examples_match_their_goldens(name: str) -> None:
+    """These are the examples that people run; the samples above exist only for these tests."""
     if name == "repair":
         made = compile_workflow(repair.repair, ref="examples/repair/workflow.py:repair")
     else:
@@ -66,14 +66,14 @@ def test_the_examples_are_planned_as_they_were(name: str) -> None:
 
 
 def by_lines(plan: Plan) -> str:
-    """A plan without what it says of the code, an item a line."""
+    """Return a plan without its code parts, one item a line."""
     said: dict[str, Any] = json.loads(plan.to_json())
     del said["code"]
     parts = ((key, item) for key, value in said.items() for item in (value if isinstance(value, list) else [value]))
     return "".join(f"{key} {json.dumps(item)}\n" for key, item in parts)
 
 
-def test_the_forms_read_back(compiled: tuple[str, Compilation]) -> None:
+def test_ir_text_and_plan_json_read_back_equal(compiled: tuple[str, Compilation]) -> None:
     _, compilation = compiled
     assert parse_graph(compilation.ir_text()) == compilation.ssg
     assert Plan.from_json(compilation.plan.to_json()) == compilation.plan
@@ -99,7 +99,7 @@ def test_the_compiler_imports_langgraph_only_to_read_a_graph() -> None:
 
 
 def test_a_plan_is_read_without_the_compiler() -> None:
-    """All that a run needs of this package are the plan's own two modules."""
+    """A run needs only the two modules of the plan."""
     script = (
         "import sys; from ramify.compiler.plan import Plan; Plan.from_json(sys.stdin.read());"
         "print(*sorted(m for m in sys.modules if m.startswith('ramify.compiler.')))"

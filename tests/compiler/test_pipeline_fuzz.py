@@ -1,4 +1,4 @@
-"""Whatever shape a workflow has, it is compiled or refused with a place and a mend: no front end falls over."""
+"""A workflow of any shape is compiled, or refused with a place and a correction. No front end crashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ calm = settings(
 
 
 def is_whole(compilation: Compilation) -> None:
-    """The verifier has run after each pass; the forms read back."""
+    """Check that every form reads back. The verifier has run after each pass."""
     assert parse_graph(compilation.ir_text()) == compilation.ssg
     assert Plan.from_json(compilation.plan.to_json()) == compilation.plan
     assert compilation.dot().endswith("}\n")
@@ -72,7 +72,7 @@ ACTIONS = (plain, jumps, nothing, Called(), lambda state: {"b": [1]})
 
 
 def graph_of(seed: int, depth: int = 0) -> Any:
-    """A graph of any shape: chains, fans, cycles, islands, waiting edges, branches with a path map and without."""
+    """Make any graph: chains, fans, cycles, islands, waiting edges, branches with or without path maps."""
     draw = random.Random(seed)
     graph: Any = StateGraph(State)
     names = [f"n{i}" for i in range(draw.randint(1, 9))]
@@ -173,7 +173,7 @@ def test_workflows_of_any_shape(compile_source: Callable[[str], Compilation], li
 
 @pytest.mark.parametrize(("depth", "opening"), [(90, "if x:"), (18, "while x:"), (15, "async with fork(x):")])
 def test_deeply_nested_workflows(compile_source: Callable[[str], Compilation], depth: int, opening: str) -> None:
-    """As deep as Python's own parser lets statements be nested."""
+    """Nested as deeply as Python's own parser accepts."""
     body = [" " * (4 + level) + opening for level in range(depth)]
     text = "\n".join(["@workflow", "async def flow(x=None):", *body, " " * (4 + depth) + "await edit(x)", ""])
     is_whole(compile_source(text))

@@ -1,4 +1,4 @@
-"""The schema that other tools read plans by is the one that the plans of today keep to."""
+"""The JSON Schema that other tools use matches the plans of this version."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = Path(__file__).parent / "goldens"
 
 
-def test_the_schema_in_the_documentation_is_that_of_today() -> None:
+def test_the_schema_in_the_documentation_is_current() -> None:
     """`ramify compile FILE.py:NAME --emit schema -o docs/plan.schema.json` writes it anew."""
     assert (ROOT / "docs" / "plan.schema.json").read_text(encoding="utf-8") == plan_schema()
 
 
-def test_plans_keep_to_it() -> None:
+def test_plans_match_the_schema() -> None:
     schema = json.loads(plan_schema())
     jsonschema.Draft202012Validator.check_schema(schema)
     for name in ("repair", "coder"):
@@ -29,7 +29,7 @@ def test_plans_keep_to_it() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("version", 2), ("deadline_s", "soon"), ("ops", [{"id": "x"}]), ("extra", 1)]
 )
-def test_what_is_no_plan_does_not(key: str, value: object) -> None:
+def test_invalid_plans_do_not_match_the_schema(key: str, value: object) -> None:
     plan = json.loads((GOLDENS / "repair.plan.json").read_text(encoding="utf-8"))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**plan, key: value}, json.loads(plan_schema()))

@@ -38,32 +38,32 @@ from ramify.runtime.records import RunStatus
 _OURS = ("ramify", "harness", "scenarios", "lives")
 TELLS = {"hello": 1, "bye": 1}
 Kill = tuple[str, str, int]
-"""The file that tells of it, at which point, and when that is passed for which time."""
+"""The file that records the kill, the crash point, and at which passage of that point to kill."""
 
 
 @dataclass
 class Trial:
     scenario: Scenario
     database: str  # "sqlite" or "postgresql"
-    point: str = ""  # where it is killed; nowhere by itself
-    nth: int = 0  # when it passes that point for this time
-    again: str = ""  # where the process is killed that goes on with it; nowhere by itself
+    point: str = ""  # the crash point at which it is killed; "": not killed
+    nth: int = 0  # at which passage of that point
+    again: str = ""  # the crash point at which the resuming process is killed; "": not killed
     again_nth: int = 0
-    killed_at: str = ""  # the point's name; empty where the run ended before
+    killed_at: str = ""  # the point's name; empty if the run ended before
     killed_again: bool = False
     resumed: bool = False
-    in_doubt: int = 0  # doubts that were reported, and settled by what the receiver has
-    passed: list[str] = field(default_factory=list)  # the names of the points that it passed, in their order
+    in_doubt: int = 0  # effects in doubt that were reported, and resolved by asking the receiver
+    passed: list[str] = field(default_factory=list)  # the names of the points that it passed, in order
     left: Left | None = None
     wrong: list[str] = field(default_factory=list)
     lost: int = 0
     duplicated: int = 0
     error: str = ""
-    took_s: float = 0.0  # the process that is killed, or would be
+    took_s: float = 0.0  # duration of the process that is to be killed
 
 
 def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None = None) -> Trial:
-    """One trial in its own folder. `address`: of a PostgreSQL database, shared by trials."""
+    """Run one trial in its own folder. `address`: a PostgreSQL database that trials share."""
     (folder / "workspace").mkdir(parents=True)
     (folder / "workspace" / "hello").write_text("hello\n")
     database = address or f"sqlite:///{folder}/home/ramify.db"
@@ -97,7 +97,7 @@ def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None =
 
 
 def judge(trial: Trial, whole: Left) -> Trial:
-    """What differs from the unkilled run, and what the receiver got too rarely or too often."""
+    """Return what differs from the unkilled run, and what the receiver got too rarely or too often."""
     if trial.left is None:
         trial.wrong.append(f"no end: {trial.error[-2000:]}")
         return trial
@@ -125,7 +125,7 @@ def _fork(work: Callable[[], None], delay_s: float | None) -> int:
 
 
 def _child(trial: Trial, folder: Path, database: str, kill: Kill | None = None, *, begins: bool = False) -> None:
-    """`begins`: what there is before the first that is killed."""
+    """`begins`: what exists before the first process that is killed."""
     passed: list[str] = []
 
     def at(name: str) -> None:
@@ -151,7 +151,8 @@ def _child(trial: Trial, folder: Path, database: str, kill: Kill | None = None, 
 
 
 def wholes(databases: dict[str, str | None], folder: Path) -> dict[tuple[Scenario, str], Trial]:
-    """Each scenario unkilled, on each database: what the others are held against, and how many points there are."""
+    """Run each scenario unkilled on each database: the others are compared with it, and it counts the crash
+    points."""
     made = {}
     _warm(folder)
     for scenario, database in itertools.product(Scenario, databases):
@@ -165,7 +166,7 @@ def wholes(databases: dict[str, str | None], folder: Path) -> dict[tuple[Scenari
 
 
 def _warm(folder: Path) -> None:
-    """Run each scenario in this process: its forks then begin with every module, plan and statement at hand."""
+    """Run each scenario in this process, so that its forks begin with every module, plan and statement loaded."""
     for scenario in Scenario:
         place = folder / f"warm-{scenario.name}"
         (place / "workspace").mkdir(parents=True)
@@ -175,23 +176,25 @@ def _warm(folder: Path) -> None:
         live(scenario, place, f"sqlite:///{place}/home/ramify.db")
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
-            thread.join(10)  # a database's, which ends a moment after who closed it was told so
+            thread.join(10)  # a database's thread, which ends shortly after the database was closed
     if (threads := threading.enumerate()) != [threading.main_thread()]:
         raise RuntimeError(f"threads outlive their run, and would be missing in a fork: {threads}")
     gc.collect()
-    gc.freeze()  # what is here is not looked at again, so that forks share it
+    gc.freeze()  # the collector ignores existing objects, so that forks share their memory
 
 
 def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> list[Trial]:
-    """`points` trials: each name in each scenario first, then every point as often as that makes, drawn by chance.
-    Every other one is killed a second time, while it goes on."""
+    """Return `points` trials: first each point name of each scenario, then every passage of every point, in random
+    order and repeated as needed. Every second trial is killed again while it resumes."""
     chance = random.Random(seed)
     first, surely, every = [], [], []
     for (scenario, database), whole in known.items():
         for name, count in sorted(Counter(whole.passed).items()):
             times = [Trial(scenario, database, name, nth) for nth in range(1, count + 1)]
-            first.append(chance.choice(times[: (count + 1) // 2]))  # the last may fall away: siblings share commits
-            surely += [time for time in times[:1] if time != first[-1]]  # the first time cannot
+            first.append(
+                chance.choice(times[: (count + 1) // 2])
+            )  # late passages may be missing: siblings share commits
+            surely += [time for time in times[:1] if time != first[-1]]  # the first passage always occurs
             every += times
     others = [one for one in every if one not in first and one not in surely]
     drawn = [one for some in (first, surely, others) for one in chance.sample(some, len(some))]
@@ -213,8 +216,8 @@ def until_killed(
     workers: int,
     log: Path,
 ) -> list[Trial]:
-    """Trials until so many were killed: for each whose point fell away this time (siblings shared a commit) there is
-    one more. Fewer where a whole round of them met no point."""
+    """Run trials until `points` of them were killed. A trial that missed its point, because siblings shared a commit,
+    is replaced by another. Stops early if a whole round of trials missed their points."""
     asked, missing, killed = 0, points, -1
     while missing > 0:
         asked += missing
@@ -227,14 +230,14 @@ def until_killed(
 
 
 class OtherLog(Exception):
-    """A log whose trials are not of this code, or not of this plan of kills."""
+    """The log belongs to other code, or to another plan of kills."""
 
 
 def begin_log(log: Path, known: dict[tuple[Scenario, str], Trial], seed: int) -> None:
-    """Bind a log by its first line to the code, the seed and the databases. It keeps the points that the kills are
-    drawn from, too: their number varies a little (siblings share commits), and who goes on has to draw the same.
+    """Bind a log by its first line to the code, the seed and the databases. It also keeps the points from which kills
+    are drawn: their number varies a little (siblings share commits), and a continued series must draw the same.
 
-    `known` gets those points where the log is there already. Raises `OtherLog` where that is of something else.
+    If the log exists, `known` gets its points. Raises `OtherLog` if the log belongs to something else.
     """
     of: dict[str, object] = {"code": _code(), "seed": seed, "databases": sorted({where for _, where in known})}
     if not log.exists() or not log.stat().st_size:
@@ -254,7 +257,7 @@ def begin_log(log: Path, known: dict[tuple[Scenario, str], Trial], seed: int) ->
 
 
 def _code() -> str:
-    """The digest of what a trial runs: the modules of ours that are loaded, which after the unkilled runs is all."""
+    """Return the digest of the code that a trial runs: our loaded modules, which after the unkilled runs are all."""
     ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in _OURS}
     files = {name: Path(module.__file__) for name, module in ours.items() if getattr(module, "__file__", None)}
     told = [f"{name} {hashlib.sha256(files[name].read_bytes()).hexdigest()}" for name in sorted(files)]
@@ -262,7 +265,7 @@ def _code() -> str:
 
 
 def _in(log: Path) -> list[dict[str, Any]]:
-    """The trials of a log."""
+    """Return the trials in a log."""
     return [said for line in log.read_text().splitlines() if "number" in (said := json.loads(line))]
 
 
@@ -274,7 +277,8 @@ def in_parallel(
     workers: int,
     log: Path,
 ) -> Iterator[Trial]:
-    """The trials, judged, by forked workers. `log`: a line a trial; those that it has already are not done again."""
+    """Yield the judged trials, run by forked workers. `log`: one line per trial; trials that it has are not
+    repeated."""
     log.touch()
     done = {said["number"] for said in _in(log)}
     left = [(number, trial) for number, trial in enumerate(trials) if number not in done]
@@ -287,7 +291,7 @@ def in_parallel(
             except BaseException:  # noqa: BLE001  # a fork must not return to its parent's code
                 traceback.print_exc()
             os._exit(1)
-    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(workers)]  # of all: nobody is left behind
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(workers)]  # wait for all of them
     if any(codes):
         raise RuntimeError("a worker failed: see above")
     for said in _in(log):

@@ -1,4 +1,4 @@
-"""What a process of a trial does: it begins, or goes on from where the one before it ended, and tells what it leaves.
+"""What a process of a trial does: it begins, or continues where the previous one ended, and reports what it leaves.
 
 At the points that it passes it may be killed (`harness.py`).
 """
@@ -25,6 +25,7 @@ from ramify import Runtime, paths
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import EffectInDoubt, RunError, RunFailed
@@ -32,7 +33,6 @@ from ramify.runtime.langgraph.app.world_app import env_at
 from ramify.runtime.records import EffectStatus, OpStatus, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.sandboxes.testing import ScriptedBackend
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
@@ -49,8 +49,8 @@ class Scenario(StrEnum):
     WITHOUT_KEYS = "without keys"  # decorators; it does not
     GRAPH = "graph"  # StateGraph through ramify.compile, with a Saver
     ENTRYPOINT = "entrypoint"  # a function under @entrypoint, the same way
-    LOST = "lost"  # decorators; a run that stopped, and whose states are gone since
-    LOST_GRAPH = "lost graph"  # the same of a thread
+    LOST = "lost"  # decorators; a stopped run whose snapshots were lost
+    LOST_GRAPH = "lost graph"  # the same for a thread
 
 
 LANGGRAPH = (Scenario.GRAPH, Scenario.ENTRYPOINT, Scenario.LOST_GRAPH)
@@ -59,28 +59,29 @@ MADE_AGAIN = (Scenario.LOST, Scenario.LOST_GRAPH)
 
 @dataclass(frozen=True)
 class Left:
-    """What is there in the end, told so that two runs can be compared."""
+    """What exists at the end, in a form in which two runs can be compared."""
 
     result: Any
-    rows: dict[str, int]  # DONE journal rows that were not taken over: how often each
+    rows: dict[str, int]  # DONE journal rows that were not reused: how often each occurs
     tree: str
     outbox: dict[str, int]
-    effects: dict[str, int]  # the ledger: how each effect stands
-    states: dict[str, int]  # the run's checkpoints, with what their files hold
-    history: list[Any]  # LangGraph's checkpoints of a thread, with the values and the files of each
+    effects: dict[str, int]  # the ledger: the status of each effect
+    states: dict[str, int]  # the run's checkpoints, with the content of their files
+    history: list[Any]  # LangGraph's checkpoints of a thread, with their values and files
     status: str
     problems: list[str]  # of the store, after a collection
 
 
 def live(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
-    """Begin, or go on from where the process before ended. What there is in the end, and the number of doubts."""
+    """Begin, or continue where the previous process ended. Returns what exists at the end, and the number of
+    doubts."""
     if scenario in LANGGRAPH:
         return _graph(scenario, folder, database)
     return asyncio.run(_run_workflow(scenario, folder, database))
 
 
 def lose(scenario: Scenario, folder: Path, database: str) -> None:
-    """Come to a stop before the last step, and lose all that was made by then."""
+    """Stop before the last step, and lose all snapshots made by then."""
     scenarios.STOPS = True
     if scenario is Scenario.LOST:
         with contextlib.suppress(RunFailed):
@@ -129,7 +130,7 @@ async def _run_workflow(scenario: Scenario, folder: Path, database: str) -> tupl
 
 
 async def _resumed(runtime: Runtime, run_id: str) -> tuple[Any, int]:
-    """Resume, and answer each reported doubt by what the receiver has."""
+    """Resume, and resolve each reported doubt by asking the receiver."""
     doubts = 0
     while True:
         try:
@@ -163,15 +164,15 @@ def _graph(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
     config = _config(folder)
     with _app(scenario, folder, database) as app:
         begun = app.checkpointer.get_tuple(config) is not None
-        # a task whose writes alone were kept is no more in `next`, and has still to be gone past
+        # a task of which only the writes were stored is not in `next` any more, but the thread is not done
         if begun and not app.get_state(config).tasks:
             state = app.get_state(config).values  # it had ended
         else:
             fresh: Any = NAMES if scenario is Scenario.ENTRYPOINT else {"said": []}
             given = None if begun else fresh
-            if scenario is Scenario.ENTRYPOINT:  # who waits commits
+            if scenario is Scenario.ENTRYPOINT:  # the waiting thread commits
                 state = app.invoke(given, config, durability="sync")
-            else:  # the event loop must not wait: a thread of ours commits
+            else:  # the event loop must not block: the saver's thread commits
                 state = asyncio.run(app.ainvoke(given, config))
         snapshot = ramify.graph.snapshot_of(app, config)
         history = [
@@ -184,7 +185,7 @@ def _graph(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
 def _app(scenario: Scenario, folder: Path, database: str) -> Iterator[Any]:
     os.environ["RAMIFY_DATABASE"] = database
     threads = database
-    if scenario is Scenario.ENTRYPOINT:  # two commits a superstep, not one: the saver's own thread, or who waits
+    if scenario is Scenario.ENTRYPOINT:  # two commits per superstep: the saver commits for itself
         threads = f"sqlite:///{folder}/threads.db" if database.startswith("sqlite") else f"{database}?{_APART}"
     with (
         ramify.graph.Saver(threads) as saver,
@@ -208,7 +209,7 @@ async def _left_of_graph(
     async with RunStore(database, clock=time.time) as store:
         run = await _known(store, folder)
         assert run is not None
-        rows = Counter(  # LangGraph's task ids hold the time: a row is told by what it did
+        rows = Counter(  # LangGraph's task ids contain the time: identify a row by what it did
             f"{row.kind} {row.step or row.summary} {row.snapshot_out and row.result_digest}"
             for row in await store.ops(run.id)
             if row.status is OpStatus.DONE and (scenario is not Scenario.ENTRYPOINT or row.kind in _KEPT)
@@ -219,20 +220,20 @@ async def _left_of_graph(
             f"{one.label} {one.content_key}": 1 for one in known
         }  # of an entrypoint: made anew, under other names
         problems = await _problems(store, run, folder)
-    # a thread that had ended when it was killed is not run again: LangGraph's checkpoint tells
+    # a thread that had ended when it was killed is not run again: LangGraph's checkpoint says so
     status = RunStatus.DONE if run.status is RunStatus.RUNNING and not history[0][1] else run.status
     result = state["said"] if isinstance(state, dict) else state
     return Left(result, dict(rows), tree, {}, {}, states, _told(history, folder), status.value, problems)
 
 
 def _told(history: list[Any], folder: Path) -> list[Any]:
-    """After the collection: what a checkpoint of the thread stands on has to be there still."""
+    """After the collection: the state of a checkpoint of the thread must still exist."""
     snapshots = SnapshotStore(paths.snapshots(folder / "home"))
 
     def content(id: str) -> str:
         try:
             return snapshots.get(SnapshotId(id)).content_key
-        except SnapshotNotFound:  # in the scenarios that lose states; in the others no whole run has one
+        except SnapshotNotFound:  # only in the scenarios that lose states
             return "gone"
 
     def world(env: Any) -> list[str]:
@@ -244,14 +245,14 @@ def _told(history: list[Any], folder: Path) -> list[Any]:
 
 
 async def _problems(store: RunStore, run: RunRecord, folder: Path) -> list[str]:
-    """What a collection leaves that is not as it should be. What was lost stays so: it has stand-ins."""
+    """Return the inconsistencies that a collection leaves. Lost snapshots have stand-ins."""
     crash_points.at = None  # the trial is over
     home = folder / "home"
     snapshots = SnapshotStore(paths.snapshots(home))
     lost = (folder / "lost").read_text().split() if (folder / "lost").exists() else []
     named = {one.snapshot_id for one in await store.checkpoints(run.id)}
     named |= {id for row in await store.ops(run.id) for id in (row.snapshot_in, row.snapshot_out) if id is not None}
-    if store.address.on_server:  # it is shared by trials, whose stores are apart
+    if store.address.on_server:  # trials share the database, but not their snapshot stores
         snapshots.delete_unreachable(named)
     else:
         await collect(store, snapshots, Pins(paths.locks(home)), EvictionMarks(paths.evicted(home)), grace_s=0.0)

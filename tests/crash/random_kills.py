@@ -40,8 +40,8 @@ def until_killed(
     took: dict[harness.Scenario, float],
     chance: random.Random,
 ) -> list[harness.Trial]:
-    """Trials, judged, up to the first that was killed. One that had ended before its moment came shortens `took`,
-    which was measured while the machine had more to do."""
+    """Yield judged trials up to the first that was killed. A trial that ended before its moment shortens `took`,
+    which was measured while the machine was busier."""
     tried = list[harness.Trial]()
     while len(tried) < _TRIES and not any(trial.resumed for trial in tried):
         delay_s = chance.uniform(0, took[scenario])

@@ -1,5 +1,5 @@
-"""What is killed: a workflow that reaches outside, with a receiver that honours keys and one that does not, and a
-LangGraph graph and entrypoint. Each is small; together they pass every kind of crash point."""
+"""What is killed: a workflow with effects, whose receivers honour keys or do not, and a LangGraph graph and
+entrypoint. Each is small; together they pass every kind of crash point."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOPS = False
 
 
 def answer(tree: Path, command: str) -> Answer:
-    """`add NAME TEXT`: a line more in a file. Prints the names of all files."""
+    """`add NAME TEXT`: append a line to a file. Prints the names of all files."""
     _, name, text = command.split(" ", 2)
     place = tree / name
     before = place.read_text() if place.exists() else ""
@@ -122,7 +122,7 @@ def _node(name: str) -> Callable[..., Any]:
 
 
 def graph() -> StateGraph[State]:
-    """a, then l and r at once, then z."""
+    """a, then l and r in parallel, then z."""
     made = StateGraph(State)
     for name in "alrz":
         made.add_node(name, _node(name))

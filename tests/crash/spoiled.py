@@ -1,4 +1,5 @@
-"""Runtimes that lose or repeat something, killed and resumed: what the harness finds in each. Prints one JSON object.
+"""Runtimes that lose or repeat something on purpose, killed and resumed: what the harness finds. Prints one JSON
+object.
 
 Usage: spoiled.py FOLDER
 """
@@ -24,25 +25,25 @@ from ramify.runtime.worlds.garbage_collection import LiveStates
 
 
 async def _again(fence: Fence, before: object) -> None:
-    """What is in doubt is sent again."""
+    """Sends effects in doubt again."""
 
 
 async def _as_done(fence: Fence, before: object) -> KnownEffect:
-    """What is in doubt is taken for done."""
+    """Treats effects in doubt as done."""
     return KnownEffect('"receipt"', "nobody knows")
 
 
 def _unsettled(fence: Fence, result_json: str, note: str = "") -> Any:
-    """The ledger does not hear of the result."""
+    """Does not record the result in the ledger."""
     return replace(fence._changed(EffectStatus.DONE, result_json=result_json), status=EffectStatus.IN_DOUBT)
 
 
 def _not_served(journal: Journal, key: str) -> None:
-    """What a model has answered it is asked again."""
+    """Repeats answered model calls."""
 
 
 def _nothing(histories: object) -> LiveStates:
-    """A collection finds that nothing is alive."""
+    """Makes a collection find no live snapshot."""
     return LiveStates()
 
 
@@ -50,7 +51,7 @@ _put = Saver.aput
 
 
 async def _put_otherwise(saver: Saver, config: Any, checkpoint: Any, metadata: Any, versions: Any) -> Any:
-    """The thread's checkpoints say less than they were given."""
+    """Stores incomplete checkpoints of the thread."""
     return await _put(saver, config, checkpoint, {**metadata, "step": 0}, versions)
 
 

@@ -1,4 +1,5 @@
-"""Kills at named points, and as many resumes: as if never killed. Sixty by default; CI asks for five hundred."""
+"""Kills at named crash points, and as many resumes: the runs end as if never killed. Sixty by default; CI runs
+more."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ ALL = 500  # with so many every named point is hit
 
 
 @pytest.mark.timeout(900)
-def test_killed_anywhere_and_resumed(tmp_path: Path) -> None:
+def test_runs_killed_anywhere_are_resumed(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "benchmarks" / "crash.py", "--points", POINTS, "--json"]
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=890)
     assert ran.stdout, ran.stderr
@@ -42,8 +43,8 @@ def test_killed_anywhere_and_resumed(tmp_path: Path) -> None:
     assert set(report["killed_at"]) == EVERYWHERE
 
 
-def test_as_many_are_killed_as_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial whose point falls away is made up for by another; where all do, that is the end."""
+def test_as_many_trials_are_killed_as_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that misses its point is replaced by another; if all miss, the series ends."""
 
     def run(trial: harness.Trial, folder: Path, database: str | None) -> harness.Trial:
         met = int(folder.name) % 3 and trial.point == "there"
@@ -62,7 +63,7 @@ def test_as_many_are_killed_as_were_asked_for(tmp_path: Path, monkeypatch: pytes
         assert sum(bool(trial.killed_at) for trial in trials) == killed
 
 
-def test_a_log_is_of_one_code_and_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_belongs_to_one_code_and_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def known(*passed: str, where: str = "sqlite") -> dict[Any, harness.Trial]:
         return {(harness.Scenario.GRAPH, where): harness.Trial(harness.Scenario.GRAPH, where, passed=[*passed])}
 
@@ -84,7 +85,7 @@ def test_a_log_is_of_one_code_and_one_plan(tmp_path: Path, monkeypatch: pytest.M
             harness.begin_log(log, again, 1)
 
 
-async def test_a_trial_finds_its_run_however_many_began_since(tmp_path: Path) -> None:
+async def test_a_trial_finds_its_run_among_many(tmp_path: Path) -> None:
     """On a shared database, beside many workers."""
     others = [SimpleNamespace(workspace=str(tmp_path / str(number) / "workspace")) for number in range(100)]
     own = SimpleNamespace(workspace=str(tmp_path / "workspace"))
@@ -109,8 +110,8 @@ COLLECTION = {"marked", "forgotten", "removed"}  # killed at by test_collect.py
 CHECKOUT = {"written out"}  # killed at by fork_engine/test_crash_points.py
 
 
-def test_every_point_is_killed_at() -> None:
-    """A point that is added is added to the matrix, too."""
+def test_every_crash_point_is_covered() -> None:
+    """A new crash point must be added to the matrix."""
     parts = ("runtime", "fork_engine", "sandboxes", "api")
     sources = [path for part in parts for path in (ROOT / part).rglob("*.py")]
     points = {name for path in sources for name in re.findall(r'crash_points\.point\("([^"]+)"\)', path.read_text())}
@@ -121,8 +122,8 @@ def test_every_point_is_killed_at() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_runtime_that_loses_or_repeats_something_is_found_out(tmp_path: Path) -> None:
-    """Each of these is spoiled in one place: the comparison with an unkilled run names what."""
+def test_a_runtime_that_loses_or_repeats_something_is_detected(tmp_path: Path) -> None:
+    """Each is broken in one place; the comparison with an unkilled run must name it."""
     program = [sys.executable, str(Path(__file__).with_name("spoiled.py")), str(tmp_path)]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=590, env=dict(os.environ))
     assert ran.returncode == 0, ran.stderr
@@ -131,9 +132,7 @@ def test_a_runtime_that_loses_or_repeats_something_is_found_out(tmp_path: Path) 
     assert {what: seen for what, seen in found.items() if what not in seen} == {}
 
 
-def test_random_moments_lie_within_the_run_on_a_machine_that_was_slower_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_moments_adapt_to_the_speed_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends_s = 0.1
 
     def run(trial: harness.Trial, folder: Path, database: str | None, delay_s: float) -> harness.Trial:
@@ -149,8 +148,8 @@ def test_random_moments_lie_within_the_run_on_a_machine_that_was_slower_before(
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """Beside the named points: wherever SIGKILL falls."""
+def test_runs_killed_at_random_moments_are_resumed(tmp_path: Path) -> None:
+    """Not only at named points: wherever SIGKILL strikes."""
     program = [sys.executable, str(Path(__file__).with_name("random_kills.py")), str(tmp_path), "12"]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=590, env=dict(os.environ))
     assert ran.returncode == 0, ran.stderr

@@ -1,6 +1,6 @@
-"""What fails outside of us: a server that is away for a while, a disk that is full, a clock that jumps. Nothing is
-lost, and what had to stop goes on afterwards; under the decorators and in LangGraph, whose saver is another
-connection to the database here. (What cannot be written: runtime/store/test_failures.py.)"""
+"""Failures of the environment: a server that is unreachable for a while, a full disk, a clock that jumps. Nothing is
+lost, and stopped runs continue; under the decorators and in LangGraph, whose saver has its own connection to the
+database here. (Unwritable files: runtime/store/test_database_errors.py.)"""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def graph_app(
 
 
 def gone_through(app: Any) -> Any:
-    """The thread's values, after what there is left to do."""
+    """The thread's values, after its remaining work."""
     begun = app.checkpointer.get_tuple(THREAD) is not None
     if not begun or app.get_state(THREAD).next:
         asyncio.run(app.ainvoke(None if begun else {"said": []}, THREAD))
@@ -97,7 +97,7 @@ def texts() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.postgres
-async def test_a_server_that_is_away_for_ten_seconds(tmp_path: Path, workspace: Path) -> None:
+async def test_a_server_that_is_unreachable_for_ten_seconds(tmp_path: Path, workspace: Path) -> None:
     if postgres.why_not() or "RAMIFY_TEST_POSTGRES" in os.environ:
         pytest.skip(postgres.why_not() or "stops its server, so it needs one of its own")
     with postgres.server() as server:
@@ -126,7 +126,7 @@ async def test_a_server_that_is_away_for_ten_seconds(tmp_path: Path, workspace: 
 
 @pytest.mark.slow
 @pytest.mark.postgres
-def test_a_graph_whose_server_is_away_for_ten_seconds(
+def test_a_graph_whose_server_is_unreachable_for_ten_seconds(
     tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if postgres.why_not() or "RAMIFY_TEST_POSTGRES" in os.environ:
@@ -174,7 +174,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def filling(disk: Path) -> Callable[[Event], None]:
-    """An observer that leaves no room after the first operation."""
+    """An observer that fills the disk after the first operation."""
 
     def fill(event: Event) -> None:
         if isinstance(event, OpDone) and not (disk / "filler").exists():
@@ -183,7 +183,7 @@ def filling(disk: Path) -> Callable[[Event], None]:
     return fill
 
 
-async def test_a_full_disk_stops_the_run_which_goes_on_later(small_disk: Path, workspace: Path) -> None:
+async def test_a_full_disk_stops_the_run_which_continues_later(small_disk: Path, workspace: Path) -> None:
     home = small_disk / "home"
     async with (
         model() as client,
@@ -200,7 +200,7 @@ async def test_a_full_disk_stops_the_run_which_goes_on_later(small_disk: Path, w
     assert texts() == ["hello", "bye"]
 
 
-def test_a_full_disk_stops_a_graph_which_goes_on_later(small_disk: Path, workspace: Path) -> None:
+def test_a_full_disk_stops_a_graph_which_continues_later(small_disk: Path, workspace: Path) -> None:
     home = small_disk / "home"
     with (
         pytest.raises((RunError, ForkEngineError, SQLAlchemyError), match=r"full|space"),
@@ -213,7 +213,7 @@ def test_a_full_disk_stops_a_graph_which_goes_on_later(small_disk: Path, workspa
     assert SnapshotStore(home / "store").fsck().problems == ()
 
 
-async def test_a_home_that_cannot_be_written_is_named_and_left_alone(tmp_path: Path, workspace: Path) -> None:
+async def test_a_home_that_cannot_be_written_is_named_and_unchanged(tmp_path: Path, workspace: Path) -> None:
     home = tmp_path / "home"
     async with model() as client, Runtime(home=home, sandbox=backend, llm=client) as runtime:
         assert await runtime.run(scenarios.with_keys, NAMES, workspace=workspace) == RESULT
@@ -237,7 +237,7 @@ def test_a_graph_under_a_clock_that_jumps(tmp_path: Path, workspace: Path, monke
 
 
 async def test_a_clock_that_jumps(tmp_path: Path, workspace: Path) -> None:
-    """Back a year, on by ten: order, deadlines and what is newest hang on no clock."""
+    """Back a year, forward ten: order, deadlines and "newest" do not depend on the clock."""
     jumps = iter([0.0, -3e7, 3e8, -3e8] * 1000)
     async with (
         model() as client,

@@ -1,4 +1,4 @@
-"""Edits of a source text: those that change nothing but its layout, and those that change what it does."""
+"""Edits of a source text: edits of the layout only, and edits of the behaviour."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Edit:
     """`layout`: it must not be refused. `accepted`: it needs `accept_changes`."""
 
     name: str
-    change: Callable[[Files, Flow, random.Random], Files | None]  # None: there is nothing to change like that
+    change: Callable[[Files, Flow, random.Random], Files | None]  # returns None if the edit is not applicable
     layout: bool = True
     accepted: bool = False
-    forked: bool = False  # resumed in a run that is forked from the killed one
+    forked: bool = False  # resumed in a fork of the killed run
 
 
 def comments_above(files: Files, flow: Flow, chance: random.Random) -> Files:
@@ -42,7 +42,7 @@ def blank_lines(files: Files, flow: Flow, chance: random.Random) -> Files:
 
 
 def _inside(text: str, chance: random.Random, line: str) -> str:
-    """Lines before some of the statements."""
+    """Insert lines before some of the statements."""
     starts = {
         node.lineno: node.col_offset
         for node in ast.walk(ast.parse(text))
@@ -85,12 +85,12 @@ def formatted(tool: str) -> Callable[[Files, Flow, random.Random], Files | None]
 
 
 def unparsed(files: Files, flow: Flow, chance: random.Random) -> Files:
-    """Written anew from its syntax: other quotes, parentheses and line wraps, no comments."""
+    """Write the code anew from its syntax tree: other quotes, parentheses and line breaks, no comments."""
     return {name: ast.unparse(ast.parse(text)) + "\n" for name, text in files.items()}
 
 
 def functions_moved(files: Files, flow: Flow, chance: random.Random) -> Files:
-    """The functions at the top of the app in another order, the workflow aside: it comes last."""
+    """Reorder the functions of the app; the workflow stays last."""
     text = files[APP]
     lines, nodes = text.splitlines(), ast.parse(text).body
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -109,7 +109,7 @@ def _start(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def function_elsewhere(files: Files, flow: Flow, chance: random.Random) -> Files:
-    """A helper of the app in a module of its own."""
+    """Move a helper of the app to a module of its own."""
     text = files[APP]
     node = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "worded")
     assert isinstance(node, ast.FunctionDef)
@@ -140,7 +140,7 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 
 def _locals_renamed(text: str, names: dict[str, str]) -> str:
-    """Where they are names, and no texts, parameters, attributes or keywords."""
+    """Rename local names, but not texts, parameters, attributes or keywords."""
     lines = text.splitlines(keepends=True)
     found = []
     for function in ast.walk(ast.parse(text)):
@@ -157,13 +157,13 @@ def _locals_renamed(text: str, names: dict[str, str]) -> str:
 
 
 def step_mended(files: Files, flow: Flow, chance: random.Random) -> Files:
-    """A step gets longer: what it gives is the same."""
+    """Make a step longer without changing its result."""
     more = "    checked = text.strip()\n    if not checked:\n        return text\n"
     return files | {APP: files[APP].replace("    return text.upper()\n", f"{more}    return text.upper()\n")}
 
 
 def steps_added(files: Files, flow: Flow, chance: random.Random) -> Files | None:
-    """A call of a pure step in front of one of the workflow's statements."""
+    """Call a pure step before one of the workflow's statements."""
     text = files[APP]
     node = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "flow")
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -176,7 +176,7 @@ def steps_added(files: Files, flow: Flow, chance: random.Random) -> Files | None
 
 
 def calls_swapped(files: Files, flow: Flow, chance: random.Random) -> Files | None:
-    """Two equal calls give their results to each other's names: `ada` is now asked for after `bob`."""
+    """Swap the names that get the results of two equal calls: `ada` is now requested after `bob`."""
     first, second = flow.labels[:2]
     pattern = re.compile(rf"^(    +){first} = (.*)\n(    +){second} = (.*)\n", re.MULTILINE)
     changed, count = pattern.subn(rf"\1{second} = \4\n\3{first} = \2\n", files[APP])
@@ -184,7 +184,7 @@ def calls_swapped(files: Files, flow: Flow, chance: random.Random) -> Files | No
 
 
 def patch_added(files: Files, flow: Flow, chance: random.Random) -> Files | None:
-    """New code under `if ramify.patched(...)`, in front of one of the workflow's statements."""
+    """Add new code under `if ramify.patched(...)` before one of the workflow's statements."""
     text = files[APP]
     node = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "flow")
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -196,7 +196,7 @@ def patch_added(files: Files, flow: Flow, chance: random.Random) -> Files | None
 
 
 def several(files: Files, flow: Flow, chance: random.Random) -> Files:
-    """Some of those that change nothing but the layout, one on the other."""
+    """Apply several layout edits one after the other."""
     for change in chance.sample([comments_above, comments_inside, blank_lines, locals_renamed, step_mended], 3):
         files = change(files, flow, chance)
     return files

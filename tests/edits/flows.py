@@ -1,4 +1,4 @@
-"""Workflows of several shapes, whose effects are written down outside, each id with a number of its own."""
+"""Workflows of several shapes. Their effects are written to an outside log, each id with its own number."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Flow:
     name: str
     body: str
     labels: tuple[str, ...]  # the names whose ids are in the result, in the order in which they are asked for
-    rest: str  # JSON of what is to stand in the result beside them
+    rest: str  # JSON of the rest of the result
     helpers: str = ""
     asks: bool = False
 

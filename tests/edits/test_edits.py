@@ -10,8 +10,8 @@ from pathlib import Path
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "edits.py"
 
 
-def test_no_edit_repeats_or_swaps_what_was_done() -> None:
-    """In a process of its own: it forks, and has no thread or event loop then."""
+def test_no_edit_repeats_or_swaps_results() -> None:
+    """In a process of its own, because it forks and must have no thread or event loop then."""
     ran = subprocess.run(
         [sys.executable, str(BENCHMARK), "--edits", "21", "--seed", "5", "--json"],
         capture_output=True,

@@ -40,7 +40,7 @@ KILLED, REFUSED, WAITS = 77, "refused", "waits"
 
 @dataclass(frozen=True)
 class Left:
-    """What a process left. `status`: "done", "refused", "waits", "killed", or what was raised."""
+    """What a process left. `status`: "done", "refused", "waits", "killed", or the exception raised."""
 
     status: str
     result: Any = None
@@ -48,7 +48,7 @@ class Left:
 
 
 def warm(folder: Path) -> None:
-    """Run a workflow in this process: its forks then begin with every module at hand."""
+    """Run a workflow in this process, so that its forks begin with every module loaded."""
     write(folder, FLOWS[0].files)
     sys.path.insert(0, str(folder))
     try:
@@ -60,20 +60,20 @@ def warm(folder: Path) -> None:
         raise RuntimeError(f"the first flow ends as {left}")
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
-            thread.join(10)  # a database's, which ends a moment after who closed it was told so
+            thread.join(10)  # a database's thread, which ends shortly after the database was closed
     gc.collect()
-    gc.freeze()  # what is here is not looked at again, so that forks share it
+    gc.freeze()  # the collector ignores existing objects, so that forks share their memory
 
 
 def points(folder: Path) -> int:
-    """How many points an unkilled run passes, to its end or to its question."""
+    """Return how many crash points an unkilled run passes, to its end or to its question."""
     write(folder, {})
     left = _in_a_fork(folder, lambda flow: _drive(folder, flow, _begin), None, counted=True)
     return int(left.result)
 
 
 def run(folder: Path, kill_at: int) -> Left:
-    """Begin the workflow; end the process at the `kill_at`th point that it passes."""
+    """Begin the workflow, and end the process at the `kill_at`th crash point."""
     return _in_a_fork(folder, lambda flow: _drive(folder, flow, _begin), kill_at)
 
 
@@ -113,7 +113,7 @@ def _drive(folder: Path, flow: Any, work: Callable[[Runtime, Any], Awaitable[Any
 
 
 def _in_a_fork(folder: Path, work: Callable[[Any], Left], kill_at: int | None, *, counted: bool = False) -> Left:
-    """What `work` gives of the workflow. `counted`: how many points it passed, instead of its result."""
+    """Return what `work` returns for the workflow. `counted`: return the number of points it passed instead."""
     reader, writer = os.pipe()
     child = os.fork()
     if child:
@@ -170,11 +170,11 @@ def keep(folder: Path, copy: Path) -> None:
 def judge(
     flow: Flow, before: list[list[str]], after: list[list[str]], result: Any, *, swapped: bool = False
 ) -> list[str]:
-    """What is wrong: an effect twice, an id that is another's, a result that the code does not give."""
+    """Return what is wrong: a repeated effect, a swapped id, a result that does not fit the code."""
     found = repeated(after)
     labels = list(flow.labels)
     done = sum(line[0] == "ID" for line in before)
-    order = labels[:done]  # whose ids were asked for before the edit
+    order = labels[:done]  # the people whose ids were requested before the edit
     rest = labels[done:]
     if swapped and done == 0:
         rest = [labels[1], labels[0], *labels[2:]]
@@ -187,6 +187,6 @@ def judge(
 
 
 def repeated(after: list[list[str]]) -> list[str]:
-    """Payments to one person, and the numbers of ids, stand once."""
+    """Each payment and each id must occur once."""
     times = Counter((line[0], line[1]) for line in after)
     return [f"repeated: {' '.join(one)}" for one, count in times.items() if count > 1]

@@ -1,4 +1,4 @@
-"""A store, trees to put into it, an ordinary user to be, and an oracle that reads a folder by other means."""
+"""Fixtures: a store, trees to put into it, an ordinary user to run as, and an independent description of a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Described = dict[str, tuple[Any, ...]]
 
 
 def describe_tree(root: Path, *, times: bool = True) -> Described:
-    """All that a snapshot promises to bring back, by path: kind, mode, content, attributes, times, link partners."""
+    """Return all that a snapshot promises to restore, by path: kind, mode, content, attributes, times, links."""
     shown: Described = {}
     inodes: dict[int, list[str]] = {}
     for folder, names, files in os.walk(root):
@@ -51,7 +51,8 @@ def describe_tree(root: Path, *, times: bool = True) -> Described:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test cuts the power, and a flush is the whole file system's: it waits for what all others here wrote."""
+    """Skip the flush of the whole file system: it would wait for what all other tests wrote, and no test cuts the
+    power."""
     monkeypatch.setattr(stores, "sync_file_system", lambda _: None)
 
 
@@ -62,7 +63,7 @@ def describe() -> Callable[..., Described]:
 
 @dataclass
 class Bench:
-    """A store with the seal calls made short, and worlds of its snapshots."""
+    """A store with short seal calls, and worlds of its snapshots."""
 
     store: SnapshotStore
     folder: Path
@@ -79,7 +80,7 @@ class Bench:
         return place
 
     def upper(self, snapshot: Snapshot) -> Path:
-        """An empty upper folder, made as a mount over the snapshot would want it."""
+        """Return an empty upper folder, as a mount over the snapshot would need it."""
         top, place = self.store.lower_dirs(snapshot)[-1].stat(), self.place()
         place.mkdir()
         place.chmod(stat.S_IMODE(top.st_mode))
@@ -105,7 +106,7 @@ class Bench:
         cwd: str = "",
         processes: Processes = NO_PROCESSES,
     ) -> Snapshot:
-        """A child of `parent` with these files written, removed, and whatever `do` does."""
+        """Return a child of `parent` with these files written and removed, and `do` applied."""
         tree = self.tree(parent)
         for path in remove:
             shutil.rmtree(tree / path) if (tree / path).is_dir() and not (tree / path).is_symlink() else (
@@ -145,20 +146,20 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def new_bench() -> Callable[[Path], Bench]:
-    """For property tests, which need a fresh one for each example."""
+    """For property tests, which need a new store for each example."""
     return lambda folder: Bench(SnapshotStore(folder / "store"), folder)
 
 
 @pytest.fixture
 def ordinary(tmp_path: Path) -> Iterator[Path]:
-    """A folder of an ordinary user's, whom this process is for as long as the test lasts."""
+    """Run the test as an ordinary user, and return a folder of that user."""
     if os.geteuid() != 0:
         yield tmp_path
         return
     folder, nobody = Path(tempfile.mkdtemp()), 65534
     os.chown(folder, nobody, nobody)
     os.seteuid(nobody)
-    dumpable = ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self/fd is ours again
+    dumpable = ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self/fd belongs to us again
     assert dumpable == 0
     try:
         yield folder

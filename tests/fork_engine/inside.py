@@ -1,6 +1,6 @@
-"""Run by path in a mount namespace: mounts an overlay, does to it what its input says, tells what it shows.
+"""Runs as a program in a mount namespace: mount an overlay, apply the script from stdin, print what the mount shows.
 
-Imported too, so that the same is done to a plain copy. Standard library only.
+It is also imported, so that the same script can be applied to a plain copy. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 
 def perform(root: Path, script: list[tuple[str, str, str]]) -> None:
-    """What of the script is possible; the rest fails as it would for anyone. Folders are not renamed: overlayfs
-    answers EXDEV, where a plain folder would not."""
+    """Perform the steps of the script that are possible; the others fail as they would for anyone. Folders are not
+    renamed: overlayfs answers EXDEV, which a plain folder would not."""
     for name, path, value in script:
         place = root / path
         if any((root / above).is_symlink() for above in Path(path).parents):
@@ -31,7 +31,7 @@ def perform(root: Path, script: list[tuple[str, str, str]]) -> None:
 
 def _one(name: str, place: Path, value: str, root: Path) -> None:
     if name in ("write", "append", "hole", "again") and place.is_fifo():
-        return  # opened, it would wait for somebody at its other end (rmtree opens before it looks)
+        return  # opening it would block until somebody opens its other end (rmtree opens before it looks)
     if name == "write" and not place.is_symlink():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(value)
@@ -45,7 +45,7 @@ def _one(name: str, place: Path, value: str, root: Path) -> None:
         place.mkdir(parents=True)
     elif name == "remove":
         shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
-    elif name == "again":  # a folder made anew hides what the old one held
+    elif name == "again":  # a recreated folder hides what the old one held
         shutil.rmtree(place)
         place.mkdir()
         (place / "anew").write_text(value)
@@ -66,7 +66,7 @@ def _one(name: str, place: Path, value: str, root: Path) -> None:
 
 
 def shown(root: Path, *, times: bool = True) -> dict[str, list[Any]]:
-    """All that a snapshot promises to bring back, as JSON."""
+    """Return everything that a snapshot promises to restore, as JSON."""
     found: dict[str, list[Any]] = {".": [root.stat().st_mode, root.stat().st_mtime_ns if times else 0]}
     inodes: dict[int, list[str]] = {}
     for folder, names, files in os.walk(root):

@@ -1,4 +1,4 @@
-"""Writing into a user's folder: what is refused, what is overwritten, and that no link leads out."""
+"""Checkout into a user's folder: what is refused, what is overwritten, and that no link leads out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def untouched(outside: Path) -> bool:
     return [path.name for path in outside.iterdir()] == ["precious"] and (outside / "precious").read_text() == "mine"
 
 
-def test_into_a_missing_or_empty_folder(bench: Any, tmp_path: Path, describe: Any) -> None:
+def test_a_checkout_into_a_missing_or_empty_folder(bench: Any, tmp_path: Path, describe: Any) -> None:
     made = bench.after(bench.base({"a": "1", "d/b": "2"}), do=lambda tree: (tree / "d").chmod(0o500))
     expected = describe(bench.tree(made))
     for dest in (tmp_path / "x/y/new", tmp_path / "empty"):
@@ -48,7 +48,7 @@ def test_a_failed_checkout_leaves_nothing(bench: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*dest*"))
 
 
-def test_what_is_refused(bench: Any, tmp_path: Path) -> None:
+def test_refused_checkouts(bench: Any, tmp_path: Path) -> None:
     base = bench.base({"a": "1"})
     full = tmp_path / "full"
     full.mkdir()
@@ -94,7 +94,7 @@ def rename_folder(tree: Path) -> None:
 
 
 def swap(tree: Path) -> None:
-    """A file and a folder change places."""
+    """A file and a folder swap places."""
     (tree / "a").rename(tree / "t")
     (tree / "d").rename(tree / "a")
     (tree / "t").rename(tree / "d")
@@ -141,7 +141,7 @@ def test_only_the_changes_are_applied(bench: Any, describe: Any, base: Any, name
     assert (dest / "own").read_text() == "the user's"
     if name != "rename":
         assert (dest / "old").stat().st_ino == inode
-    assert bench.store.checkout(after, dest, only_changes_from=base) == []  # once is enough
+    assert bench.store.checkout(after, dest, only_changes_from=base) == []  # cost: once is enough
 
 
 CLASHES: dict[str, tuple[str, Callable[[Path], object], str]] = {
@@ -167,14 +167,14 @@ def test_changes_are_refused_where_the_folder_is_otherwise(bench: Any, describe:
 
     bench.store.checkout(after, dest, only_changes_from=base, force=True)
     if name == "holds more":
-        assert (dest / "d/mine").read_text() == "mine"  # never removed unasked
+        assert (dest / "d/mine").read_text() == "mine"  # never removed without being asked to
     else:
         now = describe(dest, times=False)
         for change in bench.store.changes(base, after):
             assert (change.path in now) == (change.after is not None)
 
 
-def test_an_addition_to_a_folder_that_is_gone_is_refused(bench: Any, base: Any) -> None:
+def test_an_addition_to_a_missing_folder_is_refused(bench: Any, base: Any) -> None:
     after = bench.after(base, {"old/x/new": "n"})
     dest = bench.tree(base)
     (dest / "old").rename(dest / "older")
@@ -195,7 +195,7 @@ def test_many_clashes_are_counted(bench: Any, base: Any) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_link_in_the_users_folder_is_not_followed(bench: Any, base: Any, outside: Path, force: bool) -> None:
-    """The user replaced a folder, and a file, by links that lead out."""
+    """The user replaced a folder and a file by links that lead out."""
     after = bench.after(base, {"d/b": "new", "d/n": "n", "a": "2", "old/x/y": "5"}, remove=("d/c",))
     dest = bench.tree(base)
     (dest / "d").rename(dest / "was")
@@ -228,7 +228,7 @@ def test_a_whole_checkout_by_force_follows_no_link(bench: Any, base: Any, outsid
 
 
 def test_a_link_planted_in_the_snapshot_is_not_followed(bench: Any, base: Any, outside: Path) -> None:
-    """A world swaps a folder for a link that leads out, then for a folder again."""
+    """A world replaces a folder by a link that leads out, then by a folder again."""
     planted = bench.after(base, remove=("d",), do=lambda tree: (tree / "d").symlink_to(outside))
     back = bench.after(planted, remove=("d",), files={"d/precious": "evil"})
     for before, after in ((base, planted), (base, back), (planted, back)):
@@ -241,14 +241,14 @@ def test_a_link_planted_in_the_snapshot_is_not_followed(bench: Any, base: Any, o
     assert (dest / "d/precious").read_text() == "evil" and not (dest / "d").is_symlink()
 
 
-def test_the_users_folder_may_itself_be_named_by_a_link(bench: Any, base: Any, tmp_path: Path) -> None:
+def test_the_destination_itself_may_be_a_link(bench: Any, base: Any, tmp_path: Path) -> None:
     dest = bench.tree(base)
     (tmp_path / "named").symlink_to(dest)
     bench.store.checkout(bench.after(base, {"a": "2"}), tmp_path / "named", only_changes_from=base)
     assert (dest / "a").read_text() == "2"
 
 
-def test_an_ordinary_users_shut_folders(ordinary: Path, new_bench: Any) -> None:
+def test_folders_that_an_ordinary_user_closed(ordinary: Path, new_bench: Any) -> None:
     bench = new_bench(ordinary)
     base = bench.base({"d/a": "1", "s/b": "2"})
     shut = bench.after(
@@ -264,7 +264,7 @@ def test_an_ordinary_users_shut_folders(ordinary: Path, new_bench: Any) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a folder of someone else's")
-def test_a_folder_of_someone_elses_is_refused(bench: Any, base: Any) -> None:
+def test_a_checkout_into_another_users_folder_is_refused(bench: Any, base: Any) -> None:
     dest = bench.tree(base)
     edited = bench.after(base, {"a": "2"})
     bench.store.root.chmod(0o755)

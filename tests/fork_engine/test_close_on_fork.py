@@ -1,4 +1,4 @@
-"""What a forked child gets in place of its parent's locks and sockets."""
+"""Locks and sockets of a parent are not inherited by forked children."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ assert len(calls) == 1
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_in_a_child(case: str) -> None:
+def test_a_forked_child_inherits_nothing_registered(case: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", COMMON + CASES[case]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,5 @@
-"""Killed at every point, refused by the disk at every call: what is in the store stays whole, and the rest is done
-again."""
+"""The store stays intact, and the operation can be repeated, after a kill at every point or an error from every disk
+call."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ REFUSALS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO]
 
 @pytest.mark.parametrize("code", REFUSALS)
 @pytest.mark.parametrize("call", ["write_new", "place", "sync_file_system"])
-def test_what_the_disk_refuses_is_typed_and_loses_nothing(
+def test_disk_errors_are_typed_and_lose_nothing(
     bench: Any, monkeypatch: pytest.MonkeyPatch, code: int, call: str
 ) -> None:
     base = bench.base({"a": "1", "d/b": "2"})
@@ -124,11 +124,11 @@ def test_what_the_disk_refuses_is_typed_and_loses_nothing(
         with pytest.raises(StoreUnusable, match=os.strerror(code)) as raised:
             bench.store.seal_upper(upper, base, **bench.seal, move=True)
     assert str(bench.store.root) in str(raised.value) and raised.value.__cause__ is not None
-    if call == "sync_file_system":  # complete, but not known to be on disk: nobody was told of it
+    if call == "sync_file_system":  # complete, but not known to be on disk: it was never reported
         assert bench.store.fsck().problems == ()
         return
     assert (bench.on_disk("layers"), bench.on_disk("snapshots")) == before and bench.on_disk("tmp") == []
-    assert (upper / "d/new").read_text() == "n"  # the world goes on over it
+    assert (upper / "d/new").read_text() == "n"  # the world continues over it
     sealed = bench.store.seal_upper(upper, base, **bench.seal, move=True)
     assert bench.texts(sealed) == {"a": "1", "d/new": "n"}
 
@@ -152,7 +152,7 @@ def test_a_full_disk(tmp_path: Path, new_bench: Callable[[Path], Any]) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_store_that_is_not_ours(ordinary: Path) -> None:
+def test_a_store_without_write_permission(ordinary: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("all is root's to write")
     (ordinary / "closed").mkdir(mode=0o500)
@@ -160,7 +160,7 @@ def test_a_store_that_is_not_ours(ordinary: Path) -> None:
         SnapshotStore(ordinary / "closed/store")
 
 
-def test_errors_of_ours_pass_through(bench: Any) -> None:
+def test_errors_of_the_fork_engine_are_not_translated(bench: Any) -> None:
     with pytest.raises(SnapshotNotFound):
         bench.store.get(SnapshotId("0" * 64))
     assert issubclass(StoreUnusable, ForkEngineError)

@@ -1,4 +1,4 @@
-"""Importing a user's folder: what is refused, what is kept, and that a second time reads little."""
+"""Import of a user's folder: what is refused, what is kept, and that a second import reads little."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def user(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_counted_and_left_out(bench: Any, user: Path, describe: Any) -> None:
+def test_an_import_counts_files_and_lists_skipped_ones(bench: Any, user: Path, describe: Any) -> None:
     (user / "dangling").symlink_to("/no/such/place")
     os.link(user / "a.txt", user / "linked")
     os.mkfifo(user / "fifo")
@@ -54,7 +54,7 @@ def test_devices_are_left_out_even_one_that_looks_like_a_whiteout(bench: Any, us
     assert set(bench.store.entries(imported.snapshot)) == {"a.txt", "d", "d/b.txt"}
 
 
-def test_missing_and_not_a_folder(bench: Any, user: Path, tmp_path: Path) -> None:
+def test_a_missing_workspace_or_one_that_is_not_a_folder_is_refused(bench: Any, user: Path, tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     for folder, reason in (
@@ -70,7 +70,7 @@ def test_missing_and_not_a_folder(bench: Any, user: Path, tmp_path: Path) -> Non
     assert bench.store.import_tree(tmp_path / "link").files == 2
 
 
-def test_the_stores_own_folder_is_refused_by_name(user: Path) -> None:
+def test_a_workspace_that_holds_the_store_is_refused(user: Path) -> None:
     store = SnapshotStore(user / ".store")
     for folder in (user, user / ".store"):
         with pytest.raises(WorkspaceError, match=r"\.store"):
@@ -78,7 +78,7 @@ def test_the_stores_own_folder_is_refused_by_name(user: Path) -> None:
     assert store.import_tree(user / "d").files == 1
 
 
-def test_the_first_unreadable_path_is_named(ordinary: Path, new_bench: Any) -> None:
+def test_the_first_unreadable_path_is_reported(ordinary: Path, new_bench: Any) -> None:
     bench = new_bench(ordinary)
     user = bench.place()
     (user / "b").mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_a_change_while_reading_is_refused(
 
 
 def opened_by(action: Any) -> set[str]:
-    """The names of the user's files opened meanwhile."""
+    """Return the names of the user's files that were opened meanwhile."""
     opened: list[str] = []
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -157,7 +157,7 @@ def test_a_second_import_reads_what_changed(bench: Any, user: Path, describe: An
     one, two = (bench.store.lower_dirs(snapshot)[0] / "a.txt" for snapshot in (first, second))
     assert one.stat().st_ino == two.stat().st_ino  # linked, not copied
 
-    bench.store.delete_unreachable([])  # an index without its layer is no index
+    bench.store.delete_unreachable([])  # an index without its layer is ignored
     assert describe(bench.tree(bench.store.import_tree(user).snapshot)) == describe(user)
     (index,) = (bench.store.root / "index").iterdir()
     index.write_text("not json")
@@ -165,14 +165,14 @@ def test_a_second_import_reads_what_changed(bench: Any, user: Path, describe: An
 
 
 def settle(user: Path) -> None:
-    """Wait until the file system's clock has moved on from the newest file."""
+    """Wait until the file system's clock has passed the newest file's timestamp."""
     tick = user.parent / "tick"
     newest = max(path.stat().st_ctime_ns for path in user.rglob("*"))
     while not tick.exists() or tick.stat().st_ctime_ns <= newest:
         tick.write_text("")
 
 
-def test_files_that_are_linked_no_more_are_two(bench: Any, user: Path, describe: Any) -> None:
+def test_files_that_are_no_longer_linked_are_separate(bench: Any, user: Path, describe: Any) -> None:
     os.link(user / "a.txt", user / "z.txt")
     bench.store.import_tree(user)
     (user / "z.txt").unlink()
@@ -209,7 +209,7 @@ def test_a_workspace_is_never_written(bench: Any, user: Path, describe: Any) -> 
     assert stamps() == before
 
 
-def test_folders_nested_without_end(bench: Any, user: Path) -> None:
+def test_folders_nested_too_deep(bench: Any, user: Path) -> None:
     at = os.open(user, os.O_RDONLY)
     for _ in range(420):
         os.mkdir("n", dir_fd=at)

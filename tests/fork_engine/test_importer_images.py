@@ -1,4 +1,4 @@
-"""Root file systems from folders and tars, hostile ones too; folders of process images."""
+"""Import of root file systems from folders and tars, including hostile ones, and of process images."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_tar_and_its_folder_are_the_same_image(bench: Any, tar: Any, tmp_path:
     from_folder, from_tar = bench.store.import_image(root), bench.store.import_image(path)
     one, other = (bench.store._layers.manifest(layer) for layer in (from_folder, from_tar))
     assert one.entries.keys() == other.entries.keys()
-    for at in one.entries:  # tarfile writes a float of the time, and so loses the last digits of it
+    for at in one.entries:  # tarfile writes the time as a float, and so loses its last digits
         mine, theirs = one.entries[at], other.entries[at]
         assert mine.content == theirs.content and mine.link == theirs.link and mine.target == theirs.target
         assert abs(mine.mtime_ns - theirs.mtime_ns) < 1000
@@ -91,24 +91,27 @@ OUT = member("x", tarfile.SYMTYPE, linkname="/tmp")
 HOSTILE = {
     "up": ([member("../escaped", data=b"!")], "leads out"),
     "up in the middle": ([member("a/../../escaped", data=b"!")], "leads out"),
-    "through an absolute link": ([OUT, member("x/escaped", data=b"!")], "made a link"),
+    "through an absolute link": ([OUT, member("x/escaped", data=b"!")], "replaced the folder by a link"),
     "through a relative link": (
         [member("x", tarfile.SYMTYPE, linkname="../.."), member("x/escaped", data=b"!")],
-        "made a link",
+        "replaced the folder by a link",
     ),
     "through a link of a link": (
         [member("y", tarfile.SYMTYPE, linkname="x"), OUT, member("y/d/escaped", data=b"!")],
-        "made a link",
+        "replaced the folder by a link",
     ),
     "hard link out": ([member("x", tarfile.LNKTYPE, linkname="../../etc/passwd")], "leads out"),
     "hard link to the host": ([member("x", tarfile.LNKTYPE, linkname="/etc/passwd")], "not in the tar"),
-    "hard link to a link": ([OUT, member("h", tarfile.LNKTYPE, linkname="x")], "no file"),
+    "hard link to a link": ([OUT, member("h", tarfile.LNKTYPE, linkname="x")], "not a file"),
     "hard link through a link": ([OUT, member("h", tarfile.LNKTYPE, linkname="x/passwd")], "not in the tar"),
     "the root as a file": ([member("./", data=b"!", type=tarfile.REGTYPE)], "root itself"),
-    "a file as a folder": ([member("f", data=b"1"), member("f/g", data=b"2")], "made a link or a file"),
+    "a file as a folder": (
+        [member("f", data=b"1"), member("f/g", data=b"2")],
+        "replaced the folder by a link or a file",
+    ),
     "nested without end": ([member("/".join(["d"] * 500), data=b"")], "deep"),
     "an unknown type": ([member("odd", b"Z")], "unknown"),
-    "a name too long": ([member("n" * 300, data=b"")], "no file system holds"),
+    "a name too long": ([member("n" * 300, data=b"")], "no file system can hold"),
 }
 
 
@@ -163,13 +166,13 @@ def test_sparse_members_keep_their_holes(bench: Any, tmp_path: Path) -> None:
     assert status.st_size == 10 << 20 and status.st_blocks * 512 < 1 << 20
 
 
-def test_what_is_no_tar(bench: Any, tar: Any, tmp_path: Path) -> None:
+def test_files_that_are_not_tars_are_refused(bench: Any, tar: Any, tmp_path: Path) -> None:
     whole = tar(member("a", data=b"1" * 5000)).read_bytes()
     for name, data in {"cut": whole[:3000], "text": b"hello", "empty": b""}.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ImageError, match=name):
             bench.store.import_image(tmp_path / name)
-    with pytest.raises(ImageError, match="no folder and no tar"):
+    with pytest.raises(ImageError, match="neither a folder nor a tar"):
         bench.store.import_image(tmp_path / "missing")
 
 
@@ -204,7 +207,7 @@ def test_process_images(bench: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "dump").exists()
     assert (bench.store.image_dir(image) / "sub/pages.img").read_bytes() == b"sub/pages.img"
     assert bench.store.adopt_process_image(dump()) == image and not (tmp_path / "dump").exists()
-    bench.store.delete_unreachable([])  # its snapshot may be in the making
+    bench.store.delete_unreachable([])  # its snapshot may be about to be written
     assert bench.store.image_dir(image).is_dir()
     old = bench.store.image_dir(image).parent
     os.utime(old, (1, 1))
@@ -216,6 +219,6 @@ def test_process_images(bench: Any, tmp_path: Path) -> None:
         bench.store.adopt_process_image(tmp_path / "dump")
 
 
-def test_kinds_are_told(bench: Any, tar: Any) -> None:
+def test_entry_kinds_are_reported(bench: Any, tar: Any) -> None:
     image = bench.store.import_image(tar(member("p", tarfile.FIFOTYPE, mode=0o600)))
     assert bench.store._layers.manifest(image).entries["p"].kind is EntryKind.FIFO

@@ -1,4 +1,4 @@
-"""The format on disk, byte for byte: what is here must never change without a new format number."""
+"""The format on disk, byte for byte: what is tested here must never change without a new format number."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_round_trip() -> None:
     assert again.groups == {"d/a": ("d/a", "d/b"), "d/b": ("d/a", "d/b")}
 
 
-def test_any_damage_is_seen() -> None:
+def test_any_damage_to_a_manifest_is_detected() -> None:
     for at in range(0, len(ENCODED), 7):
         with pytest.raises(SnapshotCorrupt, match=GOLDEN.id):
             decode(ENCODED[:at] + bytes([ENCODED[at] ^ 1]) + ENCODED[at + 1 :], GOLDEN.id)
@@ -59,14 +59,14 @@ def test_any_damage_is_seen() -> None:
 @pytest.mark.parametrize(
     "path", ["../x", "/x", "d/../x", "d//x", "d/", ".", "", "d/.", "a\0b", "file/x", "nowhere/x"]
 )
-def test_a_path_that_leads_out_is_refused_whoever_wrote_it(path: str) -> None:
+def test_a_manifest_path_outside_the_layer_is_refused(path: str) -> None:
     entries = {"d": Entry(EntryKind.DIR), "file": Entry(EntryKind.FILE), path: Entry(EntryKind.FILE)}
     evil = Manifest(entries, Entry(EntryKind.DIR))
     with pytest.raises(SnapshotCorrupt, match="no folder of the layer"):
         decode(evil.encoded, evil.id)
 
 
-def test_a_format_of_the_future_is_named() -> None:
+def test_a_newer_manifest_format_is_refused_by_name() -> None:
     encoded = canonical_json({**json.loads(ENCODED), "format": 2})
     with pytest.raises(SnapshotCorrupt, match="format 2"):
         decode(encoded, LayerId(hashlib.sha256(encoded).hexdigest()))
@@ -87,6 +87,6 @@ NO_MANIFESTS = [
 
 
 @pytest.mark.parametrize("encoded", NO_MANIFESTS, ids=lambda encoded: encoded[:60].decode())
-def test_what_is_no_manifest_is_refused_though_its_digest_is_right(encoded: bytes) -> None:
+def test_a_malformed_manifest_with_a_right_digest_is_refused(encoded: bytes) -> None:
     with pytest.raises(SnapshotCorrupt):
         decode(encoded, LayerId(digest_bytes(encoded)))

@@ -1,4 +1,4 @@
-"""Sealing overlay uppers (made by hand: what a mount leaves behind) and plain trees."""
+"""Seals of overlay uppers, built by hand as a mount would leave them, and of plain trees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def whiteout(path: Path) -> None:
 
 
 def copied_up(bench: Any, parent: Any, upper: Path, path: str) -> Path:
-    """A folder or file as overlayfs copies it up: with mode and times, and its own mark on it."""
+    """Make a folder or file as overlayfs copies it up: with mode, times and overlayfs's own attribute."""
     place, lower = upper, bench.tree(parent)
     for part in Path(path).parts:
         lower, place = lower / part, place / part
@@ -57,7 +57,7 @@ def test_whiteouts_and_opaque_folders(bench: Any, move: bool) -> None:
     top = bench.store.lower_dirs(sealed)[-1]
     assert stat.S_ISCHR((top / "gone").lstat().st_mode) and (top / "gone").lstat().st_rdev == 0
     assert os.getxattr(top / "d", "user.overlay.opaque") == b"y"
-    again = bench.after(sealed, {"d/old": "back"})  # and what hides can be put back
+    again = bench.after(sealed, {"d/old": "back"})  # and what hides can be restored
     assert bench.texts(again) == {"d/old": "back", "d/new": "n", "e/kept": "5"}
 
 
@@ -74,7 +74,7 @@ def test_moved_and_copied_uppers_make_the_same_layer(bench: Any, describe: Any) 
     whiteout(upper / "b")
     copied = bench.store.seal_upper(upper, base, **bench.seal, move=False)
     on_disk = describe(bench.store.lower_dirs(copied)[-1])
-    on_disk["b"] = on_disk["b"][:3]  # a whiteout's time is nobody's
+    on_disk["b"] = on_disk["b"][:3]  # a whiteout has no meaningful time
     bench.store.delete_unreachable([base.id])
     moved = bench.store.seal_upper(upper, base, **bench.seal, move=True)
     assert moved == copied
@@ -86,7 +86,7 @@ def test_moved_and_copied_uppers_make_the_same_layer(bench: Any, describe: Any) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="trusted.* attributes are root's")
-def test_roots_own_spelling_is_normalised(bench: Any) -> None:
+def test_trusted_overlay_attributes_are_normalised(bench: Any) -> None:
     base = bench.base({"d/a": "1"})
     upper = bench.upper(base)
     (upper / "d").mkdir()
@@ -97,7 +97,7 @@ def test_roots_own_spelling_is_normalised(bench: Any) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="file capabilities are root's to give")
-def test_a_capability_is_in_no_layer_however_it_is_made(bench: Any) -> None:
+def test_no_layer_has_a_capability_however_it_is_made(bench: Any) -> None:
     base = bench.base({"a": "1"})
     for move in (False, True):
         upper = bench.upper(base)
@@ -109,7 +109,7 @@ def test_a_capability_is_in_no_layer_however_it_is_made(bench: Any) -> None:
         assert not bench.store.fsck().problems
 
 
-def test_what_was_only_copied_up_is_no_change(bench: Any) -> None:
+def test_files_only_copied_up_are_not_changes(bench: Any) -> None:
     base = bench.base({"d/e/f": "1"})
     upper = bench.upper(base)
     copied_up(bench, base, upper, "d/e/f")
@@ -174,7 +174,7 @@ def test_references_of_overlayfs_are_refused(bench: Any) -> None:
     assert upper.exists()
 
 
-def test_a_file_system_apart_is_copied_from(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upper_on_another_file_system_is_copied(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     base = bench.base({"a": "1"})
     upper = bench.upper(base)
     (upper / "b").write_text("2")
@@ -251,13 +251,13 @@ def test_a_hard_link_lasts_until_one_of_its_paths_is_replaced(bench: Any, descri
     assert [bench.store.entries(linked)[path].link for path in "abc"] == ["", "a", "a"]
 
     upper = bench.upper(linked)
-    (upper / "a").write_text("other")  # a copy up leaves the others with each other
+    (upper / "a").write_text("other")  # a copy-up leaves the others linked to each other
     broken = bench.store.seal_upper(upper, linked, **bench.seal, move=True)
     assert [bench.store.entries(broken)[path].link for path in "abc"] == ["", "", "b"]
     tree = bench.tree(broken)
     assert (tree / "b").stat().st_ino == (tree / "c").stat().st_ino != (tree / "a").stat().st_ino
 
-    joined = bench.after(base, do=lambda tree: os.link(tree / "x", tree / "y"))  # one end is an old file
+    joined = bench.after(base, do=lambda tree: os.link(tree / "x", tree / "y"))  # one of them is an old file
     tree = bench.tree(joined)
     assert (tree / "x").stat().st_ino == (tree / "y").stat().st_ino
 
@@ -287,7 +287,7 @@ def test_a_file_that_changes_while_sealed_is_refused(bench: Any, monkeypatch: py
     assert bench.on_disk("tmp") == []
 
 
-def test_an_ordinary_user_seals_what_its_modes_hide(ordinary: Path, new_bench: Any) -> None:
+def test_an_ordinary_user_seals_files_with_unreadable_modes(ordinary: Path, new_bench: Any) -> None:
     bench = new_bench(ordinary)
     base = bench.base({"a": "1", "d/b": "2"})
     for move in (True, False):
@@ -340,7 +340,7 @@ def test_a_seal_costs_what_changed(bench: Any) -> None:
     assert 0 < len(calls) < 100
 
 
-def test_leftovers_of_a_crash_are_forgotten(bench: Any) -> None:
+def test_leftovers_of_a_crash_are_removed(bench: Any) -> None:
     base = bench.base({"a": "1"})
     left = bench.store.root / "tmp" / "left"
     (left / "layer/fs").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Uppers that stay where they are: what a seal reads and copies. What it makes of them: test_overlay.py."""
+"""Uppers that stay in use: what a seal reads and copies. Its results are tested in test_seal_overlayfs.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_second_seal_copies_what_changed_since_the_first(bench: Any) -> None:
 def test_a_file_that_is_as_it_was_is_not_read_again(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text(LARGE)
-    assert scan_upper(tmp_path).stamps == {}  # so young, it could be written again at the same time
+    assert scan_upper(tmp_path).stamps == {}  # so new that it could be written again with the same timestamp
     time.sleep(0.06)
     scan = scan_upper(tmp_path)
     stamp, digest = scan.stamps["file"]
@@ -46,7 +46,7 @@ def test_a_file_that_is_as_it_was_is_not_read_again(tmp_path: Path) -> None:
     assert scan_upper(tmp_path, believed).entries["file"].digest not in ("told", digest)
 
 
-def test_what_is_distrusted_is_read(bench: Any) -> None:
+def test_distrusted_files_are_read_again(bench: Any) -> None:
     base = bench.base({"a": "1"})
     upper, last_seal = bench.upper(base), LastSeal()
     (upper / "file").write_text(LARGE)

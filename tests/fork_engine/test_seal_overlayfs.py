@@ -1,4 +1,4 @@
-"""Layers of real overlay mounts, root's and a user's, held against what the mounts show and against plain copies."""
+"""Layers of real overlay mounts, root's and a user's, compared with what the mounts show and with plain copies."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Shown = dict[str, list[Any]]
 
 
 def in_world(kind: str, lowers: list[Path], upper: Path, script: list[tuple[str, str, str]] | None = None) -> Shown:
-    """What a mount shows after the script was done to it. `root` mounts without userxattr, as old stores of root's
-    worlds were; `user` with it."""
+    """Return what a mount shows after the script ran in it. `root` mounts without userxattr, as old stores of root's
+    worlds did; `user` with it."""
     scratch = Path(tempfile.mkdtemp(dir=upper.parent))
     (scratch / "merged").mkdir()
     (scratch / "work").mkdir()
@@ -86,9 +86,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def seal(bench: Any, kind: str, parent: Snapshot, script: list[tuple[str, str, str]], **more: Any) -> Any:
-    """(the snapshot after the script, what the mount showed then)"""
+    """Return (the snapshot after the script, what the mount showed then)."""
     upper = bench.upper(parent)
-    # Root's old mounts read trusted.overlay.opaque alone, which no layer holds: they stand on one layer.
+    # Root's old mounts read only trusted.overlay.opaque, which no layer holds: they have a single layer.
     lowers = list(bench.store.lower_dirs(parent)) if kind == "user" else [bench.tree(parent)]
     saw = in_world(kind, lowers, upper, script)
     return bench.store.seal_upper(upper, parent, **bench.seal, **{"move": True, **more}), saw
@@ -125,12 +125,12 @@ PROPERTY = settings(
 
 
 def unlinked(seen: Shown) -> Shown:
-    """Without hard links: overlayfs breaks those of a lower layer when one is written to; and with plain lists."""
+    """Without hard links, because overlayfs breaks those of a lower layer on a write; as plain lists."""
     return {path: found[:4] for path, found in seen.items()}
 
 
 def as_told(seen: Shown, kind: str) -> Shown:
-    """Mounted with `userxattr`, the kernel numbers a linked lower file's names apart: no links are to be seen."""
+    """With `userxattr` the kernel numbers a linked lower file's names separately, so no links are visible."""
     return unlinked(seen) if kind == "user" else seen
 
 
@@ -146,10 +146,10 @@ def test_a_snapshot_is_what_the_mount_showed(first: Any, second: Any, new_bench:
         base = bench.store.import_tree(user).snapshot
         one, saw_one = seal(bench, kind, base, first)
         two, saw_two = seal(bench, kind, one, second)
-        # rolling back is a fork of the earlier one
+        # a rollback is a fork of the earlier one
         assert as_told(inside.shown(bench.tree(one)), kind) == as_told(
             saw_one, kind
-        )  # rolling back is a fork of the earlier one
+        )  # a rollback is a fork of the earlier one
         assert unlinked(inside.shown(bench.tree(two))) == unlinked(saw_two)
         assert inside.shown(bench.tree(base)) == inside.shown(user)
         plain = [operation for operation in first if operation[0] != "link"]
@@ -161,8 +161,10 @@ def test_a_snapshot_is_what_the_mount_showed(first: Any, second: Any, new_bench:
 
 @settings(PROPERTY, max_examples=6)
 @given(first=SCRIPTS, second=SCRIPTS)
-def test_an_upper_that_stays_is_sealed_as_it_changed(first: Any, second: Any, new_bench: Any, kind: str) -> None:
-    """What a second seal says of it is what one would that knows nothing of the first; beside the workspace too."""
+def test_an_upper_that_stays_in_use_is_sealed_incrementally(
+    first: Any, second: Any, new_bench: Any, kind: str
+) -> None:
+    """A second seal gives the same result as a seal that knows nothing of the first, also outside the workspace."""
     with tempfile.TemporaryDirectory() as folder:
         bench = new_bench(Path(folder))
         user = bench.place()
@@ -188,7 +190,7 @@ def test_an_upper_that_stays_is_sealed_as_it_changed(first: Any, second: Any, ne
 
 @PROPERTY
 @given(script=SCRIPTS)
-def test_roots_layers_and_a_users_are_the_same(script: Any, new_bench: Any) -> None:
+def test_layers_of_root_and_of_a_user_are_the_same(script: Any, new_bench: Any) -> None:
     for kind in UNSHARE:
         if reason := why_not(kind):
             pytest.skip(reason)
@@ -202,7 +204,7 @@ def test_roots_layers_and_a_users_are_the_same(script: Any, new_bench: Any) -> N
         for kind in UNSHARE:
             upper = bench.upper(base)
             in_world(kind, [bench.store.lower_dirs(base)[0]], upper, script)
-            for path, _, _ in os.walk(upper):  # what differs by when it was done
+            for path, _, _ in os.walk(upper):  # everything that depends on the time of the call
                 for child in Path(path).iterdir():
                     if not stat.S_ISCHR(child.lstat().st_mode):
                         os.utime(child, ns=(5, 5), follow_symlinks=False)
@@ -231,8 +233,8 @@ def test_stacks_mount_before_and_after_they_are_squashed(new_bench: Any, tmp_pat
         assert unlinked(inside.shown(bench.tree(now))) == unlinked(saw)
 
 
-def test_an_open_base_shows_the_hosts_files_but_those_hidden(new_bench: Any, tmp_path: Path) -> None:
-    """Beside the workspace: a stack over the live home, squashed too."""
+def test_a_view_over_the_host_shows_all_files_that_are_not_hidden(new_bench: Any, tmp_path: Path) -> None:
+    """Outside the workspace: a stack over the live home, also squashed."""
     if reason := why_not("user"):
         pytest.skip(reason)
     bench = new_bench(tmp_path)
@@ -277,6 +279,6 @@ def _texts(seen: Shown) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["write", "append", "hole", "again", "remove"])
-def test_no_script_waits_at_a_fifo(tmp_path: Path, name: str) -> None:
+def test_no_script_blocks_on_a_fifo(tmp_path: Path, name: str) -> None:
     inside.perform(tmp_path, [("fifo", "a", ""), (name, "a", "text")])
     assert (tmp_path / "a").is_fifo() is (name != "remove")

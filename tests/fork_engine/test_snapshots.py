@@ -1,4 +1,4 @@
-"""A snapshot's file, byte for byte, and damage to it."""
+"""A snapshot's record, byte for byte, and damage to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def made(**fields: Any) -> Snapshot:
 
 
 def test_golden() -> None:
-    """What version 1 knew is spelled as it spelled it, so that its ids hold."""
+    """Fields of version 1 are spelled as in version 1, so that its ids stay valid."""
     snapshot = made()
     assert snapshot.id == hashlib.sha256(SPELLED.encode()).hexdigest()
     assert made(env_unset=("Y", "X")).id == snapshot.id
@@ -106,7 +106,7 @@ def test_round_trip() -> None:
     assert decode(encode(made(), ("*.pyc",)), made().id) == (made(), ("*.pyc",))
 
 
-def test_damage_is_seen() -> None:
+def test_damage_to_a_record_is_detected() -> None:
     encoded = encode(made(), ())
     for broken in (
         encoded.replace(b"3333", b"3433"),

@@ -1,4 +1,4 @@
-"""The store from outside: property tests against plain folders, and what several processes do at once."""
+"""The store's public behaviour: property tests against plain folders, and several processes at once."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ PROPERTY = settings(
 
 
 def perform(root: Path, script: list[tuple[str, str, Any]]) -> None:
-    """What of the script is possible; the rest fails as it would for anyone."""
+    """Perform the steps of the script that are possible; the others fail as they would for anyone."""
     for name, path, value in script:
         place = root / path
         if any((root / above).is_symlink() for above in Path(path).parents):
-            continue  # never out of the tree by a link
+            continue  # never leave the tree by a link
         try:
             _perform_one(name, place, value, root)
         except (OSError, shutil.Error):
@@ -93,12 +93,12 @@ def test_a_restore_is_exact(start: Any, first: Any, second: Any, new_bench: Any,
         perform(tree, first)
         one = bench.store.seal_tree(tree, base, **bench.seal)
         at_one = describe(tree)
-        assert bench.store.seal_tree(tree, one, **bench.seal) == one  # nothing changed since
+        assert bench.store.seal_tree(tree, one, **bench.seal) == one  # nothing has changed since
         perform(tree, second)
         two = bench.store.seal_tree(tree, one, **bench.seal)
 
         assert describe(bench.tree(two)) == describe(tree)
-        assert describe(bench.tree(one)) == at_one  # rolling back
+        assert describe(bench.tree(one)) == at_one  # roll back
         assert describe(bench.tree(base)) == describe(user)
 
 
@@ -119,7 +119,7 @@ def test_content_keys_are_equal_iff_trees_are(
             perform(tree, [op for op in script if op[0] != "xattr"])
             snapshots.append(bench.store.seal_tree(tree, base, **bench.seal))
             trees.append(tree)
-        if undo:  # back to the base's contents by another way: in place, over the layers of the second script
+        if undo:  # back to the base's contents in another way: in place, over the layers of the second script
             shutil.rmtree(trees[2])
             shutil.copytree(user, trees[2], symlinks=True)
             snapshots.append(bench.store.seal_tree(trees[2], snapshots[2], **bench.seal))
@@ -155,7 +155,7 @@ def test_disjoint_merges_commute(ours: Any, theirs: Any, new_bench: Any, describ
         assert got == expected
 
 
-def test_what_changed_and_changed_back_has_the_bases_key(bench: Any) -> None:
+def test_changes_that_were_undone_have_the_content_key_of_the_base(bench: Any) -> None:
     base = bench.base({"a": "1", "d/b": "2"})
     there = bench.after(base, {"a": "2", "new": "x"}, remove=("d",))
     back = bench.after(there, {"a": "1", "d/b": "2"}, remove=("new",))
@@ -224,7 +224,7 @@ def test_squashing_changes_layers_alone(tmp_path: Path, bench: Any, describe: An
     assert len({path.stat().st_ino for path in inodes}) < len(inodes)  # linked, not copied
 
 
-def test_all_undone_squashes_to_the_base(bench: Any) -> None:
+def test_changes_that_cancel_out_squash_to_the_base(bench: Any) -> None:
     base = bench.base({"a": "1"})
     low = SnapshotStore(bench.store.root, max_layers=2)
     tree = bench.tree(base)
@@ -245,7 +245,7 @@ def test_reading_files(bench: Any) -> None:
             bench.store.read(base, missing)
 
 
-def test_damage_is_named(bench: Any) -> None:
+def test_damage_is_reported(bench: Any) -> None:
     base = bench.base({"a": "1"})
     fs = bench.store.lower_dirs(base)[0]
     (fs / "a").write_text("2")
@@ -260,7 +260,7 @@ def test_damage_is_named(bench: Any) -> None:
         bench.store.lower_dirs(base)
 
 
-def test_deleting_keeps_what_is_kept(bench: Any, describe: Any) -> None:
+def test_a_deletion_keeps_what_it_is_told_to_keep(bench: Any, describe: Any) -> None:
     base = bench.base({"a": "1", "big": b"x" * 100_000})
     kept = bench.after(base, {"b": "2"})
     dropped = bench.after(kept, {"c": b"y" * 50_000})
@@ -270,7 +270,7 @@ def test_deleting_keeps_what_is_kept(bench: Any, describe: Any) -> None:
 
     assert count == 2 and 50_000 <= freed < 100_000
     assert describe(bench.tree(kept)) == before
-    for gone in (base, dropped):  # the base's layer lives on, for `kept` needs it
+    for gone in (base, dropped):  # the base's layer stays, because `kept` needs it
         with pytest.raises(SnapshotNotFound, match=gone.id):
             bench.store.get(gone.id)
     assert bench.on_disk("layers") == sorted(kept.layers)
@@ -311,7 +311,7 @@ def test_a_deletion_killed_anywhere_breaks_nothing_kept(bench: Any, monkeypatch:
     assert bench.on_disk("layers") == sorted(side.layers)
 
 
-def test_threads_that_seal_the_same_make_one(bench: Any) -> None:
+def test_threads_that_seal_equal_content_make_one_snapshot(bench: Any) -> None:
     base = bench.base({f"f{n}": str(n) for n in range(20)})
     trees = [bench.tree(base) for _ in range(6)]
     for tree in trees:
@@ -351,11 +351,11 @@ def test_processes_share_a_store(bench: Any) -> None:
     trees = [bench.tree(base) for _ in range(2)]
     workers = [subprocess.Popen([sys.executable, "-c", SEALER, bench.store.root, base.id, tree]) for tree in trees]
     while any(worker.poll() is None for worker in workers):
-        bench.store.remove_temporary_leftovers()  # takes nothing from anyone at work
+        bench.store.remove_temporary_leftovers()  # removes nothing that is in use
     assert [worker.returncode for worker in workers] == [0, 0]
 
 
-def test_a_deletion_takes_what_crashed_processes_left_half_made(bench: Any) -> None:
+def test_a_deletion_removes_leftovers_of_crashed_processes(bench: Any) -> None:
     base = bench.base({"a": "1"})
     left = bench.store.root / "tmp" / "left"
     left.mkdir()
@@ -365,7 +365,7 @@ def test_a_deletion_takes_what_crashed_processes_left_half_made(bench: Any) -> N
         assert bench.on_disk("tmp") == [working.name]
 
 
-def test_a_sealer_killed_anywhere_leaves_only_whole_snapshots(bench: Any) -> None:
+def test_a_sealer_killed_anywhere_leaves_only_complete_snapshots(bench: Any) -> None:
     base = bench.base({"a": "1", "d/b": "2"})
     for moment in range(6):
         tree = bench.tree(base)
@@ -399,7 +399,7 @@ def test_threads_that_flush_at_once_share_the_flushes(bench: Any, monkeypatch: p
     with ThreadPoolExecutor(8) as threads:
         bench.store.seal_tree(changed(bench, base, "0"), base, **bench.seal, flush=False)
         flushing = [threads.submit(bench.store.flush)]
-        assert begun.wait(30)  # one waits for the disk; what follows is not in its flush
+        assert begun.wait(30)  # one waits for the disk; what follows is not covered by its flush
         for number in range(1, 7):
             bench.store.seal_tree(changed(bench, base, str(number)), base, **bench.seal, flush=False)
             flushing.append(threads.submit(bench.store.flush))
@@ -426,7 +426,7 @@ def test_a_large_file_is_read_and_composed_as_it_is_digested(bench: Any, monkeyp
 
 
 def set_acl(path: Path, *, group: int, mask: int, kind: str = "access") -> None:
-    """All for the owner and for a user named in it, `group` for the file's own group, nothing for others."""
+    """Everything for the owner and a named user, `group` for the file's own group, nothing for others."""
     nobody = 2**32 - 1
     named = [(0x01, 7, nobody), (0x02, 7, 65534), (0x04, group, nobody), (0x10, mask, nobody), (0x20, 0, nobody)]
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in named)
@@ -449,8 +449,8 @@ def test_a_store_where_all_folders_inherit_an_acl(tmp_path: Path, new_bench: Cal
     assert not bench.store.fsck().problems
 
 
-def test_who_an_acl_named_gives_the_files_group_nothing(bench: Any) -> None:
-    """With an ACL the mode's group bits are its mask, here all that the named user may do."""
+def test_an_acl_for_a_named_user_gives_the_group_nothing(bench: Any) -> None:
+    """With an ACL, the mode's group bits are its mask: here everything that the named user may do."""
 
     def make(tree: Path, text: str) -> Path:
         (tree / "d").mkdir()

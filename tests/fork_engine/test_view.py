@@ -1,4 +1,4 @@
-"""The merged view against a plain model of overlayfs."""
+"""Compare the merged view with a plain model of overlayfs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def flatten(tree: object, prefix: str = "") -> dict[str, Entry]:
 
 
 def overlay(lower: object, upper: object) -> object:
-    """overlayfs, one level at a time."""
+    """A model of overlayfs that applies one level at a time."""
     if isinstance(upper, Entry):
         return None if upper.kind is EntryKind.WHITEOUT else upper
     opaque, names = upper if isinstance(upper, tuple) else (False, upper)
@@ -81,7 +81,7 @@ def test_the_layer_between_two_views_leads_from_one_to_the_other(base: Tree, goa
     assert dict(before.stacked(layer)) == dict(after)
 
 
-def test_links_of_a_layer_shift_when_their_first_path_goes() -> None:
+def test_hard_links_move_to_the_next_path_when_the_first_is_removed() -> None:
     file = Entry(EntryKind.FILE, 1)
     linked = Manifest({p: Entry(EntryKind.FILE, link="" if p == "a" else "a") for p in "abc"}, TOP)
     view = View(linked)

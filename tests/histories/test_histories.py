@@ -1,4 +1,5 @@
-"""Runs, threads and items that earlier releases recorded go on with the code of now, and nothing is done twice."""
+"""Runs, threads and items that earlier releases recorded continue with the present code, and nothing is done
+twice."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def refuse(request: ChatRequest) -> str:
     raise AssertionError(f"asked again what is recorded: {request}")
 
 
-async def test_recorded_values_come_back_as_they_were(recording: Recording) -> None:
+async def test_recorded_values_are_decoded(recording: Recording) -> None:
     expected = [f"{type(value).__name__} {value!r}" for value in recording.app.VALUES]
     assert await resume(recording, "every_value") == expected
 
@@ -91,26 +92,26 @@ async def test_recorded_effects_are_not_repeated(recording: Recording) -> None:
     assert recording.outbox() == [*before, "pay 5"]
 
 
-async def test_recorded_branches_go_on(recording: Recording) -> None:
+async def test_recorded_branches_continue(recording: Recording) -> None:
     assert await resume(recording, "branches") == {
         "best": "ccc",
         "files": ["after.txt", "before.txt", "ccc.txt", "hello.txt"],
     }
 
 
-async def test_a_recorded_question_takes_its_answer(recording: Recording) -> None:
+async def test_a_recorded_question_can_be_answered(recording: Recording) -> None:
     before = recording.outbox()
     assert await resume(recording, "asks", answer="yes") == {"answer": "yes", "files": ["draft.txt", "hello.txt"]}
     assert recording.outbox() == [*before, "pay 6"]
 
 
-async def test_recorded_answers_of_a_model_are_not_asked_for_again(recording: Recording) -> None:
+async def test_recorded_model_calls_are_not_repeated(recording: Recording) -> None:
     told = await resume(recording, "asks_model")
     assert len(told) == 4
     assert all(text.startswith("answer ") for text in told)
 
 
-def test_a_recorded_thread_goes_on_with_its_files(recording: Recording) -> None:
+def test_a_recorded_thread_continues_with_its_files(recording: Recording) -> None:
     config = {"configurable": {"thread_id": "worlds"}}
     with ramify.graph.saver(recording.home) as saver:
         app = recording.app.app(recording.home, recording.folder / "workspace", saver)
@@ -119,7 +120,7 @@ def test_a_recorded_thread_goes_on_with_its_files(recording: Recording) -> None:
     assert type(result["customer"]) is recording.app.Customer
 
 
-def test_a_recorded_thread_of_the_saver_alone_goes_on(recording: Recording) -> None:
+def test_a_recorded_thread_of_the_saver_alone_continues(recording: Recording) -> None:
     def ask(state: Any) -> dict[str, Any]:
         return {"log": [f"asked {recording.app.ask_in_graph('Go on?')}"]}
 
@@ -142,7 +143,7 @@ def test_a_recorded_item_of_the_store_is_read(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "tree", "log", "effects", "fsck"])
-def test_recorded_homes_can_be_looked_at(recording: Recording, command: str) -> None:
+def test_recorded_homes_can_be_inspected(recording: Recording, command: str) -> None:
     run = [] if command in ("ls", "fsck") else [recording.runs["payments"]]
     done = subprocess.run(
         [sys.executable, "-m", "ramify.cli.main", "--home", str(recording.home), command, *run],
@@ -158,7 +159,7 @@ def test_recorded_homes_can_be_looked_at(recording: Recording, command: str) -> 
 def test_a_home_that_cannot_be_written_is_read_as_it_is(
     recording: Recording, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its tables are those of then: a copy of them is brought to the present ones."""
+    """Its tables are old: a copy of them is migrated."""
     database = recording.home / "ramify.db"
     before = database.read_bytes()
 

@@ -1,4 +1,4 @@
-"""Plans by the code and learned ones, for tests that run under both; and the receiver of effects."""
+"""Fixtures: plans from the code and learned plans, for tests that run under both; and the receiver of effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def learned_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["by the code", "learned"])
 def either_plan(request: pytest.FixtureRequest) -> str:
-    """The tests that ask for it run under both kinds of plan."""
+    """Tests that use it run under both kinds of plan."""
     if request.param == "learned":
         request.getfixturevalue("learned_plans")
     return str(request.param)

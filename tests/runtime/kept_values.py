@@ -1,4 +1,4 @@
-"""Values that the journal has to bring back as they were, and classes for them; another process imports these too."""
+"""Values that the codec must restore, and classes for them; another process imports these, too."""
 
 from __future__ import annotations
 

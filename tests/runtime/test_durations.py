@@ -12,12 +12,12 @@ from ramify.runtime.durations import seconds
     ("text", "wanted"),
     [(90, 90), (1.5, 1.5), ("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("250ms", 0.25), (" 1.5 h ", 5400)],
 )
-def test_durations_as_people_write_them(text: Any, wanted: float) -> None:
+def test_durations_are_parsed(text: Any, wanted: float) -> None:
     assert seconds(text) == wanted
     assert seconds(timedelta(seconds=wanted)) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5 parsecs", "-5s", 0, -1, float("nan"), float("inf"), True, "1e3"])
-def test_what_is_no_duration_is_refused_by_name(text: Any) -> None:
+def test_an_invalid_duration_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match=r"duration"):
         seconds(text)

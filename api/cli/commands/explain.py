@@ -12,7 +12,7 @@ import click
 from ramify.cli.completion import run_names
 from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
 from ramify.cli.errors import TargetBroken, is_ours
-from ramify.compiler.change_impact import changed_parts, readers
+from ramify.compiler.change_impact import affected_operations, changed_parts
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.inspect.home import require_run
 from ramify.inspect.plan_outcomes import OpOutcome, stage_error, story
@@ -140,7 +140,7 @@ def compared(plan: Plan, now: Plan, frontend: str) -> Changed:
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
     ops = tuple(op.id for op in plan.ops if op.step in steps)
     parts = changed_parts(plan.code, now.code) if plan.code else ()
-    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, parts, readers(plan, steps))
+    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, parts, affected_operations(plan, steps))
 
 
 def _plan_now(run: RunRecord, target: str | None) -> Plan:

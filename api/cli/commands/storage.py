@@ -70,12 +70,14 @@ def gc_command(home: Home, budget: int | None, dry_run: bool, as_json: bool) -> 
 
 
 async def _collect(home: Home, budget: int | None, dry_run: bool) -> Collected:
+    from ramify.fork_engine.gc_pins import Pins
     from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-    from ramify.runtime.worlds.gc_pins import Pins
+    from ramify.worlds.references import References
 
     pins, marks = Pins(paths.locks(home.folder)), EvictionMarks(paths.evicted(home.folder))
     async with home.store() as store:
-        return await collect(store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run)
+        named = References(paths.references(home.folder)).snapshots
+        return await collect(store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run, named=named)
 
 
 def _show_collected(done: Collected, dry_run: bool) -> None:

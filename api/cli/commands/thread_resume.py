@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ramify.cli.errors import TargetBroken, is_ours
 from ramify.inspect.home import Home
 from ramify.runtime.errors import RunError, RunFailed, RunWaiting, TargetNotFound
-from ramify.runtime.journal.inbox import VOID, OpenQuestion, listed
-from ramify.runtime.records import CheckpointId, RunRecord
+from ramify.runtime.journal.inbox import OpenQuestion, listed
+from ramify.runtime.records import VOID, CheckpointId, RunRecord
 
 if TYPE_CHECKING:
     from ramify.runtime.langgraph.app.world_app import WorldApp

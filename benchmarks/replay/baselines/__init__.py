@@ -1,8 +1,8 @@
-"""What Concord is held against. `BASELINES` is what `benchmarks/goodput.py` runs.
+"""The schedulers that Concord is compared with. `BASELINES` is what `benchmarks/goodput.py` runs.
 
-Each is told what its paper assumes and nothing less: a predictor's lengths for those that use any, the plan for those
-that look at programs. Parameters are the papers' own where a paper names them; which were varied here, and what came
-of it, is in docs/decisions/065, 302 and 307.
+Each is told what its paper assumes: a predictor's lengths for those that use lengths, the plan for those that look
+at programs. Parameters are those of the papers where a paper names them. docs/decisions/065 says which were varied,
+and with what result. `contenders` adds the forms of Concord and finds a contender by its name.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ BASELINES: tuple[Contender, ...] = (
     Contender("program-srpt-oracle", ProgramSrpt, _TRUE, about="the same with true lengths"),
 )
 
-# Program-level SRPT reckons with our own book (`policy/jobs.py`): it has a row of its own, and is no part of the gap
-# that the best of the others leaves.
+# Program-level SRPT uses Concord's own job index. So it has a row of its own, and does not count as the best
+# baseline.
 PUBLISHED: tuple[Contender, ...] = tuple(one for one in BASELINES if not one.name.startswith("program-srpt"))

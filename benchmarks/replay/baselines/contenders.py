@@ -1,4 +1,4 @@
-"""Who is held against whom: the baselines, and the forms of Concord."""
+"""All contenders of the evaluation by name: the baselines, and the forms of Concord and CALM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONCORD = partial(make_policy, "concord")
 _TOKENS = partial(_CONCORD, goodput="token")
 
 _CALM = partial(make_policy, "calm-thesis", goodput="request")
-# The best of what was varied in simulation (docs/decisions/065). In replay the algorithm as written is (319).
+# The best form in simulation (docs/decisions/065). In replay the algorithm as written is better (docs/decisions/051).
 _TUNED = partial(
     make_policy,
     "calm-thesis",
@@ -46,7 +46,7 @@ HIDDEN = Contender(
     ours=True,
     about="the default without later stages: what the compiled plan is worth",
 )
-# What a prompt tells of its answer's length, on held-out prompts (docs/decisions/055), as the copula's correlation.
+# Measured on held-out prompts (docs/decisions/055): the correlation of predicted and true length.
 _ANALYZER, _RANKER = 0.48, 0.51
 AS_MEASURED = "concord, lengths as measured"
 ABLATED: tuple[Contender, ...] = (
@@ -105,9 +105,9 @@ ABLATED: tuple[Contender, ...] = (
         preempts=True,
     ),
 )
-# What EDF has, given to those whose papers have no deadlines: to refuse by a call alone (`edf-feasible`), or by
-# the plan and medians (`edf-plan`). Each in a file of its own or by an option: the published form stays as its paper
-# has it. And least laxity by medians, and FCFS with a shorter wait until it drops (docs/decisions/065).
+# Forms that refuse, of schedulers whose papers have no deadlines: by a call alone, as `edf-feasible`, or by the
+# plan and medians, as `edf-plan`. The published forms stay as in their papers. Also least laxity by medians, and
+# FCFS that drops after a shorter wait (docs/decisions/065).
 _CALLS = Knowledge(structure=Structure.HIDDEN)
 REFUSING: tuple[Contender, ...] = (
     Contender(
@@ -155,9 +155,9 @@ REFUSING: tuple[Contender, ...] = (
         for wait in (1.0, 0.5, 0.25)
     ),
 )
-# No scheduler: what the LP bound leaves out never comes to it. What it meets, a schedule of this very engine meets:
-# so much of the bound is there to be had (docs/decisions/066).
-# Nothing is kept for what may come: all of it is known to fit.
+# No real scheduler: programs that the LP bound leaves out never reach it. What it meets, a schedule of this engine
+# can meet, so that much of the bound can be reached (docs/decisions/066). It keeps no reserve, since everything is
+# known to fit.
 CLAIRVOYANT = Contender(
     "clairvoyant",
     partial(_CONCORD, reserve=1.0),
@@ -165,12 +165,12 @@ CLAIRVOYANT = Contender(
     ours=True,
     about="concord-oracle without a reserve, and only what the LP bound serves comes to it",
 )
-CLAIRVOYANT_CAPACITY = 0.98  # share of the GPU's time that its LP may fill: what is finer than a bin needs the rest
+CLAIRVOYANT_CAPACITY = 0.98  # share of the GPU's time that its LP may fill: effects finer than a bin need the rest
 ALL = (*BASELINES, *OURS, *ABLATED, *REFUSING, CLAIRVOYANT)
 
 
 def contender(name: str) -> Contender:
-    """Raises ReplayError, naming what there is."""
+    """Return the contender of this name. Raises ReplayError, listing the names, if there is none."""
     for one in ALL:
         if one.name == name:
             return one

@@ -1,9 +1,10 @@
-"""A queue in the order of one number: what FCFS, static classes, EDF, least laxity, SRPT and learning-to-rank share.
+"""`Ordered`: a queue sorted by one number. FCFS, static classes, EDF, least laxity, SRPT and learning-to-rank share
+it.
 
-Each of them is a key and, where it has one, a time from which a call is not worth starting. What the literature says
-about them beyond that is the two switches here: whether what runs is displaced by what comes before it in the order
-(preemptive EDF, SRPT), and by how much it must come before. What was varied of them, and what was not, is in
-docs/decisions/065.
+Each of them is a key, and for some a time from which a call is not worth starting. Two switches cover the rest of
+the literature: whether a waiting call displaces a running one that comes after it (preemptive EDF, SRPT), and by
+how much it must come before. docs/decisions/065 says what was varied. Keys and times that several baselines use are
+below.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from typing import NamedTuple
 from ramify.serving.policy.cost_model import LengthPrior, pace_s, prefill_s, remaining, rest_wall_s
 from ramify.serving.policy.types import Capacity, Finished, Refusal, RequestId, RequestView, State, Verdict, View
 
-_DRIFT = 1.1  # keys are kept while the pace is within this factor of the one they were worked out with
-_ANSWER = 512  # tokens of KV left for the answer of what starts beside a paused call
+_DRIFT = 1.1  # keys are kept while the pace is within this factor of the one that they were computed with
+_ANSWER = 512  # tokens of KV kept for the answer of a call that starts beside a paused one
 NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a key may look at beside the call itself. Not the time: so a key holds until its call moves on."""
+    """What a key may read beside the call. The time is not in it, so a key holds until its call moves on."""
 
     capacity: Capacity
     token_s: float  # from one token to the next, in a full batch
     prior: LengthPrior = field(default_factory=LengthPrior)
 
 
-Key = Callable[[RequestView, Scene], float]  # the smaller, the sooner it is served
-LateAt = Callable[[RequestView, Scene], float]  # from then on it is refused; NEVER: it is not
+Key = Callable[[RequestView, Scene], float]  # the smaller, the sooner a call is served
+LateAt = Callable[[RequestView, Scene], float]  # from this time on a call is refused; NEVER: it is not
 
 
 def never(call: RequestView, scene: Scene) -> float:
-    """Refuses nothing."""
+    """Refuse nothing."""
     return NEVER
 
 
@@ -50,11 +51,11 @@ _RANK = attrgetter("rank")
 
 
 class Ordered:
-    """Serves by `key`, ties by arrival; refuses a call that has not begun to answer from `late_at` on.
+    """Serves by `key`, ties by arrival, and refuses from `late_at` on a call that has not begun to answer.
 
-    `displace`: a call that waits takes the slot of the running one with the largest key, where the key of the running
-    one is larger by more than this share of it (None: nothing that runs is ever stopped). The victim is paused where
-    there is room, else preempted and computed again.
+    `displace`: a waiting call takes the slot of the running one with the largest key, if that key is larger by more
+    than this share of itself; None: no running call is stopped. The victim is paused if there is room, else
+    preempted.
     """
 
     def __init__(self, key: Key, late_at: LateAt = never, displace: float | None = None) -> None:
@@ -67,7 +68,7 @@ class Ordered:
         self._prior.learn(done)
 
     def forget(self, ids: Iterable[RequestId]) -> None:
-        """Their keys have changed, though their views have not."""
+        """Forget the keys of calls whose keys have changed although their views have not."""
         for id_ in ids:
             self._known.pop(id_, None)
 
@@ -105,7 +106,7 @@ class Ordered:
         )
 
     def _at(self, view: View) -> Scene:
-        """What keys are worked out in: a new scene, with no key kept, where the engine has changed its pace."""
+        """Return the scene for keys. If the engine's pace has changed it is a new one, and no key is kept."""
         token_s, scene = pace_s(view.capacity, view.running), self._scene
         if (
             scene is None
@@ -126,7 +127,9 @@ class Ordered:
     def _displaced(
         self, queue: Sequence[_Known], running: Sequence[_Known], capacity: Capacity
     ) -> tuple[list[_Known], list[RequestId], list[RequestId]]:
-        """Who starts, and who is paused or preempted for it: the first of the queue against the last of what runs."""
+        """Return the calls that start, and those paused or preempted for them: the queue's first against the last
+        running.
+        """
         starters: list[_Known] = []
         pause: list[RequestId] = []
         preempt: list[RequestId] = []
@@ -152,8 +155,10 @@ BEST_EFFORT_S = 120.0
 
 
 def due(call: RequestView) -> float:
-    """When it must have its first token, if it streams, or else its whole answer; of a compound request, when the
-    whole workflow is due. Best effort is due `BEST_EFFORT_S` after it came."""
+    """Return when a call is due: its first token if it streams, else its whole answer, or its whole workflow.
+
+    Best effort is due `BEST_EFFORT_S` after its arrival.
+    """
     times = [
         call.ttft if call.generated == 0 else None,
         call.deadline,
@@ -162,14 +167,16 @@ def due(call: RequestView) -> float:
     known = [at for at in times if at is not None]
     if known:
         return min(known)
-    if call.tbt is not None and call.ttft is not None:  # it streams: its next token
+    if call.tbt is not None and call.ttft is not None:  # it streams: when its next token is due
         return call.ttft + call.generated * call.tbt
     return call.arrived + BEST_EFFORT_S
 
 
 def wall_s(call: RequestView, scene: Scene, quantile: float) -> float:
-    """Seconds in a slot until what is due then is there: prefill, and the answer and the later stages if it is due as
-    a whole."""
+    """Return the seconds in a slot until what is due then is there.
+
+    This is the prefill, and if the call is due as a whole, the answer and the later stages.
+    """
     prefill = prefill_s(scene.capacity.step, call.to_prefill)
     if call.ttft is not None and call.generated == 0:
         return prefill + scene.token_s
@@ -178,12 +185,14 @@ def wall_s(call: RequestView, scene: Scene, quantile: float) -> float:
 
 
 def late_at(call: RequestView, scene: Scene, quantile: float = 0.1) -> float:
-    """From then on it cannot be in time, even if its answer is as short as the quantile says. Best effort: never."""
+    """Return from when a call cannot be in time, even with an answer of this quantile. Best effort: never."""
     if call.ttft is None and call.deadline is None and (call.compound is None or call.compound.deadline is None):
         return NEVER
     return due(call) - wall_s(call, scene, quantile)
 
 
 def waited_out(call: RequestView, scene: Scene, waiting_s: float = 5.0) -> float:
-    """The thesis's `waiting_time` (chapter 5): not admitted for so long, dropped. Best effort: never."""
+    """Return when a call that was not admitted is dropped (`waiting_time` in chapter 5 of the thesis). Best effort:
+    never.
+    """
     return NEVER if late_at(call, scene) == NEVER else call.arrived + waiting_s

@@ -1,10 +1,10 @@
 """Autellix (Luo et al. 2025, arXiv 2502.13965): program-level attained service, without knowing any length.
 
-A call's priority is what its program has been served so far: PLAS adds up the execution times of the calls that have
-ended (§4.2.1); ATLAS, for programs with parallel calls, takes the longest chain of them. Priorities are put into
-queues whose bounds grow geometrically; a call goes down a queue when it has used up its own queue's quantum; within a
-queue the first come is the first served; and a program that waited `beta` times as long as it was served is promoted
-to the first queue (§4.2.2, algorithm 1).
+A call's priority is the service that its program has had: PLAS adds up the execution times of ended calls (§4.2.1).
+ATLAS, for programs with parallel calls, takes the longest chain of them. Priorities fall into queues whose bounds
+grow geometrically. A call moves down a queue when it has used up the quantum of its own. Within a queue calls are
+served by arrival. A program that waited `beta` times as long as it was served is promoted to the first queue
+(§4.2.2, algorithm 1).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.replay.baselines.ordered import Ordered, Scene, late_at
 from ramify.serving.policy.cost_model import pace_s, prefill_s
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, Verdict, View
 
-_FORGET_S = 600.0  # a program that has not been seen for so long is taken as ended
+_FORGET_S = 600.0  # a program that was not seen for so long counts as ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class PlasOptions:
     first_s: float = 2.0  # the first queue's bound, in seconds of service
     growth: float = 2.0  # of the bounds
     queues: int = 8
-    beta: float | None = None  # the promotion; None: nobody is promoted
-    preempts: bool = True  # a call of a better queue takes the slot of one of a worse
+    beta: float | None = None  # for the promotion; None: no program is promoted
+    preempts: bool = True  # a call of a better queue takes the slot of one in a worse queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Entry:
     """A program in the process table."""
 
     served_s: float = 0.0  # PLAS: of all calls that ended. ATLAS: of the longest chain of them
-    before_s: float = 0.0  # ATLAS: what the present stage began with
+    before_s: float = 0.0  # ATLAS: service at the start of the present stage
     stage: int = 0
     at: float = 0.0  # when it was last seen
 
@@ -55,8 +55,10 @@ class Plas:
         return replace(self._order.decide(view, now), wake_at=None)
 
     def _moved(self, view: View) -> list[RequestId]:
-        """Who may stand in another queue than before: who was served, in whatever pace the engine has now; whose
-        program was; and with promotions everybody."""
+        """Return the calls whose queue may have changed.
+
+        These are calls that were served, calls whose program was served, and with promotions all calls.
+        """
         every = self.options.beta is not None
         return [
             call.id
@@ -66,7 +68,7 @@ class Plas:
         ]
 
     def observe(self, done: Finished) -> None:
-        """A call has ended: its program was served that much more (algorithm 1, Update_Process_Table)."""
+        """Add an ended call to the service of its program (algorithm 1, Update_Process_Table)."""
         compound = done.view.compound
         if compound is None:
             return
@@ -89,18 +91,21 @@ class Plas:
             self._moved_on.add(old)
 
     def _service_s(self, call: RequestView) -> float:
-        """Execution time of what it has been given: its prefill, and a step for each token."""
+        """Return the execution time that a call has had: its prefill, and a step for each token."""
         if self._capacity is None or call.generated == 0:
             return 0.0
         prompt = call.prompt_tokens - call.cached_tokens
         return prefill_s(self._capacity.step, prompt) + call.generated * self._token_s
 
     def _level(self, call: RequestView, scene: Scene) -> float:
-        """The queue that it stands in. By the engine's pace, its program's service and, with promotions, the time, of
-        which a key may know none: `_moved` has those worked out anew for whom they may have changed."""
+        """Return the number of the call's queue.
+
+        It depends on the engine's pace, the program's service and, with promotions, the time. A key must not depend
+        on these, so `_moved` lists the calls whose keys are computed again.
+        """
         options = self.options
         if call.compound is None and call.generated == 0 and options.beta is None:
-            return 0.0  # nothing served, nobody promoted: most of what waits
+            return 0.0  # no service and no promotion: most waiting calls
         entry = _Entry() if call.compound is None else self._table.get(call.compound.id, _Entry())
         before = entry.before_s if options.critical_path and call.compound else entry.served_s
         if options.critical_path and call.compound is not None and call.compound.stage != entry.stage:
@@ -118,7 +123,10 @@ class Plas:
 
 
 class RefusingPlas(Plas):
-    """By this quantile of a length that a predictor tells, as EDF does; of what runs it displaces nothing."""
+    """PLAS that refuses what cannot be met by this quantile of a predicted length, and displaces nothing.
+
+    Its paper knows neither lengths nor deadlines.
+    """
 
     def __init__(self, quantile: float = 0.1) -> None:
         super().__init__(PlasOptions(preempts=False))

@@ -1,8 +1,8 @@
 """Shortest remaining *program* first, by GPU time: the honest strong baseline.
 
-It knows all that Concord knows (the plan's later stages, prefill net of the prefix cache, siblings as one unit, what
-can still be met) and reckons with the same numbers. What it does not do is what Concord must be worth beyond that:
-laxity while all of it fits, a floor for each class, displacement only where it pays, fork groups' order statistics.
+It knows all that Concord knows (the plan's later stages, prefill net of the prefix cache, siblings as one unit,
+what can still be met), and uses the same numbers. It lacks the rest of Concord: order by laxity while everything
+fits, floors for classes, displacement only where it pays, and order statistics of fork groups.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from ramify.serving.policy.types import Finished, Refusal, Verdict, View
 
 
 class ProgramSrpt:
-    """`refuse`: the quantile of the length for saying that a call cannot be met; None: nothing is refused.
-    `displace`: by what share the program that takes a running one's slot must be shorter; None: never."""
+    """Shortest remaining program first.
+
+    `refuse`: quantile of the length for refusing a call that cannot be met; None: nothing is refused. `displace`:
+    by what share a program must be shorter than the one whose slot it takes; None: never.
+    """
 
     def __init__(self, rank: float = 0.5, refuse: float | None = 0.1, displace: float | None = None) -> None:
         self._book = JobIndex(rank, 0.1 if refuse is None else refuse, 120.0, 1.0)
@@ -31,14 +34,14 @@ class ProgramSrpt:
         book.follow(view, pace_s(capacity, view.running))
         drop: list[Job] = []
         queue: list[Job] = []
-        for job in book.jobs(book.by_density()):  # the weight of each is 1: the densest is the shortest
+        for job in book.jobs(book.by_density()):  # every weight is 1, so the densest is the shortest
             late = self._refuse and job.late_at <= now and job.view.generated == 0
             (drop if late else queue).append(job)
         paused = {call.id for call in view.paused}
         chosen = queue[: capacity.free]
         victims = []
         if self._displace is not None and capacity.can_preempt:
-            worst = sorted(book.of(view.running), key=lambda job: (job.density, -job.id))
+            worst = sorted(book.jobs_of(view.running), key=lambda job: (job.density, -job.id))
             for job, victim in zip(queue[len(chosen) :], worst, strict=False):
                 if 1 / job.density >= (1 - self._displace) / victim.density or job.unit == victim.unit is not None:
                     break
@@ -59,11 +62,14 @@ class ProgramSrpt:
 
 
 _LATELY_S = 10.0
-_MOST = 0.7  # of the GPU's time, as far as the pace goes by it
+_MOST = 0.7  # largest share of the GPU's time that counts as taken by prompts
 
 
 class PacedProgramSrpt(ProgramSrpt):
-    """`refuse`: the quantile of the length for saying that a call cannot be met."""
+    """Program-level SRPT with Concord's pace: the share of each second that prompts took lately is not the streams'.
+
+    Without it, and more so with tight limits, calls are kept that cannot be met (docs/decisions/049).
+    """
 
     def __init__(self, refuse: float = 0.1) -> None:
         super().__init__(refuse=refuse)

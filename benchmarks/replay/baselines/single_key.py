@@ -1,4 +1,6 @@
-"""Learning to rank (Fu et al., NeurIPS 2024): the answers that a ranking model takes for the shortest go first.
+"""Baselines with a single sort key: FCFS, static classes, EDF, least laxity, SRPT and learning to rank.
+
+Learning to rank (Fu et al., NeurIPS 2024) serves the answers first that a ranking model takes for the shortest.
 
 The model is `benchmarks/length_ranker.py`'s: a ListMLE head on a small language model's embedding of the prompt.
 Only the order of its scores means anything, so only the order is used here. As in the paper a call that has starved
@@ -16,13 +18,13 @@ from ramify.serving.policy.types import RequestView, SloClass, Verdict, View
 
 
 def score(call: RequestView, scene: Scene) -> float:
-    """The model's; it is asked once, at arrival, and not refined: the paper's predictor sees the prompt alone."""
+    """Return the model's score. It is computed once, at arrival: the paper's predictor sees the prompt alone."""
     length = remaining(call, scene.prior, 0.5) if call.sketch is None else call.sketch.quantile(0.5)
     return length if call.max_tokens is None else min(length, float(call.max_tokens))
 
 
 class LearningToRank(Ordered):
-    """`starving_s`: waited for so long, it goes first, the oldest before the others; None: nobody is promoted."""
+    """`starving_s`: a call that waited so long goes first, the oldest before others; None: no call is promoted."""
 
     def __init__(self, starving_s: float | None = None, refuse: bool = False, displace: float | None = None) -> None:
         super().__init__(score, late_at if refuse else never, displace)
@@ -36,7 +38,7 @@ class LearningToRank(Ordered):
 
 
 def _promoted(verdict: Verdict, view: View, before: float, starving_s: float) -> Verdict:
-    """The same, with what came before that time at the head of the order."""
+    """Return the verdict with calls that arrived before that time at the head of the order."""
     arrived = {call.id: call.arrived for call in view.waiting}
     starved = sorted((i for i in verdict.order if arrived[i] <= before), key=lambda i: (arrived[i], i))
     placed = set(starved)
@@ -47,7 +49,10 @@ def _promoted(verdict: Verdict, view: View, before: float, starving_s: float) ->
 
 
 def ltr_refusing(quantile: float = 0.1, displace: bool = False) -> Ordered:
-    """`quantile`: of the length, for saying that a call cannot be met, as EDF does."""
+    """Learning to rank that refuses what cannot be met; its paper knows no deadlines.
+
+    `quantile`: of the length, for saying that a call cannot be met.
+    """
     return Ordered(score, partial(late_at, quantile=quantile), 0.0 if displace else None)
 
 
@@ -59,7 +64,7 @@ def by_class(call: RequestView, scene: Scene, order: tuple[SloClass, ...] = ORDE
 
 
 def classes(order: tuple[SloClass, ...] = ORDER, refuse: bool = True, displace: bool = False) -> Ordered:
-    """Within a class by arrival."""
+    """Static priority by class, as with vLLM's `priority` field; within a class by arrival."""
     return Ordered(partial(by_class, order=order), late_at if refuse else never, 0.0 if displace else None)
 
 
@@ -68,7 +73,10 @@ def deadline(call: RequestView, scene: Scene) -> float:
 
 
 def edf(quantile: float | None = None, displace: bool = False) -> Ordered:
-    """`quantile`: of the length, for saying that a call cannot be met; None: nothing is refused."""
+    """Earliest deadline first (Liu and Layland 1973), optimal while all deadlines can be met.
+
+    `quantile`: of the length, for refusing a call that cannot be met; None: nothing is refused.
+    """
     refuse = never if quantile is None else partial(late_at, quantile=quantile)
     return Ordered(deadline, refuse, 0.0 if displace else None)
 
@@ -78,23 +86,26 @@ def arrival(call: RequestView, scene: Scene) -> float:
 
 
 def fcfs(waiting_s: float | None = 5.0) -> Ordered:
-    """`waiting_s`: what has not been admitted by then is dropped (the thesis's own admission control, chapter 5)."""
+    """First come, first served, as a policy. A call that waited `waiting_s` is dropped (chapter 5 of the thesis)."""
     return Ordered(arrival, never if waiting_s is None else partial(waited_out, waiting_s=waiting_s))
 
 
 def latest_start(call: RequestView, scene: Scene, quantile: float = 0.5) -> float:
-    """Laxity at any time, but for that time itself, which is the same for all."""
+    """Return the latest start: the laxity plus the present time, which is the same for all calls."""
     return due(call) - wall_s(call, scene, quantile)
 
 
 def least_laxity(refuse: float | None = None, displace: bool = False) -> Ordered:
-    """`refuse`: the quantile of the length for saying that a call cannot be met; None: nothing is refused."""
+    """Least laxity first (Dertouzos and Mok 1989).
+
+    `refuse`: quantile of the length for refusing a call that cannot be met; None: nothing is refused.
+    """
     late = never if refuse is None else partial(late_at, quantile=refuse)
     return Ordered(latest_start, late, 0.0 if displace else None)
 
 
 def remaining_s(call: RequestView, scene: Scene, gpu: bool = False) -> float:
-    """Seconds to its end in a slot; `gpu`: of GPU time instead, its share of a full batch."""
+    """Return the seconds to a call's end in a slot; with `gpu` its GPU time, the share of a full batch."""
     tokens = remaining(call, scene.prior, 0.5)
     prefill = prefill_s(scene.capacity.step, call.to_prefill)
     if not gpu:
@@ -103,5 +114,8 @@ def remaining_s(call: RequestView, scene: Scene, gpu: bool = False) -> float:
 
 
 def srpt(gpu: bool = False, refuse: bool = True, displace: float | None = None) -> Ordered:
-    """`displace`: by how much shorter a call must be than the one whose slot it takes, as a share; None: never."""
+    """Shortest remaining processing time, call by call.
+
+    `displace`: by what share a call must be shorter than the one whose slot it takes; None: never.
+    """
     return Ordered(partial(remaining_s, gpu=gpu), late_at if refuse else never, displace)

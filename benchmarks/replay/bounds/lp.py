@@ -1,11 +1,13 @@
 """An upper bound of goodput: a linear programme over GPU time, which no scheduler can exceed on the same workload.
 
-Time is cut into bins. A program is taken by a share x between 0 and 1; each of its stages is a piece of GPU time that
-must be spent in the bins between the soonest that it could begin and the latest that it could end, which leaves the
-other stages as much time as they need alone on the engine. All pieces of a bin share the bin's length. Maximised is
-the worth of the shares. It bounds from above, because each relaxation favours the scheduler: shares may be fractions,
-nothing has to be decided before it is known, a bin that a window only touches may be used whole, a token costs what
-it does in a full batch, and a call alone runs at the speed of an otherwise empty engine.
+Time is cut into bins. A program is taken by a share x between 0 and 1. Each of its stages is a piece of GPU time
+that must be spent in the bins between the earliest time that it could begin and the latest that it could end, which
+leaves the other stages the time that they need alone on the engine. All pieces of a bin share the bin's length. The
+worth of the shares is maximised.
+
+It is an upper bound because each relaxation favours the scheduler: shares may be fractions, the future is known, a
+bin that a window only touches may be used as a whole, a token costs what it does in a full batch, and a single call
+runs at the speed of an otherwise empty engine.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Taken by one share: worth `worth` times the share, for the share of each piece. `after`: the place in the list
-    of an item of which no smaller share may be taken."""
+    """What is taken by one share: it is worth `worth` times the share, and costs the share of each piece.
+
+    `after`: index of an item whose share must be at least as large.
+    """
 
     worth: float
     pieces: tuple[Piece, ...]
@@ -45,8 +49,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    value: float  # the most that can be met, in what was asked for: programs or tokens
-    total: float  # what would be met if all were
+    value: float  # the most that can be met, in programs or tokens
+    total: float  # all programs or tokens
 
     @property
     def share(self) -> float:
@@ -54,8 +58,7 @@ class Bound:
 
 
 def request_bound(programs: Sequence[Program], setting: Setting, bin_s: float = 1.0) -> Bound:
-    """The most programs that can be met of those that arrive in the setting's window. The others are load that need
-    not be served."""
+    """Return the most programs that can be met of those that arrive in the window. The others need not be served."""
     begin, end = setting.window
     counted = [program for program in programs if begin <= program.at < end]
     known: set[int] = set()
@@ -64,8 +67,11 @@ def request_bound(programs: Sequence[Program], setting: Setting, bin_s: float = 
 
 
 def chosen(programs: Sequence[Program], setting: Setting, capacity: float, bin_s: float = 1.0) -> list[Program]:
-    """Those that the programme serves by more than half where every program of the run counts, by a share `capacity`
-    of the engines' time: what one that knows all that will come, and reckons as the bound does, would take on."""
+    """Return the programs of which the linear programme serves more than half, with a share `capacity` of the
+    engines.
+
+    Every program of the run counts. A clairvoyant that calculates as the bound does would accept these.
+    """
     known: set[int] = set()
     able = [(one, pieces) for one in programs if (pieces := _pieces(one, setting, known))]
     _, shares = _solved([Item(1.0, pieces) for _, pieces in able], setting.replicas * capacity, bin_s)
@@ -73,8 +79,10 @@ def chosen(programs: Sequence[Program], setting: Setting, capacity: float, bin_s
 
 
 def token_bound(programs: Sequence[Program], setting: Setting, bin_s: float = 1.0) -> Bound:
-    """The same in tokens as the thesis counts them: of a latency-sensitive program each token that keeps its
-    timeline, of another its prompts and answers if it is met as a whole."""
+    """Return the most tokens that can be met, as the thesis counts them.
+
+    Each token on schedule counts of a latency-sensitive program, and prompts and answers of another if it is met.
+    """
     begin, end = setting.window
     counted = [program for program in programs if begin <= program.at < end]
     items: list[Item] = []
@@ -94,7 +102,9 @@ def token_bound(programs: Sequence[Program], setting: Setting, bin_s: float = 1.
 
 
 def _pieces(program: Program, setting: Setting, known: set[int]) -> tuple[Piece, ...]:
-    """Its stages as pieces; none where it could not be met even alone. A stream's is cut behind its first token."""
+    """Return the program's stages as pieces; none if it could not be met even alone. A stream is cut after its
+    first token.
+    """
     if program.kind is SloClass.LATENCY:
         return _stream(program, setting, known)
     alone = [max(_alone_s(call, setting.step) for call in stage.calls) for stage in program.stages]
@@ -125,13 +135,13 @@ def _stream(program: Program, setting: Setting, known: set[int]) -> tuple[Piece,
 
 
 def _gpu_s(call: Call, setting: Setting, known: set[int]) -> float:
-    """GPU time in a full batch."""
+    """Return the GPU time of a call in a full batch."""
     decode = decode_gpu_s(setting.step, setting.slots, call.prompt, call.output)
     return prefill_s(setting.step, _uncached(call, known)) + decode
 
 
 def _uncached(call: Call, known: set[int]) -> int:
-    """Prompt tokens that no prefix cache can hold: all but the leading blocks that came before with any call."""
+    """Return the prompt tokens that no prefix cache can hold: all but leading blocks of earlier calls."""
     cached = 0
     for block in call.blocks:
         if block not in known:
@@ -142,21 +152,21 @@ def _uncached(call: Call, known: set[int]) -> int:
 
 
 def _alone_s(call: Call, step: StepModel) -> float:
-    """Time on the wall with the engine to itself, and its whole prompt in the prefix cache."""
+    """Return the wall time of a call alone on the engine, with its whole prompt in the prefix cache."""
     return call.output * step.step_ms(1, call.prompt + call.output / 2) / 1000
 
 
 def solve(items: Sequence[Item], capacity: float, bin_s: float) -> float:
-    """The programme's value. Raises NoBound where HiGHS finds no optimum."""
+    """Return the value of the linear programme. Raises NoBound if HiGHS finds no optimum."""
     return _solved(items, capacity, bin_s)[0]
 
 
 def _solved(items: Sequence[Item], capacity: float, bin_s: float) -> tuple[float, list[float]]:
-    """Its value, and the items' shares.
+    """Return the value, and the share of each item.
 
-    Variables: a share for each item, then flows of GPU time. Bins are the leaves of a binary tree; a piece sends its
-    time to the few subtrees that make up its window, and each inner node hands it on to its children. So a window of
-    n bins costs 2 log n variables instead of n.
+    The variables are a share for each item, then flows of GPU time. Bins are the leaves of a binary tree. A piece
+    sends its time to the few subtrees that make up its window, and each inner node passes it on to its children. So
+    a window of n bins costs 2 log n variables instead of n.
     """
     import numpy as np
     from scipy.optimize import linprog
@@ -213,7 +223,7 @@ def _enters(node: int, leaves: int, column: int, equal: _Rows, most: _Rows) -> N
 
 
 def _cover(first: int, last: int, leaves: int) -> Iterator[int]:
-    """The fewest nodes whose leaves are `first` to `last`."""
+    """Yield the fewest nodes whose leaves are `first` to `last`."""
     low, high = first + leaves, last + leaves + 1
     while low < high:
         if low & 1:
@@ -226,7 +236,7 @@ def _cover(first: int, last: int, leaves: int) -> Iterator[int]:
 
 
 class _Rows:
-    """A sparse matrix, as it grows."""
+    """A sparse matrix that grows."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []

@@ -1,7 +1,11 @@
-"""One slot, a few jobs: any policy's goodput beside the optimum's, which is found by trying all.
+"""One slot and a few jobs: the goodput of any policy beside the optimum, which is found by trying all subsets.
 
-The setting of the thesis's appendix D: an engine that works on one request at a time and may set it aside at no cost,
-requests of known length, each worth something if it is done by its deadline. A token is one unit of time.
+This is the setting of the thesis's appendix D: an engine works on one request at a time and may set it aside at no
+cost. Requests have known lengths, and each is worth something if it is done by its deadline. A token takes one unit
+of time.
+
+`ratios` counts how far policies are from the optimum, by the spread of densities and slack: theorem 4.1 of the
+thesis promises a constant factor, and there is none (docs/decisions/050).
 """
 
 from __future__ import annotations
@@ -30,15 +34,17 @@ from ramify.serving.policy.types import (
 )
 from ramify.serving.protocol.length_sketch import LengthSketch
 
-# A step takes one unit of time, which the policies take for a second, and nothing else costs anything.
+# A step takes one unit of time, a second for the policies. Nothing else costs anything.
 UNIT = StepModel(base_ms=1000.0, per_seq_ms=0.0, per_kctx_ms=0.0, per_prefill_ms=0.0)
 
-_HAIR = 1e-6  # policies take what would be done at the very moment of its deadline for late
+_HAIR = 1e-6  # policies count a job that ends exactly at its deadline as late
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Comes at `at`, takes `length` units, is worth `worth` if it is done by `due`. All times are whole units."""
+    """A job that arrives at `at`, takes `length` units, and is worth `worth` if it is done by `due`. Times are
+    whole units.
+    """
 
     at: int
     length: int
@@ -51,15 +57,15 @@ class Job:
 
     @property
     def slack(self) -> float:
-        """The time that it has for each unit that it needs: 1 is none to spare."""
+        """The time that it has for each unit that it needs; 1: none to spare."""
         return (self.due - self.at) / self.length
 
 
 def optimum(jobs: Sequence[Job]) -> float:
-    """The greatest worth that any schedule can reach, knowing all that will come.
+    """Return the greatest worth that any schedule can reach, knowing the future. For up to a dozen jobs.
 
-    Tries the subsets, the dearest first: on one machine with preemption a set can be met if and only if earliest
-    deadline first meets it. For up to a dozen jobs.
+    It tries the subsets, the dearest first: on one machine with preemption a set can be met if and only if earliest
+    deadline first meets it.
     """
     able = [job for job in jobs if job.at + job.length <= job.due]
     subsets = [subset for size in range(1, len(able) + 1) for subset in combinations(able, size)]
@@ -68,7 +74,7 @@ def optimum(jobs: Sequence[Job]) -> float:
 
 
 def _feasible(jobs: Sequence[Job]) -> bool:
-    """For each release and each deadline: the work that lies wholly between fits between."""
+    """Does the work that lies wholly between each release and each deadline fit between them?"""
     for begin in {job.at for job in jobs}:
         inside = sorted((job.due, job.length) for job in jobs if job.at >= begin)
         work = 0
@@ -80,8 +86,10 @@ def _feasible(jobs: Sequence[Job]) -> bool:
 
 
 def earned(policy: Policy, jobs: Sequence[Job]) -> float:
-    """What the policy brings in. It is asked whenever something comes or ends, and when it wished to be; to put a job
-    back costs nothing, whether it calls that a pause or a preemption."""
+    """Return the worth that the policy earns. A pause or a preemption costs nothing.
+
+    The policy decides whenever a job arrives or ends, and at its own `wake_at`.
+    """
     slot = _Slot(policy, jobs)
     slot.run()
     return slot.earned
@@ -142,7 +150,7 @@ class _Slot:
         return [self._live[i] for i in ids]
 
     def _pass(self) -> bool:
-        """Time goes on to whatever comes next: an arrival, an end, a wake-up, or a unit where nobody is served."""
+        """Advance the time to the next event: an arrival, an end, a wake-up, or a unit in which nothing runs."""
         until = min(self._wake, self._jobs[self._coming[-1]].at if self._coming else float("inf"))
         if self._running is None:
             self._now = max(self._now + 1, ceil(until) if isfinite(until) and not self._live else self._now + 1)
@@ -164,7 +172,7 @@ class _Slot:
 
 
 def calm() -> Policy:
-    """`calm-thesis` as the proof has it: no window, no starvation term, no waiting limit, a frame of one step."""
+    """Make `calm-thesis` as in the proof: no window, no starvation term, no waiting limit, a frame of one step."""
     return Calm(
         CalmOptions(Goodput.REQUEST, frame_steps=1, starvation_step=0.0, waiting_s=None, cutoff=1.0, quantile=0.5)
     )
@@ -183,8 +191,9 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {"concord": Concord, "calm-thesis
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The densest is at most `density` times as dense as the least dense; none has more than `slack` times the time
-    that it needs."""
+    """The densest job is at most `density` times as dense as the least dense. No job has more than `slack` times
+    the time that it needs.
+    """
 
     density: float
     slack: float
@@ -192,7 +201,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Of the optimum."""
+    """Shares of the optimum."""
 
     worst: float
     mean: float
@@ -208,7 +217,7 @@ def draw(spread: Spread, chance: Random, most: int = 6) -> list[Job]:
 
 
 def ratios(spread: Spread, cases: int, seed: int = 0) -> dict[str, Ratios]:
-    """Of each of POLICIES over the same cases."""
+    """Return the ratios of each of POLICIES over the same random cases."""
     chance = Random(f"{spread}/{seed}")
     found: dict[str, list[float]] = {name: [] for name in POLICIES}
     for _ in range(cases):

@@ -1,4 +1,8 @@
-"""LP bounds as shares of what arrived, worked out when first asked for and kept beside the replays' results."""
+"""`Bounds`: LP bounds as shares of what arrived. Each is computed once and stored beside the replays' results.
+
+A stored bound has its job's configuration as its key. After a change of `lp` or `workload`, delete the
+`bound-*.json` files.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +31,25 @@ class Share:
 
     request: float  # of the window's programs
     token: float  # of the window's tokens
-    whole: float  # of all programs of the run: those around the window cannot be left out for it
+    whole: float  # of all programs of the run: no program outside the window can be left out in its favour
 
 
 class Bounds:
-    """`kept`: a folder, or None to keep nothing."""
+    """`kept`: the folder of stored bounds, or None to store nothing."""
 
     def __init__(self, kept: Path | None = None) -> None:
         self._kept = kept
         self._known: dict[Job, Share] = {}
 
     def of(self, job: Job, seeds: Iterable[int]) -> Share:
-        """Of `job`'s circumstances, whoever its contender is. Raises ReplayError for a trace that cannot be read."""
+        """Return the bound of `job`'s circumstances, for any contender. Raises ReplayError if the trace cannot be
+        read.
+        """
         shares = [self._one(job.but(contender=_NAME, seed=seed)) for seed in seeds]
         return Share(*(fmean(values) for values in zip(*(astuple(one) for one in shares), strict=True)))
 
     def missing(self, jobs: Iterable[Job]) -> list[Job]:
-        """One of each circumstances and seed whose bound has to be worked out yet."""
+        """Return one job for each circumstances and seed whose bound is not computed yet."""
         plain = dict.fromkeys(job.but(contender=_NAME) for job in jobs)
         paths = {job: self._path(job) for job in plain if job not in self._known}
         return [job for job, path in paths.items() if path is None or not path.exists()]
@@ -74,12 +80,14 @@ def _solved(job: Job) -> Share:
 
 
 def brought(made: Sequence[Program], setting: Setting) -> Program | None:
-    """A program of the window that cannot be met and has all blocks that those around it may leave in the prefix
-    cache (what comes after it, for the late stages of who came in it): standing before the others it pays for
-    them, and is worth nothing. None where nothing is shared.
+    """Return a program that pays for all blocks that programs outside the window may leave in the prefix cache.
 
-    The bound of the window does not serve those around it, so that without this it would charge the window for
-    prompts that others have computed: on agent sessions that is no upper bound."""
+    It is the first in the window, cannot be met, and is worth nothing. None if no blocks are shared. Later programs
+    count too, for the late stages of those in the window.
+
+    The bound of the window does not serve the programs outside it. Without this it would charge the window for
+    prompts that others have computed, and on agent sessions that would be no upper bound.
+    """
     begin, end = setting.window
     blocks = {block for one in made if not begin <= one.at < end for call in one.calls for block in call.blocks}
     if not blocks:

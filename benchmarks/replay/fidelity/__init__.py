@@ -1,1 +1,4 @@
-"""Fidelity."""
+"""How near a replay is to vLLM: against a measured run (`fit.judge`), and against a live engine (`live`).
+
+`step_probe` measures the step times of a live engine.
+"""

@@ -1,13 +1,14 @@
-"""How near a replay comes to a measured run of vLLM: fitted on the run's first half, judged on its second.
+"""`judge`: how near a replay is to a measured run of vLLM. It is fitted on the run's first half, and judged on its
+second.
 
-Fitting alternates. Replayed with the timing so far, each request's time from its first token to its last is a known
-number of steps that held known sequences, contexts and prompt tokens: linear in the costs. A new timing gives
-a new schedule, and so on until it stands still; where it does not in ten rounds, the result says so. Only the first
-half's times are fitted to; of the second half the fit sees what an operator would: when requests came and how long
-they are.
+The fit alternates. In a replay with the timing so far, each request's time from its first to its last token is a
+known number of steps that held known sequences, contexts and prompt tokens: it is linear in the costs. A new timing
+gives a new schedule, and so on until the timing converges. If it does not in ten rounds, the result says so. Only
+the times of the first half are used. Of the second half the fit sees what an operator would: arrivals and lengths.
 
-A request that the replay preempts is not fitted to. Whom KV runs out under changes with the least shift, so that its
-steps are not those of the measured one; as errors of what a fit explains by, they pull every cost away.
+Requests that the replay preempts are left out of the fit. Which request KV runs out under changes with the smallest
+shift, so its steps are not those of the measured one, and errors in the explaining variables would distort every
+cost.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.replay.fidelity.measured_run import Run, Served
-from benchmarks.replay.fidelity.rerun import StepLog, again
+from benchmarks.replay.fidelity.rerun import StepLog, rerun
 from benchmarks.replay.inputs.step_times import Held, Timing, least, terms
 
 _SCALINGS, _ROUNDS = 2, 10
-# Where a fit moves neither a full step's time nor a small one's by more than this share, it is the last.
+# The fit has converged when neither a full step's time nor a small one's changes by more than this share.
 _STILL = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Measured and replayed means over the same requests."""
+    """Measured and replayed means over the same requests, in seconds."""
 
     measured: float
     replayed: float
-    mean_absolute: float  # of single requests
+    mean_absolute: float  # mean absolute error of single requests
 
     @property
     def relative(self) -> float:
@@ -45,44 +46,45 @@ class Fidelity:
     run: str
     step: Timing
     fitted_on: int
-    still: bool  # the fit stood still; if not, `step` is where the last of its rounds left it
-    moved: float  # how far from `step` that round's fit was, as a share of a step's time
+    still: bool  # the fit converged; if not, `step` is the result of its last round
+    moved: float  # how far the last round's fit was from `step`, as a share of a step's time
     ttft: Error  # of the second half
     tpot: Error
     residuals: tuple[tuple[float, float, float, float], ...]  # of the second half: TTFT, TPOT measured and replayed
 
 
 def judge(run: Run, folder: Path, start: Timing | None = None) -> Fidelity:
-    """Fit on the first half, replay with what was found, and hold the second half against it."""
+    """Fit on the first half, replay with the result, and compare the second half. It may write to `folder`."""
     half = len(run.requests) // 2
     step, moved = fitted(run, half, folder, start or Timing())
-    replayed, _ = again(run, step.ms, folder)
+    replayed, _ = rerun(run, step.ms, folder)
     return _judged(run, step, moved, half, replayed)
 
 
 def fitted(run: Run, upto: int, folder: Path, start: Timing) -> tuple[Timing, float]:
-    """The timing that the times of the first `upto` requests give, and by what share the last round's fit was off it.
+    """Return the timing fitted to the first `upto` requests, and by what share the last round's fit differed from it.
 
-    First `start` is made slower or faster as a whole until tokens come at the measured pace: a schedule that is far
-    off says nothing of single terms. Then half the way to each fit, since a timing moves the schedule under it.
+    First `start` is scaled as a whole until tokens come at the measured pace: a schedule that is far off says
+    nothing about single terms. Then each round goes half the way to its fit, because a new timing changes the
+    schedule.
     """
     measured = run.requests[:upto]
     paced = [n for n, one in enumerate(measured) if one.output > 1]  # a single token has no pace
     pace = fmean(measured[n].tpot for n in paced)
     step = start
     for _ in range(_SCALINGS):
-        replayed, _ = again(run, step.ms, folder, upto)
+        replayed, _ = rerun(run, step.ms, folder, upto)
         step = step.scaled(pace / fmean(replayed[n].tpot for n in paced))
     like, moved = step, 0.0
     for _ in range(_ROUNDS):
-        replayed, log = again(run, step.ms, folder, upto)
+        replayed, log = rerun(run, step.ms, folder, upto)
         found = _fit(measured, replayed, log, like)
         step = step.halfway(found)
         moved = max(abs(found.ms(held) / step.ms(held) - 1) for held in _steps(run))
         if moved <= _STILL:
             break
-    # The least squares of single requests need not hit their mean: what is left of it is taken off all terms alike.
-    replayed, _ = again(run, step.ms, folder, upto)
+    # Least squares over single requests need not match their mean: scale all terms alike to match it.
+    replayed, _ = rerun(run, step.ms, folder, upto)
     return step.scaled(pace / fmean(replayed[n].tpot for n in paced)), moved
 
 
@@ -105,8 +107,11 @@ def _sum(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _steps(run: Run) -> tuple[Held, Held]:
-    """A full batch of typical requests, with a tenth of its tokens prefill, and one such request alone. By the full
-    one only, a fit stood still where the fixed part was still nearer to where it began than to what was found."""
+    """Return two typical steps: a full batch with a tenth of its tokens prefill, and one request alone.
+
+    With the full step only, a fit seemed to converge while the fixed part was still nearer to its start than to its
+    result.
+    """
     context = fmean(one.prompt + one.output / 2 for one in run.requests)
     full = Held(run.slots, round(run.slots * context), run.slots + run.step_tokens // 10)
     return full, Held(1, round(context), 1)

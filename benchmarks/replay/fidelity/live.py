@@ -1,11 +1,12 @@
-"""A replay held against a live engine: the same requests, sent to it several times over, and replayed.
+"""Compares replays with a live engine: the same requests are sent to it several times, and replayed.
 
-The step-time model is measured from the engine itself, before each run and after it (`probe.profile`): a machine is
-not the same from one run to the next, and a replay is of the machine that its run had. Nothing is
-fitted to what is judged. The requests are single calls with a trace's arrivals and a part of its lengths, at a load
-that the first model gives. No two runs of one engine are the same: the replays' mean is held to how far the runs'
-means lie apart. Where it is no further from theirs than they are from each other, it might have been one of them.
-That gets easier with every run more; how far a run's own replay is from it does not, and is told too.
+The step-time model is measured from the engine itself before and after each run (`step_probe.profile`), because a
+machine changes from one run to the next. Nothing is fitted to what is judged. The requests are single calls with a
+trace's arrivals and a part of its lengths, at a load that the first model gives.
+
+No two runs of one engine are the same. So the replays agree if their mean is no further from the mean of the runs
+than the runs are from each other. This gets easier with more runs. How far each run is from its own replay does
+not, and is reported too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from statistics import fmean
 
 from benchmarks.replay.errors import BadProbe, BadTrace
 from benchmarks.replay.fidelity.measured_run import Run, Served
-from benchmarks.replay.fidelity.rerun import again
+from benchmarks.replay.fidelity.rerun import rerun
 from benchmarks.replay.fidelity.step_probe import Endpoint, Profile
 from benchmarks.replay.inputs.step_times import Held
 from benchmarks.replay.inputs.traces import Trace
@@ -28,13 +29,13 @@ from benchmarks.replay.inputs.workload import Mix, Workload, programs, seconds_a
 from benchmarks.replay.types import Setting
 from ramify.serving.policy.types import StepModel
 
-_APART = 0.9  # of the tokens must come by themselves
+_APART = 0.9  # share of the tokens that must arrive one at a time
 _CALLS = Mix(latency=0.0, deadline=1.0, compound=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, before it is sent: seconds since the run began, tokens."""
+    """One request before it is sent: seconds since the run began, and tokens."""
 
     at: float
     prompt: int
@@ -43,7 +44,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The live engine, as far as its schedule depends on it."""
+    """The settings of the live engine that its schedule depends on."""
 
     slots: int
     step_tokens: int
@@ -53,15 +54,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast it is, seen from outside."""
+    """How fast the engine is, measured from outside."""
 
     step: StepModel
-    way_s: float  # of a request to the engine and of its first token back; here all of it is before the engine
+    way_s: float  # of a request to the engine and its first token back; a replay puts it all before the engine
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How a trace's lengths are made small enough for a small engine."""
+    """How a trace's lengths are reduced for a small engine."""
 
     share: float = 0.25  # of the trace's tokens
     prompt: int = 384  # tokens at most
@@ -70,13 +71,13 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of every run: means over its requests, and how far single requests lie apart, in seconds."""
+    """One figure of every run: means over its requests, and how far single requests differ, in seconds."""
 
     name: str
-    live: tuple[float, ...]  # of each live run
-    replays: tuple[float, ...]  # of each run's replay
-    live_apart: float  # mean over requests, between two live runs
-    replay_apart: float  # the same between a live run and its replay
+    live: tuple[float, ...]  # mean of each live run
+    replays: tuple[float, ...]  # mean of each run's replay
+    live_apart: float  # mean difference of a request between two live runs
+    replay_apart: float  # mean difference of a request between a live run and its replay
 
     @property
     def mean(self) -> float:
@@ -96,25 +97,28 @@ class Figure:
 
     @property
     def runs_apart(self) -> float:
-        """Mean over every two live runs."""
+        """Mean difference of every two live runs."""
         return fmean(abs(a - b) for a, b in combinations(self.live, 2))
 
     @property
     def replays_apart(self) -> float:
-        """Mean over live runs, each from its own replay."""
+        """Mean difference of a live run and its own replay."""
         return fmean(abs(a - b) for a, b in zip(self.live, self.replays, strict=True))
 
     @property
     def agrees(self) -> bool:
-        """Is the replays' mean no further from the live runs' than these are from each other?"""
+        """Is the replays' mean no further from the live runs' mean than the runs are from each other?"""
         return abs(self.off) <= self.spread
 
 
 def plan(
     trace: Trace, step: StepModel, slots: int, count: int, *, load: float, seed: int = 0, sizes: Sizes | None = None
 ) -> tuple[Ask, ...]:
-    """So many calls of the trace, from a place that the seed gives, arriving at so much of what the engine can do by
-    `step`. Raises BadTrace for a load or a count that is none."""
+    """Return `count` calls of the trace, from a place that the seed gives, at a share `load` of the engine's
+    capacity.
+
+    The capacity is that of `step`. Raises BadTrace for a count below 2 or a load of 0.
+    """
     if count < 2 or load <= 0:
         raise BadTrace(Path(trace.name), f"{count} requests at load {load:g}: wants two at least and a load above 0")
     small = _small(trace, sizes or Sizes())
@@ -128,7 +132,7 @@ def _small(trace: Trace, sizes: Sizes) -> Trace:
     def call(prompt: int, output: int) -> tuple[int, int]:
         return (
             max(1, min(sizes.prompt, round(prompt * sizes.share))),
-            max(2, min(sizes.output, round(output * sizes.share))),  # of one token there is no time between tokens
+            max(2, min(sizes.output, round(output * sizes.share))),  # one token has no time between tokens
         )
 
     arrivals = []
@@ -144,9 +148,11 @@ async def serve(
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> list[Served]:
-    """The requests to a live engine, each at its time; times by the clock of the endpoint's streams, which `now` is.
+    """Send the requests to a live engine, each at its time, and return when their tokens came.
 
-    A server that is behind sends tokens together: where that is more than a few, or an answer has none, BadProbe."""
+    `now` is the clock of the endpoint's streams. Raises BadProbe if an answer has no token, or if many tokens
+    arrive together, as from a server that is behind.
+    """
     begun, tasks = now(), []
     try:
         async with asyncio.TaskGroup() as group:
@@ -154,7 +160,7 @@ async def serve(
                 await sleep(max(0.0, begun + ask.at - now()))
                 tasks.append(group.create_task(endpoint.batch([ask.prompt], ask.output)))
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors  # the others are of the same engine
+        raise errors.exceptions[0] from errors  # the others come from the same engine
     served, seen, asked = [], 0, sum(ask.output for ask in asks)
     for number, (ask, task) in enumerate(zip(asks, tasks, strict=True)):
         (stream,) = task.result()
@@ -170,7 +176,7 @@ async def serve(
 
 
 def between(probed: Sequence[Profile]) -> list[Pace]:
-    """Of what was measured before, between and after runs, each run's: the mean of the two beside it."""
+    """Return the pace of each run: the mean of what was measured before and after it."""
     paces = []
     for before, after in pairwise(probed):
         terms = zip(astuple(before.step), astuple(after.step), strict=True)
@@ -179,19 +185,19 @@ def between(probed: Sequence[Profile]) -> list[Pace]:
 
 
 def replayed(asks: Sequence[Ask], pace: Pace, frame: Frame, folder: Path) -> list[Served]:
-    """The same through vLLM's own scheduler and KV cache manager, on the clock of `pace`."""
+    """Replay the requests through vLLM's own scheduler and KV cache manager, with the times of `pace`."""
     asked = tuple(Served(ask.prompt, ask.output, *[ask.at + pace.way_s] * 3) for ask in asks)
     run = Run("live", frame.slots, frame.step_tokens, asked, frame.overlap, frame.chunked_prefill)
 
     def step_ms(held: Held) -> float:
         return pace.step.step_ms(held.sequences, held.context, held.prefill)
 
-    served, _ = again(run, step_ms, folder)
+    served, _ = rerun(run, step_ms, folder)
     return [replace(one, arrived=ask.at) for one, ask in zip(served, asks, strict=True)]
 
 
 def compared(live: Sequence[Sequence[Served]], replays: Sequence[Sequence[Served]]) -> list[Figure]:
-    """TTFT, TPOT and E2E of the live runs, two at least, and of each one's replay."""
+    """Compare TTFT, TPOT and E2E of at least two live runs and of each one's replay."""
     figures: list[tuple[str, Callable[[Served], float]]] = [
         ("TTFT", lambda one: one.ttft),
         ("TPOT", lambda one: one.tpot),

@@ -1,4 +1,4 @@
-"""Measured runs of vLLM as files.
+"""`read_run`: reads a measured run of vLLM from a folder.
 
 A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling,
 enable_chunked_prefill and enable_prefix_caching where they are false; data_parallel_size with
@@ -7,10 +7,11 @@ block_size, without which its KV is taken as large enough for all slots; `resolv
 of the arguments) and `requests.jsonl`, gzipped or not: for each request its lengths and when it arrived, was queued,
 scheduled (`scheduled_ts`, if there), and gave its first and last token. One that failed (`error`) is refused.
 
-A KV that is not said and was too small is refused, not noted beside the figures: they would hold a run that waited
-for KV against one that never does, and only the file's owner can say what is missing. It is seen by requests that
-waited with a slot free and no prompt at work, or in `timeseries.csv`, if there (running, waiting, kv_cache_pct). A KV
-that only drew out the answers of preempted requests is not seen: the files do not show it.
+A run whose KV was too small, and whose files do not give its size, is refused: the figures would compare a run that
+waited for KV with one that never does, and only the owner of the files knows the size. Such a run shows in requests
+that waited although a slot was free and no prompt was being computed, or in `timeseries.csv`, if it is there
+(running, waiting, kv_cache_pct). A KV that only delayed the answers of preempted requests is not noticed: the files
+do not show it.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.errors import BadTrace
-from benchmarks.replay.fidelity.plausibility import Row, found, in_seconds, room_enough, slots_enough
+from benchmarks.replay.fidelity.plausibility import TimedRequest, found, in_seconds, room_enough, slots_enough
 from benchmarks.replay.inputs.traces import LONGEST, MISSHAPEN, text
 
 _MOST_ENGINES = 64
 _ENGINE = "max_num_seqs and max_num_batched_tokens"
 _FIELDS = "input_toks, output_toks, queued_ts, first_token_ts, last_token_ts"
-# Queued over so many times the span of the arrivals is another unit, unless they came in a burst as short as this: a
-# burst is queued as fast as the server takes it.
+# If requests were queued over so many times the span of their arrivals, the units differ, unless they arrived in a
+# burst as short as this, which is queued as fast as the server takes it.
 _OTHER_UNIT, _BURST_S = 300.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request: times in seconds since the run began."""
+    """One request. Times are seconds since the run began."""
 
     prompt: int
     output: int
@@ -53,7 +54,7 @@ class Served:
         return (self.last - self.first) / max(1, self.output - 1)
 
 
-# What would change a schedule, and how it may stand in the file.
+# Settings that would change the schedule, and the values with which a run can be replayed.
 _NOT_REPLAYED: Mapping[str, tuple[object, ...]] = {
     "speculative_config": ({},),
     "pipeline_parallel_size": (1,),
@@ -64,7 +65,7 @@ _NOT_REPLAYED: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A measured run, its requests in the order of their arrival."""
+    """A measured run. Its requests are in the order of arrival."""
 
     name: str
     slots: int
@@ -72,14 +73,14 @@ class Run:
     requests: tuple[Served, ...]
     overlap: bool = True  # a step was scheduled while the one before it ran, as with --async-scheduling
     chunked_prefill: bool = True
-    blocks: int | None = None  # of its KV; None: not known, and taken as enough
+    blocks: int | None = None  # of its KV; None: unknown, and assumed to be enough
     block_size: int = 16
-    engines: int = 1  # beside each other, in step with each other
-    prefix_cache: bool = True  # what a preempted request had computed is found again
+    engines: int = 1  # engines that run in lockstep
+    prefix_cache: bool = True  # a preempted request finds its tokens again
 
 
 def read_run(folder: Path) -> Run:
-    """Raises BadTrace, with the line."""
+    """Read a measured run. Raises BadTrace, with the line."""
     run, rows = _engine(folder, _open(folder, "meta.json")), _rows(folder, _open(folder, "requests.jsonl"))
     in_seconds(folder, rows)
     run = replace(run, requests=_in_order(rows, _arrivals(folder, rows)))
@@ -91,7 +92,7 @@ def read_run(folder: Path) -> Run:
             "put into meta.json what the engine logged for max_num_batched_tokens and enable_chunked_prefill",
         )
     if run.blocks is None:
-        if run.chunked_prefill:  # else a prompt waits, slots free, until it fits into a step beside what decodes
+        if run.chunked_prefill:  # otherwise a prompt waits, although slots are free, until it fits into a step
             room_enough(folder, rows, run.slots)
     elif longest > (run.blocks - 1) * run.block_size:
         raise BadTrace(
@@ -104,7 +105,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _engine(folder: Path, meta: str) -> Run:
-    """The run, as yet without requests. Raises BadTrace."""
+    """Return the run without its requests. Raises BadTrace."""
     try:
         engine = _said(json.loads(meta))
         slots, step_tokens = int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])
@@ -141,8 +142,11 @@ def _engine(folder: Path, meta: str) -> Run:
 
 
 def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """All that is said of the engine, by its arguments' names: as it came to be, where that is said, before what was
-    asked for; but for how many engines, of which one may call itself the only one. Raises one of MISSHAPEN."""
+    """Return all settings of the engine by the names of its arguments.
+
+    The resolved configuration takes precedence over the arguments, except for the number of engines, where each
+    engine may call itself the only one. Raises one of MISSHAPEN.
+    """
     resolved = meta.get("resolved_config") or {}
     scheduler, parallel, cache = (resolved.get(f"{name}_config") or {} for name in ("scheduler", "parallel", "cache"))
     asked, speculative = meta.get("engine_kwargs") or {}, {"speculative_config": resolved.get("speculative_config")}
@@ -161,7 +165,7 @@ def _open(folder: Path, name: str) -> str:
     raise BadTrace(folder, f"has neither {name} nor {name}.gz")
 
 
-def _rows(folder: Path, lines: str) -> list[Row]:
+def _rows(folder: Path, lines: str) -> list[TimedRequest]:
     """Raises BadTrace."""
     rows = []
     for number, line in enumerate(lines.splitlines(), start=1):
@@ -177,7 +181,7 @@ def _rows(folder: Path, lines: str) -> list[Row]:
     return rows
 
 
-def _row(raw: Mapping[str, Any]) -> Row:
+def _row(raw: Mapping[str, Any]) -> TimedRequest:
     """Raises one of MISSHAPEN."""
     if raw.get("error"):
         raise ValueError(f"it failed ({str(raw['error'])[:60]}): only a run whose requests all ended is replayed")
@@ -191,12 +195,12 @@ def _row(raw: Mapping[str, Any]) -> Row:
     scheduled = float(raw["scheduled_ts"]) if raw.get("scheduled_ts") else None  # vLLM has 0 for never
     if scheduled is not None and not queued <= scheduled <= first:
         raise ValueError(f"queued at {queued}, scheduled at {scheduled}, tokens from {first}: no order of times")
-    return Row(max(1, prompt), max(1, output), queued, first, last, arrived, scheduled)
+    return TimedRequest(max(1, prompt), max(1, output), queued, first, last, arrived, scheduled)
 
 
-def _arrivals(folder: Path, rows: Sequence[Row]) -> list[float]:
-    """When each arrived, on the engine's clock. Raises BadTrace where the client's has another unit."""
-    # Arrivals are on the client's clock, the rest on the engine's: who waited least tells the offset.
+def _arrivals(folder: Path, rows: Sequence[TimedRequest]) -> list[float]:
+    """Return the arrivals on the engine's clock. Raises BadTrace if the client's clock has another unit."""
+    # Arrivals are on the client's clock, the rest on the engine's. The shortest wait gives the offset.
     offset = min((row.queued - row.arrived for row in rows if row.arrived is not None), default=0.0)
     arrivals = [row.queued if row.arrived is None else row.arrived + offset for row in rows]
     lasted = max(row.last for row in rows) - min(row.queued for row in rows)
@@ -216,15 +220,15 @@ def _arrivals(folder: Path, rows: Sequence[Row]) -> list[float]:
     return arrivals
 
 
-def _in_order(rows: Sequence[Row], arrivals: Sequence[float]) -> tuple[Served, ...]:
-    # Who came at the same instant was queued one after the other, and the file may be in any order.
+def _in_order(rows: Sequence[TimedRequest], arrivals: Sequence[float]) -> tuple[Served, ...]:
+    # Requests that arrived at the same instant were queued one after the other, and the file may be in any order.
     came = sorted(zip(rows, arrivals, strict=True), key=lambda one: (one[1], one[0].queued))
     begin = min(arrivals)
     return tuple(Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin) for row, at in came)
 
 
 def _timed(folder: Path, run: Run) -> Run:
-    """`run`, each of whose halves has something to hold a replay against. Raises BadTrace."""
+    """Return `run` if both halves can be compared with a replay. Raises BadTrace."""
     half = len(run.requests) // 2
     for name, ones in (("first", run.requests[:half]), ("second", run.requests[half:])):
         if not any(one.output > 1 and one.last > one.first for one in ones):

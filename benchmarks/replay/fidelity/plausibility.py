@@ -1,5 +1,4 @@
-"""What the times of a measured run show of itself: other units than seconds, more requests at once than slots, and a
-KV that requests waited for."""
+"""Checks of a measured run's times: are they in seconds, do the slots suffice, did requests wait for KV?"""
 
 from __future__ import annotations
 
@@ -13,18 +12,18 @@ from benchmarks.replay.errors import BadTrace
 from benchmarks.replay.inputs.traces import MISSHAPEN, text
 
 _SAMPLED = ("running", "waiting", "kv_cache_pct")
-# No engine takes so many seconds from a token to the next, or lets everybody wait so many for the first.
+# No engine takes so many seconds from a token to the next, or lets every request wait so long for its first.
 _SLOWEST_PACE_S, _SLOWEST_FIRST_S = 10.0, 3600.0
-_HANDED_OVER = 5  # steps in which a free slot finds who waits for it, and an arrival its slot
-# Of the time to first tokens, or of the samples. Engines with KV enough leave below .001, made up or measured; one
-# whose KV makes TTFT 6 % longer .035, and one that is mostly waited for .6.
+_HANDED_OVER = 5  # steps until a free slot gets a waiting request, or an arrival its slot
+# Share of the time to first tokens, or of the samples. Engines with enough KV have less than .001, simulated or
+# measured; one whose KV makes TTFT 6 % longer has .035, and one whose KV is mostly waited for .6.
 _UNEXPLAINED = 0.02
 _FEW_SAMPLES = 10
-_FULL_PCT = 95.0  # of the KV: less than a long prompt is left
+_FULL_PCT = 95.0  # of the KV: less than a long prompt is free
 
 
-class Row(NamedTuple):
-    """A request as it stands in the file."""
+class TimedRequest(NamedTuple):
+    """A request as the file has it."""
 
     prompt: int
     output: int
@@ -39,9 +38,8 @@ class Row(NamedTuple):
         return (self.last - self.first) / max(1, self.output - 1)
 
 
-def in_seconds(folder: Path, rows: Sequence[Row]) -> None:
-    """The engine's times are in seconds, as far as they show it: an engine as fast as a thousandth of another has no
-    mark. Raises BadTrace."""
+def in_seconds(folder: Path, rows: Sequence[TimedRequest]) -> None:
+    """Check that the engine's times are in seconds, as far as they show it. Raises BadTrace."""
     pace = median([row.pace for row in rows if row.output > 1] or [0.0])
     least = min(row.first - row.queued for row in rows)
     for took, most, what in (
@@ -56,9 +54,12 @@ def in_seconds(folder: Path, rows: Sequence[Row]) -> None:
             )
 
 
-def slots_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
-    """No more were in slots at once than there are: who was preempted comes before who has not begun, so that it may
-    be counted as if it had kept its own. Shorter answers than `_HANDED_OVER` are not seen. Raises BadTrace."""
+def slots_enough(folder: Path, rows: Sequence[TimedRequest], slots: int) -> None:
+    """Check that no more requests held slots at once than there are. Raises BadTrace.
+
+    A preempted request goes before those that have not started, so it counts as if it had kept its slot. Answers
+    shorter than `_HANDED_OVER` steps do not count.
+    """
     edge = _HANDED_OVER * median([row.pace for row in rows if row.output > 1] or [0.0])
     changes = [(row.first, 1) for row in rows] + [(max(row.first, row.last - edge), -1) for row in rows]
     held = most = 0
@@ -73,8 +74,8 @@ def slots_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
         )
 
 
-def room_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
-    """Nothing shows that requests waited for KV. Raises BadTrace."""
+def room_enough(folder: Path, rows: Sequence[TimedRequest], slots: int) -> None:
+    """Check that nothing shows requests waiting for KV. Raises BadTrace."""
     shown = None
     if (share := _unexplained(rows, slots)) > _UNEXPLAINED:
         shown = f"{share:.0%} of the time to first tokens went by with a slot free and no prompt at work"
@@ -89,9 +90,11 @@ def room_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
         )
 
 
-def _unexplained(rows: Sequence[Row], slots: int) -> float:
-    """The share of all time from queue to first token in which a request waited though a slot was free and no
-    prompt was at work, that might have had the step's tokens. Of several engines, none has more than all hold."""
+def _unexplained(rows: Sequence[TimedRequest], slots: int) -> float:
+    """Return the share of all time from queue to first token in which a request waited without a reason.
+
+    A slot was free, and no prompt was being computed that could have used up the step's tokens.
+    """
     edge = _HANDED_OVER * median([row.pace for row in rows if row.output > 1] or [0.0])
     changes: list[tuple[float, int, int, int]] = []  # when, and by how many: waiting, in a slot, prompts at work
     for row in rows:
@@ -110,8 +113,10 @@ def _unexplained(rows: Sequence[Row], slots: int) -> float:
 
 
 def _sampled_full(folder: Path, slots: int) -> float:
-    """Of the samples in which requests wait, the share with the KV full and a slot free; 0 where they are few. What
-    has no numbers, as before the engine is up, is no sample. Raises BadTrace."""
+    """Return the share of the samples with waiting requests in which KV was full and a slot free; 0 if they are few.
+
+    A line without numbers, as before the engine is up, is no sample. Raises BadTrace.
+    """
     path = found(folder, "timeseries.csv")
     lines = csv.DictReader(text(path).splitlines() if path else [])
     waits = full = 0
@@ -137,4 +142,5 @@ def _sample(line: Mapping[str, str]) -> tuple[float, float, float] | None:
 
 
 def found(folder: Path, name: str) -> Path | None:
+    """Return the path of a file or of its gzipped form; None if neither exists."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)

@@ -1,8 +1,8 @@
-"""A measured run's requests through vLLM's own scheduler, first come first served, on the clock of a step-time model.
+"""`rerun`: replays a measured run's requests through vLLM's own FCFS scheduler, with the times of a step-time model.
 
-Several engines (`data_parallel_size`, with experts spread over them) exchange tokens in each layer, so that their
-steps begin and end together: a step lasts as long as that engine's which holds most. Before them stands vLLM's
-balancer: a request goes where the least waits and runs, by counts that come ten times a second.
+Several engines (`data_parallel_size`, with experts spread over them) exchange tokens in each layer, so their steps
+begin and end together: a step lasts as long as the longest. vLLM's balancer is before them: a request goes to the
+engine where least waits and runs, by counts that are updated ten times a second.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from benchmarks.replay.simulation.simulated_engine import SimulatedEngine
 
 _COUNTED_EVERY_S = 0.1
-_WAITING_WEIGHS = 4  # what a waiting request counts for, against one that runs
+_WAITING_WEIGHS = 4  # weight of a waiting request beside a running one
 
 
 class StepLog:
-    """What each step held and when it ended, and which requests lost their place for want of KV."""
+    """What each step held, when it ended, and which requests were preempted because KV ran out."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -32,23 +32,25 @@ class StepLog:
         self.preempted: set[str] = set()
 
     def within(self, begin: float, end: float) -> slice:
-        """The steps that end after `begin` and not after `end`."""
+        """Return the steps that end after `begin` and not after `end`."""
         return slice(bisect_left(self.ends, begin + 1e-9), bisect_left(self.ends, end + 1e-9))
 
 
-def again(
+def rerun(
     run: Run, step_ms: Callable[[Held], float], folder: Path, upto: int | None = None
 ) -> tuple[list[Served], StepLog]:
-    """Only until the first `upto` requests have ended."""
+    """Replay the run until its first `upto` requests have ended. Returns their times, and the log of steps."""
     return _Rerun(run, step_ms, folder).until(len(run.requests) if upto is None else upto)
 
 
 class _Rerun:
     def __init__(self, run: Run, step_ms: Callable[[Held], float], folder: Path) -> None:
         self._run, self._step_ms, self._log, self._now = run, step_ms, StepLog(), 0.0
-        self._scheduled: list[deque[Held]] = [deque() for _ in range(run.engines)]  # steps that have not ended
+        self._scheduled: list[deque[Held]] = [
+            deque() for _ in range(run.engines)
+        ]  # scheduled steps that have not ended
         self._engines = [self._engine(folder, queue) for queue in self._scheduled]
-        self._where: list[SimulatedEngine] = []  # of each request that has come
+        self._where: list[SimulatedEngine] = []  # the engine of each request that has arrived
         self._counts = [0] * run.engines
         self._counted_at = -_COUNTED_EVERY_S
 
@@ -74,19 +76,22 @@ class _Rerun:
         at = self._counts.index(min(self._counts))
         self._counts[at] += _WAITING_WEIGHS
         self._where.append(self._engines[at])
-        # No two requests share tokens: the file has no prompts. What one of them computed before it lost its place
-        # is there to be found again, as in vLLM, if it keeps prefixes at all.
+        # No two requests share tokens, since the file has no prompts. A preempted request finds its own tokens in the
+        # prefix cache again, as in vLLM, if the cache is on.
         self._engines[at].add(str(number), [1_000_000 + number] * one.prompt, one.output, at=one.arrived)
 
     def _step(self) -> list[str]:
-        """One step of all engines; the requests that it ends. A step is scheduled while the one before it runs, and
-        its time is known when it is scheduled everywhere: so not by `SimulatedEngine.step`."""
+        """Do one step of all engines, and return the requests that it ends.
+
+        A step is scheduled while the one before it runs, and its time is known when all engines have scheduled it.
+        So this does not use `SimulatedEngine.step`.
+        """
         for engine in self._engines:
             engine._schedule()
             if self._run.overlap and len(engine._flying) == 1:
                 engine._schedule()
         held = [queue.popleft() for queue in self._scheduled]
-        # Where nothing is scheduled, nothing is computed: an idle engine has a step like that in flight.
+        # An idle engine has an empty step in flight, which takes no time.
         took, longest = max(
             ((self._step_ms(one) if one.tokens else 0.0, one) for one in held), key=lambda pair: pair[0]
         )
@@ -105,7 +110,7 @@ class _Rerun:
         run = self._run
         context = max(r.prompt + r.output for r in run.requests) + 16
         if not run.chunked_prefill:
-            context = min(context, run.step_tokens)  # vLLM has no longer one where a prompt must fit into a step
+            context = min(context, run.step_tokens)  # vLLM allows no longer one if a prompt must fit into a step
         settings = SimulatedEngineSettings(
             slots=run.slots,
             room=0,
@@ -117,7 +122,7 @@ class _Rerun:
             prefix_cache=run.prefix_cache,
             chunked_prefill=run.chunked_prefill,
             overlap=run.overlap,
-            brisk=True,
+            fast=True,
         )
 
         def noted(scheduler: Any, output: Any) -> float:
@@ -125,13 +130,13 @@ class _Rerun:
             self._log.preempted.update(output.preempted_req_ids or ())
             context = sum([requests[name].num_computed_tokens for name in names])
             scheduled.append(Held(len(names), context, output.total_num_scheduled_tokens))
-            return 0.0  # `_step` moves the clock
+            return 0.0  # `_step` advances the clock
 
         return SimulatedEngine(folder, settings, noted)
 
 
 def _enough(run: Run, context: int) -> int:
-    """Blocks of KV where the run does not say: what all slots could fill twice, and no more than all its requests."""
+    """Return blocks of KV if the run names none: twice what all slots can fill, at most what all requests need."""
     size = run.block_size
     return 1 + min(
         2 * run.slots * -(-context // size), sum(-(-(r.prompt + r.output) // size) + 1 for r in run.requests)

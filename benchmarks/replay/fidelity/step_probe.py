@@ -1,13 +1,13 @@
-"""A step-time model measured from outside: what a live engine's answers tell of the time of its steps.
+"""`profile`: measures a step-time model of a live engine from outside, by timing its answers.
 
-Two kinds of probe, both over an OpenAI-compatible streaming endpoint. *Decoding*: so many requests at once, of so
-many prompt tokens; once all have their first token and until the first of them ends, every step holds the same
-sequences and a context that grows by one token each, and the times between tokens are the steps' times. *Prefill*:
-one request and one token of answer; of two prompt lengths the difference in time is the prefill of the difference,
-the way over the network and the fixed part of a step being in both. Every prompt is of other tokens, so that no
-prefix is cached. The engine should have nothing else to do meanwhile.
+There are two kinds of probe, both over an OpenAI-compatible streaming endpoint. *Decoding*: several requests at
+once. After all have their first token and until the first of them ends, every step holds the same sequences, and a
+context that grows by one token each. The times between tokens are the times of steps. *Prefill*: one request with
+one token of answer. The difference in time of two prompt lengths is the prefill of the difference, since the
+network and the fixed part of a step are in both. Every prompt has other tokens, so no prefix is cached. The engine
+should do nothing else meanwhile.
 
-A span of both kinds is a sum of steps, as `steps.fit` takes them.
+Both give spans, which are sums of steps, for `step_times.fit`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from benchmarks.replay.errors import BadProbe, TooShort
 from benchmarks.replay.inputs.step_times import Span, fit
 from ramify.serving.policy.types import StepModel
 
-_FIRST_ID, _LAST_ID = 1000, 30_000  # of prompts' tokens: in the vocabulary of every model that is served today
+_FIRST_ID, _LAST_ID = 1000, 30_000  # token ids of prompts: in the vocabulary of every model served today
 
-_FITS = 5  # the fit draws weakly towards what it is given: its own answer, in the end
+_FITS = 5  # rounds of the fit, which draws weakly towards what it starts from
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One answer: when it was asked for and when each token came, in seconds on one clock."""
+    """One answer: when it was requested and when each token came, in seconds on one clock."""
 
     prompt: int
     sent: float
@@ -45,8 +45,8 @@ class Stream:
 class Plan:
     batches: tuple[int, ...] = (1, 4, 16, 32)
     prompts: tuple[int, ...] = (64, 512, 1536)
-    tokens: int = 64  # of each answer, when decoding is measured
-    repeats: int = 5  # of each prefill probe: the median counts
+    tokens: int = 64  # of each answer when decoding is measured
+    repeats: int = 5  # of each prefill probe; the median counts
 
     def __post_init__(self) -> None:
         if min((*self.batches, *self.prompts, self.repeats), default=0) < 1 or len(set(self.prompts)) < 2:
@@ -59,20 +59,21 @@ class Plan:
 class Profile:
     step: StepModel
     spans: tuple[Span, ...]
-    error: float  # mean absolute relative error of the spans' times under the model
-    way_s: float  # what a first token takes beyond the step that makes it: to the engine and back
+    error: float  # mean absolute relative error of the spans under the model
+    way_s: float  # time of a first token beyond the step that makes it: to the engine and back
 
 
 class Endpoint(Protocol):
     async def batch(self, prompts: Sequence[int], tokens: int) -> list[Stream]:
-        """Requests of so many prompt tokens, sent at once, each answered with `tokens` tokens."""
+        """Send requests of these prompt lengths at once, each answered with `tokens` tokens."""
 
 
 async def profile(endpoint: Endpoint, plan: Plan, told: Callable[[str], None] = lambda line: None) -> Profile:
-    """Raises BadProbe where the answers cannot be timed, BadSteps where no model fits them.
+    """Measure a step-time model. Raises BadProbe if the answers cannot be timed, BadSteps if no model fits them.
 
-    Answers may be asked for again with up to eight times the plan's tokens: the engine's context must have room."""
-    await endpoint.batch([min(plan.prompts)], plan.tokens)  # the first request compiles and warms
+    A probe may be repeated with up to eight times the plan's tokens: the engine's context must have room for them.
+    """
+    await endpoint.batch([min(plan.prompts)], plan.tokens)  # the first request compiles and warms up
     spans = []
     for prompt in sorted(set(plan.prompts)):
         for size in sorted(set(plan.batches)):
@@ -94,8 +95,10 @@ async def profile(endpoint: Endpoint, plan: Plan, told: Callable[[str], None] = 
 
 
 async def _decoding(endpoint: Endpoint, prompt: int, size: int, tokens: int) -> Span:
-    """Answers that ended before they were all under way are asked for again, longer: an engine that is slow with
-    prompts, or a machine that is busy, hands out first tokens one by one."""
+    """Measure decoding, and repeat with longer answers if some ended before all had started.
+
+    An engine that is slow with prompts, or a busy machine, gives first tokens one by one.
+    """
     for longer in (1, 2, 4):
         try:
             return decoding(await endpoint.batch([prompt] * size, tokens * longer))
@@ -112,9 +115,10 @@ async def _first_s(endpoint: Endpoint, prompt: int) -> float:
 
 
 def decoding(streams: Sequence[Stream]) -> Span:
-    """The steps in which all of them decoded: after the last one's first token, up to the first one's last.
+    """Return the span in which all streams decoded: from the last first token to the first last token.
 
-    Raises BadProbe, and TooShort where they were too few."""
+    Raises BadProbe if an answer has no token, TooShort if the steps are too few.
+    """
     if not all(stream.times for stream in streams):
         raise BadProbe("an answer came without a token: it cannot be timed")
     begin, end = max(stream.times[0] for stream in streams), min(stream.times[-1] for stream in streams)
@@ -127,14 +131,16 @@ def decoding(streams: Sequence[Stream]) -> Span:
             "answers or smaller batches (has the engine as many slots?)"
         )
     context = 0.0
-    for stream in streams:  # each step reads the prompt and what was generated before it
+    for stream in streams:  # each step reads the prompt and the tokens generated before it
         done = sum(at <= within[0] for at in stream.times)
         context += steps * (stream.prompt + done + (steps - 1) / 2)
     return Span(within[-1] - within[0], steps, steps * len(streams), context / 1000, 0.0)
 
 
 def prefills(firsts: Sequence[tuple[int, float]]) -> list[Span]:
-    """Of prompt lengths, ascending, with their times to the first token: each against the shortest."""
+    """Return the prefill spans of prompt lengths, ascending, with their times to first token: each less the
+    shortest.
+    """
     (least, least_s), *more = firsts
     spans = [Span(took - least_s, 0.0, 0.0, 0.0, prompt - least) for prompt, took in more if took > least_s]
     if not spans:
@@ -148,14 +154,14 @@ def _seconds(step: StepModel, span: Span) -> float:
 
 
 class HttpEndpoint:
-    """An OpenAI-compatible `/v1/completions` that takes prompts as token ids, as vLLM's does."""
+    """An OpenAI-compatible `/v1/completions` that takes prompts as token ids, as vLLM does."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, seed: int = 0) -> None:
         self._client, self._model, self._chance = client, model, Random(seed)
 
     @classmethod
     async def find(cls, client: httpx.AsyncClient, model: str | None = None) -> HttpEndpoint:
-        """With the server's first model, if none is named. Raises BadProbe."""
+        """Return an endpoint for `model`, or for the first model that the server lists. Raises BadProbe."""
         if model is not None:
             return cls(client, model)
         try:
@@ -198,7 +204,7 @@ class HttpEndpoint:
 
 
 def _is_token(line: str) -> bool:
-    """An event with a choice in it: vLLM sends one a token, also where the token has no text of its own."""
+    """Is the line an event with a choice? vLLM sends one for each token, also for a token without text."""
     if not line.startswith("data:") or line[5:].strip() == "[DONE]":
         return False
     try:

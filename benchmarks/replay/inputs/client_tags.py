@@ -1,10 +1,12 @@
-"""What a scheduler is told of an answer's length in a replay: exactly as much as a predictor would know.
+"""The tags that a call's client would send: `tags_of`, and `LengthHints`, which makes up the predicted lengths in
+them.
 
-A trace has lengths and no prompts, so no predictor can be asked. What a predictor knows is made up instead, and so
-that it is calibrated by construction: a Gaussian copula between what it saw and the truth. With z the normal score
-of the true length among all lengths of the trace, it sees s = r·z + sqrt(1 - r²)·e; then z given s is normal with
-mean r·s and variance 1 - r², and the quantile at level q is the trace's own at Φ(r·s + sqrt(1 - r²)·Φ⁻¹(q)). The one
-number r is measured on held-out prompts (docs/evaluation.md); r = 0 knows the distribution, r = 1 the length.
+A trace has lengths and no prompts, so no predictor can be asked. What a predictor would know is generated, and it
+is calibrated by construction: a Gaussian copula between the prediction and the truth (docs/decisions/055). Let z be
+the normal score of the true length among all lengths of the trace. The predictor sees s = r·z + sqrt(1 - r²)·e.
+Then z given s is normal with mean r·s and variance 1 - r², and the quantile at level q is the trace's own at Φ(r·s
++ sqrt(1 - r²)·Φ⁻¹(q)). The number r is measured on held-out prompts. With r = 0 only the distribution is known,
+with r = 1 the length.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 from ramify.serving.protocol.tags import SLOTags, XargValue
 
 _NORMAL = NormalDist()
-_EDGE = 1e-4  # a distribution's ends, as quantiles: no score is infinite
+_EDGE = 1e-4  # ends of a distribution, as quantiles, so that no score is infinite
 
 
-class Told:
-    """Sketches for the calls of one workload. The same seed tells the same, whoever asks and in whatever order."""
+class LengthHints:
+    """Length sketches for the calls of one workload. They depend on the seed and the call, not on the order of
+    calls.
+    """
 
     def __init__(self, lengths: Sequence[int], seed: int) -> None:
         self._sorted = sorted(lengths)
@@ -34,7 +38,7 @@ class Told:
         self._mean = LengthSketch(LEVELS, tuple(self._quantile(level) for level in LEVELS))
 
     def sketch(self, knows: Knowledge, program: ProgramId, place: int, call: Call) -> LengthSketch | None:
-        """Of the call at `place` among its program's."""
+        """Return the sketch of the call at `place` in its program; None if the scheduler is told nothing."""
         match knows.lengths:
             case Lengths.NONE:
                 return None
@@ -68,13 +72,13 @@ def _level_scores() -> tuple[float, ...]:
     return tuple(_NORMAL.inv_cdf(min(max(level, _EDGE), 1 - _EDGE)) for level in LEVELS)
 
 
-_TOKEN_S = 0.01  # only for shares of a deadline: what a token takes beside a second of tools
+_TOKEN_S = 0.01  # seconds of a token beside a second of tools, for shares of a deadline only
 
 
 def tags_of(
-    program: Program, stage: int, place: int, at: float, knows: Knowledge, told: Told
+    program: Program, stage: int, place: int, at: float, knows: Knowledge, told: LengthHints
 ) -> dict[str, XargValue]:
-    """`vllm_xargs` of the call at `place` among the program's, which arrives `at`."""
+    """Return the `vllm_xargs` of the call at `place` in its program, which arrives at the time `at`."""
     sketch = told.sketch(knows, program.id, place, program.calls[place])
     quantiles = None if sketch is None else sketch.to_wire()
     if program.kind is not SloClass.COMPOUND:
@@ -106,7 +110,7 @@ def tags_of(
 
 
 def _estimate(stage: Stage, structure: Structure) -> tuple[float, float, float, float]:
-    """Calls, prompt, answer and tools of a stage to come, as `StageEstimate` has them."""
+    """Return calls, prompt tokens, answer tokens and tool seconds of a later stage, as in `StageEstimate`."""
     calls = len(stage.calls)
     if structure is Structure.ORACLE:
         prompt = sum(call.prompt for call in stage.calls) / calls
@@ -115,7 +119,9 @@ def _estimate(stage: Stage, structure: Structure) -> tuple[float, float, float, 
 
 
 def _due_left(program: Program, stage: int, at: float, structure: Structure) -> float | None:
-    """The stage's share of the deadline, D_s = φ(s)·D (thesis §4.1), by the typical length of what lies before it."""
+    """Return the seconds left until the stage's share of the deadline, D_s = φ(s)·D (thesis §4.1), by typical
+    lengths.
+    """
     if program.deadline_s is None:
         return None
     walls = [_wall(s, structure) for s in program.stages]

@@ -1,4 +1,6 @@
-"""Step-time models as files: how long one engine step takes, and where the figures come from.
+"""Step-time models: how long one engine step takes.
+
+`Steps` is a model with its source, stored as a file:
 
 {"model": "…", "device": "…", "source": "…", "fitted": "…",
  "step": {"base_ms": 4.1, "per_seq_ms": 0.0055, "per_kctx_ms": 0.0334, "per_prefill_ms": 0.0185}}
@@ -15,7 +17,7 @@ from benchmarks.replay.errors import BadSteps
 from ramify.serving.policy.types import StepModel
 
 SHIPPED = Path(__file__).resolve().parents[2] / "data" / "h200-llama-3.1-8b.json"
-_PULL = 1e-4  # of the weight of the spans
+_PULL = 1e-4  # weight of the prior beside the spans
 _NAMES = ("base_ms", "per_seq_ms", "per_kctx_ms", "per_prefill_ms")
 
 
@@ -24,15 +26,15 @@ class Steps:
     step: StepModel
     model: str
     device: str
-    source: str  # of the times: a publication, a measured run, a server
-    fitted: str  # how
+    source: str  # of the times: a publication, a measured run or a server
+    fitted: str  # how the model was fitted
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps({**asdict(self)}, indent=2) + "\n", encoding="utf-8")
 
 
 def load(path: Path = SHIPPED) -> Steps:
-    """Raises BadSteps, naming the field."""
+    """Read a step-time model. Raises BadSteps, naming the field."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         step = {name: float(raw["step"][name]) for name in _NAMES}
@@ -46,7 +48,7 @@ def load(path: Path = SHIPPED) -> Steps:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of measured time, and what the steps in it held, summed."""
+    """A stretch of measured time, and the sums of what the steps in it held."""
 
     seconds: float
     steps: float
@@ -56,11 +58,11 @@ class Span:
 
 
 def fit(spans: Sequence[Span], like: StepModel) -> StepModel:
-    """The linear model with the least squared relative error over the spans.
+    """Return the linear model with the least squared relative error over the spans.
 
-    In a batch that is always full the fixed part and the sequences' are not told apart; so a term is drawn, weakly,
-    towards `like`, made slower or faster as a whole to match. A term that would come out negative is 0. Raises
-    BadSteps for fewer spans than terms.
+    In a batch that is always full, the fixed part and the part of the sequences cannot be told apart. So each term
+    is drawn weakly towards `like`, scaled as a whole to match. A term that would be negative is 0. Raises BadSteps
+    if there are fewer spans than terms.
     """
     if len(spans) < len(_NAMES):
         raise BadSteps(f"{len(spans)} measured spans: a step-time model of {len(_NAMES)} terms needs as many")
@@ -69,13 +71,13 @@ def fit(spans: Sequence[Span], like: StepModel) -> StepModel:
 
 
 def least(sums: Sequence[Sequence[float]], took: Sequence[float], like: Sequence[float]) -> list[float]:
-    """Costs, none negative, so that each row of `sums` times them comes to what it `took`: as `fit` says."""
+    """Return the costs, none negative, with which each row of `sums` comes nearest to what it `took` (see `fit`)."""
     import numpy as np
 
     prior = np.array(like)
     rows = np.array(sums) * prior / np.array(took)[:, None]
     whole = rows.sum(axis=1)
-    factor = float(whole.sum() / (whole @ whole))  # `like`, so many times slower, fits best
+    factor = float(whole.sum() / (whole @ whole))  # `like` fits best when it is scaled by this
     pull = np.sqrt(_PULL * len(rows)) * np.eye(len(prior))
     kept = list(range(len(prior)))
     while True:
@@ -90,16 +92,16 @@ def least(sums: Sequence[Sequence[float]], took: Sequence[float], like: Sequence
     return [float(value) for value in values]
 
 
-_ROWS = 128  # tokens of a step that ride along
+_ROWS = 128  # tokens of a step that cost nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a step holds."""
+    """What one step holds."""
 
     sequences: int
     context: int  # tokens, summed over the sequences
-    tokens: int  # scheduled, of prompts and answers
+    tokens: int  # scheduled tokens of prompts and answers
 
     @property
     def prefill(self) -> int:
@@ -108,20 +110,26 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The defaults are `StepModel`'s; of the last, which it lacks, a quarter of the fixed part. A fit moves all."""
+    """The step time of a measured run: `StepModel` with two terms more (docs/decisions/064).
+
+    The first tokens of a step cost almost nothing: the weights are read in any case, and a matrix kernel works on
+    many rows at once. And a step with prompt tokens is not replayed as one captured graph. Without these terms a
+    fit takes from the fixed part what it gives to prompt tokens, and small batches come out too fast. The defaults
+    are those of `StepModel`; the last is a quarter of the fixed part.
+    """
 
     base_ms: float = 4.1
     per_seq_ms: float = 0.0055
     per_kctx_ms: float = 0.0334
     per_token_ms: float = 0.0185  # for each token beyond the first 128
-    prompt_ms: float = 1.0  # where the step holds any prompt tokens
+    prompt_ms: float = 1.0  # if the step holds any prompt tokens
 
     def ms(self, held: Held) -> float:
         costs: tuple[float, ...] = astuple(self)
         return sum(cost * much for cost, much in zip(costs, terms(held), strict=True))
 
     def scaled(self, factor: float) -> Timing:
-        """The same engine `factor` times slower."""
+        """Return the timing of an engine that is `factor` times slower."""
         return Timing(*(cost * factor for cost in astuple(self)))
 
     def halfway(self, other: Timing) -> Timing:
@@ -129,5 +137,5 @@ class Timing:
 
 
 def terms(held: Held) -> tuple[float, float, float, float, float]:
-    """How much of each of a Timing's costs: in the order of its fields."""
+    """Return how often each cost of a Timing counts, in the order of its fields."""
     return 1.0, held.sequences, held.context / 1000, max(0, held.tokens - _ROWS), float(held.prefill > 0)

@@ -1,11 +1,11 @@
-"""Traces where none is at hand: the thesis's tables 6.1 and 2.1, arriving by chance.
+"""Generates traces with the lengths of the thesis's table 6.1 and random arrivals, for use without a published trace.
 
-Single calls have the lengths of table 6.1's single requests, log-normal through medians and 95th percentiles.
-Compound ones come as sessions of the same table's compound requests: a piece of a session, as `workload` takes them,
-has the table's tokens in all. How many of those who ask want a stream and how many a whole answer (table 2.1) is the
-last of `evaluation.MIXES`.
+Single calls have the lengths of table 6.1's single requests: log-normal, through the medians and 95th percentiles.
+Compound requests of the same table come as sessions: a piece of a session, as `workload` takes them, has the
+table's tokens in all. How many users want a stream and how many a whole answer (table 2.1) is the last of
+`evaluation.MIXES`.
 
-`write` makes single calls alone, in the Mooncake shape, so that what reads traces reads it; `write_workload` both.
+`write` generates single calls only, in the Mooncake format. `write_workload` generates single calls and sessions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.replay.types import Call
 
 _Z95 = 1.645
 _LONGEST = 16_384
-_STAGES, _WIDTHS = 3.4, (1, 1, 2, 3)  # mean stages of a piece of a session; calls beside each other, of a session
-_STAGES_SPREAD = 0.33  # of the logarithm of a piece's number of stages
+_STAGES, _WIDTHS = 3.4, (1, 1, 2, 3)  # mean stages of a piece of a session; parallel calls of a session
+_STAGES_SPREAD = 0.33  # standard deviation of the logarithm of a piece's number of stages
 _SESSIONS, _TURNS = 200, 60
-_CALL_SPREAD = 0.3  # of the calls of a session, as logarithms: what a plan does not know
+_CALL_SPREAD = 0.3  # standard deviation of the log-lengths of a session's calls: what a plan does not know
 _GAP_S, _GAP_SPREAD = 0.7, 0.6
 _MARK = "generated"
 
@@ -43,7 +43,7 @@ class _Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A row of table 6.1: prompt and answer of a single request, and of all of a compound one's calls together."""
+    """A row of table 6.1: lengths of a single request, and of all calls of a compound one together."""
 
     prompt: _Lengths
     answer: _Lengths
@@ -57,7 +57,7 @@ APPLICATIONS = (CHATBOT, RESEARCH)
 
 
 def write(path: Path, count: int = 12_000, seconds: float = 3600.0, seed: int = 0) -> Path:
-    """Single calls. The same seed writes the same bytes."""
+    """Write single calls in the Mooncake format. The same seed writes the same bytes."""
     lines = [
         json.dumps({"timestamp": at, "input_length": prompt, "output_length": answer})
         for at, prompt, answer in _singles(Random(seed), count, seconds)
@@ -67,7 +67,7 @@ def write(path: Path, count: int = 12_000, seconds: float = 3600.0, seed: int = 
 
 
 def write_workload(path: Path, count: int = 12_000, seconds: float = 3600.0, seed: int = 0) -> Path:
-    """Single calls and sessions, for `read_workload`. The same seed writes the same bytes."""
+    """Write single calls and sessions for `read_workload`. The same seed writes the same bytes."""
     made = {
         _MARK: "tables 6.1 and 2.1 of the thesis",
         "arrivals": list(_singles(Random(seed), count, seconds)),
@@ -78,7 +78,7 @@ def write_workload(path: Path, count: int = 12_000, seconds: float = 3600.0, see
 
 
 def read_workload(path: Path) -> Trace:
-    """A trace of any shape, or what `write_workload` wrote. Raises BadTrace."""
+    """Read a trace of any format, or a file of `write_workload`. Raises BadTrace."""
     if path.is_file() and path.suffix == ".json" and (whole := text(path)).startswith(f'{{"{_MARK}"'):
         try:
             raw = json.loads(whole)
@@ -106,7 +106,7 @@ def _call(prompt: int, answer: int) -> Call:
 
 
 def _singles(chance: Random, count: int, seconds: float) -> list[tuple[int, int, int]]:
-    """Milliseconds, prompt, answer."""
+    """Return milliseconds of arrival, prompt tokens and answer tokens of each call."""
     made = []
     for at in sorted(chance.uniform(0, seconds) for _ in range(count)):
         one = chance.choice(APPLICATIONS)
@@ -116,7 +116,7 @@ def _singles(chance: Random, count: int, seconds: float) -> list[tuple[int, int,
 
 
 def _sessions(chance: Random) -> list[list[tuple[float, list[tuple[int, int]]]]]:
-    """Of so many calls that a piece has the table's tokens in all, spread over it and over how long pieces are."""
+    """Return sessions with so many tokens a call that a piece of a session has the table's tokens in all."""
     return [_session(chance, APPLICATIONS[number % len(APPLICATIONS)]) for number in range(_SESSIONS)]
 
 
@@ -132,7 +132,10 @@ def _session(chance: Random, one: Application) -> list[tuple[float, list[tuple[i
 
 
 def _of_call(chance: Random, whole: _Lengths, width: int) -> float:
-    """The median of a session's calls: its own share of how far wholes lie apart is what their stages leave."""
+    """Draw the median length of a session's calls.
+
+    The number of stages explains a part of the spread of whole pieces; the rest is the spread between sessions.
+    """
     own = max(0.0, whole.spread**2 - _STAGES_SPREAD**2) ** 0.5
     return chance.lognormvariate(log(whole.median / (_STAGES * width)), own)
 

@@ -1,6 +1,6 @@
-"""Arrivals and lengths from files of the shapes that are published, gzipped or not.
+"""Reads traces of arrivals and lengths in three published formats, gzipped or not.
 
-| shape | told by | whose |
+| format | recognised by | publisher |
 |---|---|---|
 | CSV | a header with TIMESTAMP, ContextTokens, GeneratedTokens | Azure/AzurePublicDataset |
 | JSON lines | `timestamp` (ms), `input_length`, `output_length`, perhaps `hash_ids` (512-token blocks) | Mooncake |
@@ -24,13 +24,13 @@ from typing import Any
 from benchmarks.replay.errors import BadTrace
 from benchmarks.replay.types import Call
 
-LONGEST = 10_000_000  # tokens of a call: what is above is a slip in the file, and would fill the memory
-# JSON, but not of the shape that is read.
+LONGEST = 10_000_000  # tokens of a call: a longer one is an error in the file, and would fill the memory
+# Raised by JSON that does not have the expected form.
 MISSHAPEN = (ValueError, OverflowError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def text(path: Path) -> str:
-    """Raises BadTrace."""
+    """Return the text of a file, gzipped or not. Raises BadTrace if it cannot be read."""
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
@@ -49,7 +49,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What one agent asked, in order: its turns, each of calls that ran beside each other."""
+    """The turns of one agent, in order. The calls of a turn ran in parallel."""
 
     turns: tuple[Turn, ...]
 
@@ -57,18 +57,18 @@ class Session:
 @dataclass(frozen=True, slots=True)
 class Turn:
     calls: tuple[Call, ...]
-    gap_s: float  # between the end of the turn before and its arrival: tools, and people
+    gap_s: float  # from the end of the turn before to its arrival: tools, and people
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     name: str
     arrivals: tuple[Arrival, ...]  # by time; every call, of sessions too
-    sessions: tuple[Session, ...] = ()  # where the file says which calls are one agent's
+    sessions: tuple[Session, ...] = ()  # if the file says which calls belong to one agent
 
 
 def read(path: Path) -> Trace:
-    """Raises BadTrace, with the line, for a file of none of these shapes."""
+    """Read a trace. Raises BadTrace, with the line, if the file has none of the formats."""
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
         if not files:
@@ -91,7 +91,7 @@ def _azure(path: Path, whole: str) -> Iterator[Arrival]:
     wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     try:
         names = [name.strip() for name in reader.fieldnames or []]
-    except csv.Error:  # a quote that is never closed
+    except csv.Error:  # a quote is never closed
         names = []
     if not set(wanted) <= set(names):
         raise BadTrace(path, f"neither JSON nor a CSV with the columns {', '.join(wanted)}")
@@ -102,7 +102,7 @@ def _azure(path: Path, whole: str) -> Iterator[Arrival]:
                 raise ValueError(f"fewer than the header's {len(names)} columns")
             at = _clock(row["TIMESTAMP"])
             yield Arrival(at, Call(_length(row["ContextTokens"]), _length(row["GeneratedTokens"])))
-    except csv.Error as error:  # of the line that it could not get
+    except csv.Error as error:  # of the line that could not be read
         raise BadTrace(path, f"line {reader.line_num + 1}: {error}") from error
     except ValueError as error:
         raise BadTrace(path, f"line {reader.line_num}: {error}") from error
@@ -112,7 +112,10 @@ _CLOCK = re.compile(r"(?P<second>[^.+Z]+?)(?P<fraction>\.\d+)?(?P<zone>Z|[+-]\d\
 
 
 def _clock(text: str) -> float:
-    """Seconds of `2023-11-16 18:15:46.6805900`, whose seventh decimal Python does not read. Without a zone: UTC."""
+    """Return the seconds of a time like `2023-11-16 18:15:46.6805900`, whose seventh decimal Python cannot read.
+
+    Without a zone it is UTC.
+    """
     found = _CLOCK.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"not a time: {text!r}")
@@ -137,7 +140,7 @@ _MOONCAKE_FIELDS = "timestamp (ms), input_length, output_length"
 
 
 def _is_session(whole: str) -> bool:
-    """Does it begin with one object that holds requests, wherever in it, and be it broken off?"""
+    """Does the text begin with an object that holds requests, even if it is cut off?"""
     try:
         first, _ = json.JSONDecoder().raw_decode(whole.lstrip())
     except (ValueError, RecursionError):
@@ -163,7 +166,7 @@ def _sessions(path: Path, files: Sequence[Path]) -> Trace:
 
 
 def _length(raw: Any) -> int:
-    """Tokens; one where a trace has none."""
+    """Return a length in tokens; 1 if the trace has 0."""
     tokens = int(raw)
     if not 0 <= tokens <= LONGEST:
         raise ValueError(f"a length of {tokens} tokens")
@@ -181,14 +184,16 @@ _Span = tuple[float, float, Call]  # begin, end
 
 
 def _spans(raw: Mapping[str, Any], number: int) -> Iterator[_Span]:
-    """Every call of a session, its sub-agents' too. Block names are local to a session: they get its number."""
+    """Yield every call of a session and of its sub-agents. Block names are local to a session, so its number is
+    added.
+    """
     size = int(raw.get("block_size", 64))
     if size < 1:
         raise ValueError(f"blocks of {size} tokens")
     for request in raw["requests"]:
         inner = request.get("requests")
         offset = 0.0
-        if inner:  # a sub-agent's clock may begin with the sub-agent
+        if inner:  # a sub-agent's clock may start with the sub-agent
             offset = _time(request["t"]) if _time(inner[0]["t"]) < _time(request["t"]) else 0.0
         for one in inner or [request]:
             if "in" not in one or "out" not in one:
@@ -200,7 +205,7 @@ def _spans(raw: Mapping[str, Any], number: int) -> Iterator[_Span]:
 
 
 def _turns(spans: Sequence[_Span]) -> Iterator[Turn]:
-    """Calls that overlap in time are one turn: a fan-out of sub-agents."""
+    """Yield the turns. Calls that overlap in time are one turn: a fan-out of sub-agents."""
     calls, ended, gap = list[Call](), 0.0, 0.0
     for begin, end, call in spans:
         if calls and begin >= ended:

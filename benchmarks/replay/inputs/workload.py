@@ -1,8 +1,7 @@
-"""Programs for a replay, from a trace: what arrives when, of which kind, with how much structure.
+"""`programs`: makes the programs of a replay from a trace: when each arrives, of which kind, with which stages.
 
-One program arrives at each of the trace's times, stretched or squeezed so that as many come as the load asks for: the
-bursts stay. A load of 1 is the arrival rate at which the mean GPU time that comes in a second, by the
-true lengths in a full batch of all slots, is one second.
+One program arrives at each of the trace's times, stretched or squeezed to the load, so the bursts stay. Load 1 is
+the arrival rate at which one second brings one second of GPU time, by the true lengths in a full batch.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from benchmarks.replay.types import Call, Program, ProgramId, Setting, Stage
 from ramify.serving.policy.cost_model import decode_gpu_s, prefill_s
 from ramify.serving.policy.types import SloClass, StepModel
 
-_SAMPLE = 4000  # programs whose mean cost sets what a load of 1 is
+_SAMPLE = 4000  # programs whose mean cost defines load 1
 _STAGES = (2, 3, 3, 4, 5)
 _WIDTHS = (1, 1, 2, 3)
 _TOOL_MEDIAN_S, _TOOL_SPREAD = 0.7, 0.6  # log-normal
-_PERSON_S = 30.0  # a gap in a session that is longer is a person's: another program begins
+_PERSON_S = 30.0  # a longer gap in a session is a person's: another program begins after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,14 @@ class Slo:
     ttft_s: float = 2.0
     tbt_s: float = 0.1
     deadline_s: float = 20.0
-    stage_s: float = 20.0  # of a compound program, for each stage
+    stage_s: float = 20.0  # deadline of a compound program, for each stage
 
     def scaled(self, by: float) -> Slo:
         return Slo(self.ttft_s * by, self.tbt_s * by, self.deadline_s * by, self.stage_s * by)
 
 
 THESIS = Slo()  # §6.1: P95 of a public API
-ARTIFACT = Slo(0.8, 0.08, 8.0, 8.0)  # what its published code asks for
+ARTIFACT = Slo(0.8, 0.08, 8.0, 8.0)  # of the thesis's published code
 SLOS = {"loose": THESIS, "tight": ARTIFACT}
 
 
@@ -50,7 +49,7 @@ class Arrivals(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Shares of programs, by kind; they need not sum to 1."""
+    """Shares of programs by kind. They need not sum to 1."""
 
     latency: float = 1.0
     deadline: float = 1.0
@@ -67,7 +66,7 @@ class Workload:
 
 
 def programs(trace: Trace, workload: Workload, setting: Setting) -> list[Program]:
-    """Deterministic: the same trace, workload and setting give the same programs."""
+    """Return the programs of a replay. Deterministic: equal arguments give equal programs."""
     rate = workload.load * setting.replicas / seconds_a_program(trace, workload.mix, setting)
     count = max(1, round(rate * setting.seconds))
     shapes = _shapes(trace, workload.mix, Random(f"shapes/{workload.seed}"))
@@ -78,14 +77,16 @@ def programs(trace: Trace, workload: Workload, setting: Setting) -> list[Program
 
 
 def seconds_a_program(trace: Trace, mix: Mix, setting: Setting) -> float:
-    """Mean GPU time of a program by its true lengths, in a full batch: 1 / capacity, in programs a second."""
+    """Return the mean GPU time of a program by its true lengths in a full batch: 1 / (programs a second)."""
     shapes = _shapes(trace, mix, Random("capacity"))
     return fmean(sum(gpu_seconds(stages, setting.step, setting.slots)) for _, stages in islice(shapes, _SAMPLE))
 
 
 def gpu_seconds(stages: Sequence[Stage], step: StepModel, slots: int) -> list[float]:
-    """GPU time of each call, in the order of the stages. A leading block that an earlier call of the program had is
-    taken as cached."""
+    """Return the GPU time of each call, in the order of the stages.
+
+    A leading block that an earlier call of the program had counts as cached.
+    """
     seen: set[int] = set()
     costs = []
     for stage in stages:
@@ -118,12 +119,12 @@ _Shape = tuple[SloClass, tuple[Stage, ...]]
 
 
 def _shapes(trace: Trace, mix: Mix, chance: Random) -> Iterator[_Shape]:
-    """Programs without a time, for ever: single calls with the trace's lengths, and workflows."""
+    """Yield kind and stages of programs, without end: single calls with the trace's lengths, and workflows."""
     kinds = (SloClass.LATENCY, SloClass.DEADLINE, SloClass.COMPOUND)
     shares = (mix.latency, mix.deadline, mix.compound)
     calls = _calls(trace, chance)
     typical = fmean(a.call.prompt for a in trace.arrivals), fmean(a.call.output for a in trace.arrivals)
-    workflows = _of_sessions(trace.sessions, chance) if trace.sessions else _made_up(calls, typical, chance)
+    workflows = _of_sessions(trace.sessions, chance) if trace.sessions else _generated_stages(calls, typical, chance)
     while True:
         kind = chance.choices(kinds, shares)[0]
         if kind is SloClass.COMPOUND:
@@ -133,14 +134,16 @@ def _shapes(trace: Trace, mix: Mix, chance: Random) -> Iterator[_Shape]:
 
 
 def _calls(trace: Trace, chance: Random) -> Iterator[Call]:
-    """The trace's calls in its order, from a place that chance gives."""
+    """Yield the trace's calls in its order, from a random place on."""
     at = chance.randrange(len(trace.arrivals))
     while True:
         yield trace.arrivals[at].call
         at = (at + 1) % len(trace.arrivals)
 
 
-def _made_up(calls: Iterator[Call], typical: tuple[float, float], chance: Random) -> Iterator[tuple[Stage, ...]]:
+def _generated_stages(
+    calls: Iterator[Call], typical: tuple[float, float], chance: Random
+) -> Iterator[tuple[Stage, ...]]:
     while True:
         stages = []
         for number in range(chance.choice(_STAGES)):
@@ -150,7 +153,7 @@ def _made_up(calls: Iterator[Call], typical: tuple[float, float], chance: Random
 
 
 def _of_sessions(sessions: Sequence[Session], chance: Random) -> Iterator[tuple[Stage, ...]]:
-    """Pieces of real sessions: consecutive turns up to where a person was waited for."""
+    """Yield pieces of real sessions: consecutive turns up to a gap that a person made."""
     while True:
         turns = chance.choice(sessions).turns
         begin = chance.randrange(len(turns))

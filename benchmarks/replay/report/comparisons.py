@@ -1,4 +1,6 @@
-"""The figures that are read off a score, and one figure of two contenders held side by side."""
+"""Figures of a score, `Pair`: one figure of two contenders side by side, and `Row`: one row of the table of
+targets.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from math import nan
 from statistics import fmean
 from typing import TypedDict
 
-from benchmarks.replay.evaluation import Estimate, Table
+from benchmarks.replay.evaluation import Estimate, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.score import Score
 
 CLASSES = ("latency", "deadline", "compound")
-NEXT_TO_NOTHING = 0.005  # of a share: no multiple of so little is said, and no gap of so little is closed
+NEXT_TO_NOTHING = 0.005  # a share: no multiple of less is reported, and no smaller gap counts
 Figure = Callable[[Score], float]
 
 
@@ -48,22 +50,22 @@ FIGURES: Mapping[str, Figure] = {
     "workflow": lambda score: score.workflow,
     "throughput": throughput,
 }
-# Met of one class, not a number where nobody is of it; of compound programs it is `workflow`.
+# Share met of one class; not a number if it has no programs. For compound programs it is `workflow`.
 MET: Mapping[str, Figure] = {"latency": latency, "deadline": deadline}
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One figure of two contenders over the seeds that both have."""
+    """One figure of two contenders, over the seeds that both have."""
 
     ours: float
     theirs: float
     apart: Estimate  # ours less theirs, seed by seed
-    by_seed: tuple[float | None, ...]  # ours / theirs; None where the other has next to nothing
+    by_seed: tuple[float | None, ...]  # ours / theirs; None if theirs is next to nothing
 
     @classmethod
-    def of(cls, table: Table, job: Job, rival: str, figure: Figure) -> Pair:
-        same = table.of(table.paired(job, rival))
+    def of(cls, table: ResultTable, job: Job, rival: str, figure: Figure) -> Pair:
+        same = table.of_seeds(table.paired(job, rival))
         mine, other = ([figure(one) for one in same.scores(job.but(contender=n))] for n in (job.contender, rival))
         by_seed = (_multiple(a, b) for a, b in zip(mine, other, strict=True))
         return cls(fmean(mine), fmean(other), table.difference(job, rival, figure), tuple(by_seed))
@@ -82,7 +84,7 @@ def _multiple(ours: float, theirs: float) -> float | None:
 
 
 def spread(by_seed: Sequence[float | None], lacking: str = "the other has less than half a point") -> str:
-    """How far apart the seeds are, in words; "" of one seed. `lacking`: why there is None of some."""
+    """Say how far the seeds differ; "" for one seed. `lacking` says why some have None."""
     if len(by_seed) < 2:
         return ""
     there = [one for one in by_seed if one is not None]
@@ -93,7 +95,7 @@ def spread(by_seed: Sequence[float | None], lacking: str = "the other has less t
 
 
 def by_class(scores: Iterable[Score]) -> dict[str, float]:
-    """Met of each class that there is somebody of, the seeds' mean."""
+    """Return the share met of each class that has programs, as the mean over the seeds."""
     found: dict[str, list[float]] = {}
     for score in scores:
         for kind, share in score.attained.items():
@@ -101,15 +103,17 @@ def by_class(scores: Iterable[Score]) -> dict[str, float]:
     return {kind: fmean(found[kind]) for kind in CLASSES if kind in found}
 
 
-def attainment(table: Table, job: Job) -> str:
-    """Of each class, in words: no figure of tokens stands without it."""
+def attainment(table: ResultTable, job: Job) -> str:
+    """Say the share met of each class. It is given beside every figure of tokens."""
     met = by_class(table.scores(job))
     return "met of " + ", ".join(f"{kind} {share:.3f}" for kind, share in met.items())
 
 
 class Row(TypedDict):
-    """As every benchmark's `--json` has it. `ratio` is of what the two attain, whatever `ours` makes of that (a gap,
-    a difference); None where nothing is held against a peer."""
+    """One row of the table of targets, as in the `--json` of every benchmark.
+
+    `ratio` is that of the two levels, also if `ours` is a gap or a difference; None without a peer.
+    """
 
     name: str
     ours: float | None
@@ -123,8 +127,11 @@ class Row(TypedDict):
 
 
 def against(name: str, contender: str, peer: str, pair: Pair, least: float) -> Row:
-    """How many times as much as a peer. Of a peer that has next to nothing no multiple is said: it is met by who has
-    at least that many times the little, and anything."""
+    """Make the row of a multiple of a peer's level.
+
+    No multiple is given of a peer that has next to nothing. The target is then met by a level above 0 that is at
+    least that many times the peer's.
+    """
     if pair.ratio is not None:
         return at_least(name, pair.ratio, "x", peer, pair, least, pair.spread)
     note = f"{contender} {pair.ours:.3f}; {peer} has less than half a point, of which no multiple is said"
@@ -135,7 +142,7 @@ def against(name: str, contender: str, peer: str, pair: Pair, least: float) -> R
 def at_least(
     name: str, ours: float | None, unit: str, peer: str, pair: Pair | None, least: float | None, note: str
 ) -> Row:
-    """`least`: None where the figure is reported, and has no target."""
+    """Make a row with a lower limit. `least` is None if the figure is reported without a target."""
     met = None if ours is None or least is None else ours >= least
     value, ratio = (None, None) if pair is None else (pair.theirs, pair.ratio)
     target = "reported" if least is None else _wanted(">=", least, unit)

@@ -1,7 +1,7 @@
-"""An evaluation as one page that needs nothing beside it: the table of figures, then a part for each question.
+"""`write_page`: an evaluation as one HTML page that needs no other file: the rows of targets, then a part for each
+question.
 
-What a part shows was measured under circumstances that differ by what its axis says and by nothing else: loose and
-tight limits, say, never share a plot.
+The results in one part differ only by what its axis says: loose and tight limits, for instance, never share a plot.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.replay.evaluation import TARGET_LOADS, Section, Table
+from benchmarks.replay.evaluation import TARGET_LOADS, ResultTable, Section
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report import plots
 from benchmarks.replay.report.comparisons import Row
@@ -37,7 +37,7 @@ TITLES = {
     "saved": "Engines saved",
 }
 _AXES = ("load", "slo_scale", "replicas")
-_BESIDE = {  # who stands in a part beside those that were replayed for it
+_BESIDE = {  # contenders shown in a part beside those that were replayed for it
     "reach": ("concord", "concord-oracle", "program-srpt"),
     "refusing": ("concord", "ltr", "plas", "fcfs", "fcfs-drop", "least-laxity", "edf-plan"),
     "ablation": ("concord", "concord-oracle", "calm-thesis", "ltr", "fcfs"),
@@ -45,13 +45,13 @@ _BESIDE = {  # who stands in a part beside those that were replayed for it
 
 
 def write_page(folder: Path, results: Sequence[Result], rows: Sequence[Row], sections: Iterable[Section]) -> Path:
-    """`folder`/index.html, and a PNG beside it for each plot in it."""
-    table = Table(results)
+    """Write `folder`/index.html, and a PNG beside it for each of its plots."""
+    table = ResultTable(results)
     parts = ["<h1>Goodput in replay</h1>", *_setting(results), _rows(rows)]
     shown: set[Job] = set()
     for section in sections:
         jobs = _jobs(table, section)
-        if not shown.issuperset(jobs):  # cut short, a section may have nothing yet but what stands in another
+        if not shown.issuperset(jobs):  # if the run was stopped, a section may have only results of another one
             shown.update(jobs)
             parts.append(_heading(TITLES.get(section.name, section.name)))
             parts += _section(folder, section.name, table, jobs)
@@ -66,8 +66,8 @@ def write_page(folder: Path, results: Sequence[Result], rows: Sequence[Row], sec
     return page
 
 
-def _jobs(table: Table, section: Section) -> list[Job]:
-    """One for each contender and circumstance of which there are results, whichever seeds have them."""
+def _jobs(table: ResultTable, section: Section) -> list[Job]:
+    """Return one job for each contender and circumstance with results, of any seed."""
     own = dict.fromkeys(job.but(seed=0) for job in section.jobs if table.has(job))
     circumstances = dict.fromkeys(job.but(contender="") for job in own)
     beside = [
@@ -84,7 +84,7 @@ def _setting(results: Sequence[Result]) -> Iterator[str]:
         yield f"<p>{html.escape(line)}</p>"
 
 
-def _section(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iterator[str]:
+def _section(folder: Path, name: str, table: ResultTable, jobs: Sequence[Job]) -> Iterator[str]:
     varied = next((axis for axis in _AXES if len({getattr(job, axis) for job in jobs}) > 1), None)
     numbers = varied is not None and name in ("load", "tight", "slo-scale", "replicas", "saved")
     if numbers and varied is not None:
@@ -95,8 +95,8 @@ def _section(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iter
         yield f"<h3>{html.escape(where(group[0]))}</h3>" + goodput(table, group).html()
 
 
-def _deeper(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iterator[str]:
-    """Of the main comparison: throughput, near-oracle, over time, and by type of request."""
+def _deeper(folder: Path, name: str, table: ResultTable, jobs: Sequence[Job]) -> Iterator[str]:
+    """Yield more of the main comparison: throughput, near-oracle, over time, and by type of request."""
     mark = "" if name == "load" else f"-{name}"
     also = "" if name == "load" else f", {name} limits"
     yield _heading(f"Throughput{also}")
@@ -132,7 +132,7 @@ def _deeper(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Itera
 
 
 def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Those of one circumstance together."""
+    """Group the jobs by circumstances."""
     groups: dict[Job, list[Job]] = {}
     for job in jobs:
         groups.setdefault(plain(job), []).append(job)

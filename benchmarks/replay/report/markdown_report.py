@@ -1,8 +1,8 @@
-"""The measured part of docs/evaluation.md, written by the command that measured it.
+"""`update`: writes the tables of an evaluation into a Markdown page (benchmarks/data/evaluation.md).
 
-What lies between the two marks is replaced, from results alone: what was computed, the issue's rows with what was
-missed and by how much, goodput and attainment of every contender, and at the loads of the targets how near each form
-is to its oracle, the course over time and the latencies. The words around it are a person's.
+The part between the two marks is replaced. It has what was computed, the rows with targets and which were missed,
+goodput and attainment of every contender, and, at the loads of the targets, how near each form is to its oracle,
+the course over time and the latencies. The text around it is written by hand.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.replay.errors import ReplayError
-from benchmarks.replay.evaluation import TARGET_LOADS, Table
+from benchmarks.replay.evaluation import TARGET_LOADS, ResultTable
 from benchmarks.replay.inputs import step_times
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report.comparisons import FIGURES, Row
 from benchmarks.replay.report.tables import Lines, goodput, latencies, near_oracle, over_time
 
-_PACE = 5.0  # times simulated time
+_PACE = 5.0  # a replay should be this many times faster than real time
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def update(path: Path, results: Sequence[Result], rows: Sequence[Row], picture: str | None = None) -> None:
-    """`picture`: a plot that lies beside the file. Raises ReplayError where the file lacks the marks: nothing is
-    written then."""
+    """Replace the part between the marks. `picture` is the name of a plot beside the file.
+
+    Raises ReplayError, and writes nothing, if the file lacks the marks.
+    """
     before, after = around(path)
     path.write_text(before + BEGIN + "\n" + measured(results, rows, picture) + END + after, encoding="utf-8")
 
 
 def around(path: Path) -> tuple[str, str]:
-    """What stands before and after the measured part. Raises ReplayError."""
+    """Return the text before and after the measured part. Raises ReplayError if the file lacks the marks."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -43,7 +45,7 @@ def around(path: Path) -> tuple[str, str]:
 
 
 def measured(results: Sequence[Result], rows: Sequence[Row], picture: str | None = None) -> str:
-    table = Table(results)
+    table = ResultTable(results)
     parts = [
         "## What was computed",
         *(f"\n{line}" for line in computed(results)),
@@ -61,7 +63,7 @@ def measured(results: Sequence[Result], rows: Sequence[Row], picture: str | None
 
 
 def computed(results: Sequence[Result]) -> Iterator[str]:
-    """In words: how much was replayed, what all of it shares, and what FCFS attains at each load."""
+    """Say how much was replayed, what all replays share, and what FCFS attains at each load."""
     cpu, simulated = sum(one.cpu_s for one in results), sum(one.score.simulated_s for one in results)
     if not cpu:
         yield "Nothing."
@@ -78,7 +80,7 @@ def computed(results: Sequence[Result]) -> Iterator[str]:
             f"{setting.slots} slots, {setting.kv_tokens:,} tokens of KV; steps of {source.model} on {source.device} "
             f"({source.source})."
         )
-    table = Table(results)
+    table = ResultTable(results)
     attained = [
         f"{table.estimate(job, FIGURES['request']).mean:.3f} at {where(job)}"
         for circumstances, jobs in _alike(table)
@@ -90,7 +92,7 @@ def computed(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _slow(results: Sequence[Result]) -> str:
-    """What did not make the pace that a replay should."""
+    """Say which replays were slower than they should be."""
     paces = {one.job: one.score.simulated_s / one.cpu_s for one in results if one.cpu_s}
     slow = sorted((job for job, pace in paces.items() if pace < _PACE), key=paces.__getitem__)
     if not slow:
@@ -156,16 +158,16 @@ def _value(row: Row) -> str:
     return f"{row['ours']:.3f}{unit}"
 
 
-def _goodput(table: Table) -> Iterator[str]:
-    """A table for each set of circumstances: all three goodputs, and every class's attainment."""
+def _goodput(table: ResultTable) -> Iterator[str]:
+    """Yield a table for each set of circumstances: all three goodputs, and the attainment of every class."""
     for circumstances, jobs in _alike(table):
         yield f"\n### {where(circumstances)}, {circumstances.seconds:g} s\n"
         yield from goodput(table, jobs).markdown()
     yield ""
 
 
-def _deeper(table: Table) -> Iterator[str]:
-    """Of what the targets are at, one replica and equal shares: a table for each question."""
+def _deeper(table: ResultTable) -> Iterator[str]:
+    """Yield a table for each further question, at the loads of the targets, with one replica and equal shares."""
     main = [
         (circumstances, jobs)
         for circumstances, jobs in _alike(table)
@@ -190,8 +192,8 @@ def _lines(made: Lines) -> list[str]:
     return list(made.markdown()) if made.lines else []
 
 
-def _alike(table: Table) -> list[tuple[Job, list[Job]]]:
-    """The circumstances that were replayed, and of each every contender once."""
+def _alike(table: ResultTable) -> list[tuple[Job, list[Job]]]:
+    """Return the circumstances that were replayed, each with its contenders."""
     groups: dict[Job, list[Job]] = {}
     for job in dict.fromkeys(job.but(seed=0) for job in table.jobs()):
         groups.setdefault(plain(job), []).append(job)
@@ -203,12 +205,12 @@ def _usual(job: Job) -> bool:
 
 
 def plain(job: Job) -> Job:
-    """Its circumstances: the same for every contender and seed."""
+    """Return the circumstances of a job: equal for every contender and seed."""
     return job.but(contender="", seed=0)
 
 
 def where(job: Job) -> str:
-    """The circumstances of a replay, but for what is as usual."""
+    """Say the circumstances of a replay, except for what is as usual."""
     parts = [job.slo, f"load {job.load:g}"]
     parts += [f"limits × {job.slo_scale:g}"] if job.slo_scale != 1 else []
     parts += [f"{job.replicas} replicas"] if job.replicas != 1 else []

@@ -1,4 +1,4 @@
-"""Plots of an evaluation: a PNG file each, and the same as text for a page that needs nothing beside it."""
+"""Plots of an evaluation. Each is written as a PNG file, and returned as an HTML image with the data in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import ceil, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.replay.evaluation import Estimate, Table
+from benchmarks.replay.evaluation import Estimate, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import FIGURES, MET, Figure
 from benchmarks.replay.report.markdown_report import where
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _FIGURES: Mapping[str, Figure] = {**FIGURES, **MET}
 GOODPUTS = ("request", "token", "workflow", "latency", "deadline")
 _DPI = 110
-_ABREAST = 3  # pictures in a row
-# Who is told apart in a plot of lines, in the order of its legend; the others are grey, and stand in the table below.
+_ABREAST = 3  # plots in a row
+# Contenders with a colour of their own, in the order of the legend. The others are grey, and are in the table below.
 _TOLD_APART: Mapping[str, tuple[str, str]] = {
     "concord": ("#c1121f", "-"),
     "concord-oracle": ("#c1121f", ":"),
@@ -47,8 +47,8 @@ _TITLES = {
 _GREY, _OTHERS = "#c9c9c9", "others: see the table"
 
 
-def by_circumstance(path: Path, table: Table, jobs: Sequence[Job], varied: str, figures: Sequence[str]) -> str:
-    """A line for each contender along a circumstance that is a number; bars are 95 % intervals over the seeds."""
+def by_circumstance(path: Path, table: ResultTable, jobs: Sequence[Job], varied: str, figures: Sequence[str]) -> str:
+    """Draw a line for each contender along a numeric circumstance. Bars are 95 % intervals over the seeds."""
 
     def draw(axes: Sequence[Axes]) -> None:
         for ax, figure in zip(axes, figures, strict=True):
@@ -69,8 +69,8 @@ def by_circumstance(path: Path, table: Table, jobs: Sequence[Job], varied: str, 
     return _picture(path, len(figures), draw)
 
 
-def side_by_side(path: Path, table: Table, jobs: Sequence[Job], figures: Sequence[str]) -> str:
-    """A bar for each contender, where circumstances are no numbers: one colour each."""
+def side_by_side(path: Path, table: ResultTable, jobs: Sequence[Job], figures: Sequence[str]) -> str:
+    """Draw a bar for each contender, for circumstances that are no numbers, with a colour for each."""
     names = list(dict.fromkeys(job.contender for job in jobs))[::-1]
     circumstances = list(dict.fromkeys(job.but(contender="", seed=0) for job in jobs))
     thick = 0.8 / len(circumstances)
@@ -100,8 +100,8 @@ def side_by_side(path: Path, table: Table, jobs: Sequence[Job], figures: Sequenc
     return _picture(path, len(figures), draw, height=1.5 + 0.22 * len(names) * max(1.0, 0.6 * len(circumstances)))
 
 
-def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
-    """Programs that were met, and tokens of use, by when they came, of the seeds that all have."""
+def over_time(path: Path, table: ResultTable, jobs: Sequence[Job]) -> str:
+    """Draw programs met and tokens in time by arrival, over the seeds that all have."""
     table, jobs, _ = table.alike(jobs)
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -118,8 +118,8 @@ def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
     return _picture(path, 2, draw)
 
 
-def request_types(path: Path, table: Table, jobs: Sequence[Job]) -> str:
-    """50th percentile as a bar, 95th as the mark behind it; logarithmic, as in the thesis. Of the seeds all have."""
+def request_types(path: Path, table: ResultTable, jobs: Sequence[Job]) -> str:
+    """Draw the 50th percentile as a bar and the 95th as a mark, on a log scale, over the seeds that all have."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     table, jobs, _ = table.alike(jobs)
@@ -150,7 +150,7 @@ def _title(figure: str) -> str:
 
 
 def _bars(found: Sequence[Estimate], figure: str) -> list[list[float]]:
-    """The intervals, below and above; of a share no further than there are shares."""
+    """Return the intervals below and above; those of a share stay within 0 and 1."""
     halves = [one.half or nan for one in found]
     if figure not in GOODPUTS:
         return [halves, halves]
@@ -159,7 +159,7 @@ def _bars(found: Sequence[Estimate], figure: str) -> list[list[float]]:
 
 
 def _style(name: str) -> dict[str, Any]:
-    """The same in every plot."""
+    """Return the style of a contender, which is the same in every plot."""
     colour, dashes = _TOLD_APART.get(name, (_GREY, "-"))
     width = 2.5 if name.startswith("concord") else 1.5 if name in _TOLD_APART else 0.8
     above = 4 if name == DEFAULT else 3 if name in _TOLD_APART else 1
@@ -167,7 +167,7 @@ def _style(name: str) -> dict[str, Any]:
 
 
 def _legend(ax: Axes, names: Sequence[str]) -> None:
-    """By colour and dashes; one line for all the grey ones."""
+    """Draw the legend by colour and dashes, with one line for all grey contenders."""
     from matplotlib.lines import Line2D
 
     told = [name for name in _TOLD_APART if name in names]
@@ -193,7 +193,7 @@ def _picture(
     for ax in rest:
         ax.axis("off")
     if rest and (legend := used[-1].get_legend()):
-        legend.set_in_layout(False)  # it lies where nothing is drawn: no room need be made for it
+        legend.set_in_layout(False)  # it is where nothing is drawn, so it needs no extra room
     for ax in used:
         ax.grid(alpha=0.25)
         ax.set_axisbelow(True)

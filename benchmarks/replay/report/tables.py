@@ -1,4 +1,4 @@
-"""What results come to, as tables of text, for the page and for docs/evaluation.md: means over the seeds."""
+"""Tables of results as text, for the HTML page and the Markdown report. Figures are means over the seeds."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.replay.evaluation import Estimate, Table
+from benchmarks.replay.evaluation import Estimate, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import CLASSES, FIGURES, by_class
 from benchmarks.replay.score import Score, Tail
 
-DEFAULT = "concord"  # whom the others are held against
-# Of whom, and where it stands in a score. TTFT and TBT are of single calls, E2E of programs.
+DEFAULT = "concord"  # the contender that the others are compared with
+# Title of a latency: its field in a score, and the class. TTFT and TBT are of single calls, E2E of programs.
 LATENCIES: Mapping[str, tuple[str, str]] = {
     f"{figure.upper()}, {name}": (figure, kind)
     for figure in ("ttft", "tbt", "e2e")
     for kind, name in (("latency", "latency-sensitive"), ("deadline", "deadline"), ("compound", "compound"))
 }
-# What the thesis looks at (figure 6.6).
+# The latencies of the thesis's figure 6.6.
 DRAWN = ("TTFT, latency-sensitive", "TBT, latency-sensitive", "E2E, deadline", "E2E, compound")
 ATTAINED = " / ".join(CLASSES)
 
@@ -36,7 +36,7 @@ class Lines:
             yield f"| {' | '.join(line)} |"
 
     def html(self) -> str:
-        """Cells that are a verdict have it as their class."""
+        """Return an HTML table. A cell that is a verdict has it as its class."""
         top = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.head)
         body = "".join(f"<tr>{''.join(map(_cell, line))}</tr>" for line in self.lines)
         return f"<table><tr>{top}</tr>{body}</table>"
@@ -47,9 +47,11 @@ def _cell(text: str) -> str:
     return f"<td{kind}>{html.escape(text)}</td>"
 
 
-def goodput(table: Table, jobs: Sequence[Job]) -> Lines:
-    """Goodput of requests, tokens and workflows, attainment by class, throughput: the best first. Means are over each
-    contender's own seeds; by how much the default is ahead is over those that both have."""
+def goodput(table: ResultTable, jobs: Sequence[Job]) -> Lines:
+    """Return goodput of requests, tokens and workflows, attainment by class, and throughput, the best first.
+
+    Means are over each contender's own seeds. The lead of the default is over the seeds that both have.
+    """
     ahead = f"{DEFAULT} is ahead by"
     counts = ("tokens a second", "refused", "preempted", "seeds")
     head = ("", "requests", ahead, "tokens", "workflows", *CLASSES, *counts)
@@ -57,7 +59,7 @@ def goodput(table: Table, jobs: Sequence[Job]) -> Lines:
     return Lines(head, tuple(_goodput(table, job) for job in best_first))
 
 
-def _goodput(table: Table, job: Job) -> tuple[str, ...]:
+def _goodput(table: ResultTable, job: Job) -> tuple[str, ...]:
     scores = table.scores(job)
     attained = by_class(scores)
     workflows = shown(table.estimate(job, FIGURES["workflow"]), scores) if "compound" in attained else ""
@@ -75,7 +77,7 @@ def _goodput(table: Table, job: Job) -> tuple[str, ...]:
     )
 
 
-def _ahead(table: Table, job: Job) -> str:
+def _ahead(table: ResultTable, job: Job) -> str:
     ours = job.but(contender=DEFAULT)
     both = [] if job == ours else table.paired(ours, job.contender)
     if not both:
@@ -84,9 +86,11 @@ def _ahead(table: Table, job: Job) -> str:
     return f"{by.mean:+.3f} ± {by.half:.3f}" if len(both) > 1 else f"{by.mean:+.3f}"
 
 
-def latencies(table: Table, jobs: Sequence[Job]) -> Lines:
-    """50th and 95th percentile, in seconds, by kind of request, of those that came so far. Of the seeds all have. TBT
-    is a call's mean: its percentiles are over calls, and tell nothing of a single stall."""
+def latencies(table: ResultTable, jobs: Sequence[Job]) -> Lines:
+    """Return the 50th and 95th percentile of latencies in seconds, by class, over the seeds that all contenders have.
+
+    Only requests that got so far count. TBT is the mean of a call, so its percentiles do not show a single stall.
+    """
     table, jobs, seeds = table.alike(jobs)
     lines = []
     for job in jobs:
@@ -100,7 +104,7 @@ def latencies(table: Table, jobs: Sequence[Job]) -> Lines:
 
 
 def tail_of(scores: Iterable[Score], figure: str, kind: str) -> Tail | None:
-    """Means over the seeds of one figure's percentiles; None where no request of the kind came so far."""
+    """Return the means over the seeds of one latency's percentiles; None if no request of the class got so far."""
     by_seed: list[Mapping[str, Tail]] = [getattr(score, figure) for score in scores]
     tails = [tails[kind] for tails in by_seed if kind in tails and tails[kind].count]
     if not tails:
@@ -108,13 +112,15 @@ def tail_of(scores: Iterable[Score], figure: str, kind: str) -> Tail | None:
     return Tail(fmean(t.p50 for t in tails), fmean(t.p95 for t in tails), sum(t.count for t in tails))
 
 
-def near_oracle(table: Table, jobs: Sequence[Job]) -> Lines:
-    """Each form beside itself with true lengths, later stages and tool times, over the seeds that both have."""
+def near_oracle(table: ResultTable, jobs: Sequence[Job]) -> Lines:
+    """Return each form beside its oracle, with true lengths, later stages and tool times, over the seeds that both
+    have.
+    """
     lines = []
     for job in jobs:
         oracle = f"{job.contender}-oracle"
         if seeds := table.paired(job, oracle):
-            both = table.of(seeds)
+            both = table.of_seeds(seeds)
             cells = []
             for name in ("request", "token"):
                 figure = FIGURES[name]
@@ -128,8 +134,8 @@ def near_oracle(table: Table, jobs: Sequence[Job]) -> Lines:
     return Lines(("", *names), tuple(lines))
 
 
-def over_time(table: Table, jobs: Sequence[Job], parts: int = 6) -> Lines:
-    """Programs met, and tokens of use, of those that arrive in each part of the window. Of the seeds all have."""
+def over_time(table: ResultTable, jobs: Sequence[Job], parts: int = 6) -> Lines:
+    """Return the shares of programs met and of tokens in time by part of the window, over the seeds that all have."""
     table, jobs, seeds = table.alike(jobs)
     starts = sorted({at for job in jobs for at, _, _ in course(table.scores(job))})
     chunks = [starts[i * len(starts) // parts : (i + 1) * len(starts) // parts] for i in range(parts)]
@@ -147,7 +153,7 @@ def over_time(table: Table, jobs: Sequence[Job], parts: int = 6) -> Lines:
 
 
 def _classes(scores: Sequence[Score]) -> str:
-    """Met of each class: no figure of tokens stands without."""
+    """Return the share met of each class, which is given beside every figure of tokens."""
     attained = by_class(scores)
     return " / ".join(f"{attained[kind]:.2f}" if kind in attained else "–" for kind in CLASSES)
 
@@ -157,7 +163,7 @@ def _of(seeds: Sequence[int]) -> str:
 
 
 def course(scores: Iterable[Score]) -> list[tuple[float, float, float]]:
-    """`Score.over_time`, its means over the seeds."""
+    """Return `Score.over_time` as means over the seeds."""
     found: dict[float, list[tuple[float, float]]] = {}
     for score in scores:
         for at, met, tokens in score.over_time:
@@ -166,5 +172,5 @@ def course(scores: Iterable[Score]) -> list[tuple[float, float, float]]:
 
 
 def shown(one: Estimate, of: Sequence[object]) -> str:
-    """An interval only where there are seeds for one."""
+    """Return the estimate as text, with its interval if there are several seeds."""
     return str(one) if len(of) > 1 else f"{one.mean:.3f}"

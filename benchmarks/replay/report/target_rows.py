@@ -1,4 +1,4 @@
-"""The issue's table, row by row, read off the results. Two contenders are compared over the seeds that both have."""
+"""`rows_of`: the table of targets, row by row. Two contenders are compared over the seeds that both have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 from benchmarks.replay.baselines import BASELINES, PUBLISHED
 from benchmarks.replay.baselines.contenders import AS_MEASURED, CLAIRVOYANT, HIDDEN, PATIENT, REFUSING
 from benchmarks.replay.bounds.shares import Bounds, Share
-from benchmarks.replay.evaluation import LOADS, TARGET_LOADS, Table
+from benchmarks.replay.evaluation import LOADS, TARGET_LOADS, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import (
     NEXT_TO_NOTHING,
@@ -44,13 +44,13 @@ def token_bound(share: Share) -> float:
 
 
 def bounds_needed(jobs: Iterable[Job], base: Job) -> list[Job]:
-    """Of `jobs`, those whose circumstances have a row that a bound is in."""
+    """Return the jobs whose circumstances have a row with a bound."""
     usual = [base.but(contender="concord", load=load, slo=slo) for load in LOADS for slo in ("loose", "tight")]
     return [job for job in jobs if job.but(seed=base.seed) in usual]
 
 
-def bounded(table: Table, base: Job, bounds: Bounds) -> Iterator[Row]:
-    """At every load with these limits: shares of the LP bound, and throughput."""
+def bounded(table: ResultTable, base: Job, bounds: Bounds) -> Iterator[Row]:
+    """Report shares of the LP bound, and throughput, at every load with these limits."""
     for load in sorted(LOADS):
         job = base.but(contender="concord", load=load)
         if not table.has(job):
@@ -68,7 +68,13 @@ def bounded(table: Table, base: Job, bounds: Bounds) -> Iterator[Row]:
 
 
 def _of_bound(
-    table: Table, job: Job, bounds: Bounds, part: Callable[[Share], float], figure: Figure, least: float, name: str
+    table: ResultTable,
+    job: Job,
+    bounds: Bounds,
+    part: Callable[[Share], float],
+    figure: Figure,
+    least: float,
+    name: str,
 ) -> Row:
     most, value = part(bounds.of(job, table.seeds(job))), table.estimate(job, figure).mean
     by_seed = [
@@ -82,15 +88,15 @@ def _of_bound(
     )  # fmt: skip
 
 
-def _throughput(table: Table, job: Job, where: str) -> Iterator[Row]:
-    """Of the default, and of the same where what is late is served last instead of refused."""
+def _throughput(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
+    """Compare the throughput of the default, and of the form that serves late requests last, with FCFS."""
     for contender, form in (("concord", ""), (PATIENT.name, ", by the form that refuses nothing")):
         one = job.but(contender=contender)
         if not (both := table.paired(one, "fcfs")):
             continue
         pair = Pair.of(table, one, "fcfs", throughput)
         row = against(f"{where}: throughput against FCFS{form}", contender, "fcfs", pair, 0.98)
-        refused = fmean(score.refused for score in table.of(both).scores(one))
+        refused = fmean(score.refused for score in table.of_seeds(both).scores(one))
         note = f"{refused:.3f} of the programs were refused, whose tokens FCFS generates"
         if form:
             note = ""
@@ -100,7 +106,7 @@ def _throughput(table: Table, job: Job, where: str) -> Iterator[Row]:
         yield row
 
 
-def below_capacity(table: Table, base: Job) -> Iterator[Row]:
+def below_capacity(table: ResultTable, base: Job) -> Iterator[Row]:
     for load in sorted({job.load for job in table.jobs() if job.load < 1.0}):
         job = base.but(contender="concord", load=load)
         if best := table.best_baseline(job, request, BASELINES):
@@ -111,14 +117,14 @@ def below_capacity(table: Table, base: Job) -> Iterator[Row]:
             yield at_least(name, pair.apart.mean, "share", best, pair, -0.005, note)
 
 
-def saved(table: Table, base: Job) -> Iterator[Row]:
-    """At the goodput that FCFS has at a load: the share of engines that Concord needs less, for more load on each."""
+def saved(table: ResultTable, base: Job) -> Iterator[Row]:
+    """Report the share of engines that Concord saves at the goodput of FCFS, by taking more load on each."""
     fcfs, ours = base.but(contender="fcfs"), base.but(contender="concord")
     for load in table.loads(fcfs):
         level, seeds = table.estimate(fcfs.but(load=load), request).mean, table.seeds(fcfs.but(load=load))
         name = f"load {load:g}: engines saved at the goodput of FCFS"
-        same = table.of(seeds)
-        # A load of which a seed is missing would stand for easier or harder ones than the level does.
+        same = table.of_seeds(seeds)
+        # A load with a missing seed would be easier or harder than the level.
         loads = [at for at in same.loads(ours) if same.seeds(ours.but(load=at)) == seeds]
         at = same.load_at(ours, level, request, loads) if loads else None
         if at is None:
@@ -134,10 +140,10 @@ def saved(table: Table, base: Job) -> Iterator[Row]:
         yield judged(name, saved, "share", "fcfs", level, "reported", None, note)
 
 
-# Forms of one baseline: the best that ran counts.
+# Forms of one baseline: the best one that ran counts.
 _PLAS, _LTR = ("plas", "plas-preempting", "atlas"), ("ltr", "ltr-preempting")
 _PROGRAMS = ("program-srpt", "program-srpt-preempting", "program-srpt-paced")
-# The same three where they refuse: said beside the targets, which are for what was published.
+# Forms that refuse: reported beside the targets, which are for the published forms.
 _REFUSING = {
     "FCFS that drops what has waited": ("fcfs-drop", "fcfs-drop, 1 s", "fcfs-drop, 0.5 s", "fcfs-drop, 0.25 s"),
     "PLAS that refuses what is late": ("plas, refusing", "plas-plan, refusing"),
@@ -145,11 +151,11 @@ _REFUSING = {
         "ltr, refusing", "ltr-preempting, refusing", "ltr-plan, refusing", "ltr-plan-preempting, refusing",
     ),
 }  # fmt: skip
-_PROGRAMS_TOLD = "program-srpt-oracle"  # knows more than the default: beside it, not its measure
+_PROGRAMS_TOLD = "program-srpt-oracle"  # it knows more than the default, so it is reported without a target
 _NOT_OURS = (*PUBLISHED, *REFUSING)
-_STRONGEST = "edf-plan"  # of those that are not ours: without it no gap is said
-_TARGETS_S = 600.0  # the runs that the targets are for: in a short one an overload has not come far
-# Concord by what it takes for goodput: programs, tokens, calls.
+_STRONGEST = "edf-plan"  # the strongest published one: without it no gap is reported
+_TARGETS_S = 600.0  # length of the runs that the targets are for: in a short one the overload is small
+# Concord by what it counts as goodput: programs, tokens, calls.
 OBJECTIVES = {
     "concord": "",
     "concord-tokens": ", by the form for tokens",
@@ -157,8 +163,8 @@ OBJECTIVES = {
 }
 
 
-def rows_of(table: Table, base: Job, bounds: Bounds) -> list[Row]:
-    """A row for each line of the table that these results have something to say about."""
+def rows_of(table: ResultTable, base: Job, bounds: Bounds) -> list[Row]:
+    """Return a row for each target that these results say something about."""
     rows: list[Row] = []
     for slo in ("loose", "tight"):
         for load in TARGET_LOADS:
@@ -177,7 +183,7 @@ def rows_of(table: Table, base: Job, bounds: Bounds) -> list[Row]:
     return rows
 
 
-def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
+def _compared(table: ResultTable, job: Job, bounds: Bounds) -> Iterator[Row]:
     where = f"load {job.load:g}, {job.slo}"
     yield from _closed(table, job, bounds, where)
     yield from _beside_program_srpt(table, job, where)
@@ -198,9 +204,10 @@ def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
     yield from _forms(table, job, where)
 
 
-def _beside_program_srpt(table: Table, job: Job, where: str) -> Iterator[Row]:
-    """Its best form that is told what the default is told; and with true lengths, which the default has not, against
-    the default and against the default that has them too."""
+def _beside_program_srpt(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
+    """Compare with program-level SRPT: its best form that knows what the default knows, and the form with true
+    lengths.
+    """
     if rival := table.best_baseline(job, request, _named(_PROGRAMS)):
         pair = Pair.of(table, job, rival, request)
         name = f"{where}: not behind program-level SRPT"
@@ -220,10 +227,13 @@ def _named(names: Sequence[str]) -> list[Contender]:
     return [one for one in (*BASELINES, *REFUSING) if one.name in names]
 
 
-def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]:
-    """Of the gap from the best baseline to the bound: in the window, and over the whole run, where those around the
-    window cannot be left out in its favour. Nothing where the strongest baseline did not run: from a weaker one the
-    gap is wide, and closed easily."""
+def _closed(table: ResultTable, job: Job, bounds: Bounds, where: str) -> Iterator[Row]:
+    """Report which share of the gap from the best baseline to the bound is closed, in the window and over the whole
+    run.
+
+    Over the whole run no program outside the window can be left out in its favour. Nothing is reported if the
+    strongest baseline did not run: from a weaker one the gap is wide and easily closed.
+    """
     if not table.paired(job, _STRONGEST):
         return
     for figure, name in ((request, ""), (whole, ", whole run")):
@@ -236,7 +246,7 @@ def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]
         ran = [table.paired(job, one.name) for one in _NOT_OURS]
         everywhere = sum(seeds == table.seeds(job) for seeds in ran)
         note = (
-            f"concord {table.of(both).estimate(job, figure)}, {best} {pair.theirs:.3f}, LP bound {bound:.3f}; "
+            f"concord {table.of_seeds(both).estimate(job, figure)}, {best} {pair.theirs:.3f}, LP bound {bound:.3f}; "
             f"the best of {sum(map(bool, ran))} of {len(_NOT_OURS)} ({everywhere} on all of concord's seeds)"
         )
         closed = _closed_share(pair.ours, pair.theirs, bound)
@@ -245,14 +255,14 @@ def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]
         by_seed = [
             _closed_share(one.ours, one.theirs, of_figure(bounds.of(job, [seed])))
             for seed in both
-            for one in (Pair.of(table.of([seed]), job, best, figure),)
+            for one in (Pair.of(table.of_seeds([seed]), job, best, figure),)
         ]
         note = "; ".join(filter(None, (note, spread(by_seed, "no gap"))))
         row = f"{where}: share of the gap to the LP bound closed{name}"
         yield at_least(row, closed, "", best, pair, 0.8, note)
     if not (three := table.paired(job, best, CLAIRVOYANT.name)):
         return
-    same = table.of(three)
+    same = table.of_seeds(three)
     pair, reached = Pair.of(same, job, best, whole), same.estimate(job.but(contender=CLAIRVOYANT.name), whole).mean
     yield at_least(
         f"{where}: share of the gap to what a clairvoyant reached closed, whole run",
@@ -262,12 +272,12 @@ def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]
 
 
 def _closed_share(ours: float, theirs: float, bound: float) -> float | None:
-    """None where the gap is less than half a point."""
+    """Return the share, or None if the gap is less than half a point."""
     return (ours - theirs) / (bound - theirs) if bound - theirs > NEXT_TO_NOTHING else None
 
 
-def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
-    """Against other forms of Concord."""
+def _forms(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
+    """Compare with other forms of Concord."""
     most = 0.01 if job.slo == "loose" else 0.02
     for form, oracle, figure, name in (
         ("concord", "concord-oracle", request, "predicted lengths"),
@@ -278,7 +288,7 @@ def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
         if both := table.paired(one, form):
             pair = Pair.of(table, job.but(contender=form), oracle, figure)
             apart = table.difference(one, form, figure)
-            classes = (attainment(table.of(both), job.but(contender=form)),) if figure is token else ()
+            classes = (attainment(table.of_seeds(both), job.but(contender=form)),) if figure is token else ()
             note = "; ".join((str(apart), *classes))
             yield at_most(f"{where}: oracle less {name}", apart.mean, "share", oracle, pair, most, note)
     if table.paired(job, HIDDEN.name):

@@ -1,8 +1,9 @@
-"""The thesis's own comparisons (chapter 6), in its setting: its limits, its algorithm, what it held that against.
+"""`thesis_rows_of`: the thesis's own comparisons (chapter 6) in its setting: its limits, its algorithm and its
+rivals.
 
-Whatever comes out stands beside what it says. None of these rows has a target: its engines, models and data are not
-at hand. Its algorithm runs as written, which in replay is also the best that was found of it where there is more load
-than capacity (docs/decisions/051).
+Each result is shown beside the thesis's figure. None of these rows has a target, since its engines, models and data
+are not available. Its algorithm runs as written, which in replay is also its best form under overload
+(docs/decisions/051).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.replay.evaluation import MIXES, REPLICAS, SLO_SCALES, TARGET_LOADS, Table
+from benchmarks.replay.evaluation import MIXES, REPLICAS, SLO_SCALES, TARGET_LOADS, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import FIGURES, Pair, Row, attainment, judged
 from benchmarks.replay.report.markdown_report import where
@@ -21,7 +22,7 @@ _RIVALS = ("fcfs", "plas", "ltr", "edf")
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What the thesis has, and where."""
+    """What the thesis reports, and in which figure."""
 
     text: str
     figure: str
@@ -40,8 +41,8 @@ _ORACLE = _Said("within 3 to 9 %", "6.3")
 _THROUGHPUT = _Said("96 to 98 % of Sarathi-Serve", "6.4")
 
 
-def thesis_rows_of(table: Table, base: Job) -> Iterator[Row]:
-    """A row for each of its comparisons of which there are results."""
+def thesis_rows_of(table: ResultTable, base: Job) -> Iterator[Row]:
+    """Yield a row for each of the thesis's comparisons that has results."""
     for load in TARGET_LOADS:
         for goodput, form in (("request", _REQUEST), ("token", _TOKEN)):
             job = base.but(contender=form, load=load)
@@ -60,21 +61,21 @@ def thesis_rows_of(table: Table, base: Job) -> Iterator[Row]:
         yield from _ratio(table, job, "fcfs", "request", where(job), _MIXED.get(mix))
 
 
-def _ratio(table: Table, job: Job, rival: str, goodput: str, at: str, said: _Said | None) -> Iterator[Row]:
+def _ratio(table: ResultTable, job: Job, rival: str, goodput: str, at: str, said: _Said | None) -> Iterator[Row]:
     if both := table.paired(job, rival):
         pair = Pair.of(table, job, rival, FIGURES[goodput])
-        note = f"{job.contender} {pair.ours:.3f}, {attainment(table.of(both), job)}"
+        note = f"{job.contender} {pair.ours:.3f}, {attainment(table.of_seeds(both), job)}"
         yield _reported(f"{at}: calm-thesis against {rival}, {goodput} goodput", pair, rival, note, said)
 
 
-def _best(table: Table, job: Job, at: str, said: _Said) -> Iterator[Row]:
-    """Against the best of what it held its own against."""
+def _best(table: ResultTable, job: Job, at: str, said: _Said) -> Iterator[Row]:
+    """Compare with the best of the thesis's rivals."""
     paired = {name: table.difference(job, name, FIGURES["request"]) for name in _RIVALS if table.paired(job, name)}
     if paired:
         yield from _ratio(table, job, min(paired, key=lambda name: paired[name].mean), "request", at, said)
 
 
-def _near_oracle(table: Table, job: Job) -> Iterator[Row]:
+def _near_oracle(table: ResultTable, job: Job) -> Iterator[Row]:
     oracle = f"{job.contender}-oracle"
     if table.paired(job, oracle):
         pair = Pair.of(table, job, oracle, FIGURES["request"])
@@ -82,7 +83,7 @@ def _near_oracle(table: Table, job: Job) -> Iterator[Row]:
         yield _reported(name, pair, oracle, f"{job.contender} {pair.ours:.3f}", _ORACLE)
 
 
-def _throughput(table: Table, job: Job) -> Iterator[Row]:
+def _throughput(table: ResultTable, job: Job) -> Iterator[Row]:
     if table.paired(job, "fcfs"):
         pair = Pair.of(table, job, "fcfs", FIGURES["throughput"])
         name = f"load {job.load:g}: calm-thesis against fcfs, throughput"
@@ -90,7 +91,7 @@ def _throughput(table: Table, job: Job) -> Iterator[Row]:
 
 
 def _reported(name: str, pair: Pair, peer: str, note: str, said: _Said | None) -> Row:
-    """A multiple of what the peer has; of a peer that has nothing there is none."""
+    """Make the row of a multiple of the peer's level; there is none if the peer has nothing."""
     parts = (note, pair.spread, f"thesis: {said.text} (figure {said.figure})" if said else "")
     also = "; ".join(filter(None, parts))
     return judged(name, pair.ratio, "x", peer, pair.theirs, "reported", None, also, pair.ratio)

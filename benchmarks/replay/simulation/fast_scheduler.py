@@ -1,11 +1,11 @@
-"""vLLM's AsyncScheduler at a fraction of its time for a bare engine: what a step cannot change is not gone through.
+"""`FastScheduler`: vLLM's AsyncScheduler for a simulated engine, in a fraction of its time.
 
-Of 64 requests that decode, some four a step need a KV block, end or have one to be hashed; to the others a step does
-the same as the one before: one more computed token, one more in flight, one more output token. Those are *quiet*.
-They stand aside while `super().schedule()` and `super().update_from_output()` run over the rest, and get here what
-vLLM would have written to them. Which steps are quiet is read off vLLM's own KV state. A step that could do more to
-them is vLLM's alone: where a prompt is cut in pieces (the order of who runs divides the token budget) and where free
-KV blocks are scarce (whom vLLM preempts is then decided among all).
+Of 64 decoding requests about four in each step need a KV block, end, or have a block to be hashed. To the others a
+step does the same as the one before: one more computed token, one more in flight, one more output token. These are
+*quiet*. They are left out while `super().schedule()` and `super().update_from_output()` run over the rest, and get
+here what vLLM would have written to them. vLLM's own KV state says which steps are quiet. A step that could do more
+to them is left to vLLM alone: if a prompt is cut in pieces (the order of the running requests divides the token
+budget), and if free KV blocks are scarce (vLLM then chooses among all whom to preempt).
 
 Every state and every result is the same as without, to the bit: `tests/serving/vllm_plugin/test_fast_scheduler.py`
 compares. But for one thing: without a prefix cache who only decodes gets his next block here, so that a block's
@@ -36,7 +36,7 @@ class FastRequest(Request):
 
 
 class FastScheduler(AsyncScheduler):
-    """Raises ValueError where the engine has what this does not know: connectors, speculation, other KV groups."""
+    """Raises ValueError if the engine uses something else: connectors, speculation, several KV groups."""
 
     running: list[Any]
     max_num_scheduled_tokens: int
@@ -58,13 +58,13 @@ class FastScheduler(AsyncScheduler):
         self._kv = managers[0]
         self._caches: bool = self.kv_cache_manager.enable_caching
         self.quiet_ids: list[str] = []
-        self.preempted = 0  # requests that lost their KV
+        self.preempted = 0  # preemptions so far
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         running: list[FastRequest] = self.running
         step = self.current_step + 1
         quiet: set[str] = set()
-        growing: list[FastRequest] = []  # of those, who need a block: only where there is no cache to put it into
+        growing: list[FastRequest] = []  # quiet requests that need a block: only without a prefix cache
         cut = False
         for r in running:
             computed = r.num_computed_tokens
@@ -85,7 +85,7 @@ class FastScheduler(AsyncScheduler):
             or len(running) >= self.max_num_scheduled_tokens
         ):
             return self._learnt(super().schedule(throttle_prefills))
-        if len(quiet) == len(running):  # vLLM asks whether anybody runs
+        if len(quiet) == len(running):  # vLLM checks whether any request runs
             quiet.discard(running[0].request_id)
         for r in growing:
             if r.request_id in quiet:
@@ -111,11 +111,13 @@ class FastScheduler(AsyncScheduler):
 
     def _restore(self, before: list[FastRequest], quiet: set[str], whole: tuple[int, int, int]) -> None:
         loud = len(before) - len(quiet)
-        self.running = before + self.running[loud:]  # nobody was preempted: blocks were there for all
+        self.running = before + self.running[loud:]  # no request was preempted: there were blocks for all
         self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens, self.max_num_active_reqs = whole
 
     def _together(self, output: Any, running: list[FastRequest], quiet: set[str]) -> Any:
-        """What vLLM would have done to the quiet, and its output with all of them in the order of who runs."""
+        """Do to the quiet requests what vLLM would have done, and return its output with all requests in running
+        order.
+        """
         scheduled = output.num_scheduled_tokens
         together: dict[str, int] = {}
         for r in running:
@@ -134,13 +136,15 @@ class FastScheduler(AsyncScheduler):
         return output
 
     def _learnt(self, output: Any) -> Any:
-        """Of those that vLLM has scheduled: until when it would do nothing but count."""
+        """Note for the requests that vLLM scheduled until when they are quiet."""
         size = self._kv.block_size
         for request_id, tokens in output.num_scheduled_tokens.items():
             r = self.requests[request_id]
             if tokens != 1 or r.is_prefill_chunk or r.num_output_placeholders < 1:
                 continue
-            flying = r.num_output_placeholders - 1  # as it will be when it is scheduled again, one step having landed
+            flying = (
+                r.num_output_placeholders - 1
+            )  # as it will be when it is scheduled again, after one step has ended
             held = len(self._kv.req_to_blocks[request_id]) * size
             most = min(r.num_prompt_tokens + r.max_tokens, self.max_model_len) - _TAIL
             if self._caches:
@@ -171,7 +175,7 @@ class FastScheduler(AsyncScheduler):
         return outputs
 
     def _landed(self, r: Any) -> None:
-        """vLLM has taken its token: until when it would do nothing else with the next ones."""
+        """Note until when vLLM would do nothing else with the next tokens of this request."""
         prompt = r.is_prefill_chunk or not r.num_output_tokens
         if prompt or r.status != RequestStatus.RUNNING or r.num_stale_output_tokens:
             return
@@ -188,4 +192,4 @@ class FastScheduler(AsyncScheduler):
 
 
 class FastConcordScheduler(ConcordScheduler, FastScheduler):
-    """The production plug-in over it: `super()` of the one is the other."""
+    """The production plug-in on top of FastScheduler: `super()` of the one is the other."""

@@ -1,12 +1,12 @@
-"""Several engines behind one queue, as `ramify serve` has them: the policy stands before all of them.
+"""`simulate_fleet`: several engines behind one queue, as in `ramify serve`, with one policy before all of them.
 
-A call waits at the gateway until the policy lets it in, and is bound only then, to the engine with the fewest calls.
-The engines are vLLM's own schedulers and never have more calls than slots. What a gateway cannot do, nobody does
-here: see KV, pause, preempt, or bound a step's prompts (docs/decisions/058). vLLM's own scheduler alone, as a
-contender, has a balancer in front that binds each call as it comes (`_Balanced`).
+A call waits at the gateway until the policy admits it, and is bound only then, to the engine with the fewest calls.
+The engines are vLLM's own schedulers and never have more calls than slots. The policy can do here what it can do in
+a gateway: it sees no KV, and cannot pause, preempt or limit the prompts of a step (docs/decisions/058). If the
+contender is vLLM's own scheduler, a balancer binds each call when it arrives (`_Balanced`).
 
-The policy is asked when a call comes and when one ends, at the time of the engine where that is. An engine in the
-middle of a step is ahead of the others: so the times of two decisions may lie the wrong way round, by no more than a
+The policy decides when a call arrives and when one ends, at the time of the engine where that happens. An engine in
+the middle of a step is ahead of the others, so the times of two decisions may be in the wrong order by at most a
 step.
 """
 
@@ -17,33 +17,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.replay.inputs.client_tags import Told, tags_of
+from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
 from benchmarks.replay.simulation.simulation import (
+    CallInFlight,
+    ProgramRun,
     Replayed,
-    _Course,
-    _Flight,
-    _outcome,
-    _prompt,
-    _Replay,
+    Simulation,
+    call_outcome,
+    prompt_ids,
     without_cache_first,
 )
 from benchmarks.replay.types import Contender, Program, Setting, Stock
 from ramify.serving.policy.cost_model import aggregate_engines
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, SloClass, State, View
-from ramify.serving.vllm_plugin.request_views import Views
+from ramify.serving.vllm_plugin.request_views import RequestViews
 from ramify.serving.vllm_plugin.version_adapters import SamplingLike
 
 if TYPE_CHECKING:
     from benchmarks.replay.simulation.simulated_engine import SimulatedEngine
 
-_NOWHERE = -1  # the replica of a call that waits
-_REFRESH = 16  # tokens after which a call that runs is looked at anew, as the plug-in does
+_UNBOUND = -1  # the replica of a call that waits
+_REFRESH = 16  # a running call's view is renewed after so many tokens, as in the plug-in
 
 
 def simulate_fleet(
-    programs: Sequence[Program], contender: Contender, setting: Setting, told: Told, folder: Path
+    programs: Sequence[Program], contender: Contender, setting: Setting, told: LengthHints, folder: Path
 ) -> Replayed:
-    """As `engine.replay` does, for several engines."""
+    """Do what `simulation.replay` does, for several engines behind one queue."""
     kind = _Balanced if isinstance(contender.engine, Stock) else _Fleet
     return without_cache_first(programs, lambda cache: kind(programs, contender, setting, told, folder, True, cache))
 
@@ -54,8 +54,8 @@ class _Sampling:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A call as it stands at the gateway; what `Views` reads of a request of vLLM's."""
+class _WaitingCall:
+    """A call at the gateway, with the fields that `RequestViews` reads from vLLM's requests."""
 
     request_id: str
     arrival_time: float
@@ -77,41 +77,41 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class _Door:
-    """Who waits and who is inside, by the policy's ids and by their names."""
+class _GatewayQueue:
+    """The calls that wait and that are in an engine, by the policy's ids and by name."""
 
-    waiting: dict[RequestId, _Asked] = field(default_factory=dict)
-    inside: dict[RequestId, _Asked] = field(default_factory=dict)
+    waiting: dict[RequestId, _WaitingCall] = field(default_factory=dict)
+    inside: dict[RequestId, _WaitingCall] = field(default_factory=dict)
     ids: dict[str, RequestId] = field(default_factory=dict)
 
 
-class _Balanced(_Replay):
-    """vLLM's own scheduler, several times: a call goes to the one with the fewest calls, as it comes."""
+class _Balanced(Simulation):
+    """Several of vLLM's own schedulers: a call goes to the one with the fewest calls when it arrives."""
 
     def _add(self, number: int, stage: int, at: float) -> None:
         for engine, inside in zip(self._engines, self._inside, strict=True):
             if not inside:
-                engine.now = max(engine.now, at)  # it has stood still since its last call
+                engine.now = max(engine.now, at)  # its clock stood still since its last call
         super()._add(number, stage, at)
 
 
-class _Fleet(_Replay):
+class _Fleet(Simulation):
     def __init__(
         self,
         programs: Sequence[Program],
         contender: Contender,
         setting: Setting,
-        told: Told,
+        told: LengthHints,
         folder: Path,
-        brisk: bool,
+        fast: bool,
         cache: bool,
     ) -> None:
         if isinstance(contender.engine, Stock):
-            raise TypeError(f"{contender.name} has no policy that could stand before engines: it has a balancer")
-        super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, brisk, cache)
+            raise TypeError(f"{contender.name} has no policy to put before several engines: it has a balancer")
+        super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, fast, cache)
         self._policy = contender.engine()
-        self._views = Views(lambda _: 0, _REFRESH)
-        self._door = _Door()
+        self._views = RequestViews(lambda _: 0, _REFRESH)
+        self._queue = _GatewayQueue()
         self._wake_at = float("inf")
         self._step = aggregate_engines(setting.step, setting.replicas)
 
@@ -122,17 +122,17 @@ class _Fleet(_Replay):
             self._decide(now)
 
     def _add(self, number: int, stage: int, at: float) -> None:
-        program, course = self._programs[number], self._courses[number]
+        program, course = self._programs[number], self._runs[number]
         first = sum(len(s.calls) for s in program.stages[:stage])
         for i, call in enumerate(program.stages[stage].calls):
             place, name = first + i, f"{number}.{first + i}"
             tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
-            prompt = _prompt(call, number, place)
+            prompt = prompt_ids(call, number, place)
             limit = self._context - call.prompt
-            asked = _Asked(name, at, call.prompt, limit, _Sampling(tags), prompt, call.output)
+            asked = _WaitingCall(name, at, call.prompt, limit, _Sampling(tags), prompt, call.output)
             seen = self._views.add(asked)
-            self._door.waiting[seen.view.id], self._door.ids[name] = asked, seen.view.id
-            self._flights[name] = _Flight(program, stage, place, name, _NOWHERE, at)
+            self._queue.waiting[seen.view.id], self._queue.ids[name] = asked, seen.view.id
+            self._flights[name] = CallInFlight(program, stage, place, name, _UNBOUND, at)
             course.open.add(name)
 
     def _end(self, name: str, engine: SimulatedEngine) -> None:
@@ -140,27 +140,29 @@ class _Fleet(_Replay):
         self._decide(engine.now)
 
     def _decide(self, now: float) -> None:
-        """The policy's verdict over all that waits, performed: again while somebody is refused, whose siblings leave
-        slots behind."""
+        """Let the policy decide over all waiting calls, and carry it out; again while calls are refused.
+
+        The siblings of a refused call leave slots behind.
+        """
         self._wake_at = float("inf")
         refused = True
-        while refused and self._door.waiting:
+        while refused and self._queue.waiting:
             slots = self._setting.slots * self._setting.replicas
-            capacity = Capacity(slots, len(self._door.inside), None, self._step)
+            capacity = Capacity(slots, len(self._queue.inside), None, self._step)
             verdict = self._policy.decide(View(capacity, self._waiting(), self._running()), now)
             self._wake_at = float("inf") if verdict.wake_at is None else verdict.wake_at
             for id_ in verdict.admit:
-                self._bind(self._door.waiting.pop(id_), id_, now)
+                self._bind(self._queue.waiting.pop(id_), id_, now)
             refused = False
             for refusal in verdict.drop:
-                if (asked := self._door.waiting.get(refusal.id)) is not None:
+                if (asked := self._queue.waiting.get(refusal.id)) is not None:
                     refused = True
                     flight = self._flights[asked.request_id]
-                    course = self._courses[int(asked.request_id.partition(".")[0])]
+                    course = self._runs[int(asked.request_id.partition(".")[0])]
                     self._close(flight, course, None, refusal.reason)
                     self._give_up(course)
 
-    def _bind(self, asked: _Asked, id_: RequestId, now: float) -> None:
+    def _bind(self, asked: _WaitingCall, id_: RequestId, now: float) -> None:
         name = asked.request_id
         replica = min(range(len(self._engines)), key=lambda r: (self._inside[r], r))
         engine = self._engines[replica]
@@ -168,23 +170,23 @@ class _Fleet(_Replay):
             engine.now = max(engine.now, now)
         engine.add(name, asked.prompt, asked.answer, at=now)
         self._inside[replica] += 1
-        self._door.inside[id_] = asked
+        self._queue.inside[id_] = asked
         self._flights[name].replica = replica
 
-    def _give_up(self, course: _Course) -> None:
+    def _give_up(self, course: ProgramRun) -> None:
         for name in sorted(course.open):
-            if self._flights[name].replica == _NOWHERE:
+            if self._flights[name].replica == _UNBOUND:
                 self._close(self._flights[name], course, None, "its program was given up")
         super()._give_up(course)
 
-    def _close(self, flight: _Flight, course: _Course, ended: float | None, refused: str | None) -> None:
-        id_ = self._door.ids.pop(flight.name)
-        if flight.replica == _NOWHERE:
-            del self._door.waiting[id_], self._flights[flight.name]
+    def _close(self, flight: CallInFlight, course: ProgramRun, ended: float | None, refused: str | None) -> None:
+        id_ = self._queue.ids.pop(flight.name)
+        if flight.replica == _UNBOUND:
+            del self._queue.waiting[id_], self._flights[flight.name]
             course.open.discard(flight.name)
-            course.outcomes[flight.place] = _outcome(flight, [], ended, refused)
+            course.outcomes[flight.place] = call_outcome(flight, [], ended, refused)
         else:
-            asked = self._door.inside.pop(id_)
+            asked = self._queue.inside.pop(id_)
             asked.num_output_tokens = len(self._engines[flight.replica].tokens[flight.name])
             super()._close(flight, course, ended, refused)
         left = self._views.remove(flight.name)
@@ -195,11 +197,11 @@ class _Fleet(_Replay):
             self._policy.observe(Finished(view, ended, met, outcome.in_time))
 
     def _waiting(self) -> list[RequestView]:
-        return [self._views.of(one, State.WAITING) for one in self._door.waiting.values()]
+        return [self._views.view_of(one, State.WAITING) for one in self._queue.waiting.values()]
 
     def _running(self) -> list[RequestView]:
-        for one in self._door.inside.values():
+        for one in self._queue.inside.values():
             flight = self._flights[one.request_id]
             one.num_output_tokens = len(self._engines[flight.replica].tokens[one.request_id])
             one.num_computed_tokens = one.num_prompt_tokens + one.num_output_tokens if one.num_output_tokens else 0
-        return [self._views.of(one, State.RUNNING) for one in self._door.inside.values()]
+        return [self._views.view_of(one, State.RUNNING) for one in self._queue.inside.values()]

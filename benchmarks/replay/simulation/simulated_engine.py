@@ -1,7 +1,7 @@
-"""vLLM's real scheduler and KV cache manager without weights or kernels, on a clock of ours.
+"""`SimulatedEngine`: vLLM's real scheduler and KV cache manager without weights or kernels, on a virtual clock.
 
-A step's tokens are made up and its time is handed in, so a minute of serving passes in seconds. This is what the
-plug-in's tests, its benchmark and replay drive. About 20 µs a request and step.
+The tokens of a step are made up, and a model gives its time, so a minute of serving passes in seconds. The
+plug-in's tests, its benchmark and replay use it. It takes about 20 µs for each request and step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ramify.serving.policy.types import Policy, StepModel
 
-_TOKEN = 7  # what every request generates
+_TOKEN = 7  # the token that every request generates
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -24,7 +24,7 @@ _TINY = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "max_position_embeddings": 1 << 24,  # none of a replay's calls is too long for the model; KV is what limits them
+    "max_position_embeddings": 1 << 24,  # no call is too long for the model; KV limits them
     "vocab_size": 256,
     "torch_dtype": "bfloat16",
 }
@@ -33,7 +33,7 @@ _TINY = {
 @dataclass(frozen=True, slots=True)
 class SimulatedEngineSettings:
     slots: int = 10  # max_num_active_seqs
-    room: int = 10  # paused requests beyond it
+    room: int = 10  # paused requests beyond the slots
     blocks: int = 4000
     block_size: int = 16
     step_tokens: int = 8192  # max_num_batched_tokens
@@ -45,7 +45,7 @@ class SimulatedEngineSettings:
     overlap: bool = (
         False  # a step is scheduled while the one before it runs, as vLLM's engine does with --async-scheduling
     )
-    brisk: bool = False  # the same results in less time, without vLLM's statistics (brisk.py)
+    fast: bool = False  # use FastScheduler: the same results in less time, without vLLM's statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Ended:
 
 
 class SimulatedEngine:
-    """A scheduler and a clock. `folder` is where the made-up model's config may be written."""
+    """A scheduler and a clock. The config of the made-up model is written to `folder`."""
 
     def __init__(
         self,
@@ -65,10 +65,11 @@ class SimulatedEngine:
         now: float = 0.0,
         policy: Policy | None = None,
     ) -> None:
-        """`step` gives the seconds that a step takes, from the scheduler and its output. `policy` decides instead of
-        the one that the plug-in's options name."""
+        """`step` returns the seconds of a step from the scheduler and its output. `policy` replaces that of the
+        options.
+        """
         self.settings, self.now, self.steps, self.generated = settings, now, 0, 0
-        self.tokens: dict[str, list[float]] = {}  # when each token came
+        self.tokens: dict[str, list[float]] = {}  # times of each request's tokens
         self.ended: dict[str, Ended] = {}
         self.scheduler, self._request = _scheduler(folder, settings)
         self._step_s = step
@@ -89,10 +90,10 @@ class SimulatedEngine:
         at: float | None = None,
         limit: int | None = None,
     ) -> None:
-        """A request arrives (now, if not `at`, while the last step ran), and will generate `max_tokens`.
+        """Add a request that arrives now, or arrived at `at` while the last step ran, and generates `max_tokens`.
 
-        `limit`: what its client asked for at most, where it ends sooner of itself: that tells nobody how long it
-        will be."""
+        `limit`: the client's limit, if the answer ends before it by itself: then the limit tells nobody its length.
+        """
         from vllm import SamplingParams
 
         asked = max_tokens if limit is None else max(limit, max_tokens)
@@ -108,10 +109,10 @@ class SimulatedEngine:
             block_hasher=self._hasher,
         )
         self.scheduler.add_request(request)
-        request.max_tokens = max_tokens  # made-up tokens have no end of text among them: here it ends
+        request.max_tokens = max_tokens  # made-up tokens have no end of text, so the answer ends here
 
     def step(self, count: int = 1) -> list[str]:
-        """The requests that have ended in these steps, well or not."""
+        """Do `count` steps, and return the requests that ended in them, for any reason."""
         over: list[str] = []
         for _ in range(count):
             self._schedule()
@@ -128,7 +129,7 @@ class SimulatedEngine:
         self._flying.append((output, names, sampled, self._step_s(self.scheduler, output)))
 
     def _land(self) -> list[str]:
-        """The oldest step is done: its tokens are there."""
+        """End the oldest step: its tokens are there."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         output, names, sampled, seconds = self._flying.popleft()
@@ -137,7 +138,7 @@ class SimulatedEngine:
         result = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
         over = []
         answers = self.scheduler.update_from_output(output, result)
-        if self.settings.brisk:
+        if self.settings.fast:
             now, tokens, quiet = self.now, self.tokens, self.scheduler.quiet_ids
             for name in quiet:
                 tokens[name].append(now)
@@ -153,13 +154,13 @@ class SimulatedEngine:
         return over
 
     def cancel(self, names: Sequence[str]) -> None:
-        """Their client has gone."""
+        """End requests whose client has gone."""
         from vllm.v1.request import RequestStatus
 
         self.scheduler.finish_requests(list(names), RequestStatus.FINISHED_ABORTED)
 
     def until(self, condition: Callable[[], bool], most: int = 5000) -> None:
-        """Step until it holds. Raises AssertionError after `most` steps."""
+        """Step until the condition holds. Raises AssertionError after `most` steps."""
         for _ in range(most):
             if condition():
                 return
@@ -175,8 +176,8 @@ class SimulatedEngine:
         return [request.request_id for request in self.scheduler.waiting]
 
 
-def modelled(model: StepModel) -> Callable[[Any, Any], float]:
-    """Steps as long as the model says."""
+def step_seconds_by(model: StepModel) -> Callable[[Any, Any], float]:
+    """Return a function that gives the seconds of a step by the model."""
 
     def seconds(scheduler: Any, output: Any) -> float:
         context = sum(scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens)
@@ -194,19 +195,19 @@ def _hasher(settings: SimulatedEngineSettings) -> Any:
     if not settings.prefix_cache:
         return None
     init_none_hash(sha256)
-    return get_request_block_hasher(settings.block_size, _quick_hash if settings.brisk else sha256)
+    return get_request_block_hasher(settings.block_size, _fast_hash if settings.fast else sha256)
 
 
-def _quick_hash(block: tuple[bytes, tuple[int, ...], object]) -> bytes:
-    """128 bits of a block and of what stands before it. A tuple's hash will do where nobody is to be kept out."""
-    before, tokens, _ = block  # what else tells blocks apart (images, LoRA) is not here
+def _fast_hash(block: tuple[bytes, tuple[int, ...], object]) -> bytes:
+    """Return 128 bits for a block and what is before it. A tuple's hash suffices where nobody attacks."""
+    before, tokens, _ = block  # a simulation has no images or LoRA adapters
     parent = int.from_bytes(before, "little")
     pair = hash((parent, tokens)), hash((tokens, parent, len(before)))
     return b"".join([part.to_bytes(8, "little", signed=True) for part in pair])
 
 
 def _scheduler(folder: Path, settings: SimulatedEngineSettings) -> tuple[Any, Any]:
-    """A scheduler, and the class of its requests."""
+    """Return a scheduler, and the class of its requests."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -234,12 +235,12 @@ def _scheduler(folder: Path, settings: SimulatedEngineSettings) -> tuple[Any, An
     kv = KVCacheConfig(settings.blocks, [], [KVCacheGroupSpec(["layer"], attention)])
     scheduler, request = _kinds(settings)
     structured = StructuredOutputManager(config)
-    made = scheduler(config, kv, structured, block_size=settings.block_size, log_stats=not settings.brisk)
+    made = scheduler(config, kv, structured, block_size=settings.block_size, log_stats=not settings.fast)
     return made, request
 
 
 def _kinds(settings: SimulatedEngineSettings) -> tuple[Any, Any]:
-    if settings.brisk:
+    if settings.fast:
         from benchmarks.replay.simulation.fast_scheduler import FastConcordScheduler, FastRequest, FastScheduler
 
         return (FastScheduler if settings.concord is None else FastConcordScheduler), FastRequest

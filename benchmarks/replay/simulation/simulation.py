@@ -1,11 +1,11 @@
-"""The replay itself: programs arrive on a virtual clock, vLLM's own scheduler and KV cache manager serve them.
+"""`replay`: programs arrive on a virtual clock, and vLLM's own scheduler and KV cache manager serve them.
 
-Everything that decides is the production code: `ConcordScheduler` with a policy, and the tags that a client would
-send, or vLLM's scheduler alone. Made up are only the tokens, and the time that a step takes, which is a step
-model's. A stage arrives when the stage before it has ended and its tools have run. Where a call of a program is
-refused, its client gives the program up: the siblings are cancelled and nothing further comes.
+All decisions are made by production code: `ConcordScheduler` with a policy and the tags that a client would send,
+or vLLM's scheduler alone. Only the tokens are made up, and a step model gives the time of a step. A stage arrives
+when the stage before it has ended and its tools have run. If a call is refused, its client gives the program up:
+the siblings are cancelled, and no later stage comes.
 
-Deterministic: no clock, no chance.
+Deterministic: it reads no clock and uses no randomness.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.replay.errors import Stuck, TooLong
-from benchmarks.replay.inputs.client_tags import Told, tags_of
+from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
 from benchmarks.replay.types import Call, CallOutcome, Contender, Outcome, Program, Setting, Stock
 from ramify.serving.policy.types import SloClass
 
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
     from benchmarks.replay.simulation.simulated_engine import SimulatedEngine
 
 _CONTEXT_STEP = 1024
-_STUCK_STEPS = 5000  # with requests in the engine and no token from any
-_HASH = 1 << 40  # names of prompts' own tokens lie above those of shared blocks
-_PLACES = 24  # bits of a call's place in its program: no two calls have a token in common but by their blocks
+_STUCK_STEPS = 5000  # steps with requests in the engine and no new token
+_HASH = 1 << 40  # token ids of a prompt's own tokens are above those of shared blocks
+_PLACES = 24  # bits for a call's place in its program: two calls share tokens only by their blocks
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of all programs, and what the engine did."""
+    """The outcomes of all programs, and what the engine did."""
 
     outcomes: list[Outcome]
     simulated_s: float = 0.0
     steps: int = 0
     preemptions: int = 0
     pauses: int = 0
-    generated: int = 0  # tokens, while programs still arrived
+    generated: int = 0  # tokens generated while programs still arrived
 
 
 @dataclass(slots=True)
-class _Flight:
+class CallInFlight:
     """A call in the engine."""
 
     program: Program
     stage: int
-    place: int  # among its program's calls
+    place: int  # its index in its program's calls
     name: str
     replica: int
     arrived: float
 
 
 @dataclass(slots=True)
-class _Course:
-    """A program on its way."""
+class ProgramRun:
+    """The state of a program that has arrived."""
 
     outcomes: dict[int, CallOutcome] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
@@ -70,26 +70,33 @@ def replay(
     programs: Sequence[Program],
     contender: Contender,
     setting: Setting,
-    told: Told,
+    told: LengthHints,
     folder: Path,
-    brisk: bool = True,
+    fast: bool = True,
 ) -> Replayed:
-    """Raises Stuck where the scheduler stops giving tokens, TooLong for a call that never could begin. `folder` may
-    be written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in four times
-    the time."""
-    quick = brisk and not contender.preempts
+    """Replay the programs under one contender, on one engine or several.
 
-    def made(cache: bool) -> _Replay:
-        return _Replay(programs, contender, setting, told, folder, brisk, cache)
+    It may write to `folder`. Without `fast` vLLM goes through every request in every step, which gives the same in
+    four times the time. Raises Stuck if the scheduler stops giving tokens, TooLong for a call that could never
+    begin.
+    """
+    quick = fast and not contender.preempts
+
+    def made(cache: bool) -> Simulation:
+        return Simulation(programs, contender, setting, told, folder, fast, cache)
 
     return without_cache_first(programs, made, quick)
 
 
-def without_cache_first(programs: Sequence[Program], made: Callable[[bool], _Replay], quick: bool = True) -> Replayed:
-    """What comes of `made(cache)`: with vLLM's prefix cache where it is of any use: it is half of an engine's time.
+def without_cache_first(
+    programs: Sequence[Program], made: Callable[[bool], Simulation], quick: bool = True
+) -> Replayed:
+    """Run `made(cache)`, with vLLM's prefix cache only if it can matter: it takes half of an engine's time.
 
-    Where no prompt names a block, only a call that lost its KV and is computed again can find anything there. So
-    without it all is the same until the first preemption (`test_engine.py` compares); then it is begun anew."""
+    If no prompt names a block, only a call that lost its KV and is computed again can find anything there. So
+    without the cache everything is the same until the first preemption (a test compares). Then the run starts again
+    with the cache.
+    """
     if quick and not any(call.blocks for program in programs for call in program.calls):
         with suppress(_Preempted):
             return made(False).run()
@@ -97,18 +104,18 @@ def without_cache_first(programs: Sequence[Program], made: Callable[[bool], _Rep
 
 
 class _Preempted(Exception):
-    """There was something to be found in the prefix cache, and there is none."""
+    """A request was preempted, so the prefix cache matters, and this run has none."""
 
 
-class _Replay:
+class Simulation:
     def __init__(
         self,
         programs: Sequence[Program],
         contender: Contender,
         setting: Setting,
-        told: Told,
+        told: LengthHints,
         folder: Path,
-        brisk: bool,
+        fast: bool,
         cache: bool,
     ) -> None:
         self._programs, self._contender, self._setting, self._told = programs, contender, setting, told
@@ -117,11 +124,11 @@ class _Replay:
             raise TooLong(context, setting.kv_tokens)
         context = self._context = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
         self._cache = cache
-        self._engines = [_engine(contender, setting, context, folder, brisk, cache) for _ in range(setting.replicas)]
+        self._engines = [_engine(contender, setting, context, folder, fast, cache) for _ in range(setting.replicas)]
         self._due = [(p.at, i, 0) for i, p in enumerate(programs)]  # arrival, program, stage
         heapq.heapify(self._due)
-        self._courses = [_Course() for _ in programs]
-        self._flights: dict[str, _Flight] = {}
+        self._runs = [ProgramRun() for _ in programs]
+        self._flights: dict[str, CallInFlight] = {}
         self._inside = [0] * setting.replicas
         self._generated = [0] * setting.replicas
         self._over_at = max((p.due for p in programs), default=0.0)
@@ -137,9 +144,9 @@ class _Replay:
                 engine.now = max(engine.now, self._due[0][0])
             self._arrive(engine.now)
             if not self._inside[at]:
-                continue  # what came went elsewhere
+                continue  # the arrivals went to other engines
             if engine.now > self._over_at:
-                break  # nothing can be met any more
+                break  # no deadline can be met any more
             before = engine.generated
             for name in engine.step():
                 self._end(name, engine)
@@ -161,21 +168,21 @@ class _Replay:
             self._add(number, stage, at)
 
     def _add(self, number: int, stage: int, at: float) -> None:
-        program, course = self._programs[number], self._courses[number]
+        program, course = self._programs[number], self._runs[number]
         first = sum(len(s.calls) for s in program.stages[:stage])
         for i, call in enumerate(program.stages[stage].calls):
             place, name = first + i, f"{number}.{first + i}"
             replica = min(range(len(self._engines)), key=lambda r: (self._inside[r], r))
-            flight = _Flight(program, stage, place, name, replica, at)
+            flight = CallInFlight(program, stage, place, name, replica, at)
             engine = self._contender.engine
             tags, priority = {}, 0
             if isinstance(engine, Stock):
                 priority = dict(engine.priorities).get(program.kind, 0)
             else:
                 tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
-            # As vLLM has it where a client names no limit: all that the context has room for.
+            # The limit of vLLM if a client names none: all that the context has room for.
             limit = self._context - call.prompt
-            self._engines[replica].add(name, _prompt(call, number, place), call.output, tags, priority, at, limit)
+            self._engines[replica].add(name, prompt_ids(call, number, place), call.output, tags, priority, at, limit)
             self._flights[name] = flight
             self._inside[replica] += 1
             course.open.add(name)
@@ -183,9 +190,9 @@ class _Replay:
     def _end(self, name: str, engine: SimulatedEngine) -> None:
         flight = self._flights.get(name)
         if flight is None:
-            return  # cancelled in this very step
+            return  # cancelled in this same step
         ended = engine.ended[name]
-        course = self._courses[int(name.partition(".")[0])]
+        course = self._runs[int(name.partition(".")[0])]
         stopped = str(ended.output.finish_reason) in ("stop", "length")
         self._close(flight, course, ended.at if stopped else None, None if stopped else _why(ended.output))
         if not stopped:
@@ -198,46 +205,52 @@ class _Replay:
         if stage + 1 < len(program.stages):
             heapq.heappush(self._due, (now + program.stages[stage + 1].tool_s, number, stage + 1))
         else:
-            self._courses[number].ended = now
+            self._runs[number].ended = now
 
-    def _give_up(self, course: _Course) -> None:
+    def _give_up(self, course: ProgramRun) -> None:
         course.lost = True
         for name in sorted(course.open):
             flight = self._flights[name]
             self._engines[flight.replica].cancel([name])
             self._close(flight, course, None, "its program was given up")
 
-    def _close(self, flight: _Flight, course: _Course, ended: float | None, refused: str | None) -> None:
+    def _close(self, flight: CallInFlight, course: ProgramRun, ended: float | None, refused: str | None) -> None:
         times = self._engines[flight.replica].tokens.pop(flight.name)
         self._engines[flight.replica].ended.pop(flight.name, None)
         del self._flights[flight.name]
         self._inside[flight.replica] -= 1
         course.open.discard(flight.name)
-        course.outcomes[flight.place] = _outcome(flight, times, ended, refused)
+        course.outcomes[flight.place] = call_outcome(flight, times, ended, refused)
 
     def _replayed(self) -> Replayed:
         for flight in list(self._flights.values()):
-            course = self._courses[int(flight.name.partition(".")[0])]
+            course = self._runs[int(flight.name.partition(".")[0])]
             self._close(flight, course, None, None)
         outcomes = []
-        for program, course in zip(self._programs, self._courses, strict=True):
+        for program, course in zip(self._programs, self._runs, strict=True):
             calls = tuple(course.outcomes[place] for place in sorted(course.outcomes))
             outcomes.append(Outcome(program, calls, _met(program, course, calls), course.ended))
-        traces = [engine.scheduler._trace for engine in self._engines if hasattr(engine.scheduler, "_trace")]
+        logs = [
+            engine.scheduler.decision_log for engine in self._engines if hasattr(engine.scheduler, "decision_log")
+        ]
         return Replayed(
             outcomes,
             max(engine.now for engine in self._engines),
             sum(engine.steps for engine in self._engines),
-            sum(trace.preemptions for trace in traces),
-            sum(trace.pauses for trace in traces),
+            sum(log.preemptions for log in logs),
+            sum(log.pauses for log in logs),
             sum(self._generated),
         )
 
 
 def _engine(
-    contender: Contender, setting: Setting, context: int, folder: Path, brisk: bool, cache: bool
+    contender: Contender, setting: Setting, context: int, folder: Path, fast: bool, cache: bool
 ) -> SimulatedEngine:
-    from benchmarks.replay.simulation.simulated_engine import SimulatedEngine, SimulatedEngineSettings, modelled
+    from benchmarks.replay.simulation.simulated_engine import (
+        SimulatedEngine,
+        SimulatedEngineSettings,
+        step_seconds_by,
+    )
 
     stock = contender.engine if isinstance(contender.engine, Stock) else None
     chunked = stock is None or stock.chunked_prefill
@@ -260,14 +273,14 @@ def _engine(
         prefix_cache=cache,
         chunked_prefill=chunked,
         overlap=True,
-        brisk=brisk,
+        fast=fast,
     )
     policy = None if isinstance(contender.engine, Stock) else contender.engine()
-    return SimulatedEngine(folder, settings, modelled(step), policy=policy)
+    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy)
 
 
-def _prompt(call: Call, number: int, place: int) -> list[int]:
-    """Token ids that two prompts share exactly where they share blocks."""
+def prompt_ids(call: Call, number: int, place: int) -> list[int]:
+    """Return token ids that two prompts share exactly where they share blocks."""
     tokens: list[int] = []
     for block in call.blocks:
         tokens += [block] * call.block_tokens
@@ -282,7 +295,7 @@ def _why(output: Any) -> str:
     return str(getattr(error, "message", None) or output.stop_reason or "ended by the engine")
 
 
-def _outcome(flight: _Flight, times: list[float], ended: float | None, refused: str | None) -> CallOutcome:
+def call_outcome(flight: CallInFlight, times: list[float], ended: float | None, refused: str | None) -> CallOutcome:
     program = flight.program
     call = program.calls[flight.place]
     in_time = 0
@@ -306,7 +319,7 @@ def _outcome(flight: _Flight, times: list[float], ended: float | None, refused: 
     )
 
 
-def _met(program: Program, course: _Course, calls: Sequence[CallOutcome]) -> bool:
+def _met(program: Program, course: ProgramRun, calls: Sequence[CallOutcome]) -> bool:
     if course.ended is None:
         return False
     if program.kind is SloClass.LATENCY:

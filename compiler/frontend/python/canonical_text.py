@@ -1,9 +1,11 @@
-"""A text of a piece of syntax that says what it does, and not how it is laid out.
+"""Canonical text of Python syntax: it states what the code does, and not how the code is laid out.
 
-Equal for equal code under every supported version of Python, whatever the layout, comments, quotes, parentheses and
-local variable names. Needs nothing but `ast`, so that a test can run it under each interpreter.
+The text is equal for equal code under every supported version of Python, whatever the layout, comments, quotes,
+parentheses and local variable names. Digests of code are digests of this text.
 
-The names that a function takes from its module are left open (`Free`), for the caller to fill in with what they mean.
+The names that a function takes from its module are left open (`FreeName`); the caller fills in what they mean.
+
+Only the standard library and `names` are imported here, so that a test can load this module under each interpreter.
 """
 
 from __future__ import annotations
@@ -11,43 +13,49 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
+
+from ramify.compiler.frontend.python.names import (
+    BindingScope,
+    LocalNames,
+    dotted_name,
+    imported_from,
+    is_bound,
+    names_bound_by,
+    parts_by_scope,
+)
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SINGLE = (ast.Constant, ast.MatchSingleton)
-_LEFT_OUT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-_SEES_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "globals", "inspect", "sys", "_getframe"})
-_SEES_NAMES = frozenset({"__name__", "__qualname__"})
+_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
-    """A name that is not bound in the syntax itself, with the attributes after it. `module`: what is imported from
-    there while it runs. `hidden`: a class around it may bind the name, too."""
+class FreeName:
+    """A name that the syntax itself does not bind, with the attributes after it."""
 
     name: str
     chain: tuple[str, ...] = ()
-    module: str | None = None
-    hidden: bool = False
+    module: str | None = None  # set for an import inside a function: the module imported from
+    hidden: bool = False  # a class around the use may bind the name, too
 
     def __str__(self) -> str:
         return ".".join([self.name, *self.chain])
 
 
 class OwnName(str):
-    """The name of the function that is written."""
+    """The piece of text that names the written function itself."""
 
     __slots__ = ()
 
 
-Piece = str | Free
+Piece = str | FreeName
 _known: WeakKeyDictionary[ast.AST, tuple[Piece, ...]] = WeakKeyDictionary()
-_sees: WeakKeyDictionary[ast.AST, bool] = WeakKeyDictionary()
 
 
 def pieces_of(node: ast.AST) -> tuple[Piece, ...]:
-    """The text of a statement at the top of a module, or of a function, in pieces between its free names."""
+    """Return the text of a module-level statement or a function, split at its free names."""
     known = _known.get(node)
     if known is None:
         writer = _Writer(node)
@@ -56,58 +64,34 @@ def pieces_of(node: ast.AST) -> tuple[Piece, ...]:
     return known
 
 
-def text_of(node: ast.AST, fill: Callable[[Free], str] = str) -> str:
+def text_of(node: ast.AST, fill: Callable[[FreeName], str] = str) -> str:
+    """Return the text of a module-level statement or a function; `fill` writes each free name."""
     return "".join(piece if isinstance(piece, str) else fill(piece) for piece in pieces_of(node))
 
 
 def plain_text(node: ast.AST) -> str:
-    """The text of a piece inside a function, with its names as they are written."""
+    """Return the text of syntax inside a function, with all names as they are written."""
     writer = _Writer()
     writer.write_plainly(node)
     return "".join(map(str, writer.pieces))
 
 
 def statements_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[tuple[Piece, ...], ...]:
-    """As `pieces_of`: what a function takes, and each statement of its body, in order; with its names as they are
-    written, since what follows may use them in another way."""
+    """Return the pieces of a function's parameters, and then of each statement of its body.
+
+    Local names stay as they are written: a later statement may use them in another way.
+    """
     return _Writer().statements(node)
 
 
 def is_plain_function(node: ast.AST) -> bool:
-    """Whether nobody is told the function's name: no decorator is given it."""
+    """Return whether the node is a function without decorators, so that no decorator is passed its name."""
     return isinstance(node, _FUNCTIONS) and not node.decorator_list
 
 
 def body_of(node: ast.AST) -> tuple[Piece, ...]:
-    """As `pieces_of`, of a function without its own name."""
+    """Return `pieces_of` a function without the function's own name."""
     return tuple(piece for piece in pieces_of(node) if not isinstance(piece, OwnName))
-
-
-def names_passed(node: ast.AST) -> set[str]:
-    """Names and attributes that are not called where they stand, and texts that may name them."""
-    called = {id(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
-    found = set[str]()
-    for inner in ast.walk(node):
-        match inner:
-            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
-                found |= set() if id(inner) in called else {name}
-            case ast.Constant(value=str(name)) if name.isidentifier():
-                found.add(name)
-    return found
-
-
-def reads_function_names(node: ast.AST) -> bool:
-    """Whether it asks a function for its name."""
-    known = _sees.get(node)
-    if known is None:
-        attributes = (inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute))
-        texts = (inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant))
-        known = _sees[node] = any(name in _SEES_NAMES for name in (*attributes, *filter(_is_text, texts)))
-    return known
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -122,165 +106,29 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
     yield "".join(text)
 
 
-@dataclass(eq=False, slots=True)
-class _Scope:
-    """The names of a function, a comprehension or a class."""
-
-    outer: _Scope | None
-    bound: set[str] = field(default_factory=set)
-    is_class: bool = False
-    is_comprehension: bool = False
-    elsewhere: set[str] = field(default_factory=set)  # global or nonlocal
-
-    def home(self) -> _Scope:
-        """Where `:=` binds."""
-        scope = self
-        while scope.is_comprehension and scope.outer is not None:
-            scope = scope.outer
-        return scope
-
-
-class _Locals:
-    """Which names are bound where in one function, and which of them may be called anything."""
-
-    def __init__(self, root: ast.AST) -> None:
-        self.scopes: dict[ast.AST, _Scope] = {}
-        self.kept: set[str] = set()  # names that something outside the function may see
-        self.bound: set[str] = set()
-        self.loads: list[tuple[str, _Scope | None]] = []
-        self._visit(root, None)
-        self.free = {name for name, scope in self.loads if not is_bound(name, scope)[0]}
-        dynamic = not self.free.isdisjoint(_SEES_LOCALS)
-        self.any_name = set[str]() if dynamic else self.bound - self.kept - self.free
-
-    def _bind(self, name: str, scope: _Scope | None, *, kept: bool) -> None:
-        if scope is not None:
-            scope.bound.add(name)
-            kept = kept or scope.is_class
-        self.bound.add(name)
-        if kept or name.startswith("__"):
-            self.kept.add(name)
-
-    def _visit(self, node: ast.AST, scope: _Scope | None) -> None:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                if not isinstance(node, ast.Lambda):
-                    self._bind(node.name, scope, kept=True)
-                inner = self.scopes[node] = _Scope(scope)
-                for argument in _arguments(node.args):
-                    self._bind(argument.arg, inner, kept=True)
-                for each, around in _split(node):
-                    self._visit(each, scope if around else inner)
-            case ast.ClassDef():
-                self._bind(node.name, scope, kept=True)
-                inner = self.scopes[node] = _Scope(scope, is_class=True)
-                for each, around in _split(node):
-                    self._visit(each, scope if around else inner)
-            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-                inner = self.scopes[node] = _Scope(scope, is_comprehension=True)
-                for each, around in _split(node):
-                    self._visit(each, scope if around else inner)
-            case ast.NamedExpr(target=ast.Name(id=name), value=value):
-                self._bind(name, None if scope is None else scope.home(), kept=False)
-                self._visit(value, scope)
-            case ast.Global(names=names) | ast.Nonlocal(names=names):
-                self.kept.update(names)
-                if scope is not None:
-                    scope.elsewhere.update(names)
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                for alias in aliases:
-                    self._bind((alias.asname or alias.name).partition(".")[0], scope, kept=True)
-            case ast.Name(id=name, ctx=ast.Load()):
-                self.loads.append((name, scope))
-            case ast.Name(id=name):
-                self._bind(name, scope, kept=False)
-                self.loads.append((name, scope))
-            case _:
-                for name in _names_in(node):
-                    self._bind(name, scope, kept=False)
-                for child in ast.iter_child_nodes(node):
-                    self._visit(child, scope)
-
-
-def is_bound(name: str, scope: _Scope | None) -> tuple[bool, bool]:
-    """Whether a name is bound by a function or comprehension around it; and whether by a class that it stands in."""
-    first, in_class = True, False
-    while scope is not None:
-        if name in scope.elsewhere:
-            outer, found = scope.outer, False
-            while outer is not None:  # nonlocal: of a function further out; global: of none
-                found = found or (name in outer.bound and not outer.is_class)
-                outer = outer.outer
-            return found, in_class
-        if scope.is_class:
-            in_class = in_class or (first and name in scope.bound)
-        elif name in scope.bound:
-            return True, in_class
-        first = first and scope.is_comprehension
-        scope = scope.outer
-    return False, in_class
-
-
-def _names_in(node: ast.AST) -> Iterator[str]:
-    """Names that a node binds by itself."""
-    match node:
-        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-            yield name
-        case ast.MatchMapping(rest=str(name)):
-            yield name
-
-
-def _arguments(arguments: ast.arguments) -> Iterator[ast.arg]:
-    yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    yield from (each for each in (arguments.vararg, arguments.kwarg) if each is not None)
-
-
-def _split(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
-    """What a node with a scope of its own holds, and whether that is read in the scope around it."""
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-            defaults = (*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None))
-            yield from ((each, True) for each in defaults)
-            if isinstance(node, ast.Lambda):
-                yield node.body, False
-                return
-            said = (argument.annotation for argument in _arguments(node.args))
-            yield from ((each, True) for each in (*said, node.returns, *node.decorator_list) if each is not None)
-            yield from ((each, True) for each in getattr(node, "type_params", ()))
-            yield from ((each, False) for each in node.body)
-        case ast.ClassDef():
-            yield from ((each, True) for each in (*node.bases, *node.keywords, *node.decorator_list))
-            yield from ((each, True) for each in getattr(node, "type_params", ()))
-            yield from ((each, False) for each in node.body)
-        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-            first, *rest = node.generators
-            results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            yield first.iter, True
-            yield from ((each, False) for each in (first.target, *first.ifs, *rest, *results))
-
-
 class _Writer:
     def __init__(self, root: ast.AST | None = None) -> None:
         self.pieces: list[Piece] = []
         self._root = root if isinstance(root, _FUNCTIONS) else None
-        self._locals: _Locals | None = None
+        self._locals: LocalNames | None = None
+        self._renamable = set[str]()
         self._numbers: dict[str, int] = {}
 
-    def write(self, node: ast.AST, scope: _Scope | None) -> None:
+    def write(self, node: ast.AST, scope: BindingScope | None) -> None:
         if self._locals is None and isinstance(node, (*_FUNCTIONS, ast.Lambda)):
-            self._locals, self._numbers = _Locals(node), {}
+            self._locals, self._numbers = LocalNames(node), {}
+            self._renamable = self._locals.renamable
             self._node(node, scope)
-            self._locals = None
+            self._locals, self._renamable = None, set()
         else:
             self._node(node, scope)
 
     def write_plainly(self, node: ast.AST) -> None:
-        self._locals = _Locals(ast.Module([], []))
+        self._locals = LocalNames(ast.Module([], []))
         self._node(node, None)
 
     def statements(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[tuple[Piece, ...], ...]:
-        self._locals = _Locals(node)
-        self._locals.any_name = set()
+        self._locals = LocalNames(node)
         inner, found = self._locals.scopes[node], []
         self.pieces.append(type(node).__name__)
         self.write(node.args, None)
@@ -291,12 +139,12 @@ class _Writer:
                 self._value(each, node, "body", inner)
         return (*found, tuple(_joined(self.pieces)))
 
-    def _node(self, node: ast.AST, scope: _Scope | None) -> None:
+    def _node(self, node: ast.AST, scope: BindingScope | None) -> None:
         match node:
             case ast.Name(id=name):
                 self._name(name, scope, stored=not isinstance(node.ctx, ast.Load))
-            case ast.Attribute() if (dotted := _dotted(node)) is not None and not self._is_local(dotted[0], scope):
-                self.pieces.append(Free(dotted[0], tuple(dotted[1:]), hidden=is_bound(dotted[0], scope)[1]))
+            case ast.Attribute() if (dotted := dotted_name(node)) is not None and not is_bound(dotted[0], scope)[0]:
+                self.pieces.append(FreeName(dotted[0], tuple(dotted[1:]), hidden=is_bound(dotted[0], scope)[1]))
             case ast.Constant():
                 self.pieces.append(f"({_constant(node.value)})")
             case ast.JoinedStr():
@@ -313,13 +161,12 @@ class _Writer:
                     self._value(value, node, name, scope)
                 self.pieces.append(")")
         if isinstance(node, ast.Import | ast.ImportFrom) and self._locals is not None:
-            base = "." * node.level + (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            self.pieces += [Free(alias.name, (), base) for alias in node.names]
+            self.pieces += [FreeName(alias.name, (), imported_from(node)) for alias in node.names]
 
     def _comprehension(
-        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: _Scope | None
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: BindingScope | None
     ) -> None:
-        """What it goes through first is read in the scope around it."""
+        """Write a comprehension. Its first iterable is evaluated in the scope around it."""
         inner = scope if self._locals is None else self._locals.scopes.get(node, scope)
         self.pieces.append(f"({type(node).__name__} ")
         for index, generator in enumerate(node.generators):
@@ -333,45 +180,43 @@ class _Writer:
             self.write(each, inner)
         self.pieces.append(")")
 
-    def _value(self, value: object, node: ast.AST, name: str, scope: _Scope | None) -> None:
+    def _value(self, value: object, node: ast.AST, name: str, scope: BindingScope | None) -> None:
         if isinstance(value, ast.AST):
-            self.write(value, self._scope_of(node, name, value, scope))
+            self.write(value, self._scope_of(node, value, scope))
         elif isinstance(value, list):
             self.pieces.append("[")
             for each in value:
                 self._value(each, node, name, scope)
                 self.pieces.append(",")
             self.pieces.append("]")
-        elif isinstance(value, str) and name in ("name", "rest") and value in set(_names_in(node)):
+        elif isinstance(value, str) and name in ("name", "rest") and value in set(names_bound_by(node)):
             self._name(value, scope, stored=True)
         else:
             self.pieces.append(_constant(value))
 
-    def _scope_of(self, node: ast.AST, name: str, value: ast.AST, scope: _Scope | None) -> _Scope | None:
+    def _scope_of(self, node: ast.AST, value: ast.AST, scope: BindingScope | None) -> BindingScope | None:
         if self._locals is None:
             return scope
         inner = self._locals.scopes.get(node)
         if inner is None or isinstance(value, ast.arguments):
             return scope
         if isinstance(value, ast.comprehension):
-            return inner  # but what the first of them goes through: see `_node`
-        around = any(each is value for each, outside in _split(node) if outside)
-        return scope if around else inner
+            return inner  # `_comprehension` handles the first iterable
+        is_outer = any(part is value for part, outer in parts_by_scope(node) if outer)
+        return scope if is_outer else inner
 
-    def _name(self, name: str, scope: _Scope | None, *, stored: bool) -> None:
-        if self._locals is not None and name in self._locals.any_name:
+    def _name(self, name: str, scope: BindingScope | None, *, stored: bool) -> None:
+        bound, hidden = is_bound(name, scope)
+        if name in self._renamable:
             number = self._numbers.setdefault(name, len(self._numbers))
             self.pieces.append(f"%{number}")
-        elif stored or self._is_local(name, scope):
+        elif stored or bound:
             self.pieces.append(f"'{name}'")
         else:
-            self.pieces.append(Free(name, hidden=is_bound(name, scope)[1]))
+            self.pieces.append(FreeName(name, hidden=hidden))
 
-    def _is_local(self, name: str, scope: _Scope | None) -> bool:
-        return is_bound(name, scope)[0]
-
-    def _joined_str(self, node: ast.JoinedStr, scope: _Scope | None) -> None:
-        """How a text is cut into constants differs between versions of Python."""
+    def _joined_str(self, node: ast.JoinedStr, scope: BindingScope | None) -> None:
+        """Write an f-string. Adjacent constants are joined, since versions of Python split them differently."""
         self.pieces.append("(JoinedStr")
         text = ""
         for value in node.values:
@@ -387,13 +232,13 @@ class _Writer:
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """By name; what is empty is left out, as what an older Python has no name for."""
+    """Yield the fields by name. Empty ones are omitted, because an older Python may not have them."""
     if isinstance(node, ast.Delete):  # `del (a, b)` is `del a, b`
         yield "targets", [each for target in node.targets for each in _flat(target)]
         return
     for name in sorted(node._fields):
         value = getattr(node, name, None)
-        if name in _LEFT_OUT or value is None or value == []:
+        if name in _IGNORED_FIELDS or value is None or value == []:
             continue
         if name == "body" and isinstance(value, list):
             value = _statements(node, value)
@@ -411,7 +256,11 @@ def _flat(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _statements(node: ast.AST | None, body: list[ast.stmt]) -> list[object]:
-    """A docstring without its indentation, which formatters change; other texts that stand alone do nothing."""
+    """Return the statements of a body.
+
+    A docstring loses its indentation, which formatters change. Other strings that stand alone have no effect and are
+    omitted.
+    """
     found: list[object] = []
     documented = isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Module))
     for index, statement in enumerate(body):
@@ -441,18 +290,13 @@ def _constant(value: object) -> str:
             return f"{type(value).__name__} {value!r}"
 
 
-def _dotted(node: ast.expr) -> list[str] | None:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else None
-
-
 def ast_dump_for(node: ast.AST, minor: int) -> str:
-    """What `ast.dump` gives under Python 3.`minor`: digests in plans of format 5 and before are of that text."""
+    """Return what `ast.dump` gives under Python 3.`minor`.
 
-    def said(value: object) -> str:
+    Digests in plans of format 5 and earlier are of this text.
+    """
+
+    def dump(value: object) -> str:
         if isinstance(value, ast.AST):
             fields = []
             names = value._fields
@@ -464,10 +308,10 @@ def ast_dump_for(node: ast.AST, minor: int) -> str:
                 newer = name == "type_params" and minor < 12
                 empty = minor >= 13 and (inner == [] or (inner is None and not isinstance(value, _SINGLE)))
                 if not (optional or newer or empty):
-                    fields.append(f"{name}={said(inner)}")
+                    fields.append(f"{name}={dump(inner)}")
             return f"{type(value).__name__}({', '.join(fields)})"
         if isinstance(value, list):
-            return f"[{', '.join(map(said, value))}]"
+            return f"[{', '.join(map(dump, value))}]"
         return repr(value)
 
-    return said(node)
+    return dump(node)

@@ -1,15 +1,15 @@
-"""The parts of a project's code that a workflow or a step uses, each with a digest: functions, classes, constants and
-imports, by name and through the project's own modules, as far as names lead.
+"""The parts of the project's code that a workflow or a step uses, each with a digest.
 
-What is imported inside a function is found by its file, as what that file imports in turn is: whether a module is
-loaded already differs between two processes of one run.
+A part is a function, a class, a constant or an import. Parts are found by name, through the modules of the project.
+An import inside a function is followed by file, and so are the imports of that file: whether a module is loaded
+already may differ between two processes of one run.
 
-Not seen: what is only reached through an object (a method of a value that nobody annotated), values in closures that
-are no functions, what changes while running, names made by `setattr` or `exec`.
+Not found: code that is reached only through an object (a method of a value without annotation), closure values that
+are not functions, what changes at run time, and names made by `setattr` or `exec`.
 
-A digest is of the parts' texts (`syntax`), in the order in which they are met, with what their names mean: the same
-under every version of Python, wherever a part stands, and whatever a function of the project is called. In plans of
-format 5 and before it was of `ast.dump`, without an order.
+A digest covers the canonical texts of the parts in the order in which they are met, with what their names mean. It is
+the same under every version of Python, wherever a part stands, and whatever a function of the project is called. In
+plans of format 5 and earlier it covers `ast.dump` of the parts, without an order.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from types import FunctionType
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import (
-    Free,
+    FreeName,
     Piece,
     ast_dump_for,
     body_of,
     is_plain_function,
-    names_passed,
     pieces_of,
-    reads_function_names,
     text_of,
 )
-from ramify.compiler.frontend.python.modules import Module, Modules, dumped
+from ramify.compiler.frontend.python.modules import ProjectModule, ProjectModules, dumped
 from ramify.compiler.frontend.python.name_resolution import plain_function, step_info
-from ramify.compiler.frontend.python.names import Use, uses_of
+from ramify.compiler.frontend.python.names import Use, names_passed, reads_function_names, uses_of
 from ramify.compiler.frontend.python.sources import (
     Function,
     Sources,
@@ -45,18 +43,19 @@ from ramify.compiler.frontend.python.sources import (
 )
 from ramify.compiler.plan import CodePart, site_file
 
-Key = tuple[str, str]  # a file, and a name in it
+Key = tuple[str, str]
+"""A file, and a name in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What binds one name."""
+    """The code that binds one name."""
 
     name: str
-    where: str
+    where: str  # file:line
     texts: tuple[str, ...]
-    nodes: tuple[ast.AST, ...]
-    module: Module
+    nodes: tuple[ast.AST, ...]  # none for an import from another project
+    module: ProjectModule
 
     @property
     def digest(self) -> str:
@@ -64,19 +63,25 @@ class Part:
 
 
 class CodeIndex:
-    """What one compilation found out of the project's code."""
+    """The parts that one compilation has found. Get it by `sources.analysis(CodeIndex)`.
+
+    Attributes:
+        parts: The parts by key.
+        steps: The names of the steps among the parts.
+        used_by: The names of the steps that use a part, or that run after a use of it.
+    """
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._modules = Modules(sources)
+        self._modules = ProjectModules(sources)
         self._uses: dict[Key, tuple[tuple[Use, Key], ...]] = {}
-        self._asked: set[tuple[str, str, tuple[str, ...]]] = set()
+        self._resolving: set[tuple[str, str, tuple[str, ...]]] = set()
         self.parts: dict[Key, Part] = {}
-        self.steps: dict[Key, str] = {}  # names that are steps, and how these are called
-        self.used_by: dict[Key, set[str]] = {}  # by which steps
+        self.steps: dict[Key, str] = {}
+        self.used_by: dict[Key, set[str]] = {}
 
     def part(self, function: Function) -> Key:
-        """The part that a function is."""
+        """Add a function as a part, and return its key."""
         key = self._key(function)
         if key not in self.parts:
             module = self._modules.of(function)
@@ -85,7 +90,7 @@ class CodeIndex:
         return key
 
     def _key(self, function: Function) -> Key:
-        """Several may have one name: the lambdas of a scope."""
+        """Return a key that no other function has. The lambdas of one scope share a name, so they are numbered."""
         names = (f"{function.name} {number}" if number > 1 else function.name for number in count(1))
         for name in names:
             known = self.parts.get((function.path, name))
@@ -94,7 +99,12 @@ class CodeIndex:
         raise AssertionError("unreachable")
 
     def closure(self, starts: Iterable[Key], *, into_steps: bool) -> set[Key]:
-        """These parts and what they use, in turn. `into_steps`: what a step calls of other steps is part of it."""
+        """Return these parts and all parts that they use, directly or not.
+
+        Args:
+            starts: The parts to begin with.
+            into_steps: Also follow calls of steps.
+        """
         found, todo = set[Key](), list(starts)
         while todo:
             key = todo.pop()
@@ -109,80 +119,83 @@ class CodeIndex:
         return dumped(node) if self._sources.minor is None else ast_dump_for(node, self._sources.minor)
 
     def digest(self, starts: Iterable[Key], *, into_steps: bool) -> str:
-        """Of these parts and what they use, in turn; see `closure`."""
+        """Return the digest of these parts and all that they use; see `closure`."""
         if self._sources.since_format_6:
-            return self.written(starts := list(starts), into_steps=into_steps).all_of(starts)
+            return self.writer(starts := list(starts), into_steps=into_steps).digest_of(starts)
         keys = self.closure(starts, into_steps=into_steps)
         texts = sorted(text for key in keys for text in self.parts[key].texts)
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
-    def written(self, starts: Iterable[Key], *, into_steps: bool) -> Written:
-        """What these parts and what they use are written to."""
+    def writer(self, starts: Iterable[Key], *, into_steps: bool) -> DigestWriter:
+        """Return a writer for the digest of these parts and all that they use."""
         nodes = (node for key in self.closure(starts, into_steps=into_steps) for node in self.parts[key].nodes)
-        return Written(self, into_steps=into_steps, names_are_seen=any(map(reads_function_names, nodes)))
+        return DigestWriter(self, into_steps=into_steps, names_matter=any(map(reads_function_names, nodes)))
 
     def patches(self) -> tuple[str, ...]:
-        """The names that the parts ask `patched` for."""
+        """Return the names of the patches that the parts ask for by `patched(name)`."""
         found = set[str]()
         for part in self.parts.values():
-            calls = patched_aliases(self._sources.tree(part.module.path)) if part.nodes else frozenset()
-            found.update(name for node in part.nodes if calls for name in patch_names_in(node, calls))
+            aliases = patched_aliases(self._sources.tree(part.module.path)) if part.nodes else frozenset()
+            found.update(name for node in part.nodes if aliases for name in patch_names_in(node, aliases))
         return tuple(sorted(found))
 
-    def handed(self) -> frozenset[str]:
-        """The names that the parts use otherwise than to call them: what they mean may be called unseen."""
+    def names_passed(self) -> frozenset[str]:
+        """Return the names that the parts use as values: what they name may be called by code that is not read."""
         found = set[str]()
         for part in self.parts.values():
             for node in part.nodes:
                 found |= names_passed(node)
         return frozenset(found)
 
-    def told(self) -> tuple[CodePart, ...]:
-        """The parts that steps use, or come after, for the plan."""
+    def for_plan(self) -> tuple[CodePart, ...]:
+        """Return the parts that affect steps, as the plan stores them."""
         found = ((self.parts[key], steps) for key, steps in self.used_by.items())
-        told = (CodePart(part.name, part.where, part.digest, tuple(sorted(steps))) for part, steps in found)
-        return tuple(sorted(told, key=lambda part: (part.name, part.where)))
+        stored = (CodePart(part.name, part.where, part.digest, tuple(sorted(steps))) for part, steps in found)
+        return tuple(sorted(stored, key=lambda part: (part.name, part.where)))
 
     def uses(self, key: Key) -> tuple[tuple[Use, Key], ...]:
-        """Where a part uses others."""
+        """Return where a part uses other parts."""
         known = self._uses.get(key)
         if known is None:
             part = self.parts[key]
-            seen = (use for node in part.nodes for use in uses_of(node))
-            found = ((use, to) for use in seen for to in self._meant(part.module, use.name, use.chain, use.module))
+            uses = (use for node in part.nodes for use in uses_of(node))
+            found = ((use, to) for use in uses for to in self._resolve(part.module, use.name, use.chain, use.module))
             known = self._uses[key] = tuple((use, to) for use, to in found if to != key)
         return known
 
-    def _meant(self, module: Module, name: str, chain: tuple[str, ...], base: str | None = None) -> Iterator[Key]:
-        """The parts that a dotted name is, or one that is imported while running (`base`: from there)."""
+    def _resolve(
+        self, module: ProjectModule, name: str, chain: tuple[str, ...], base: str | None = None
+    ) -> Iterator[Key]:
+        """Yield the parts that a dotted name means; with `base`, those of `from base import name` in a function."""
         if base is not None:
-            yield self._outside(module, name, f"from {base} import {name}")
+            yield self._external(module, name, f"from {base} import {name}")
             if self._sources.since_format_5:
-                yield from self._by_file(module, name, base)
+                yield from self._imported_by_file(module, name, base)
             return
         asked = (module.path, name, chain)
-        if asked in self._asked:  # modules that import each other's names
+        if asked in self._resolving:  # two modules import each other's names
             return
-        self._asked.add(asked)
-        yield from self._found(module, name, chain)
-        self._asked.discard(asked)
+        self._resolving.add(asked)
+        yield from self._resolve_global(module, name, chain)
+        self._resolving.discard(asked)
 
-    def _found(self, module: Module, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
-        statements = module.table.get(name, ())
+    def _resolve_global(self, module: ProjectModule, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
+        statements = module.bindings.get(name, ())
         plain = [node for node in statements if not _is_import(node)]
         if plain:
             yield self._bound(module, name, plain)
         for node in statements:
             if isinstance(node, ast.Import):
-                yield from self._of_import(module, node, name, chain)
+                yield from self._imported_module(module, node, name, chain)
             elif isinstance(node, ast.ImportFrom):
                 origin = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-                yield from self._imported(module, node, origin, chain, name)
+                yield from self._imported_name(module, node, origin, chain, name)
         if not statements:
-            starred = [key for node in module.table.get("*", ()) for key in self._starred(module, node, name, chain)]
+            stars = module.bindings.get("*", ())
+            starred = [key for node in stars for key in self._starred(module, node, name, chain)]
             yield from starred or self._by_value(module, module.values.get(name))
 
-    def _bound(self, module: Module, name: str, nodes: list[ast.AST]) -> Key:
+    def _bound(self, module: ProjectModule, name: str, nodes: list[ast.AST]) -> Key:
         key = (module.path, name)
         if key not in self.parts:
             where = f"{site_file(module.path)}:{getattr(nodes[0], 'lineno', 1)}"
@@ -192,73 +205,79 @@ class CodeIndex:
             self.steps[key] = info.name
         return key
 
-    def _of_import(self, module: Module, node: ast.Import, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
+    def _imported_module(
+        self, module: ProjectModule, node: ast.Import, name: str, chain: tuple[str, ...]
+    ) -> Iterator[Key]:
         for alias in node.names:
             if (alias.asname or alias.name.partition(".")[0]) == name:
                 start = alias.name if alias.asname else name
                 yield from self._in_module(module, start, chain, f"import {start}", name)
 
-    def _imported(
-        self, module: Module, node: ast.ImportFrom, origin: str, chain: tuple[str, ...], name: str
+    def _imported_name(
+        self, module: ProjectModule, node: ast.ImportFrom, origin: str, chain: tuple[str, ...], name: str
     ) -> Iterator[Key]:
         source = module.source(node.level, node.module)
         text, inner = f"from {source} import {origin}", f"{source}.{origin}"
-        there = self._modules.imported(module, source)
-        if self._modules.is_module(inner, module) and (there is None or origin not in there.table):
+        target = self._modules.imported(module, source)
+        if self._modules.is_module(inner, module) and (target is None or origin not in target.bindings):
             yield from self._in_module(module, inner, chain, text, name)
-        elif there is None:
-            yield self._outside(module, name, text)
+        elif target is None:
+            yield self._external(module, name, text)
         else:
-            yield from self._meant(there, origin, chain)
+            yield from self._resolve(target, origin, chain)
 
-    def _starred(self, module: Module, node: ast.AST, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
-        """What `from ... import *` brings of a module of the project: constants, too, which say not where they are
-        from."""
+    def _starred(self, module: ProjectModule, node: ast.AST, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
+        """Yield what `from … import *` of a project module brings under this name.
+
+        Constants count as well, though a value alone does not show where it comes from.
+        """
         if not isinstance(node, ast.ImportFrom):
             return
-        there = self._modules.imported(module, module.source(node.level, node.module))
-        if there is None:
+        target = self._modules.imported(module, module.source(node.level, node.module))
+        if target is None:
             return
-        named = module.by_file and name in there.table
-        if named or (name in module.values and there.values.get(name) is module.values[name]):
-            yield from self._meant(there, name, chain)
+        named = module.by_file and name in target.bindings
+        if named or (name in module.values and target.values.get(name) is module.values[name]):
+            yield from self._resolve(target, name, chain)
 
-    def _in_module(self, module: Module, start: str, chain: tuple[str, ...], text: str, name: str) -> Iterator[Key]:
-        """What attributes of a module are; all that it binds, where it is handed on whole."""
+    def _in_module(
+        self, module: ProjectModule, start: str, chain: tuple[str, ...], text: str, name: str
+    ) -> Iterator[Key]:
+        """Yield what an attribute chain on a module means; all that the module binds where it is used as a value."""
         while chain and self._modules.is_module(f"{start}.{chain[0]}", module):
             start, chain = f"{start}.{chain[0]}", chain[1:]
-        there = self._modules.imported(module, start)
-        if there is None:
-            yield self._outside(module, name, text)
+        target = self._modules.imported(module, start)
+        if target is None:
+            yield self._external(module, name, text)
         else:
-            yield from self._all_of(there, chain)
+            yield from self._all_of(target, chain)
 
-    def _all_of(self, there: Module, chain: tuple[str, ...] = ()) -> Iterator[Key]:
-        own = (name for name, nodes in there.table.items() if not all(map(_is_import, nodes)))
+    def _all_of(self, target: ProjectModule, chain: tuple[str, ...] = ()) -> Iterator[Key]:
+        own = (name for name, nodes in target.bindings.items() if not all(map(_is_import, nodes)))
         for each in chain[:1] or (sorted(own) if self._sources.since_format_6 else own):
-            yield from self._meant(there, each, chain[1:])
+            yield from self._resolve(target, each, chain[1:])
 
-    def _by_file(self, module: Module, name: str, base: str) -> Iterator[Key]:
-        """What `from base import name`, or `import name`, inside a function brings of the project."""
+    def _imported_by_file(self, module: ProjectModule, name: str, base: str) -> Iterator[Key]:
+        """Yield what `from base import name`, or `import name`, inside a function brings of the project."""
         level = len(base) - len(base.lstrip("."))
         source = module.source(level, base[level:]) if base else ""
-        there = self._modules.beside(module, source) if source else None
-        if there is not None and (name in there.table or "*" in there.table):
-            yield from self._meant(there, name, ())
+        target = self._modules.beside(module, source) if source else None
+        if target is not None and (name in target.bindings or "*" in target.bindings):
+            yield from self._resolve(target, name, ())
         elif (inner := self._modules.beside(module, f"{source}.{name}".lstrip("."))) is not None:
             yield from self._all_of(inner)
 
-    def _outside(self, module: Module, name: str, text: str) -> Key:
-        """Of another project only the name is known."""
+    def _external(self, module: ProjectModule, name: str, text: str) -> Key:
+        """Add an import from another project as a part. Only its name is known."""
         key = (module.path, f"{name} ({text})")
         if key not in self.parts:
             self.parts[key] = Part(name, site_file(module.path), (text,), (), module)
         return key
 
-    def _by_value(self, module: Module, value: object) -> Iterator[Key]:
-        """A function or class that no statement of the module binds: of a closure, or put there while running."""
+    def _by_value(self, module: ProjectModule, value: object) -> Iterator[Key]:
+        """Yield a function or class that no statement of the module binds: from a closure, or set at run time."""
         plain = plain_function(value)
-        if isinstance(plain, FunctionType) and _near(module.home, plain):
+        if isinstance(plain, FunctionType) and _is_in_project(module.home, plain):
             try:
                 key = self.part(self._sources.function(plain))
             except SourceError:  # made by exec
@@ -266,31 +285,32 @@ class CodeIndex:
             if (info := step_info(value)) is not None:
                 self.steps[key] = info.name
             yield key
-        elif isinstance(value, type) and (there := self._modules.loaded(module.home, value.__module__)) is not None:
+        elif isinstance(value, type):
+            target = self._modules.loaded(module.home, value.__module__)
             name = value.__qualname__.partition(".")[0]
-            if name in there.table:
-                yield from self._meant(there, name, ())
+            if target is not None and name in target.bindings:
+                yield from self._resolve(target, name, ())
 
 
-class Written:
-    """Parts written down one after the other, each once, under the number with which others name it."""
+class DigestWriter:
+    """Writes parts into one digest, each once, under the number by which other parts refer to it."""
 
-    def __init__(self, codes: CodeIndex, *, into_steps: bool, names_are_seen: bool) -> None:
-        self._codes, self._into_steps, self._names_are_seen = codes, into_steps, names_are_seen
+    def __init__(self, index: CodeIndex, *, into_steps: bool, names_matter: bool) -> None:
+        self._index, self._into_steps, self._names_matter = index, into_steps, names_matter
         self._numbers: dict[Key, int] = {}
         self._todo: list[Key] = []
         self._hash = hashlib.sha256()
 
-    def all_of(self, starts: Iterable[Key]) -> str:
+    def digest_of(self, starts: Iterable[Key]) -> str:
         for key in starts:
             self._number(key)
         return self.digest()
 
     def digest(self) -> str:
-        """Of all that was written, with what it uses."""
+        """Return the digest of all that was written so far, with what it uses."""
         while self._todo:
             key = self._todo.pop(0)
-            part = self._codes.parts[key]
+            part = self._index.parts[key]
             self._hash.update(f"\n#{self._numbers[key]} ".encode())
             for node in part.nodes:
                 self.write(key, body_of(node) if self._is_anonymous(key) else pieces_of(node))
@@ -299,26 +319,26 @@ class Written:
         return self._hash.hexdigest()
 
     def write(self, key: Key, pieces: Iterable[Piece]) -> None:
-        """Text of that part."""
-        meant: dict[tuple[str, tuple[str, ...], str | None], list[Key]] = {}
-        for use, to in self._codes.uses(key):
-            found = meant.setdefault((use.name, use.chain, use.module), [])
+        """Add text that belongs to this part."""
+        meanings: dict[tuple[str, tuple[str, ...], str | None], list[Key]] = {}
+        for use, to in self._index.uses(key):
+            found = meanings.setdefault((use.name, use.chain, use.module), [])
             if to not in found:
                 found.append(to)
         for piece in pieces:
-            text = piece if isinstance(piece, str) else self._filled(piece, meant)
+            text = piece if isinstance(piece, str) else self._filled(piece, meanings)
             self._hash.update(text.encode("utf-8", "surrogatepass"))
 
-    def _filled(self, free: Free, meant: dict[tuple[str, tuple[str, ...], str | None], list[Key]]) -> str:
-        keys = meant.get((free.name, free.chain, free.module), [])
+    def _filled(self, free: FreeName, meanings: dict[tuple[str, tuple[str, ...], str | None], list[Key]]) -> str:
+        keys = meanings.get((free.name, free.chain, free.module), [])
         known = len(keys) == 1 and not free.chain and not free.hidden and free.module is None
         if known and (self._is_step(keys[0]) or self._is_anonymous(keys[0])):
-            return self._named(keys[0])
-        told = ",".join(f"{key[1]} {self._named(key)}" for key in keys)
-        return f"<{free} {told}>"
+            return self._reference(keys[0])
+        references = ",".join(f"{key[1]} {self._reference(key)}" for key in keys)
+        return f"<{free} {references}>"
 
-    def _named(self, key: Key) -> str:
-        return f"<step {self._codes.steps[key]}>" if self._is_step(key) else f"<#{self._number(key)}>"
+    def _reference(self, key: Key) -> str:
+        return f"<step {self._index.steps[key]}>" if self._is_step(key) else f"<#{self._number(key)}>"
 
     def _number(self, key: Key) -> int:
         if key not in self._numbers:
@@ -327,15 +347,15 @@ class Written:
         return self._numbers[key]
 
     def _is_step(self, key: Key) -> bool:
-        return key in self._codes.steps and not self._into_steps
+        return key in self._index.steps and not self._into_steps
 
     def _is_anonymous(self, key: Key) -> bool:
-        """Whether nothing tells a function's name from another, so that it may have any."""
-        nodes = self._codes.parts[key].nodes
-        return len(nodes) == 1 and is_plain_function(nodes[0]) and not self._names_are_seen
+        """Return whether a function may have any name, because no code reads the names of functions."""
+        nodes = self._index.parts[key].nodes
+        return len(nodes) == 1 and is_plain_function(nodes[0]) and not self._names_matter
 
 
-def _near(home: Function, function: FunctionType) -> bool:
+def _is_in_project(home: Function, function: FunctionType) -> bool:
     return in_same_project(home, function.__module__, function.__code__.co_filename)
 
 
@@ -343,16 +363,10 @@ def _is_import(node: ast.AST) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
-def codes_of(sources: Sources) -> CodeIndex:
-    if sources.codes is None:
-        sources.codes = CodeIndex(sources)
-    return sources.codes
-
-
 def digest_of(functions: Iterable[Function], sources: Sources, steps: Iterable[str]) -> str:
-    """Of functions with all that they use; a change of them may affect these steps."""
-    codes = codes_of(sources)
-    starts = [codes.part(function) for function in functions]
-    for key in codes.closure(starts, into_steps=True):
-        codes.used_by.setdefault(key, set()).update(steps)
-    return codes.digest(starts, into_steps=True)
+    """Return the digest of functions with all that they use. Record that a change there may affect these steps."""
+    index = sources.analysis(CodeIndex)
+    starts = [index.part(function) for function in functions]
+    for key in index.closure(starts, into_steps=True):
+        index.used_by.setdefault(key, set()).update(steps)
+    return index.digest(starts, into_steps=True)

@@ -1,9 +1,11 @@
-"""What a step does to its world's files, as far as its own syntax says: paths under `sandbox.path` that it reads and
-writes by pathlib or `open`, commands that it runs, environment variables that it gives them.
+"""What a step does to the files of its world, as far as its own syntax shows.
 
-A path is what is written out in the code; one with a part that is not, an absolute one and one with `..` may be any.
-A command may read and write anything. Where the world goes to other code, or code that is called may ask for it,
-nothing is known. A path is taken for the file of that name: one that leads through a symbolic link is not seen.
+Read are paths under `sandbox.path` that the step reads and writes by pathlib or `open`, the commands that it runs,
+and the environment variables that it sets for them.
+
+A path is known if the code spells it out. A path with a computed part, an absolute path, or a path with `..` may be
+any. A command may read and write any file. If the world is passed to other code, or code that is called may use
+`current_sandbox`, nothing is known. A path counts as the file of that name: symbolic links are not followed.
 """
 
 from __future__ import annotations
@@ -18,51 +20,59 @@ from pathlib import PurePosixPath
 from ramify.compiler.frontend.python.modules import bound_names
 from ramify.compiler.frontend.python.sources import Function, Sources
 from ramify.compiler.frontend.python.world_access import may_use_current_sandbox, world_parameters
-from ramify.compiler.spec import Files
+from ramify.compiler.spec import FileAccess
 
 _READS = frozenset({"read_text", "read_bytes", "exists", "is_file", "is_dir", "is_symlink", "stat", "lstat"})
 _LISTS = frozenset({"iterdir", "glob", "rglob"})
 _WRITES = frozenset({"write_text", "write_bytes"})
 _CHANGES = frozenset({"touch", "mkdir", "unlink", "rmdir", "chmod"})
-_PLAIN = frozenset({"name", "stem", "suffix", "suffixes", "parts"})  # of a path: touches no file
+_PATH_PARTS = frozenset({"name", "stem", "suffix", "suffixes", "parts"})  # of a path: these touch no file
 _HARMLESS = frozenset({"len", "print", "open", "str", "int", "sorted", "list", "dict", "set", "range", "sum"})
-_SHOWN = 80  # letters of a command
+_SHOWN = 80  # characters of a command that are kept
 
-_Path = str | None  # within the world; None: any
+_Path = str | None  # inside the world; None: any path
 
 
-def files_of(function: Function, nodes: Collection[ast.AST], sources: Sources) -> Files | None:
-    """Of a step or node, with the code of its module that it uses; None where nothing can be said."""
+def files_of(function: Function, nodes: Collection[ast.AST], sources: Sources) -> FileAccess | None:
+    """Return what a step or node does to its world's files; None if nothing is known.
+
+    Args:
+        function: The function of the step or node.
+        nodes: The function with the code of its module that it uses.
+        sources: The sources of the compilation.
+    """
     definition = function.node
     worlds = world_parameters(definition)
     if len(worlds) != 1 or isinstance(definition, ast.Lambda) or may_use_current_sandbox(function, nodes, sources):
         return None
-    if any("open" in bound_names(node) for node in nodes):  # it may be another one
+    if any("open" in bound_names(node) for node in nodes):  # not the builtin `open`
         return None
-    seen = _Seen(next(iter(worlds)), definition)
-    return seen.files() if seen.read() else None
+    reader = _FileReader(next(iter(worlds)), definition)
+    return reader.files() if reader.read() else None
 
 
 @dataclass(slots=True)
-class _Seen:
+class _FileReader:
     world: str
     definition: ast.FunctionDef | ast.AsyncFunctionDef
     reads: set[_Path] = field(default_factory=set)
     writes: set[_Path] = field(default_factory=set)
     commands: list[str] = field(default_factory=list)
     env: set[str] = field(default_factory=set)
-    names: dict[str, _Path] = field(default_factory=dict)  # local names of paths
-    wrote: dict[ast.expr, tuple[str, str | None]] = field(default_factory=dict)  # by the call; digest of a literal
-    times: Counter[str] = field(default_factory=Counter)  # how often a path is written to, in the text
-    known: set[ast.AST] = field(default_factory=set)  # uses of the world and of its paths that were understood
+    names: dict[str, _Path] = field(default_factory=dict)  # local names that hold paths
+    written: dict[ast.expr, tuple[str, str | None]] = field(
+        default_factory=dict
+    )  # by call: path, digest of a literal
+    times: Counter[str] = field(default_factory=Counter)  # how many places of the code write to a path
+    known: set[ast.AST] = field(default_factory=set)  # uses of the world and its paths that were understood
 
     def read(self) -> bool:
-        """Whether every use of the world, and of a path in it, is one that is known here."""
+        """Read the function. Return whether every use of the world, and of a path in it, was understood."""
         nodes = [node for part in self.definition.body for node in ast.walk(part)]
         if any(isinstance(node, ast.Name) and node.id == self.world and _is_bound(node) for node in nodes):
             return False
         self._bind(nodes)
-        inner = {node.arg for node in nodes if isinstance(node, ast.arg)}  # of functions inside it
+        inner = {node.arg for node in nodes if isinstance(node, ast.arg)}  # parameters of inner functions
         if self.world in inner or inner & self.names.keys():
             return False
         for node in nodes:
@@ -73,8 +83,8 @@ class _Seen:
             if isinstance(node, ast.Name) and (node.id == self.world or node.id in self.names)
         )
 
-    def files(self) -> Files:
-        return Files(
+    def files(self) -> FileAccess:
+        return FileAccess(
             reads=None if None in self.reads else tuple(sorted(path for path in self.reads if path is not None)),
             writes=None if None in self.writes else tuple(sorted(path for path in self.writes if path is not None)),
             always=tuple(sorted(self._always().items())),
@@ -83,7 +93,9 @@ class _Seen:
         )
 
     def _bind(self, nodes: Iterable[ast.AST]) -> None:
-        """Names that are only ever bound to paths: in the order of the text, so that one may stand on another."""
+        """Collect the names that are bound to paths only, in the order of the text: one path may be made from
+        another.
+        """
         bound: dict[str, list[ast.expr | None]] = {}
         for node in nodes:
             match node:
@@ -105,7 +117,7 @@ class _Seen:
         self.known.update(node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
 
     def _path(self, node: ast.expr) -> tuple[_Path] | None:
-        """What path an expression is; None for no path of this world."""
+        """Return the path that an expression denotes, in a tuple; None if it is no path of this world."""
         match node:
             case ast.Attribute(value=ast.Name(id=self.world), attr="path"):
                 return ("",)
@@ -132,7 +144,7 @@ class _Seen:
         return (path,)
 
     def _listed(self, node: ast.expr) -> tuple[_Path] | None:
-        """What is listed of a folder: any path."""
+        """Return any path, in a tuple, for the listing of a folder; None for another expression."""
         match node:
             case ast.Call(func=ast.Name(id="sorted" | "list"), args=[inner], keywords=[]):
                 return self._listed(inner)
@@ -156,7 +168,7 @@ class _Seen:
                 self._method(node, inner, attr, path[0])
             case ast.Call(func=ast.Name(id="open"), args=[inner, *more]) if (path := self._path(inner)) is not None:
                 self._open(node, inner, more[:1], path[0])
-            case ast.Attribute(value=inner, attr=attr) if attr in _PLAIN and self._path(inner):
+            case ast.Attribute(value=inner, attr=attr) if attr in _PATH_PARTS and self._path(inner):
                 self._know(inner)
 
     def _method(self, call: ast.Call, inner: ast.expr, attr: str, path: _Path) -> None:
@@ -165,7 +177,7 @@ class _Seen:
         elif attr in _WRITES | _CHANGES:
             self._writes(path)
             if attr in _WRITES and path is not None:
-                self.wrote[call] = path, _content(call)
+                self.written[call] = path, _content(call)
         elif attr == "open":
             self._open(call, inner, call.args[:1], path)
         elif attr != "joinpath":
@@ -197,7 +209,7 @@ class _Seen:
                 self.env.update(key for key in keys if isinstance(key, str))
 
     def _know(self, path: ast.expr) -> None:
-        """The names in an expression that is a path; what is joined to it is not part of that."""
+        """Mark the names of a path expression as understood; not those of parts that are joined to it."""
         match path:
             case ast.Name():
                 self.known.add(path)
@@ -205,8 +217,11 @@ class _Seen:
                 self._know(inner)
 
     def _always(self) -> dict[str, str]:
-        """Contents that stand at every end which raises nothing: written out in the code, by a statement of the body
-        itself, before the first that may leave it, where nothing else writes to that path."""
+        """Return the paths whose contents are certain when the function has returned, with digests of the contents.
+
+        These are literals, written by a top-level statement of the body before the first statement that may return,
+        to a path that nothing else writes to.
+        """
         found: dict[str, str] = {}
         if None in self.writes or not self._is_all_seen():
             return found
@@ -214,14 +229,14 @@ class _Seen:
             if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
                 break
             path, content = (
-                self.wrote.get(statement.value, ("", None)) if isinstance(statement, ast.Expr) else ("", None)
+                self.written.get(statement.value, ("", None)) if isinstance(statement, ast.Expr) else ("", None)
             )
             if content is not None and self.times[path] == 1:
                 found[path] = content
         return found
 
     def _is_all_seen(self) -> bool:
-        """Whether nothing runs in it but its own lines: no decorator but ours, no call of what is not known here."""
+        """Return whether only its own lines run: no foreign decorator, and no call of an unknown function."""
         for node in ast.walk(self.definition):
             match node:
                 case ast.Call(func=ast.Attribute(value=inner)) if self._path(inner) is not None:

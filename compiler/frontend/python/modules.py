@@ -1,4 +1,11 @@
-"""The modules of a project: those that are loaded, and those that code imports only while it runs, by their files."""
+"""The modules of the user's project: what each binds at its top level, and how one is found.
+
+A module that is loaded is known with its values. Code that is imported inside a function is found by its file alone,
+because whether a module is loaded already may differ between two processes of one run.
+
+`dependencies` gives what a function uses of its own module. It does not cover other modules, closures, values that
+change at run time, or names made by `setattr` or `exec`.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +21,100 @@ from weakref import WeakKeyDictionary
 from ramify.compiler.frontend.python.sources import Function, Sources, in_same_project, root_of
 
 
-def digest(nodes: Iterable[ast.AST]) -> str:
-    """sha256 over syntax trees, whatever their order."""
-    texts = sorted(map(dumped, nodes))
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectModule:
+    """A module of the project. For a function with a closure, the values include those of the closure."""
+
+    name: str
+    path: str
+    package: str
+    values: Mapping[str, object]
+    bindings: Mapping[str, list[ast.AST]]  # for each name, the top-level statements that bind it
+    home: Function  # a function of the project it belongs to
+    root: Path  # the folder that holds its top-level package, or the module itself
+    by_file: bool = False  # known by its file alone: its values are not known, and it need not be loaded
+
+    def source(self, level: int, name: str | None) -> str:
+        """Return the full name of the module that `from name import …` means here, with `level` leading dots."""
+        above = self.package.split(".") if level else []
+        return ".".join([*above[: len(above) - level + 1], *filter(None, [name])])
+
+
+class ProjectModules:
+    """Finds modules of the project, by name or by file, and keeps them."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._loaded: dict[tuple[str, str, str], ProjectModule | None] = {}
+        self._files: dict[tuple[Path, str], ProjectModule | None] = {}
+
+    def of(self, function: Function) -> ProjectModule:
+        """Return the module of a function, with the values that the function sees."""
+        package = function.outer.get("__package__")
+        package = package if isinstance(package, str) else ""
+        table = bindings(function.path, self._sources)
+        return ProjectModule(
+            function.module, function.path, package, function.outer, table, function, root_of(function.path)
+        )
+
+    def imported(self, by: ProjectModule, name: str) -> ProjectModule | None:
+        """Return a module that `by` imports; None if it belongs to another project."""
+        return self.beside(by, name) if by.by_file else self.loaded(by.home, name)
+
+    def is_module(self, name: str, by: ProjectModule) -> bool:
+        return self.beside(by, name) is not None if by.by_file else name in sys.modules
+
+    def loaded(self, home: Function, name: str) -> ProjectModule | None:
+        """Return a module of the same project as `home` that is loaded under this name."""
+        key = (home.path, home.module, name)
+        if key not in self._loaded:
+            self._loaded[key] = self._read_loaded(home, name)
+        return self._loaded[key]
+
+    def beside(self, by: ProjectModule, name: str) -> ProjectModule | None:
+        """Return a module by its file, under the folder that holds the packages of `by`, loaded or not."""
+        key = (by.root, name)
+        if key not in self._files:
+            self._files[key] = self._read_file(by, name)
+        return self._files[key]
+
+    def _read_loaded(self, home: Function, name: str) -> ProjectModule | None:
+        module = sys.modules.get(name)
+        path = getattr(module, "__file__", None)
+        if not isinstance(module, ModuleType) or path is None or not path.endswith(".py"):
+            return None
+        if not in_same_project(home, name, path):
+            return None
+        try:
+            table = bindings(path, self._sources)
+        except SyntaxError:  # the file changed since it was imported
+            return None
+        return ProjectModule(name, path, module.__package__ or "", vars(module), table, home, root_of(path))
+
+    def _read_file(self, by: ProjectModule, name: str) -> ProjectModule | None:
+        place = by.root.joinpath(*name.split("."))
+        for path, package in (
+            (place.with_name(f"{place.name}.py"), name.rpartition(".")[0]),
+            (place / "__init__.py", name),
+        ):
+            if not path.is_file() or not in_same_project(by.home, name, str(path)):
+                continue
+            if str(path) == by.path:
+                return by
+            try:
+                table = bindings(str(path), self._sources)
+            except (SyntaxError, UnicodeDecodeError):  # importing it will report this
+                return None
+            values: Mapping[str, object] = MappingProxyType({})
+            return ProjectModule(name, str(path), package, values, table, by.home, by.root, by_file=True)
+        return None
+
+
+# What a module binds, and what a function uses of it
 
 
 def dependencies(function: Function, sources: Sources) -> set[ast.AST]:
-    """The function, and the statements of its module that it uses."""
+    """Return the function and the top-level statements of its module that it uses, directly or not."""
     known = sources.dependencies.get(function.node)
     if known is None:
         known = sources.dependencies[function.node] = _dependencies(function, sources)
@@ -40,31 +133,20 @@ def _dependencies(function: Function, sources: Sources) -> set[ast.AST]:
     return found
 
 
-_texts: WeakKeyDictionary[ast.AST, str] = WeakKeyDictionary()
-_names: WeakKeyDictionary[ast.AST, set[str]] = WeakKeyDictionary()
-
-
-def dumped(node: ast.AST) -> str:
-    """Several functions use one statement: its text is made once."""
-    text = _texts.get(node)
-    if text is None:
-        text = _texts[node] = ast.dump(node)
-    return text
+_known_names: WeakKeyDictionary[ast.AST, set[str]] = WeakKeyDictionary()
 
 
 def used_names(node: ast.AST) -> set[str]:
-    names = _names.get(node)
+    """Return every name that occurs in a piece of syntax."""
+    names = _known_names.get(node)
     if names is None:
-        names = _names[node] = _used_names(node)
+        names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        _known_names[node] = names
     return names
 
 
-def _used_names(node: ast.AST) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-
-
 def bindings(path: str, sources: Sources) -> dict[str, list[ast.AST]]:
-    """The statements at the top of a module that bind each name."""
+    """Return, for each name, the top-level statements of a file that bind it."""
     table = sources.bindings.get(path)
     if table is None:
         table = sources.bindings[path] = {}
@@ -75,7 +157,7 @@ def bindings(path: str, sources: Sources) -> dict[str, list[ast.AST]]:
 
 
 def bound_names(statement: ast.AST) -> set[str]:
-    """The names that a statement binds."""
+    """Return the names that a statement binds."""
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
@@ -94,87 +176,20 @@ def _stored(statement: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Module:
-    """A module of the project, or a function's surroundings in one."""
+# Digests of plans of format 5 and earlier, which are made from `ast.dump`
 
-    name: str
-    path: str
-    package: str
-    values: Mapping[str, object]
-    table: Mapping[str, list[ast.AST]]  # the statements that bind each name
-    home: Function  # whose project it is
-    root: Path  # the folder where its top-level package stands, or the module itself
-    by_file: bool = False  # nothing is known of its values: it need not be loaded
-
-    def source(self, level: int, name: str | None) -> str:
-        """The whole name of a module that it imports from, with so many dots before it."""
-        above = self.package.split(".") if level else []
-        return ".".join([*above[: len(above) - level + 1], *filter(None, [name])])
+_known_dumps: WeakKeyDictionary[ast.AST, str] = WeakKeyDictionary()
 
 
-class Modules:
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        self._loaded: dict[tuple[str, str, str], Module | None] = {}
-        self._files: dict[tuple[Path, str], Module | None] = {}
+def digest(nodes: Iterable[ast.AST]) -> str:
+    """Return the sha256 of syntax trees, whatever their order."""
+    texts = sorted(map(dumped, nodes))
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
-    def of(self, function: Function) -> Module:
-        """That of a function, as it stands around it."""
-        package = function.outer.get("__package__")
-        package = package if isinstance(package, str) else ""
-        table = bindings(function.path, self._sources)
-        return Module(
-            function.module, function.path, package, function.outer, table, function, root_of(function.path)
-        )
 
-    def imported(self, by: Module, name: str) -> Module | None:
-        """A module of the same project that this one imports; None of any other."""
-        return self.beside(by, name) if by.by_file else self.loaded(by.home, name)
-
-    def is_module(self, name: str, by: Module) -> bool:
-        return self.beside(by, name) is not None if by.by_file else name in sys.modules
-
-    def loaded(self, home: Function, name: str) -> Module | None:
-        key = (home.path, home.module, name)
-        if key not in self._loaded:
-            self._loaded[key] = self._read(home, name)
-        return self._loaded[key]
-
-    def beside(self, by: Module, name: str) -> Module | None:
-        """As `imported`, by its file alone, under the folder where the packages of this one stand: whether it is
-        loaded already differs between two processes of one run."""
-        key = (by.root, name)
-        if key not in self._files:
-            self._files[key] = self._read_file(by, name)
-        return self._files[key]
-
-    def _read(self, home: Function, name: str) -> Module | None:
-        module = sys.modules.get(name)
-        path = getattr(module, "__file__", None)
-        if not isinstance(module, ModuleType) or path is None or not path.endswith(".py"):
-            return None
-        if not in_same_project(home, name, path):
-            return None
-        try:
-            table = bindings(path, self._sources)
-        except SyntaxError:  # changed since it was imported
-            return None
-        return Module(name, path, module.__package__ or "", vars(module), table, home, root_of(path))
-
-    def _read_file(self, by: Module, name: str) -> Module | None:
-        place = by.root.joinpath(*name.split("."))
-        for path, package in (
-            (place.with_name(f"{place.name}.py"), name.rpartition(".")[0]),
-            (place / "__init__.py", name),
-        ):
-            if not path.is_file() or not in_same_project(by.home, name, str(path)):
-                continue
-            if str(path) == by.path:
-                return by
-            try:
-                table = bindings(str(path), self._sources)
-            except (SyntaxError, UnicodeDecodeError):  # as its import will say
-                return None
-            return Module(name, str(path), package, MappingProxyType({}), table, by.home, by.root, by_file=True)
-        return None
+def dumped(node: ast.AST) -> str:
+    """Return `ast.dump` of a node. It is kept, since several functions use the same statement."""
+    text = _known_dumps.get(node)
+    if text is None:
+        text = _known_dumps[node] = ast.dump(node)
+    return text

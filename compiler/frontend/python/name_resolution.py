@@ -1,6 +1,7 @@
-"""What an expression in a workflow refers to, as far as that can be known without running it.
+"""What a name in a workflow refers to, as far as that is known without running the workflow.
 
-Ramify's own objects are known by their attributes, so that the compiler imports nothing of the API.
+Ramify's own objects are recognised by their attributes (`__ramify_step__`, …), so the compiler imports nothing of the
+public API.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass, field
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
+from ramify.compiler.declarations import StepInfo, WorkflowInfo
+from ramify.compiler.frontend.python.names import arguments_of, names_bound_by
 from ramify.compiler.frontend.python.sources import Definition, Function
-from ramify.compiler.plan import StepInfo, WorkflowInfo
 
 
 class Unresolved:
-    """The one value that says: only a run can tell."""
+    """The type of `UNRESOLVED`: the object is only known at run time."""
 
 
 UNRESOLVED: Final = Unresolved()
@@ -26,28 +28,29 @@ UNRESOLVED: Final = Unresolved()
 
 @dataclass(frozen=True, slots=True)
 class OpenFork:
+    """A fork around the code that is being read."""
+
     depth: int  # 0: the outermost
     line: int
 
 
 @dataclass(slots=True)
 class Scope:
-    """The names in a function that is being read."""
+    """The names of the function that is being read."""
 
     function: Function
     outer: Scope | None = None
     local: frozenset[str] = frozenset()
-    functions: dict[str, Definition] = field(default_factory=dict)  # defined inside this one
-    forks: dict[str, OpenFork] = field(default_factory=dict)  # names that hold branches, or what came from them
-
-    rebound: frozenset[str] = frozenset()  # globals that functions of the module bind anew: no value of now tells
+    functions: dict[str, Definition] = field(default_factory=dict)  # functions defined inside this one
+    forks: dict[str, OpenFork] = field(default_factory=dict)  # names that hold branches, or values made from them
+    rebound: frozenset[str] = frozenset()  # globals that functions rebind, so their current value says nothing
 
     @classmethod
     def of(cls, function: Function, rebound: frozenset[str], outer: Scope | None = None) -> Scope:
         return cls(function, outer, frozenset(_local_names(function.node)), rebound=rebound)
 
     def definition(self, name: str) -> tuple[Scope, Definition] | None:
-        """The function that this name is, where it was defined inside this function or one around it."""
+        """Return the function of this name that was defined inside this function or one around it."""
         if name in self.functions:
             return self, self.functions[name]
         return None if name in self.local or self.outer is None else self.outer.definition(name)
@@ -56,12 +59,13 @@ class Scope:
         return name in self.local or (self.outer is not None and self.outer.is_local(name))
 
     def fork_of(self, name: str) -> OpenFork | None:
+        """Return the fork whose branches, or values made from them, the name holds."""
         if name in self.forks:
             return self.forks[name]
         return None if name in self.local or self.outer is None else self.outer.fork_of(name)
 
     def resolve(self, node: ast.expr) -> object:
-        """The object, or UNRESOLVED."""
+        """Return the object that an expression denotes, or UNRESOLVED."""
         if isinstance(node, ast.Name):
             if self.is_local(node.id) or node.id in self.rebound:
                 return UNRESOLVED
@@ -75,7 +79,7 @@ class Scope:
 def _attribute(value: object, name: str) -> object:
     if isinstance(value, Unresolved):
         return UNRESOLVED
-    if isinstance(value, ModuleType):  # a module may make its names on demand
+    if isinstance(value, ModuleType):  # a module may create its attributes on demand
         return getattr(value, name, UNRESOLVED)
     return inspect.getattr_static(value, name, UNRESOLVED)
 
@@ -106,12 +110,24 @@ def is_llm(value: object) -> bool:
 
 
 def is_world(value: object) -> bool:
-    """A step's world, or its class."""
+    """Return whether a value is a step's world, or the class of worlds."""
     return _mark(value, "__ramify_world__") is True
 
 
+def is_world_annotation(text: str) -> bool:
+    """Return whether an annotation, as text, names `Sandbox` or `SyncSandbox`, alone or in a union."""
+    return any(part.strip().rpartition(".")[2] in ("Sandbox", "SyncSandbox") for part in text.split("|"))
+
+
+def takes_world(function: Callable[..., Any]) -> bool:
+    """Return whether a parameter of a function is annotated as a world."""
+    hints = (hint for name, hint in inspect.get_annotations(function).items() if name != "return")
+    texts = (hint if isinstance(hint, str) else inspect.formatannotation(hint) for hint in hints)
+    return any(map(is_world_annotation, texts))
+
+
 def plain_function(value: object) -> Callable[..., Any] | None:
-    """The Python function that a call of this object runs, through wrappers that name it."""
+    """Return the Python function that a call of this object runs, through wrappers that set `__wrapped__`."""
     if isinstance(value, staticmethod | classmethod | MethodType):
         value = value.__func__
     if isinstance(_mark(value, "__wrapped__"), FunctionType) and callable(value):
@@ -120,8 +136,10 @@ def plain_function(value: object) -> Callable[..., Any] | None:
 
 
 def is_wrapped(value: object) -> bool:
-    """Whether a call of this function or workflow goes through a decorator that is not Ramify's: it may catch what
-    fails inside, or call it again."""
+    """Return whether a decorator other than Ramify's wraps this function or workflow.
+
+    Such a decorator may catch exceptions of the function, or call it several times.
+    """
     while not isinstance(value, FunctionType):
         inner = _mark(value, "__wrapped__")
         if inner is None:
@@ -131,9 +149,7 @@ def is_wrapped(value: object) -> bool:
 
 
 def _local_names(definition: Definition) -> Iterator[str]:
-    arguments = definition.args
-    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-    yield from (argument.arg for argument in every if argument is not None)
+    yield from (argument.arg for argument in arguments_of(definition.args))
     todo: list[ast.AST] = [definition.body] if isinstance(definition, ast.Lambda) else list(definition.body)
     elsewhere = set[str]()
     bound = set[str]()
@@ -151,9 +167,7 @@ def _local_names(definition: Definition) -> Iterator[str]:
                 bound.add(name)
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 bound.update((alias.asname or alias.name).partition(".")[0] for alias in aliases)
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                bound.add(name)
-            case ast.MatchMapping(rest=str(name)):
-                bound.add(name)
+            case _:
+                bound.update(names_bound_by(node))
         todo += ast.iter_child_nodes(node)
     yield from bound - elsewhere

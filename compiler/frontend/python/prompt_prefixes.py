@@ -1,6 +1,6 @@
-"""What a model call begins with, where that is known before it runs: texts that stand in the code.
+"""Prefixes of prompts that are known before a run: system prompts and messages that stand in the code.
 
-A text is named by its digest and by where a run finds it, and is not in the plan itself.
+The text itself is not stored in the plan. A prefix names it by its digest and by where a run finds it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ _METHODS = ("chat", "propose", "choose")
 
 
 def prefix_of(node: ast.Call, scope: Scope) -> Prefix | None:
-    """Of a call `llm.chat(…)`; None where its model or its first message is only known when it runs."""
+    """Return the prefix of a call `llm.chat(…)`; None if its model or first message is only known at run time."""
     method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     if method not in _METHODS or None in given or any(isinstance(each, ast.Starred) for each in node.args):
         return None
     model = "default" if "model" not in given else _text(given["model"], scope)
     messages: list[KnownText] = []
-    if not _absent(given.get("system")):
-        system = _known("system", given["system"], scope)
+    if not _is_absent(given.get("system")):
+        system = _known_text("system", given["system"], scope)
         if system is None:
             return None
         messages.append(system)
     prompt = node.args[0] if node.args else given.get("prompt")
-    if prompt is not None and method != "choose":  # whose prompt is made of its question and its options
-        user = _known("user", prompt, scope)
+    if prompt is not None and method != "choose":  # the prompt of `choose` is built from its question and options
+        user = _known_text("user", prompt, scope)
         messages += [] if user is None else [user]
     return Prefix(model, tuple(messages)) if model and messages else None
 
 
 def first_prefix(function: Function, rebound: frozenset[str]) -> Prefix | None:
-    """Of the first model call in a step's own code."""
+    """Return the prefix of the first model call in a step's own code."""
     scope = Scope.of(function, rebound)
     calls = [
         node
@@ -49,7 +49,7 @@ def first_prefix(function: Function, rebound: frozenset[str]) -> Prefix | None:
     return None if first is None else prefix_of(first, scope)
 
 
-def _known(role: str, node: ast.expr, scope: Scope) -> KnownText | None:
+def _known_text(role: str, node: ast.expr, scope: Scope) -> KnownText | None:
     text = _text(node, scope)
     if not text:
         return None
@@ -63,5 +63,5 @@ def _text(node: ast.expr, scope: Scope) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _absent(node: ast.expr | None) -> bool:
+def _is_absent(node: ast.expr | None) -> bool:
     return node is None or (isinstance(node, ast.Constant) and not node.value)

@@ -1,6 +1,7 @@
-"""From a function object to its syntax tree, in its file, so that positions are those of the running code.
+"""Source text of functions: from a function object to its syntax tree, with positions as in the running code.
 
-Reading source text is the compiler's one look outside itself.
+`Sources` reads each file of a compilation once. `Function` is one function in it. Blocks under `if patched("name"):`
+can be read as if the patch did not exist. Reading source files is the only I/O of the compiler.
 """
 
 from __future__ import annotations
@@ -13,100 +14,33 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import plain_text
+from ramify.compiler.frontend.python.names import dotted_name
 from ramify.compiler.plan import PLAN_VERSION, Site, site_file, text_digest
-from ramify.compiler.spec import Files
-
-if TYPE_CHECKING:
-    from ramify.compiler.frontend.python.code_parts import CodeIndex
-
-NAME = "patched"
-
-
-def without_patches(tree: ast.Module, names: frozenset[str]) -> ast.Module:
-    """The tree with each `if patched(name)` replaced by its `else`, for these names. Positions stay."""
-    changed = _Without(patched_aliases(tree), names).visit(tree)
-    assert isinstance(changed, ast.Module)
-    return changed
-
-
-def patch_names_in(tree: ast.AST, calls: frozenset[str]) -> Iterator[str]:
-    """The names of the patches in a piece of syntax."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := _patch(node, calls)) is not None:
-            yield name
-
-
-def patched_aliases(tree: ast.Module) -> frozenset[str]:
-    """How a module calls `ramify.patched`, by its imports."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {f"{each.asname or each.name}.{NAME}" for each in node.names if each.name == "ramify"}
-        elif isinstance(node, ast.ImportFrom) and node.module == "ramify" and not node.level:
-            found |= {each.asname or each.name for each in node.names if each.name == NAME}
-    return frozenset(found)
-
-
-def _patch(node: ast.expr, calls: frozenset[str]) -> str | None:
-    match node:
-        case ast.Call(func=func, args=[ast.Constant(value=str(name))], keywords=[]):
-            return name if _dotted(func) in calls else None
-        case _:
-            return None
-
-
-def _dotted(node: ast.expr) -> str | None:
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-            return f"{name}.{attribute}"
-        case _:
-            return None
-
-
-class _Without(ast.NodeTransformer):
-    def __init__(self, calls: frozenset[str], names: frozenset[str]) -> None:
-        self._calls, self._names = calls, names
-
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
-        match node.test:
-            case ast.UnaryOp(op=ast.Not(), operand=test) if _patch(test, self._calls) in self._names:
-                kept = node.body
-            case test if _patch(test, self._calls) in self._names:
-                kept = node.orelse
-            case _:
-                return self.generic_visit(node)
-        found: list[ast.AST] = []
-        for statement in kept:
-            seen = self.visit(statement)
-            found += seen if isinstance(seen, list) else [seen]
-        return found
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        if _patch(node.test, self._calls) in self._names:
-            found: ast.AST = self.visit(node.orelse)
-            return found
-        return self.generic_visit(node)
-
+from ramify.compiler.spec import FileAccess
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Analysis = TypeVar("Analysis")
+PATCHED = "patched"
+"""The name of `ramify.patched`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
+    """A function of the user's code, with its syntax tree and the values of its global and closure names."""
+
     name: str
     module: str
     path: str
     node: Definition
-    outer: Mapping[str, object] = field(repr=False)  # module globals, and over them the closure's variables
+    outer: Mapping[str, object] = field(repr=False)  # the module's globals, overlaid by the closure's variables
 
     def where(self, node: ast.expr | ast.stmt | None = None) -> str:
+        """Return `file:line` of a node in it, or of the function itself."""
         line = self.node.lineno if node is None else node.lineno
         return f"{site_file(self.path)}:{line}"
 
@@ -115,69 +49,99 @@ class Function:
         assert end_line is not None and end_col is not None
         return Site(site_file(self.path), node.lineno, node.col_offset, end_line, end_col)
 
-    def names(self, node: ast.expr) -> object | None:
-        """The object that a dotted name is, None for anything else. No code of the user's runs."""
+    def lookup(self, node: ast.expr) -> object | None:
+        """Return the object that a dotted name denotes; None for any other expression. Runs no user code."""
         if isinstance(node, ast.Name):
             return self.outer.get(node.id)
         if isinstance(node, ast.Attribute):
-            home = self.names(node.value)
-            if isinstance(home, ModuleType):
-                return home.__dict__.get(node.attr)
-            return inspect.getattr_static(home, node.attr, None) if isinstance(home, type) else None
+            owner = self.lookup(node.value)
+            if isinstance(owner, ModuleType):
+                return owner.__dict__.get(node.attr)
+            return inspect.getattr_static(owner, node.attr, None) if isinstance(owner, type) else None
         return None
 
 
-def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All that the functions and classes among these nodes hold, from the top of the file downwards."""
+def walk_definitions(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield every node inside the functions and classes among these nodes, from the top of the file downwards."""
     for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             yield from ast.walk(node)
 
 
-class Sources:
-    """The files read in one compilation, each parsed once.
+def own_nodes(definition: Definition) -> Iterator[ast.AST]:
+    """Yield the nodes of a function's body. Functions and classes defined in it are yielded, but not entered."""
+    todo: list[ast.AST] = [definition.body] if isinstance(definition, ast.Lambda) else list(definition.body)
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            todo += ast.iter_child_nodes(node)
 
-    `version`: code is read and digested as for plans of that format. `minor`: digests of format 5 and before are
-    those of Python 3.`minor`. `without`: blocks under `if patched(name)` with these names are read as their `else`.
+
+class Sources:
+    """The source files read in one compilation. Each is parsed once.
+
+    Args:
+        version: Read and digest code as plans of this format do.
+        minor: The minor version of Python whose syntax trees the digests of format 5 and earlier are made from.
+        without: Names of patches. Blocks under `if patched(name)` with these names are read as their `else`.
     """
 
     def __init__(
         self, *, version: int = PLAN_VERSION, minor: int | None = None, without: frozenset[str] = frozenset()
     ) -> None:
         self.since_format_5 = version > 4
-        self.since_format_6 = version > 5  # else digests are of `ast.dump`, whatever its parts mean to each other
+        self.since_format_6 = version > 5  # digests of canonical text; before, of `ast.dump` without an order
         self.minor, self.without = minor, without
         self._trees: dict[str, ast.Module] = {}
         self._texts: dict[str, str] = {}
         self._definitions: dict[str, dict[tuple[str, int], Definition]] = {}
         self._rebound: dict[str, frozenset[str]] = {}
-        # what `digest` found out, by the function and by the file
+        self._analyses: dict[Callable[[Sources], Any], Any] = {}
+        # caches of `modules`: by function, and by file
         self.dependencies: dict[Definition, set[ast.AST]] = {}
         self.bindings: dict[str, dict[str, list[ast.AST]]] = {}
-        self.files: dict[Callable[..., Any], Files | None] = {}  # of a graph's nodes: several may be one function
-        self.codes: CodeIndex | None = None  # what `code` found out
-        self.reached: dict[str, frozenset[str] | None] = {}  # what `reached` found out, by the module
+        # cache of `langgraph.nodes`: several nodes may share one function
+        self.files: dict[Callable[..., Any], FileAccess | None] = {}
+        # cache of `world_access`, by module
+        self.modules_used: dict[str, frozenset[str] | None] = {}
+
+    def analysis(self, kind: Callable[[Sources], Analysis]) -> Analysis:
+        """Return the one analysis of this class for these sources. The first call makes it, by `kind(sources)`."""
+        if kind not in self._analyses:
+            self._analyses[kind] = kind(self)
+        found: Analysis = self._analyses[kind]
+        return found
 
     def function(self, function: Callable[..., Any]) -> Function:
-        """Raises SourceError if the text is not to be had, or is not that of the code which runs."""
+        """Return a function with its syntax tree; of a decorated one, the function that is wrapped.
+
+        Raises:
+            SourceError: The source text is not available, or is not that of the running code.
+        """
         plain = inspect.unwrap(function)
         if not isinstance(plain, FunctionType):
             name = getattr(function, "__qualname__", repr(function))
             raise SourceError("not a Python function", where=name, mend="decorate a function made with `def`")
-        return self.outermost(plain)
+        return self.wrapper(plain)
 
-    def outermost(self, plain: FunctionType) -> Function:
-        """The same of a function itself, and not of the one that it wraps."""
+    def wrapper(self, plain: FunctionType) -> Function:
+        """As `function`, for the function itself and not for one that it wraps."""
         code = plain.__code__
         node = self._find(plain, code)
         outer = {**plain.__globals__, **closure_values(plain)}
         return Function(plain.__qualname__, plain.__module__ or "", code.co_filename, node, outer)
 
     def tree(self, path: str, module_globals: dict[str, Any] | None = None) -> ast.Module:
+        """Return the syntax tree of a file.
+
+        Raises:
+            SyntaxError: The file cannot be parsed.
+        """
         if path not in self._trees:
             text = "".join(linecache.getlines(path, module_globals))
             known = self._texts.setdefault(site_file(path), text_digest(text))
-            if known != text_digest(text):  # two files of one name: neither is known by it
+            if known != text_digest(text):  # two files share this name, so it identifies neither
                 self._texts[site_file(path)] = ""
             tree = ast.parse(text, filename=path)
             self._trees[path] = without_patches(tree, self.without) if self.without else tree
@@ -185,11 +149,11 @@ class Sources:
 
     @property
     def texts(self) -> tuple[tuple[str, str], ...]:
-        """What was read, and digests of the texts."""
+        """The files read, as a `Site` names them, each with the digest of its text."""
         return tuple(sorted(self._texts.items()))
 
-    def rebound(self, path: str) -> frozenset[str]:
-        """The globals of a module that its functions bind anew while they run."""
+    def rebound_globals(self, path: str) -> frozenset[str]:
+        """Return the globals of a module that its functions rebind while they run."""
         if not self.since_format_5:
             return frozenset()
         if path not in self._rebound:
@@ -202,7 +166,7 @@ class Sources:
         try:
             tree = self.tree(path, function.__globals__)
         except SyntaxError as error:
-            raise SourceError(f"{path} does not parse: {error}", where=where, mend="mend the file") from error
+            raise SourceError(f"{path} does not parse: {error}", where=where, mend="correct the file") from error
         if path not in self._definitions:
             self._definitions[path] = {
                 (getattr(node, "name", "<lambda>"), _first_line(node)): node
@@ -217,46 +181,50 @@ class Sources:
 
 
 def _bound_globals(function: Definition) -> set[str]:
-    said = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
-    if not said:
-        return said
-    return said & {
+    declared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    if not declared:
+        return declared
+    return declared & {
         node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     }
 
 
 def _first_line(node: Definition) -> int:
-    """As the code object counts: decorators belong to the function."""
+    """Return the first line as the code object has it: that of the first decorator, if there is one."""
     decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
     return decorators[0].lineno if decorators else node.lineno
 
 
 def closure_values(function: Callable[..., Any]) -> dict[str, object]:
-    """The names of the functions around it that are bound by now, and their values."""
+    """Return the closure's variables that are bound by now, with their values."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # not bound yet: nothing to resolve the name to
+        except ValueError:  # not bound yet
             continue
     return found
 
 
 def in_same_project(workflow: Function, module: str | None, path: str) -> bool:
-    """Whether code is of the workflow's project: its top-level package, or its folder and what is under that. By
-    files too: the program that was started has its name in a package only where it is imported."""
+    """Return whether code belongs to the workflow's project: its top-level package, or its folder and subfolders.
+
+    Files count as well as names, since a program that was started directly is called `__main__`.
+    """
     if "site-packages" in PurePath(path).parts:
         return False
     package = workflow.module.partition(".")[0]
     if package != "__main__" and (module or "").partition(".")[0] == package:
         return True
-    return PurePath(path).is_relative_to(_home_of(workflow.path))
+    return PurePath(path).is_relative_to(_project_folder(workflow.path))
 
 
 @cache
 def root_of(path: str) -> Path:
-    """Where the top-level package of a file stands, by the `__init__.py` files beside and above it; without one, its
-    folder."""
+    """Return the folder that holds the top-level package of a file, found by its `__init__.py` files.
+
+    For a file outside a package it is the file's folder.
+    """
     folder = Path(path).parent
     while (folder / "__init__.py").exists() and folder.parent != folder:
         folder = folder.parent
@@ -264,17 +232,83 @@ def root_of(path: str) -> Path:
 
 
 @cache
-def _home_of(path: str) -> Path:
+def _project_folder(path: str) -> Path:
     root = root_of(path)
     inside = PurePath(path).relative_to(root).parts
     return root / inside[0] if len(inside) > 1 else root
 
 
+# Patches
+
+
+def without_patches(tree: ast.Module, names: frozenset[str]) -> ast.Module:
+    """Return the tree with each `if patched(name)` replaced by its `else`, for these names. Positions are kept."""
+    changed = _PatchRemover(patched_aliases(tree), names).visit(tree)
+    assert isinstance(changed, ast.Module)
+    return changed
+
+
+def patch_names_in(tree: ast.AST, aliases: frozenset[str]) -> Iterator[str]:
+    """Yield the names of the patches that a piece of syntax asks for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _patch_name(node, aliases)) is not None:
+            yield name
+
+
+def patched_aliases(tree: ast.Module) -> frozenset[str]:
+    """Return the names under which a module imports `ramify.patched`."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {f"{each.asname or each.name}.{PATCHED}" for each in node.names if each.name == "ramify"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "ramify" and not node.level:
+            found |= {each.asname or each.name for each in node.names if each.name == PATCHED}
+    return frozenset(found)
+
+
+def _patch_name(node: ast.expr, aliases: frozenset[str]) -> str | None:
+    match node:
+        case ast.Call(func=func, args=[ast.Constant(value=str(name))], keywords=[]):
+            return name if ".".join(dotted_name(func) or ()) in aliases else None
+        case _:
+            return None
+
+
+class _PatchRemover(ast.NodeTransformer):
+    def __init__(self, aliases: frozenset[str], names: frozenset[str]) -> None:
+        self._aliases, self._names = aliases, names
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
+        match node.test:
+            case ast.UnaryOp(op=ast.Not(), operand=test) if _patch_name(test, self._aliases) in self._names:
+                kept = node.body
+            case test if _patch_name(test, self._aliases) in self._names:
+                kept = node.orelse
+            case _:
+                return self.generic_visit(node)
+        found: list[ast.AST] = []
+        for statement in kept:
+            visited = self.visit(statement)
+            found += visited if isinstance(visited, list) else [visited]
+        return found
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        if _patch_name(node.test, self._aliases) in self._names:
+            found: ast.AST = self.visit(node.orelse)
+            return found
+        return self.generic_visit(node)
+
+
+# What identifies a call, besides its position
+
 _parents: WeakKeyDictionary[ast.AST, dict[ast.AST, ast.AST]] = WeakKeyDictionary()
 
 
-def source_of(call: ast.expr, definition: Definition) -> str:
-    """Equal for calls that nothing but their places tells apart. By the names as they are written."""
+def call_text(call: ast.expr, definition: Definition) -> str:
+    """Return a text that identifies a call without its position: its arguments, and what its result is used for.
+
+    Two calls have the same text if only their positions differ. Names are as they are written.
+    """
     parents = _parents.get(definition)
     if parents is None:
         parents = {child: node for node in ast.walk(definition) for child in ast.iter_child_nodes(node)}
@@ -288,7 +322,7 @@ def source_of(call: ast.expr, definition: Definition) -> str:
 
 
 def _role(child: ast.AST, parent: ast.AST) -> str:
-    """What a node does with what stands in it."""
+    """Return how a node uses one of its children."""
     match parent:
         case ast.Await():
             return ""
@@ -310,9 +344,9 @@ def _role(child: ast.AST, parent: ast.AST) -> str:
         case ast.withitem(optional_vars=ast.expr() as target):
             return f"with {plain_text(target)}"
         case _:
-            field = next(name for name, value in ast.iter_fields(parent) if value is child or _among(child, value))
+            field = next(name for name, value in ast.iter_fields(parent) if value is child or _is_in(child, value))
             return f"{type(parent).__name__}.{field}"
 
 
-def _among(child: ast.AST, value: object) -> bool:
+def _is_in(child: ast.AST, value: object) -> bool:
     return isinstance(value, list) and any(each is child for each in value)

@@ -1,6 +1,8 @@
-"""Reading a workflow's body: its syntax tree, statement by statement, into the items of a Spec.
+"""Reads a function's body, statement by statement, into the items of a Spec.
 
-Helpers of the same project are read at each call. What holds nothing of Ramify leaves no item.
+`StatementReader` walks the syntax tree in the order in which Python evaluates it. It knows control flow, forks and
+which names hold branches. What a call means is decided by the function that it is given (`calls`). Code without any
+operation of Ramify leaves no item.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from functools import partial
 
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, OpenFork, Scope, is_fork
-from ramify.compiler.frontend.python.sources import Definition, source_of
+from ramify.compiler.frontend.python.sources import Definition, call_text
 from ramify.compiler.plan import Site
 from ramify.compiler.spec import (
     Body,
-    Choice,
-    Enter,
+    Conditional,
+    EnterBranch,
+    ExitKind,
     Fork,
     Item,
     Leave,
     Loop,
     Try,
     Unseen,
-    Way,
     parts,
     walk,
 )
@@ -32,24 +34,32 @@ from ramify.compiler.spec import (
 _Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 
-class Tracer:
-    """One function's statements. `call` reads a call expression, whose receiver and arguments have been read."""
+class StatementReader:
+    """Reads the statements of one function.
+
+    Args:
+        call: Reads a call expression whose receiver and arguments have been read. The last argument says whether the
+            call is awaited.
+        scope: The names of the function.
+        forks: The open forks, outermost first.
+        caught: Exceptions here may be caught, and the workflow continues.
+        blocking: The function is not async and has a thread of its own, so each call waits for what it starts.
+    """
 
     def __init__(
         self,
-        call: Callable[[Tracer, ast.Call, bool], None],
+        call: Callable[[StatementReader, ast.Call, bool], None],
         scope: Scope,
         forks: list[OpenFork],
         caught: bool = False,
         blocking: bool = False,
     ) -> None:
         self.call, self.scope, self.forks = call, scope, forks
-        self.caught = caught  # what fails here may be caught, and the workflow goes on
-        self.blocking = blocking  # not async, and in a thread of its own: a call waits until what it began is done
-        self.among = False  # an argument of another call: what runs here may run beside other steps
+        self.caught, self.blocking = caught, blocking
+        self.is_argument = False  # the expression is an argument of a call: it may run beside other steps
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
-        self.alone: ast.Call | None = None  # a statement of its own
+        self.statement_call: ast.Call | None = None  # the call that is the current statement
 
     def function(self, definition: Definition) -> Body:
         if isinstance(definition, ast.Lambda):
@@ -57,7 +67,7 @@ class Tracer:
         return self.body(definition.body)
 
     def statements(self, definition: Definition) -> tuple[Body, tuple[int, ...]]:
-        """As `function`, and how many items there are up to the end of each statement."""
+        """Return the function's items, and for each statement the number of items up to its end."""
         counts: list[int] = []
 
         def read() -> None:
@@ -75,32 +85,35 @@ class Tracer:
         return self.collect(read)
 
     def collect(self, read: Callable[[], None]) -> Body:
+        """Return the items that `read` adds."""
         outer, self.items = self.items, []
         read()
         made, self.items = tuple(self.items), outer
         return made
 
     def add(self, item: Item) -> None:
-        if _matters(item):
+        if _has_effect(item):
             self.items.append(item)
 
     def unseen(self, reason: str, node: ast.Call) -> Unseen:
-        """A graph break at a call; at the whole `await` of it, which is where the frame stands while what the call
-        started is running."""
-        site = self.site(self.awaits.get(node, node))
-        seen = Unseen(reason, self.scope.function.where(node), site, self.source(node))
-        self.add(seen)
-        return seen
+        """Add a graph break at a call.
 
-    def drops(self, node: ast.Call) -> bool:
-        """Whether nobody waits for what the call gives."""
-        return node is self.alone and not self.blocking
+        Its site is the whole `await` of the call: the frame stands there while what the call started is running.
+        """
+        site = self.site(self.awaits.get(node, node))
+        item = Unseen(reason, self.scope.function.where(node), site, self.source(node))
+        self.add(item)
+        return item
+
+    def is_discarded(self, node: ast.Call) -> bool:
+        """Return whether nobody waits for what the call returns."""
+        return node is self.statement_call and not self.blocking
 
     def site(self, node: ast.expr) -> Site:
         return self.scope.function.site(node)
 
     def source(self, node: ast.expr) -> str:
-        return source_of(node, self.scope.function.node)
+        return call_text(node, self.scope.function.node)
 
     # Statements
 
@@ -113,14 +126,14 @@ class Tracer:
                 pass
             case ast.Return() | ast.Raise():
                 self.children(node)
-                self.add(Leave(Way.RETURN if isinstance(node, ast.Return) else Way.RAISE))
+                self.add(Leave(ExitKind.RETURN if isinstance(node, ast.Return) else ExitKind.RAISE))
             case ast.Break():
-                self.add(Leave(Way.BREAK))
+                self.add(Leave(ExitKind.BREAK))
             case ast.Continue():
-                self.add(Leave(Way.CONTINUE))
+                self.add(Leave(ExitKind.CONTINUE))
             case ast.If(test, body, orelse):
                 self.expr(test)
-                self.add(Choice((self.body(body), self.body(orelse))))
+                self.add(Conditional((self.body(body), self.body(orelse))))
             case ast.While(test, body, orelse):
                 endless = isinstance(test, ast.Constant) and bool(test.value)
                 tested = self.collect(lambda: self.expr(test))
@@ -145,7 +158,7 @@ class Tracer:
                 for target in targets:
                     self.track(target, value)
             case ast.Expr(ast.Call() as call):
-                self.alone = call
+                self.statement_call = call
                 self.expr(call)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self.expr(value)
@@ -163,7 +176,7 @@ class Tracer:
         last = node.cases[-1]
         if last.guard is not None or not (isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None):
             arms.append(())
-        self.add(Choice(tuple(arms)))
+        self.add(Conditional(tuple(arms)))
 
     def with_(self, node: ast.With | ast.AsyncWith, index: int) -> None:
         if index == len(node.items):
@@ -171,7 +184,7 @@ class Tracer:
             return
         item = node.items[index]
         context, inside = item.context_expr, partial(self.with_, node, index + 1)
-        entered = self.entered(context)
+        entered = self.entered_fork(context)
         if isinstance(context, ast.Call) and is_fork(self.scope.resolve(context.func)):
             self.operands(context)
             with self.opened(context, item.optional_vars):
@@ -179,7 +192,7 @@ class Tracer:
             self.add(Fork(self.site(context), body, self.source(context)))
         elif entered is not None and isinstance(context, ast.Call):
             self.operands(context)
-            self.add(Enter(self.up(entered), self.collect(inside)))
+            self.add(EnterBranch(self.levels_up(entered), self.collect(inside)))
         else:
             self.expr(context)
             if item.optional_vars is not None:
@@ -189,12 +202,14 @@ class Tracer:
 
     @contextmanager
     def catching(self) -> Iterator[None]:
+        """Inside the block, exceptions may be caught."""
         outer, self.caught = self.caught, True
         yield
         self.caught = outer
 
     @contextmanager
     def opened(self, node: ast.Call, target: ast.expr | None) -> Iterator[None]:
+        """Inside the block, the fork of this call is open, and `target` holds its branches."""
         fork = OpenFork(len(self.forks), node.lineno)
         self.forks.append(fork)
         if isinstance(target, ast.Name):
@@ -202,8 +217,8 @@ class Tracer:
         yield
         self.forks.pop()
 
-    def entered(self, node: ast.expr) -> OpenFork | None:
-        """The fork whose branch `node.enter()` enters."""
+    def entered_fork(self, node: ast.expr) -> OpenFork | None:
+        """Return the fork one of whose branches `node.enter()` enters."""
         match node:
             case ast.Call(func=ast.Attribute(attr="enter") as func) if self.scope.resolve(func.value) is UNRESOLVED:
                 return self.receiver(func)
@@ -217,9 +232,9 @@ class Tracer:
             case ast.Await(value):
                 if isinstance(value, ast.Call):
                     self.awaits[value] = node
-                outer, self.among = self.among, False
+                outer, self.is_argument = self.is_argument, False
                 self.expr(value, awaited=True)
-                self.among = outer
+                self.is_argument = outer
             case ast.Call():
                 self.operands(node)
                 self.call(self, node, awaited or self.blocking)
@@ -227,10 +242,11 @@ class Tracer:
                 pass
             case ast.BoolOp(values=[first, *rest]):
                 self.expr(first)
-                self.add(Choice((self.collect(lambda: self.exprs(rest)), ())))
+                self.add(Conditional((self.collect(lambda: self.exprs(rest)), ())))
             case ast.IfExp(test, body, orelse):
                 self.expr(test)
-                self.add(Choice((self.collect(lambda: self.expr(body)), self.collect(lambda: self.expr(orelse)))))
+                arms = self.collect(lambda: self.expr(body)), self.collect(lambda: self.expr(orelse))
+                self.add(Conditional(arms))
             case ast.DictComp():
                 self.comprehension(node, [node.key, node.value], awaited)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
@@ -255,14 +271,14 @@ class Tracer:
                 self.children(child)
 
     def operands(self, node: ast.Call) -> None:
-        """A call's receiver and arguments. What is handed to a gatherer of awaitables is awaited by it."""
-        awaited = isinstance(node.func, ast.Attribute | ast.Name) and _last_name(node.func) in _GATHERERS
+        """Read a call's receiver and arguments. Arguments of `gather` and the like count as awaited."""
+        awaited = isinstance(node.func, ast.Attribute | ast.Name) and _last_name(node.func) in _AWAIT_ARGUMENTS
         self.expr(node.func)
-        outer, self.among = self.among, not self.blocking
+        outer, self.is_argument = self.is_argument, not self.blocking
         with self.catching():  # gather(..., return_exceptions=True), wait, create_task
             self.exprs(node.args, awaited)
             self.exprs((keyword.value for keyword in node.keywords), awaited)
-        self.among = outer
+        self.is_argument = outer
 
     def comprehension(self, node: _Comprehension, results: list[ast.expr], awaited: bool) -> None:
         first, *rest = node.generators
@@ -282,33 +298,40 @@ class Tracer:
     # Which fork a name belongs to
 
     def track(self, target: ast.expr, value: ast.expr) -> None:
-        """Whatever is made from a fork's branches belongs to it: outcomes, the best of them, loop variables."""
+        """Assign the names of `target` to the fork that `value` comes from: outcomes, the best branch, loop
+        variables.
+        """
         self.track_names((node.id for node in ast.walk(target) if isinstance(node, ast.Name)), value)
 
     def track_names(self, names: Iterable[str | None], value: ast.expr) -> None:
-        fork = self.mentioned(value)
+        fork = self.fork_of(value)
         if fork is not None:
             self.scope.forks.update((name, fork) for name in names if name is not None)
 
-    def mentioned(self, node: ast.expr) -> OpenFork | None:
+    def fork_of(self, node: ast.expr) -> OpenFork | None:
+        """Return the innermost fork that a name in the expression belongs to; open forks come before closed ones."""
         names = (self.scope.fork_of(inner.id) for inner in ast.walk(node) if isinstance(inner, ast.Name))
         found = [fork for fork in names if fork is not None]
         return max(found, key=lambda fork: (fork in self.forks, fork.depth), default=None)
 
     def receiver(self, func: ast.Attribute) -> OpenFork | None:
-        """The fork that `func.value` belongs to; where that cannot be told, the innermost open one."""
-        fork = self.mentioned(func.value)
+        """Return the fork that `func.value` belongs to; if that is unknown, the innermost open fork.
+
+        Raises:
+            WorkflowError: The fork has ended.
+        """
+        fork = self.fork_of(func.value)
         if fork is not None and fork not in self.forks:
-            what = f".{func.attr}() on a branch of the fork of line {fork.line}, which is released by then"
+            what = f".{func.attr}() is called on a branch of the fork in line {fork.line}, which is released by then"
             where = self.scope.function.where(func)
             raise WorkflowError(what, where=where, mend="move it inside the `async with fork(...)`")
         return fork or (self.forks[-1] if self.forks else None)
 
-    def up(self, fork: OpenFork) -> int:
+    def levels_up(self, fork: OpenFork) -> int:
         return len(self.forks) - 1 - fork.depth
 
 
-_GATHERERS = frozenset({"gather", "create_task", "ensure_future", "wait_for", "shield", "as_completed"})
+_AWAIT_ARGUMENTS = frozenset({"gather", "create_task", "ensure_future", "wait_for", "shield", "as_completed"})
 
 
 def _last_name(node: ast.Attribute | ast.Name) -> str:
@@ -316,20 +339,20 @@ def _last_name(node: ast.Attribute | ast.Name) -> str:
 
 
 def operations(body: Body) -> Iterator[Item]:
-    """The items of a body that are operations themselves."""
+    """Yield the items of a body that are operations themselves."""
     return (item for item in walk(body) if isinstance(item, Fork) or not (isinstance(item, Leave) or parts(item)))
 
 
-def _matters(item: Item, caught: frozenset[Way] = frozenset()) -> bool:
-    """Whether an item holds an operation, or leaves something outside itself."""
+def _has_effect(item: Item, caught: frozenset[ExitKind] = frozenset()) -> bool:
+    """Return whether an item holds an operation, or leaves a statement outside itself."""
     match item:
-        case Leave(way):
-            return way not in caught
+        case Leave(exit):
+            return exit not in caught
         case Fork():
             return True
         case Loop(test, body, orelse):
-            inside = caught | {Way.BREAK, Way.CONTINUE}
-            return any(_matters(i, inside) for i in body) or any(_matters(i, caught) for i in (*test, *orelse))
+            inside = caught | {ExitKind.BREAK, ExitKind.CONTINUE}
+            return any(_has_effect(i, inside) for i in body) or any(_has_effect(i, caught) for i in (*test, *orelse))
         case _:
             bodies = [body for _, body in parts(item)]
-            return not bodies or any(_matters(inner, caught) for body in bodies for inner in body)
+            return not bodies or any(_has_effect(inner, caught) for body in bodies for inner in body)

@@ -1,5 +1,12 @@
-"""Steps and workflows where they cannot be: a workflow in a step, either of them in a node of LangGraph, or in a
-workflow with nobody who waits for it."""
+"""Steps and workflows that are refused: where they are called wrongly, or cannot be stored or reused.
+
+- a workflow called in a step; a step or a workflow called in a node of LangGraph; a call that nobody awaits
+- a parameter or result of a type that neither a journal nor a checkpoint can store, such as a lock
+- a reused step that reads what its reuse key does not cover: the clock, random numbers, the host's environment
+
+The last check reads the syntax of the step and of all code of the project that it uses, constants included, with
+names resolved to objects. It does not see what packages of other projects do, or names known only at run time.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +36,22 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ramify.compiler.errors import WorkflowError
-from ramify.compiler.frontend.python.code_parts import codes_of
+from ramify.compiler.frontend.python.code_parts import CodeIndex
 from ramify.compiler.frontend.python.modules import dependencies
 from ramify.compiler.frontend.python.name_resolution import is_world, step_info, workflow_info
-from ramify.compiler.frontend.python.sources import Function, Sources, within
+from ramify.compiler.frontend.python.sources import Function, Sources, walk_definitions
+
+# Calls in the wrong place
 
 
-def refuse_workflows(step: str, function: Function, nodes: Iterable[ast.AST]) -> None:
-    """Raises WorkflowError where a step calls a workflow: a step is one operation on one world."""
-    for node in within(nodes):
-        if isinstance(node, ast.Call) and workflow_info(function.names(node.func)) is not None:
+def refuse_workflow_calls(step: str, function: Function, nodes: Iterable[ast.AST]) -> None:
+    """Refuse a step that calls a workflow: a step is one operation on one world.
+
+    Raises:
+        WorkflowError: The step, or code of its module that it uses, calls a workflow.
+    """
+    for node in walk_definitions(nodes):
+        if isinstance(node, ast.Call) and workflow_info(function.lookup(node.func)) is not None:
             raise WorkflowError(
                 f"step {step} calls the workflow {ast.unparse(node.func)}",
                 where=function.where(node),
@@ -47,41 +60,47 @@ def refuse_workflows(step: str, function: Function, nodes: Iterable[ast.AST]) ->
 
 
 def refuse_step_calls(node: str, function: Function) -> None:
-    """Raises WorkflowError where a LangGraph node calls a step or a workflow: those belong to a workflow's run."""
+    """Refuse a LangGraph node that calls a step or a workflow: those belong to the run of a workflow.
+
+    Raises:
+        WorkflowError: The node's function calls one.
+    """
     for call in ast.walk(function.node):
         if not isinstance(call, ast.Call):
             continue
-        found = function.names(call.func)
+        found = function.lookup(call.func)
         kind = "step" if step_info(found) else "workflow" if workflow_info(found) else None
         if kind is not None:
             raise WorkflowError(
-                f"node {node} calls the {kind} {ast.unparse(call.func)}, which is for workflows",
+                f"node {node} calls the {kind} {ast.unparse(call.func)}, which only workflows can call",
                 where=function.where(call),
                 mend="call a plain function, or add the step itself as a node",
             )
 
 
-def refuse_unentered(function: Function, call: ast.Call) -> None:
-    """Raises WorkflowError: a fork has branches inside its block alone."""
+def refuse_unentered_fork(function: Function, call: ast.Call) -> None:
+    """Raise WorkflowError for a fork without `with`: a fork has branches only inside its block."""
     called = f"{ast.unparse(call.func)}(...)"
     raise WorkflowError(
         f"{called} is not entered, so nothing is forked",
         where=function.where(call),
-        mend=f"write `async with {called} as branches:`, and what is done on them inside",
+        mend=f"write `async with {called} as branches:`, and use the branches inside the block",
     )
 
 
-def refuse_dropped(function: Function, call: ast.Call) -> None:
-    """Raises WorkflowError: what is async and awaited by nobody never begins."""
+def refuse_unawaited(function: Function, call: ast.Call) -> None:
+    """Raise WorkflowError for an async call that nobody awaits, and that therefore never starts."""
     called = f"{ast.unparse(call.func)}(...)"
     raise WorkflowError(
         f"{called} is called without `await`, and would never run",
         where=function.where(call),
-        mend=f"write `await {called}`, or hand it to `asyncio.gather` with what is to run beside it",
+        mend=f"write `await {called}`, or pass it to `asyncio.gather` with what is to run beside it",
     )
 
 
-_UNKEPT: tuple[type, ...] = (
+# Types that cannot be stored
+
+_UNSTORABLE: tuple[type, ...] = (
     collections.abc.Coroutine,
     collections.abc.Generator,
     collections.abc.AsyncGenerator,
@@ -107,51 +126,57 @@ _UNKEPT: tuple[type, ...] = (
 
 
 def refuse_unstorable(step: str, function: Function, code: Callable[..., Any]) -> None:
-    """Raises WorkflowError for a step that takes or gives what the journal cannot keep."""
+    """Refuse a step with a parameter or result that the journal cannot store.
+
+    Raises:
+        WorkflowError: An annotation names such a type.
+    """
     for name, hint in type_hints_of(code).items():
-        found = unkept(hint)
+        found = unstorable_type(hint)
         if found is None or (name != "return" and found in ("Sandbox", "SyncSandbox")):
             continue
-        said = "returns" if name == "return" else f"takes, as {name},"
+        verb = "returns" if name == "return" else f"takes, as {name},"
         raise WorkflowError(
-            f"step {step} {said} a {found}, which the journal cannot keep",
+            f"step {step} {verb} a {found}, which the journal cannot store",
             where=function.where(),
-            mend="hand over what it is made from (a path, a list, a name)",
+            mend="pass what it is made from (a path, a list, a name)",
         )
 
 
-def unkept(hint: Any) -> str | None:
-    """The part of an annotation that no value of can be kept; None where each may be."""
+def unstorable_type(hint: Any) -> str | None:
+    """Return the name of a type in an annotation whose values can never be stored; None if there is none."""
     origin = typing.get_origin(hint)
     if origin in (typing.Literal, collections.abc.Callable) or hint in (typing.Callable, collections.abc.Callable):
         return None if origin is typing.Literal else "Callable"
     if origin is typing.Annotated:
-        return unkept(typing.get_args(hint)[0])
+        return unstorable_type(typing.get_args(hint)[0])
     kind = origin or hint
     if kind in (threading.Lock, threading.RLock):  # functions, in some versions of Python
         return "Lock"
-    if isinstance(kind, type) and (is_world(kind) or issubclass(kind, _UNKEPT)):
+    if isinstance(kind, type) and (is_world(kind) or issubclass(kind, _UNSTORABLE)):
         return kind.__name__
     if isinstance(hint, typing.TypeVar):
         return None
-    return next((found for part in typing.get_args(hint) if (found := unkept(part)) is not None), None)
+    return next((found for part in typing.get_args(hint) if (found := unstorable_type(part)) is not None), None)
 
 
 def type_hints_of(thing: Any) -> dict[str, Any]:
-    """Annotations as objects; those that only a type checker can see are left out."""
+    """Return annotations as objects; empty if one of them exists for type checkers only."""
     try:
         return typing.get_type_hints(thing, include_extras=True)
     except (NameError, TypeError, AttributeError):
         return {}
 
 
+# Inputs that a reuse key does not cover
+
 _CLOCK = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "localtime", "gmtime", "ctime", "strftime")
-_VARYING: tuple[tuple[object, tuple[str, ...], str], ...] = (
+_NONDETERMINISTIC: tuple[tuple[object, tuple[str, ...], str], ...] = (
     (time, _CLOCK, "the clock"),
     (datetime.datetime, ("now", "utcnow", "today"), "the clock"),
     (datetime.date, ("today",), "the clock"),
-    (uuid, ("uuid1", "uuid4"), "chance"),
-    (os, ("urandom", "getrandom"), "chance"),
+    (uuid, ("uuid1", "uuid4"), "random numbers"),
+    (os, ("urandom", "getrandom"), "random numbers"),
     (os, ("environ", "getenv", "environb", "getenvb"), "the host's environment"),
     (os.path, ("expanduser", "expandvars"), "the host's environment"),
     (pathlib.Path, ("home", "expanduser"), "the host's environment"),
@@ -164,66 +189,70 @@ _VARYING: tuple[tuple[object, tuple[str, ...], str], ...] = (
 
 
 def refuse_nondeterministic(step: str, function: Function, sources: Sources) -> None:
-    """For a step that is reused by state: raises WorkflowError where it reads what its key does not hold."""
-    for place, nodes in _used(function, sources):
+    """Refuse a step that is reused by state and reads what its key does not cover.
+
+    Raises:
+        WorkflowError: The step, or code that it uses, reads such an input.
+    """
+    for place, nodes in _code_used(function, sources):
         for node, what in _reads(place, nodes):
             raise WorkflowError(
                 f"step {step} is declared reuse=True, but it reads {what} by `{ast.unparse(node)}`, which its key "
-                "lacks",
+                "does not cover",
                 where=place.where(node),
-                mend="hand the value in as an argument, or take reuse=True away",
+                mend="pass the value as an argument, or remove reuse=True",
             )
 
 
-def _used(function: Function, sources: Sources) -> Iterator[tuple[Function, Iterable[ast.AST]]]:
-    """The code of a step by where it stands: of its own module, and of the project's others."""
+def _code_used(function: Function, sources: Sources) -> Iterator[tuple[Function, Iterable[ast.AST]]]:
+    """Yield the code that a step uses, first in its own module, then in other modules of the project."""
     yield function, dependencies(function, sources)
-    codes = codes_of(sources)
-    for key in sorted(codes.closure([codes.part(function)], into_steps=True)):
-        part = codes.parts[key]
+    index = sources.analysis(CodeIndex)
+    for key in sorted(index.closure([index.part(function)], into_steps=True)):
+        part = index.parts[key]
         if part.module.path != function.path:
-            there = replace(function, module=part.module.name, path=part.module.path, outer=part.module.values)
-            yield there, part.nodes
+            place = replace(function, module=part.module.name, path=part.module.path, outer=part.module.values)
+            yield place, part.nodes
 
 
 def _reads(function: Function, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, str]]:
     nodes = list(nodes)
-    function = replace(function, outer={**function.outer, **_imported(nodes)})
-    known = ((home, name, what) for home, names, what in _VARYING for name in names if hasattr(home, name))
+    function = replace(function, outer={**function.outer, **_local_imports(nodes)})
+    known = ((home, name, what) for home, names, what in _NONDETERMINISTIC for name in names if hasattr(home, name))
     kinds = {id(_attribute(home, name)): what for home, name, what in known}
-    for node in (*within(nodes), *_constants(nodes)):
+    for node in (*walk_definitions(nodes), *_constants(nodes)):
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
-            found = _named(function, node)
+            found = _lookup(function, node)
             if found is not None and id(found) in kinds:
                 yield node, kinds[id(found)]
-            elif _is_chance(found):
-                yield node, "chance"
+            elif _is_random(found):
+                yield node, "random numbers"
 
 
-def _named(function: Function, node: ast.Attribute | ast.Name) -> object | None:
-    """What a dotted name is; also a method of what a class is called for, as in `Path("~").expanduser`."""
+def _lookup(function: Function, node: ast.Attribute | ast.Name) -> object | None:
+    """Return what a dotted name denotes, methods of a new object included, as in `Path("~").expanduser`."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
-        made = function.names(node.value.func)
+        made = function.lookup(node.value.func)
         return inspect.getattr_static(made, node.attr, None) if isinstance(made, type) else None
-    return function.names(node)
+    return function.lookup(node)
 
 
 def _constants(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All that is said of a module's constants: a key holds how one is made, and not what came of it."""
+    """Yield the nodes of statements that make constants: a key covers such code, but not the value it gives."""
     for node in nodes:
-        if isinstance(node, ast.stmt) and not isinstance(node, _NAMES_CODE):
+        if isinstance(node, ast.stmt) and not isinstance(node, _DEFINES_CODE):
             yield from ast.walk(node)
 
 
-_NAMES_CODE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_DEFINES_CODE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
-def _imported(nodes: Iterable[ast.AST]) -> dict[str, object]:
-    """What functions import of the modules above, and how they name it."""
+def _local_imports(nodes: Iterable[ast.AST]) -> dict[str, object]:
+    """Return what functions import of the modules in the table above, by local name."""
     homes = (datetime, os, pathlib, platform, random, secrets, socket, sys, time, uuid)
     modules: dict[str, ModuleType] = {home.__name__: home for home in homes} | {"os.path": os.path}
     found: dict[str, object] = {}
-    for node in within(nodes):
+    for node in walk_definitions(nodes):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -235,11 +264,12 @@ def _imported(nodes: Iterable[ast.AST]) -> dict[str, object]:
     return found
 
 
-def _is_chance(found: object) -> bool:
-    """A function of `secrets`, or of `random` on its own hidden generator, which nobody seeds for this step."""
+def _is_random(found: object) -> bool:
+    """Return whether this is a function of `secrets`, or of `random` on its global generator, which is not seeded."""
     if isinstance(found, FunctionType):
         return found.__module__ == "secrets"
-    return getattr(found, "__self__", None) is random.random.__self__ and callable(found)  # type: ignore[attr-defined]
+    generator = random.random.__self__  # type: ignore[attr-defined]
+    return getattr(found, "__self__", None) is generator and callable(found)
 
 
 def _attribute(home: object, name: str) -> object:

@@ -23,6 +23,6 @@ __all__ = ["Change", "Edit", "Facts", "View", "apply_edit", "every_edit"]
 
 
 def every_edit(view: View) -> Iterator[Edit]:
-    """All edits of one file that could change what its failing tests see."""
+    """Yield all edits of one file that could change what its failing tests see."""
     for make in MAKERS:
         yield from make(view)

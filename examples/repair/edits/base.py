@@ -1,4 +1,4 @@
-"""What an edit is, and the view of one file that the edit makers work on."""
+"""The types of edits, and the view of one file that the edit makers work on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = TypeVar("N", bound=ast.AST)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Characters start:end of a file, which read `old`, become `new`."""
+    """Replace the characters start:end of a file, which read `old`, by `new`."""
 
     start: int
     end: int
@@ -31,7 +31,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One small change of one file. `weight` is its plausibility among edits of its kind, before any test ran."""
+    """One small change of one file. `weight` is its plausibility among edits of its kind, before any test has run."""
 
     path: str
     kind: str
@@ -42,19 +42,19 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the traced suite told about one file."""
+    """What the traced suite shows about one file."""
 
-    suspicion: dict[int, float]  # line -> how suspicious, 0..1; lines that no failing test ran are not here
+    suspicion: dict[int, float]  # line -> suspicion, 0..1; only lines that a failing test ran
     types: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict)  # (function line, name) -> types
     holds: tuple[tuple[int, str, int, int], ...] = ()  # (function line, predicate, failing, passing tests)
-    expected: tuple[str, ...] = ()  # literals that failing tests wanted
-    raises: tuple[str, ...] = ()  # exceptions that failing tests wanted
+    expected: tuple[str, ...] = ()  # literals that failing tests expected
+    raises: tuple[str, ...] = ()  # exceptions that failing tests expected
     hints: frozenset[str] = frozenset()  # how results differ from what was expected: see localise.differences
     factors: tuple[str, ...] = ()  # "/ 100", "* 2", "+ 3": what would make a result the expected one
 
 
 class View:
-    """One file with its facts: finds suspicious nodes and writes edits for them."""
+    """One file with its facts. It finds suspicious nodes and writes edits for them."""
 
     def __init__(self, source: Source, facts: Facts) -> None:
         self.source = source
@@ -63,7 +63,7 @@ class View:
     # Finding
 
     def live(self, node: ast.AST) -> float:
-        """How suspicious a node is: its own lines, or its statement's where it has no line of its own."""
+        """Return how suspicious a node is: by its own lines, or by its statement's if it has none."""
         here = self._span_suspicion(node)
         if here:
             return here
@@ -82,7 +82,7 @@ class View:
         return max((self.facts.suspicion.get(line, 0.0) for line in range(start, end + 1)), default=0.0)
 
     def nodes(self, kind: type[N]) -> Iterator[N]:
-        """Nodes of a type that a failing test ran."""
+        """Yield the nodes of a type that a failing test ran."""
         for node in self._ordered:
             if isinstance(node, kind) and self.live(node) > 0:
                 yield node
@@ -92,7 +92,7 @@ class View:
         return list(self.source.parents)
 
     def types(self, node: ast.AST, name: str) -> frozenset[str]:
-        """Runtime types of a variable (or `self.name`) as seen in the function around a node; empty: unknown."""
+        """Return the runtime types of a variable (or `self.name`) in the function around a node; empty if unknown."""
         function = self.source.function(node)
         if function is None:
             found = [kinds for (line, known), kinds in self.facts.types.items() if known == name]
@@ -106,7 +106,7 @@ class View:
     # Writing
 
     def replace(self, node: ast.AST, text: str, kind: str, weight: float = 1.0) -> Iterator[Edit]:
-        """The node's text becomes `text`, in parentheses where it would bind differently."""
+        """Replace a node's text by `text`, in parentheses if it would bind differently."""
         span = self.source.span(node)
         old = self.source.text[span.start : span.end]
         if isinstance(node, ast.expr):
@@ -119,7 +119,7 @@ class View:
         return Edit(self.source.path, kind, line, tuple(sorted(changes, key=lambda c: (c.start, c.end))), weight)
 
     def between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> Change | None:
-        """The change of the token `old` that stands between two nodes."""
+        """Return the change of the token `old` that stands between two nodes."""
         start, end = self.source.span(left).end, self.source.span(right).start
         at = self.source.text.find(old, start, end)
         return Change(at, at + len(old), old, new) if at >= 0 else None
@@ -135,7 +135,7 @@ class View:
     def insert(
         self, statement: ast.stmt, text: str, kind: str, weight: float, *, after: bool = False
     ) -> Iterator[Edit]:
-        """New lines before or after a statement, at its indentation. `text` may have several lines."""
+        """Insert lines before or after a statement, at its indentation. `text` may have several lines."""
         if not self.source.alone(statement):
             return
         span = self.source.line_span(statement)
@@ -165,7 +165,7 @@ Maker = Callable[[View], Iterator[Edit]]
 
 
 def apply_edit(text: str, edit: Edit) -> str:
-    """The text after an edit. Raises ValueError where the text is not the one that the edit was made for."""
+    """Return the text after an edit. Raises ValueError if the edit was made for another text."""
     for change in reversed(edit.changes):
         if text[change.start : change.end] != change.old:
             raise ValueError(f"{edit.path}: {change.old!r} does not stand at {change.start}")

@@ -79,7 +79,7 @@ _CASTS = frozenset(
 
 
 def arguments(view: View) -> Iterator[Edit]:
-    """Arguments swapped, dropped, added, or taken from the caller's own parameters."""
+    """Swap, drop or add arguments, or take them from the caller's own parameters."""
     code = view.source.code
     own = {f.name: f for f in view.source.functions}
     for made in ast.walk(view.source.tree):
@@ -114,7 +114,7 @@ def arguments(view: View) -> Iterator[Edit]:
 
 
 def _added(view: View, node: ast.Call, name: str) -> Iterator[Edit]:
-    """Arguments that well-known functions take and that are easily forgotten."""
+    """Add arguments that well-known functions accept and that are easily forgotten."""
     code = view.source.code
     given = [code(a) for a in node.args] + [code(k) for k in node.keywords]
     keywords = {k.arg for k in node.keywords}
@@ -169,7 +169,7 @@ def _added(view: View, node: ast.Call, name: str) -> Iterator[Edit]:
 
 
 def _passed_on(view: View, node: ast.Call, definition: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Edit]:
-    """A parameter that the called function would take and does not get, by the same name from here."""
+    """Pass on a parameter that the called function accepts under the same name and does not get."""
     function = view.source.function(node)
     if function is None or any(isinstance(a, ast.Starred) for a in node.args):
         return
@@ -187,7 +187,7 @@ def _passed_on(view: View, node: ast.Call, definition: ast.FunctionDef | ast.Asy
 
 
 def wraps(view: View) -> Iterator[Edit]:
-    """A value through one more call, or one less: `.lower()`, `sorted()`, `abs()`, a copy."""
+    """Put a value through one more call, or one less: `.lower()`, `sorted()`, `abs()`, a copy."""
     code = view.source.code
     for node in view.nodes(ast.expr):
         parent = view.source.parents.get(node)
@@ -296,7 +296,7 @@ def _types(view: View, node: ast.expr) -> list[str]:
 
 
 def recursion(view: View) -> Iterator[Edit]:
-    """The function's own call around a value, its result returned, gathered or kept."""
+    """Call the function itself around a value, and return, collect or keep its result."""
     code = view.source.code
     for node in view.nodes(ast.Call):
         function = view.source.function(node)
@@ -330,7 +330,7 @@ def recursion(view: View) -> Iterator[Edit]:
 
 
 def copies(view: View) -> Iterator[Edit]:
-    """A copy where two names would share one list or dict."""
+    """Insert a copy if two names would share one list or dict."""
     code = view.source.code
     for node in view.nodes(ast.expr):
         parent = view.source.parents.get(node)
@@ -394,7 +394,7 @@ def copies(view: View) -> Iterator[Edit]:
 
 
 def _changes_later(view: View, node: ast.expr) -> bool:
-    """True for a list that is kept here while the function goes on changing it."""
+    """Return True for a list that is stored here while the function continues to change it."""
     function = view.source.function(node)
     if function is None or not isinstance(view.source.parents.get(node), ast.Call) or not isinstance(node, ast.Name):
         return False
@@ -407,7 +407,7 @@ def _changes_later(view: View, node: ast.expr) -> bool:
 
 
 def lookups(view: View) -> Iterator[Edit]:
-    """`table[key]` against `table.get(key, …)`; key and value the wrong way round."""
+    """Exchange `table[key]` and `table.get(key, …)`, or key and value."""
     code = view.source.code
     for node in view.nodes(ast.Subscript):
         if isinstance(node.ctx, ast.Load) and not isinstance(node.slice, ast.Slice):

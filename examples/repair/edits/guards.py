@@ -1,7 +1,7 @@
-"""Cases that are missing: a guard at the start of a function, one more condition in a test.
+"""Missing cases: a guard at the start of a function, or one more condition in a test.
 
-Guards are mined, not guessed: the traced suite tells which simple predicates hold when failing tests call a
-function and never when passing tests do.
+Guards are derived from data: the traced suite shows which simple predicates hold when failing tests call a function,
+and never when passing tests do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .vocabulary import likeness
 
 
 def mined(view: View, function: Function) -> list[tuple[str, float]]:
-    """Predicates over the arguments of a function that failing calls meet, the most telling first."""
+    """Return predicates over a function's arguments that failing calls meet, the most significant first."""
     line = first_line(function)
     found: dict[str, float] = {}
     for at, predicate, failing, passing in view.facts.holds:
@@ -48,7 +48,7 @@ def guards(view: View) -> Iterator[Edit]:
 
 
 def _outcomes(view: View, function: Function, predicate: str) -> dict[str, float]:
-    """What a guard may do: raise what the tests want, return what they expect or what is returned elsewhere."""
+    """Return what a guard may do: raise what the tests expect, return what they expect, or what is returned elsewhere."""
     raised = [view.source.code(n) for n in ast.walk(view.source.tree) if isinstance(n, ast.Raise) and n.exc]
     options = {f'raise {error}("{predicate}")': 1.5 for error in view.facts.raises}
     if view.facts.raises:
@@ -79,7 +79,7 @@ def _outcomes(view: View, function: Function, predicate: str) -> dict[str, float
 
 
 def shape_of(view: View, function: Function, text: str) -> str:
-    """The type of what `return …` gives, where it can be told; "" where not."""
+    """Return the type of what `return …` gives, if it is known; else ""."""
     value = text.removeprefix("return").strip()
     try:
         return type(ast.literal_eval(value or "None")).__name__
@@ -89,7 +89,7 @@ def shape_of(view: View, function: Function, text: str) -> str:
 
 
 def additions(view: View) -> Iterator[Edit]:
-    """One more condition in a test: from the file's other tests, from predicates, from what its indices need."""
+    """Add one condition to a test: from other tests of the file, from predicates, or from what its indices need."""
     code = view.source.code
     for node in view.nodes(ast.stmt):
         if not isinstance(node, ast.If | ast.While):
@@ -168,7 +168,7 @@ def _conditions(view: View, node: ast.If | ast.While, function: Function) -> dic
 
 
 def skips(view: View) -> Iterator[Edit]:
-    """A loop that should pass over some items: seen already, empty, missing."""
+    """Let a loop skip some items: known ones, empty ones, missing ones."""
     for loop in view.nodes(ast.stmt):
         function = view.source.function(loop)
         if not isinstance(loop, ast.For | ast.While) or function is None or not view.source.alone(loop.body[0]):
@@ -202,7 +202,7 @@ def skips(view: View) -> Iterator[Edit]:
 
 
 def guarded(view: View) -> Iterator[Edit]:
-    """A statement that should run only sometimes: `if item not in seen:` before it."""
+    """Run a statement only in some cases: `if item not in seen:` in front of it."""
     for node in view.nodes(ast.stmt):
         function = view.source.function(node)
         if (

@@ -1,4 +1,4 @@
-"""Known traps of the language: shared defaults, shared rows, late binding, a list changed while it is walked."""
+"""Known pitfalls of the language: shared defaults, shared rows, late binding, a list changed during iteration."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _bound(view: View, node: ast.Lambda | ast.FunctionDef, name: str) -> Iterato
 
 
 def walked_copies(view: View) -> Iterator[Edit]:
-    """A container that its own loop changes."""
+    """A container that is changed by the loop over it."""
     for loop in view.nodes(ast.For):
         iterated = view.source.code(loop.iter)
         base = iterated.split(".items(")[0].split(".keys(")[0].split(".values(")[0]
@@ -132,7 +132,7 @@ def walked_copies(view: View) -> Iterator[Edit]:
 
 
 def declarations(view: View) -> Iterator[Edit]:
-    """A missing `super().__init__`, `nonlocal` or `global`; `self.` left out."""
+    """A missing `super().__init__`, `nonlocal`, `global` or `self.`."""
     for function in view.source.functions:
         owner = view.source.class_of(function)
         if owner and owner.bases and function.name == "__init__":

@@ -1,4 +1,4 @@
-"""Statements that are missing: a forgotten update, a copy with another name, what follows a loop, a result."""
+"""Missing statements: an update, a copy with another name, a statement after a loop, a result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHANGERS = frozenset(
 
 
 def positions(view: View, function: Function) -> Iterator[tuple[ast.stmt, bool, float]]:
-    """(statement, after it?, how likely something is missing there) for every place in a function."""
+    """Return (statement, after it?, how likely something is missing there) for every place in a function."""
     for block in view.source.blocks():
         if (
             not any(up is function for up in view.source.ancestors(block[0]))
@@ -56,7 +56,7 @@ def positions(view: View, function: Function) -> Iterator[tuple[ast.stmt, bool, 
 
 
 def repeats(view: View) -> Iterator[Edit]:
-    """A statement of the file once more, elsewhere, perhaps with one name or sign turned."""
+    """Repeat a statement of the file elsewhere, perhaps with one name or sign changed."""
     for function in view.source.functions:
         places = list(positions(view, function))
         if not places:
@@ -70,7 +70,7 @@ def repeats(view: View) -> Iterator[Edit]:
 
 
 def mirrors(view: View) -> Iterator[Edit]:
-    """The other half of a pair: `right` after `left`, the removal where the others are removed."""
+    """Add the other half of a pair: `right` after `left`, or a removal beside other removals."""
     for function in view.source.functions:
         places = list(positions(view, function))
         here = {view.source.code(node) for node, _, _ in places}
@@ -92,7 +92,7 @@ def mirrors(view: View) -> Iterator[Edit]:
 
 
 def ingredients(view: View, function: Function, scope: set[str]) -> dict[str, float]:
-    """Statement texts with weights: this function's own first, then its class's and its file's."""
+    """Return texts of statements with weights: first this function's, then its class's and its file's."""
     found: dict[str, float] = {}
     for other in [function, *(f for f in view.source.functions if f is not function)]:
         near = (
@@ -144,7 +144,7 @@ def _varied(view: View, node: ast.stmt, text: str, scope: set[str]) -> Iterator[
 
 
 def afterwards(view: View) -> Iterator[Edit]:
-    """What a loop does to each group, once more for the last group behind the loop."""
+    """Do what a loop does to each group once more for the last group, after the loop."""
     for loop in view.nodes(ast.stmt):
         if not isinstance(loop, ast.For | ast.While) or not view.source.alone(loop):
             continue
@@ -158,7 +158,7 @@ def afterwards(view: View) -> Iterator[Edit]:
 
 
 def normalised(view: View) -> Iterator[Edit]:
-    """A parameter brought into shape first: `text = text.lower()`, `items = list(items)`."""
+    """Normalise a parameter first: `text = text.lower()`, `items = list(items)`."""
     forms = {
         "str": ("{0}.lower()", "{0}.strip()", "{0}.upper()"), "list": ("list({0})", "sorted({0})", "{0}[:]"),
         "int": ("abs({0})",), "float": ("abs({0})",), "dict": ("dict({0})",), "set": ("set({0})",), "tuple": ("list({0})", "sorted({0})"),
@@ -176,7 +176,7 @@ def normalised(view: View) -> Iterator[Edit]:
 
 
 def returns(view: View) -> Iterator[Edit]:
-    """A result that a function forgets, an early way out of a branch or a loop."""
+    """Add a forgotten result, or an early exit from a branch or a loop."""
     for function in view.source.functions:
         if not (view.live(function) or any(view.live(node) for node in function.body)):
             continue

@@ -17,7 +17,7 @@ _BUILT_IN = frozenset(
 
 
 def variables(view: View) -> Iterator[Edit]:
-    """Another variable of the same type. One that is never read is the likeliest."""
+    """Use another variable of the same type. A variable that is never read is the likeliest."""
     for node in view.nodes(ast.Name):
         function = view.source.function(node)
         parent = view.source.parents.get(node)
@@ -53,7 +53,7 @@ def alternatives(view: View, node: ast.AST, old: str, function: Function) -> Ite
 
 
 def renamings(view: View) -> Iterator[Edit]:
-    """One name or attribute for another, everywhere in a statement."""
+    """Use one name or attribute for another, everywhere in a statement."""
     for node in view.nodes(ast.stmt):
         end, function = node.end_lineno or node.lineno, view.source.function(node)
         if isinstance(node, Function | ast.ClassDef) or end - node.lineno > 4 or function is None:
@@ -71,7 +71,7 @@ def renamings(view: View) -> Iterator[Edit]:
 
 
 def unread_values(view: View) -> Iterator[Edit]:
-    """A name that nothing reads, for a whole expression; a variable for a length."""
+    """Use a name that nothing reads for a whole expression, or a variable for a length."""
     for node in view.nodes(ast.expr):
         parent, function = view.source.parents.get(node), view.source.function(node)
         if (
@@ -98,7 +98,7 @@ def compatible(one: frozenset[str], two: frozenset[str]) -> bool:
 
 
 def unread_attributes(view: View, owner: ast.ClassDef) -> set[str]:
-    """Attributes that the file sets and never reads, as `self.name`."""
+    """Return the attributes that the file sets and never reads, as `self.name`."""
     read = {
         n.attr for n in ast.walk(view.source.tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)
     }
@@ -106,7 +106,7 @@ def unread_attributes(view: View, owner: ast.ClassDef) -> set[str]:
 
 
 def unread_names(view: View, function: Function) -> set[str]:
-    """Parameters and locals that a function never reads (but perhaps fills): something was meant to read them."""
+    """Return parameters and locals that a function never reads, but perhaps fills: something should have read them."""
     read = {
         n.id
         for n in ast.walk(function)
@@ -149,7 +149,7 @@ def _comprehension_names(view: View, node: ast.AST) -> list[str]:
 
 
 def self_attributes(view: View, node: ast.AST) -> list[str]:
-    """`self.name` for each attribute of the class, where `self` is at hand."""
+    """Return `self.name` for each attribute of the class, if `self` is available."""
     function, owner = view.source.function(node), view.source.class_of(node)
     if owner is None or function is None or not any(arg.arg == "self" for arg in parameters(function)):
         return []
@@ -188,7 +188,7 @@ def view_name(node: ast.AST) -> str:
 
 
 def attributes(view: View) -> Iterator[Edit]:
-    """Another attribute of the same kind of object, a bare name for `self.name`, `self.name` for a bare name."""
+    """Use another attribute of the same kind of object, a bare name for `self.name`, or the reverse."""
     known = stored_attributes(view.source.tree)
     properties = [f.name for f in view.source.functions if any(view_name(d) == "property" for d in f.decorator_list)]
     for node in view.nodes(ast.Attribute):
@@ -217,7 +217,7 @@ def attributes(view: View) -> Iterator[Edit]:
 
 
 def functions(view: View) -> Iterator[Edit]:
-    """A function or class of the same family, or of this file with as many parameters."""
+    """Use a function or class of the same family, or one of this file with as many parameters."""
     own = {f.name: f for f in view.source.functions if isinstance(view.source.parents[f], ast.Module)}
     imported = view.source.module_names - own.keys()
     for node in view.nodes(ast.Call):

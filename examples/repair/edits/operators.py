@@ -84,7 +84,7 @@ def _numeric(view: View, node: ast.BinOp) -> bool:
 
 
 def factors(view: View) -> Iterator[Edit]:
-    """A factor or term that would make the results that were seen the expected ones."""
+    """Add a factor or term that would turn the observed results into the expected ones."""
     for node in view.nodes(ast.stmt):
         value = getattr(node, "value", None)
         if isinstance(node, ast.Return | ast.Assign | ast.AugAssign) and isinstance(value, ast.expr):
@@ -114,7 +114,7 @@ def _times(view: View, value: ast.expr, weight: float) -> Iterator[Edit]:
 
 
 def _regrouped(view: View, node: ast.BinOp) -> Iterator[Edit]:
-    """`a + b * c` as `(a + b) * c` and back: the other grouping of three operands."""
+    """Regroup three operands: `a + b * c` as `(a + b) * c`, and the reverse."""
     code, text = view.source.code, view.source.text
     for inner, left in ((node.left, True), (node.right, False)):
         if not isinstance(inner, ast.BinOp) or type(inner.op) is type(node.op) is ast.Add:
@@ -196,7 +196,7 @@ def _regrouped_logic(view: View, node: ast.BoolOp, inner: ast.BoolOp, old: str, 
 
 
 def conditions(view: View) -> Iterator[ast.expr]:
-    """Expressions whose truth decides something."""
+    """Yield the expressions whose truth decides something."""
     for node in view.nodes(ast.AST):
         if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
             yield node.test
@@ -228,7 +228,7 @@ def negations(view: View) -> Iterator[Edit]:
 
 
 def signs(view: View) -> Iterator[Edit]:
-    """A minus put in or taken out: `inf` for `-inf`, heap and sort keys."""
+    """Add or remove a minus: `inf` for `-inf`, keys of heaps and sorts."""
     code = view.source.code
     for node in view.nodes(ast.AST):
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -1,4 +1,4 @@
-"""Edits of whole statements: removed, swapped, moved out of or into a block, another way of leaving."""
+"""Edits of whole statements: removed, swapped, moved out of or into a block, or leaving it in another way."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _reindent(text: str, old: str, new: str) -> str:
 
 
 def swaps(view: View) -> Iterator[Edit]:
-    """Neighbours in the other order."""
+    """Swap neighbouring statements."""
     for block in view.source.blocks():
         for one, two in itertools.pairwise(block):
             if view.live(one) and view.live(two) and not _is_docstring(one) and not _definition(one, two):
@@ -91,7 +91,7 @@ def _swapped_branches(view: View, node: ast.If) -> Iterator[Edit]:
 
 
 def moves(view: View) -> Iterator[Edit]:
-    """The last statement of a block moves behind it; what follows a block moves to its end or its start."""
+    """Move the last statement of a block behind it, or what follows a block to its end or start."""
     for block in view.source.blocks():
         for place, outer in enumerate(block):
             if not isinstance(outer, Compound) or not view.source.alone(outer):
@@ -150,7 +150,7 @@ def _moved(view: View, node: ast.stmt, to: int, indent: str, weight: float) -> I
 
 
 def exits(view: View) -> Iterator[Edit]:
-    """`break` and `continue` for each other, `if` and `while`, `elif` and `if`."""
+    """Exchange `break` and `continue`, `if` and `while`, `elif` and `if`."""
     text = view.source.text
     for node in view.nodes(ast.stmt):
         if isinstance(node, ast.Return) and view.source.loop(node):
@@ -173,7 +173,7 @@ def exits(view: View) -> Iterator[Edit]:
 
 
 def _without_else(view: View, node: ast.If) -> Iterator[Edit]:
-    """The else branch runs always."""
+    """Run the else branch always."""
     last = view.source.line_span(node.body[-1]).end
     first = view.source.line_span(node.orelse[0])
     end = view.source.line_span(node.orelse[-1]).end
@@ -189,7 +189,7 @@ def _without_else(view: View, node: ast.If) -> Iterator[Edit]:
 
 
 def results(view: View) -> Iterator[Edit]:
-    """Another variable or constant returned; a result that is not kept; `yield` for `return`."""
+    """Return another variable or constant, keep a result that was dropped, or use `yield` for `return`."""
     code = view.source.code
     for node in view.nodes(ast.Return):
         function = view.source.function(node)

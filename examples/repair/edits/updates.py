@@ -1,4 +1,4 @@
-"""Statements that change something and are missing: found by what is read again and again but never changes."""
+"""Missing statements that change something. They are found by what is read repeatedly but never changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Wanted = tuple[str, str, float, ast.stmt | None]  # kind, statement, weight, the
 
 
 def _stale_in_loops(view: View, function: Function) -> Iterator[Wanted]:
-    """What a `while` tests and its body does not change."""
+    """Find what a `while` tests and its body does not change."""
     for loop in ast.walk(function):
         if not isinstance(loop, ast.While):
             continue
@@ -77,7 +77,7 @@ def _steps(view: View, node: ast.AST, name: str) -> Iterator[str]:
 
 
 def _stale_locals(view: View, function: Function) -> Iterator[Wanted]:
-    """A variable that is set before a loop, read in it and never changed; a container that never grows."""
+    """Find a variable that is set before a loop, read in it and never changed, or a container that never grows."""
     given = {arg.arg for arg in parameters(function)}
     grown, shrunk = _called(function, _GROW), _called(function, _SHRINK)
     stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -135,7 +135,7 @@ def _shrinking(view: View, function: Function, name: str, types: frozenset[str])
 
 
 def _unread(view: View, function: Function) -> Iterator[Wanted]:
-    """A parameter or a variable that nothing reads: kept, passed on, or called as its neighbours are."""
+    """Find a parameter or a variable that nothing reads: keep it, pass it on, or call it as its neighbours are called."""
     attributes = self_attributes(view, function.body[0])
     for name in sorted(unread_names(view, function)):
         types = view.types(function, name)
@@ -166,7 +166,7 @@ def _named(view: View, name: str) -> ast.AST:
 
 
 def _stale_attributes(view: View, function: Function) -> Iterator[Wanted]:
-    """An attribute that only `__init__` sets, one that only grows or only shrinks."""
+    """Find an attribute that only `__init__` sets, or one that only grows or only shrinks."""
     owner = view.source.class_of(function)
     if owner is None or function.name == "__init__":
         return
@@ -204,7 +204,7 @@ def _stale_attributes(view: View, function: Function) -> Iterator[Wanted]:
 
 
 def _elements(view: View, function: Function) -> Iterator[Wanted]:
-    """An element that is compared but not counted; a memo that is read and never filled."""
+    """Find an element that is compared but not counted, or a memo that is read and never filled."""
     items = [n for n in view.source.names_in(function) if n not in ("self", "cls")]
     for node in ast.walk(function):
         if (
@@ -225,7 +225,7 @@ def _elements(view: View, function: Function) -> Iterator[Wanted]:
 
 
 def _values(view: View, function: Function, name: str) -> list[str]:
-    """Other variables that could be assigned to this one."""
+    """Return other variables that could be assigned to this one."""
     types = view.types(function, name)
     found = []
     for other in view.source.names_in(function):
@@ -259,7 +259,7 @@ def _is_target(function: Function, name: str) -> bool:
 
 
 def changes(view: View, body: list[ast.stmt]) -> set[str]:
-    """Names and attributes (`self.size`) that statements assign, or whose container they change."""
+    """Return names and attributes (`self.size`) that statements assign, or whose container they change."""
     stored = {
         view.source.code(node)
         for statement in body
@@ -270,7 +270,7 @@ def changes(view: View, body: list[ast.stmt]) -> set[str]:
 
 
 def contents(view: View, body: list[ast.stmt]) -> set[str]:
-    """Names and attributes whose container statements change."""
+    """Return names and attributes whose container statements change."""
     names: set[str] = set()
     for node in (n for statement in body for n in ast.walk(statement)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):

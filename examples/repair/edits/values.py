@@ -1,4 +1,4 @@
-"""Edits of values: numbers, strings, truth values, starting values, bounds, slices, the None check."""
+"""Edits of values: numbers, strings, booleans, initial values, bounds, slices, checks for None."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _argument(view: View, node: ast.AST, function: str) -> bool:
 
 
 def number_names(view: View, node: ast.AST) -> dict[str, float]:
-    """Numeric variables and attributes in scope; those that nothing reads are the likeliest."""
+    """Return numeric variables and attributes in scope. Those that nothing reads are the likeliest."""
     function = view.source.function(node)
     if function is None:
         return {}
@@ -77,7 +77,7 @@ def number_names(view: View, node: ast.AST) -> dict[str, float]:
 
 
 def strings(view: View) -> Iterator[Edit]:
-    """Other strings of the file, another case, a space more or less, digits of a format."""
+    """Use other strings of the file, another case, a space more or less, or other digits in a format."""
     known: dict[str, None] = {}
     for node in ast.walk(view.source.tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) <= 12:
@@ -144,7 +144,7 @@ def truths(view: View) -> Iterator[Edit]:
 
 
 def starts(view: View) -> Iterator[Edit]:
-    """Another first value for what a function builds up: `best = 0` for `best = numbers[0]`."""
+    """Use another initial value for what a function builds up: `best = numbers[0]` for `best = 0`."""
     for node in view.nodes(ast.Assign):
         code = view.source.code(node.value).replace("'", '"')
         infinite = code in ('float("inf")', '-float("inf")', 'float("-inf")', "math.inf", "-math.inf")
@@ -194,7 +194,7 @@ def starts(view: View) -> Iterator[Edit]:
 
 
 def offsets(view: View) -> Iterator[Edit]:
-    """One more or one less: bounds, indices, slices, operands of comparisons, results, arguments."""
+    """Add or subtract one: bounds, indices, slices, operands of comparisons, results, arguments."""
     done: set[ast.expr] = set()
     for node in view.nodes(ast.AST):
         places: list[tuple[ast.expr | None, float]] = []
@@ -262,7 +262,7 @@ def _shifted(view: View, node: ast.expr, weight: float) -> Iterator[Edit]:
 
 
 def ranges(view: View) -> Iterator[Edit]:
-    """Another start, end or direction of a range, a slice or an enumeration."""
+    """Use another start, end or direction of a range, a slice or an enumeration."""
     code = view.source.code
     for node in view.nodes(ast.Call):
         name = code(node.func)
@@ -354,7 +354,7 @@ def slices(view: View) -> Iterator[Edit]:
 
 
 def parts(view: View) -> Iterator[Edit]:
-    """A part of a sequence where the whole is passed on."""
+    """Use a part of a sequence that is passed on as a whole."""
     for name in view.nodes(ast.Name):
         parent = view.source.parents.get(name)
         if not isinstance(parent, ast.Subscript | ast.Assign | ast.Return) or not isinstance(name.ctx, ast.Load):
@@ -373,7 +373,7 @@ def parts(view: View) -> Iterator[Edit]:
 
 
 def nones(view: View) -> Iterator[Edit]:
-    """Truth against presence: `if x` and `if x is not None`; `a or b`."""
+    """Exchange truth and presence: `if x` and `if x is not None`; `a or b`."""
     code = view.source.code
     for node in view.nodes(ast.AST):
         tests: list[ast.expr] = []

@@ -1,4 +1,4 @@
-"""Words that programmers take for each other: opposites, and functions and methods of one family."""
+"""Words that programmers confuse: opposites, and functions and methods of one family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ for _pair in _PAIRS.replace("\n", ";").split(";"):
         OPPOSITES.setdefault(words[0], set()).add(words[1])
         OPPOSITES.setdefault(words[1], set()).add(words[0])
 
-# One family a line; the nearest relatives first where a family is large.
+# One family a line; in a large family, the nearest relatives first.
 _FUNCTIONS = """
 min max sum; any all; floor ceil round int; int float round str; sorted reversed list; sorted set list tuple; len sum max; abs int;
 ord chr; zip enumerate; gcd lcm; sum len; hex bin oct; isinstance issubclass; permutations combinations product combinations_with_replacement;
@@ -55,7 +55,7 @@ ERRORS = _ERRORS.split()
 
 
 def opposite(one: str, two: str) -> bool:
-    """True where the names differ in one word, and those words are opposites (`left_sum`, `right_sum`)."""
+    """Return True if the names differ in one word, and those words are opposites (`left_sum`, `right_sum`)."""
     first, second = re.split(r"_|(?<=\D)(?=\d)", one), re.split(r"_|(?<=\D)(?=\d)", two)
     if len(first) != len(second):
         return False
@@ -64,7 +64,7 @@ def opposite(one: str, two: str) -> bool:
 
 
 def likeness(one: str, two: str) -> float:
-    """How easily one name is written for another: 1 for unrelated names, up to 3."""
+    """Return how easily one name is written for another: 1 for unrelated names, up to 3."""
     if opposite(one, two):
         return 3.0
     if len(one) == len(two) == 1:

@@ -1,11 +1,12 @@
-"""One node of a thread, run again as it ran then, for the files that it leaves.
+"""Run one node of a thread again, exactly as it ran before, to get back the files that it left.
 
-LangGraph's own loop runs it: on a checkpointer that shows the thread as it was before the node's superstep ended,
-with what its other tasks had written and what people had answered, and in a run of which nothing is kept. So the node
-finds its input, its task id, and with that its model calls in the journal. When it is done the loop is stopped: no
-edge, no reducer and no later node runs. What the node calls is served as a resume would serve it.
+LangGraph's own loop runs the node. Its checkpointer (`RewoundCheckpointer`) shows the thread as it was before the
+node's superstep ended, with the writes of the other tasks and with people's answers; nothing of the run is recorded.
+So the node gets the same input and the same task id, and through that finds its model calls in the journal. When the
+node is done, the loop is stopped: no edge, reducer or later node runs.
 
-Only what may be run twice is: a node that is given its world or declared to be revertible, a graph, an entrypoint.
+Only nodes that may run twice are run again: nodes that take their sandbox as a parameter, nodes declared revertible,
+graphs and entrypoints.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from langchain_core.runnables import RunnableConfig
-from langgraph._internal._constants import CONF, CONFIG_KEY_CHECKPOINT_NS, CONFIG_KEY_THREAD_ID, NS_END, NS_SEP
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
 
 from ramify.compiler.plan import Effect, OpKind
+from ramify.fork_engine.gc_pins import Ground, Pins
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.execution.driver import Services
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.journal.journal import Durable, Journal
+from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_CHECKPOINT_NS, CONFIG_KEY_THREAD_ID, NS_END, NS_SEP
 from ramify.runtime.langgraph.node.nested_graphs import followed
 from ramify.runtime.langgraph.node.task_config import INVOCATION
-from ramify.runtime.langgraph.thread.graph_run import REPLAY, GraphRun, Task
+from ramify.runtime.langgraph.node.world_node import WorldNode
+from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.langgraph.thread.lost_states import CannotRecompute
 from ramify.runtime.langgraph.thread.rewound_checkpointer import (
     RewoundCheckpointer,
@@ -42,18 +46,17 @@ from ramify.runtime.langgraph.thread.rewound_checkpointer import (
     newest_checkpoint,
 )
 from ramify.runtime.langgraph.thread.session import Invocation
+from ramify.runtime.langgraph.thread.supersteps import REPLAY, Task
 from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, OpStatus, RunRecord
-from ramify.runtime.worlds.gc_pins import Ground, Pins
 from ramify.runtime.worlds.world_pool import Branch
 
 if TYPE_CHECKING:
-    from ramify.runtime.langgraph.app.world_app import WorldApp
-    from ramify.runtime.langgraph.node.world_node import WorldNode
     from ramify.runtime.store import RunStore
 
 
 class DiscardingJournal(Journal):
-    """`real` gets the model calls."""
+    """A journal that serves recorded rows and records nothing but model calls, which cost money and stay valid.
+    `real` is the journal that gets them."""
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class DiscardingJournal(Journal):
 
     @contextmanager
     def ending(self, branch: BranchPath) -> Iterator[None]:
-        """Nothing waits for what is not committed."""
+        """Do nothing: no commit is expected."""
         yield
 
     async def record_llm(self, row: LLMRecord) -> None:
@@ -85,7 +88,7 @@ class DiscardingJournal(Journal):
 
 
 class _DiscardingStore:
-    """As much of a `RunStore` as a journal writes to."""
+    """The part of `RunStore` that a journal writes to; it drops everything."""
 
     async def commit(self, run: str, **changes: Any) -> None:
         return None
@@ -107,24 +110,24 @@ _MAY_BE = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
 
 
 class Enough(BaseException):
-    """The node is done, or cannot be: its loop is not needed any more."""
+    """Stops the loop: the node is done, or cannot be run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a task ran, read from its key in the journal. `path`: the tasks that it ran in, itself the last, each
-    with the namespace of its graph and its key."""
+class TaskPlace:
+    """Where a task ran, as its journal key tells. `path` lists the tasks that enclose it, from the outermost to the
+    task itself, each as (namespace of its graph, task id, journal key)."""
 
     thread: str
     path: tuple[tuple[str, str, str], ...]  # namespace, task id, key
-    replay: str = ""  # what the last key ends with in the journal, beyond what LangGraph calls the task
+    replay: str = ""  # suffix of the last key in the journal that LangGraph's task key does not have
 
     @property
     def node(self) -> str:
         return self.path[-1][2].rpartition(NS_SEP)[2].partition(NS_END)[0]
 
     @classmethod
-    def of(cls, key: str) -> Place | None:
+    def of(cls, key: str) -> TaskPlace | None:
         found = _KEY.match(key)
         if found is None:
             return None
@@ -137,12 +140,34 @@ class Place:
         return cls(thread, tuple(steps), found[3] or "")
 
 
+class RerunnableApp(Protocol):
+    """What a rerun needs of a compiled app."""
+
+    nodes: Any
+    checkpointer: Any
+    cache: Any
+    interrupt_before_nodes: Any
+    interrupt_after_nodes: Any
+
+    @property
+    def has_async_nodes(self) -> bool: ...
+    def get_state(self, config: RunnableConfig) -> StateSnapshot: ...
+    def for_invocation(self, invocation: Invocation) -> Self: ...
+    def langgraph_stream(
+        self, input: Any, config: RunnableConfig | None, options: dict[str, Any]
+    ) -> Iterator[Any]: ...
+    def langgraph_astream(
+        self, input: Any, config: RunnableConfig | None, options: dict[str, Any]
+    ) -> AsyncGenerator[Any]: ...
+
+
 class NodeRerunner:
-    """A thread as one invocation of its app knows it: `Past` of `lineage.py`."""
+    """Runs nodes of one thread again, with the checkpointer, config and context of an invocation. Implements
+    `RerunsNodes` of `lost_states.py`."""
 
     def __init__(
         self,
-        app: WorldApp,
+        app: RerunnableApp,
         saver: BaseCheckpointSaver[Any],
         thread: str,
         config: RunnableConfig,
@@ -150,27 +175,28 @@ class NodeRerunner:
         *,
         is_async: bool,
     ) -> None:
-        self._app = weakref.ref(app)  # one that is dropped is closed
+        self._app = weakref.ref(app)  # weak: an app that nobody holds is closed
         self._saver = saver
         self._thread = thread
         self._config = config
         self._context = context
         self._is_async = is_async
-        self._ran: dict[str, dict[str, list[str]]] = {}  # by namespace: what `checkpoints_by_task` said
+        self._ran: dict[str, dict[str, list[str]]] = {}  # by namespace: result of `checkpoints_by_task`
 
-    async def node_again(
+    async def rerun_node(
         self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack
     ) -> SnapshotId | None:
-        place, app = Place.of(_LENT.sub("", row.key)), self._app()
+        place, app = TaskPlace.of(_LENT.sub("", row.key)), self._app()
         if place is None or app is None:
             return None
-        if hasattr(self._saver, "loop"):  # it waits for its own loop, which may wait for the node that asks
-            raise CannotRecompute(f"{type(self._saver).__name__} gives its checkpoints on its own event loop only")
+        # such a saver waits for its own loop, and that loop may wait for the node that asks
+        if hasattr(self._saver, "loop"):
+            raise CannotRecompute(f"{type(self._saver).__name__} returns checkpoints on its own event loop only")
         try:
             cuts = await _in_a_thread(lambda: self._cuts(app, place))
         except NotImplementedError as error:
             raise CannotRecompute(
-                f"{type(self._saver).__name__} gives its checkpoints to async callers only"
+                f"{type(self._saver).__name__} returns checkpoints to async callers only"
             ) from error
         if cuts is None:
             return None
@@ -181,7 +207,8 @@ class NodeRerunner:
         again = await _again_run(run, rows, row, place, kept)
         try:
             await _in_a_thread(lambda: self._run(app, again, shown, place.thread))
-        except (Enough, Exception, BaseExceptionGroup) as error:  # the last: of a task group of the node's code
+        # BaseExceptionGroup: raised by a task group in the node's code
+        except (Enough, Exception, BaseExceptionGroup) as error:
             if again.made is None:
                 told = f"node {place.node!r} was run again, and {type(error).__name__} was raised: {error}"
                 raise CannotRecompute(again.refused or told) from error
@@ -189,17 +216,19 @@ class NodeRerunner:
             await again.end()
         if again.made is None:
             raise CannotRecompute(
-                f"node {place.node!r} would have to be done again, and its checkpoint does not lead to it"
+                f"node {place.node!r} would have to run again, and its checkpoint does not lead to it"
             )
         return again.made
 
-    def _cuts(self, app: WorldApp, place: Place) -> dict[str, str] | None:
-        """The checkpoint on which each of the path's tasks ran, by namespace; None where one is not kept."""
+    def _cuts(self, app: RerunnableApp, place: TaskPlace) -> dict[str, str] | None:
+        """Return, by namespace, the checkpoint on which each task of the path ran; None if one of them was not
+        kept."""
         cuts = dict[str, str]()
         caller = ""
         for namespace, id, _ in place.path:
             found = next(iter(self._ran_on(namespace, id)), None)
-            if found is None and cuts.get(caller) in self._ran_on(caller, id):  # a @task is of its caller's graph
+            # a @task belongs to the graph of its caller
+            if found is None and cuts.get(caller) in self._ran_on(caller, id):
                 namespace, found = caller, cuts[caller]
             if found is None:
                 found = self._begun(app, namespace, id)
@@ -209,26 +238,27 @@ class NodeRerunner:
         return cuts
 
     def _ran_on(self, namespace: str, id: str) -> list[str]:
-        """The checkpoints that hold writes of a task. All are read for the first that is asked for, and again for one
-        that was not there by then: a thread may be long, and much of it lost."""
+        """Return the ids of the checkpoints that hold writes of a task. All checkpoints of the namespace are read at
+        the first call, and read again for a task that is not found: a thread may be long, and many of its states
+        lost."""
         if id not in self._ran.get(namespace, ()):
             self._ran[namespace] = checkpoints_by_task(self._saver, self._thread, namespace)
         return self._ran[namespace].get(id, [])
 
-    def _begun(self, app: WorldApp, namespace: str, id: str) -> str | None:
-        """The newest checkpoint of a graph, where a task of it may have been running when its process ended."""
+    def _begun(self, app: RerunnableApp, namespace: str, id: str) -> str | None:
+        """Return the newest checkpoint of a graph whose task may have been running when its process ended."""
         if not namespace:
             state = app.get_state({CONF: {CONFIG_KEY_THREAD_ID: self._thread}})
             if id not in {task.id for task in state.tasks}:
                 return None
         return newest_checkpoint(self._saver, self._thread, namespace)
 
-    def _run(self, app: WorldApp, again: ScratchRun, shown: RewoundCheckpointer, thread: str) -> None:
-        """In a thread without a loop."""
+    def _run(self, app: RerunnableApp, again: ScratchRun, shown: RewoundCheckpointer, thread: str) -> None:
+        """Run the node; call this in a thread that has no event loop."""
         record, services = replace(again.record, deadline_s=None), again.services
         calls = LLMCalls(record, again.plan, again.journal, services.llm, services.clock)
         invocation = Invocation(thread, addressed=False, calls={again.record.id: calls}, instead=again)
-        graph = app._of(invocation)
+        graph = app.for_invocation(invocation)
         graph.checkpointer, graph.cache = shown, None
         graph.interrupt_before_nodes = graph.interrupt_after_nodes = ()
         theirs = {name: value for name, value in self._config.get(CONF, {}).items() if not name.startswith("__")}
@@ -238,21 +268,21 @@ class NodeRerunner:
             config["max_concurrency"] = most
         for name in ("checkpoint_id", CONFIG_KEY_CHECKPOINT_NS, "checkpoint_map"):
             config[CONF].pop(name, None)
-        # not "sync": LangGraph then waits for what a graph without checkpoints, in a node, never puts
+        # not "sync": LangGraph would wait for checkpoints that a nested graph without checkpointer never writes
         options = {"durability": "async", "context": self._context}
         with followed():
             if self._is_async or app.has_async_nodes:
-                asyncio.run(again.drained(graph._arun(None, config, options)))
+                asyncio.run(again.drained(graph.langgraph_astream(None, config, options)))
             else:
-                deque(graph._run(None, config, options), maxlen=0)
+                deque(graph.langgraph_stream(None, config, options), maxlen=0)
 
 
 class ScratchRun(GraphRun):
-    """A run in which one node is run again. Its rows are kept nowhere; it ends with the node's own. `kept` keeps the
-    states in which its branches stand, which may be for long, and no row names."""
+    """A run in which one node is run again. Its rows are not recorded, and it ends with the node. `kept` protects
+    from garbage collection the states on which its branches stand: no journal row names them."""
 
     def __init__(
-        self, real: GraphRun, wanted: OpRecord, place: Place, journal: DiscardingJournal, kept: ExitStack
+        self, real: GraphRun, wanted: OpRecord, place: TaskPlace, journal: DiscardingJournal, kept: ExitStack
     ) -> None:
         quiet = replace(real.services, emit=lambda event: None)
         super().__init__(quiet, real.record, real.plan, journal)
@@ -270,9 +300,10 @@ class ScratchRun(GraphRun):
         self._grounds: dict[BranchPath, Ground] = {}
 
     async def snapshot(self, id: str) -> Snapshot:
-        """Also made again, if need be, under the lock that who wants the node's state holds."""
+        """Return the snapshot; recompute it first if it is lost too, under the lock that the outer recomputation
+        holds."""
         try:
-            return await self.lineage.state(SnapshotId(id))
+            return await self.lost_states.state(SnapshotId(id))
         except CannotRecompute as error:
             raise self._refuse(str(error)) from error
 
@@ -303,7 +334,7 @@ class ScratchRun(GraphRun):
             raise Enough
 
     async def drained(self, chunks: AsyncIterator[Any]) -> None:
-        """On a loop of its own, where nobody sees the chunks: until they end, or `end` is called."""
+        """Consume the chunks on a separate event loop until they end or `end` is called."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine that runs has a task"
         self._driven = asyncio.get_running_loop(), task
@@ -312,11 +343,11 @@ class ScratchRun(GraphRun):
                 pass
 
     async def end(self) -> None:
-        """Also where who wants the node's state was cancelled: then the node is, too."""
+        """End the run. If the caller waiting for this state is cancelled, cancel the node as well."""
         self._ended = True
         if self._driven is not None:
             loop, task = self._driven
-            with suppress(RuntimeError):  # the loop is closed: it had ended
+            with suppress(RuntimeError):  # the loop is closed: the node had ended
                 loop.call_soon_threadsafe(task.cancel)
         async with self._stack:
             self.journal.close()
@@ -326,16 +357,17 @@ class ScratchRun(GraphRun):
         if self.made is not None:
             raise Enough
         if task.key not in self._ways and not task.key.startswith(self._below):
-            raise self._refuse(f"node {task.node!r} would be run beside it, which has no result that is recorded")
+            raise self._refuse(f"node {task.node!r} would run too, because its result is not recorded")
         if not self._may_be(node, task):
             raise self._refuse(
-                f"node {task.node!r} would have to be done again, and what it does outside of its world is not known "
-                "(a node that does nothing there says so by a parameter annotated Sandbox, or by "
+                f"node {task.node!r} would have to run again, and what it does outside its world is not known "
+                "(a node that does nothing there takes a parameter annotated Sandbox, or is declared by "
                 '@step(effect="revertible"))'
             )
 
     def _refuse(self, why: str) -> Enough:
-        """What ends the loop: no retry policy and no error handler is for it."""
+        """Return the exception that ends the loop. It is a `BaseException`: retry policies and error handlers ignore
+        it."""
         self.refused = self.refused or why
         return Enough()
 
@@ -343,12 +375,12 @@ class ScratchRun(GraphRun):
         planned = None if task.inner else self.plan.step(task.node)
         if planned is not None and planned.effect in _MAY_BE:
             return True
-        is_graph = isinstance(node.bound, Pregel)  # its nodes are asked about by themselves
+        is_graph = isinstance(node.bound, Pregel)  # each node of the graph is checked by itself
         return is_graph or node.starts or node.declared in _MAY_BE or node.parameter is not None
 
 
 async def _again_run(
-    run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, place: Place, kept_until: ExitStack
+    run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, place: TaskPlace, kept_until: ExitStack
 ) -> ScratchRun:
     keys = [*(key for _, _, key in place.path[:-1]), f"{place.path[-1][2]}{place.replay}"]
     own = re.compile("|".join(rf"{re.escape(key)}(\|SEAL|\|a\d+\|.*)?" for key in keys), re.DOTALL)
@@ -359,24 +391,24 @@ async def _again_run(
     again = ScratchRun(run, row, place, journal, kept_until)
     for one in kept:
         again._remember(one)
-    again.lineage = run.lineage
+    again.lost_states = run.lost_states
     return again
 
 
 def _of_any_attempt(key: str) -> str:
-    """What was lent by one attempt at a node is lent by another."""
+    """Remove the attempt number of a loan's key: a loan of one attempt equals that of another attempt."""
     return _LENT.sub(r"|LEND|\1", key)
 
 
 async def _in_a_thread(work: Callable[[], Any]) -> Any:
-    """In a thread of its own and a context of its own: its nodes may take long, and one may wait for another."""
+    """Run `work` in a new thread with an empty context: a node may run for long, and one may wait for another."""
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
-        done.set_running_or_notify_cancel()  # who waits for it may be cancelled, and it goes on to its end
+        done.set_running_or_notify_cancel()  # the waiting caller may be cancelled; the work goes on to its end
         try:
             result = work()
-        except asyncio.CancelledError as error:  # of its own loop: the awaiting task was not cancelled
+        except asyncio.CancelledError as error:  # cancelled by its own loop: the awaiting task was not cancelled
             done.set_exception(RuntimeError(f"cancelled: {error}"))
         except BaseException as error:  # noqa: BLE001  it is the awaiting task's
             done.set_exception(error)

@@ -1,16 +1,20 @@
-"""Going back to what LangGraph itself cannot go back to: a checkpoint inside a subgraph, and a world that is edited.
+"""Fork a thread where LangGraph cannot: at a checkpoint inside a subgraph, and with an edited world.
 
-Both are forks by copy: the saved checkpoint is put again under a new id, with what is to differ. Nothing is run or
-written to channels for it, so what comes next is still what came next.
+Both kinds of fork copy saved checkpoints under new ids with the wanted changes. No node runs and no channel is
+written, so the tasks that come next stay the same.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph._internal._config import merge_configs
-from langgraph._internal._constants import (
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.pregel import Pregel
+from langgraph.types import PregelTask
+
+from ramify.runtime.langgraph.compat import (
     CONF,
     CONFIG_KEY_CHECKPOINT_ID,
     CONFIG_KEY_CHECKPOINT_MAP,
@@ -19,24 +23,19 @@ from langgraph._internal._constants import (
     CONFIG_KEY_THREAD_ID,
     NS_END,
     NS_SEP,
+    merge_configs,
+    required_checkpointer_of,
 )
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointMetadata, CheckpointTuple
-from langgraph.checkpoint.base.id import uuid6
-from langgraph.types import PregelTask
-
 from ramify.runtime.langgraph.errors import UnsupportedGraph
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 
-if TYPE_CHECKING:
-    from ramify.runtime.langgraph.app.world_app import WorldApp
-
 
 def names_subgraph_checkpoint(config: RunnableConfig) -> bool:
-    """Whether the caller names a checkpoint of a subgraph that LangGraph would forget.
+    """Tell whether the config names a checkpoint of a subgraph that LangGraph would forget.
 
-    It does not forget one of a subgraph that keeps its state over its calls (`checkpointer=True`): that is in the
-    namespace `node`, not `node:task`, which the next task of the node finds as this one did. Where one such graph is
-    on the way, all is left to LangGraph.
+    LangGraph does not forget checkpoints of a subgraph that keeps its state between calls (`checkpointer=True`).
+    Their namespace is `node`, not `node:task`, so the next task of the node finds it. If one such graph is on the
+    way, leave everything to LangGraph.
     """
     conf = config.get(CONF, {})
     namespace = conf.get(CONFIG_KEY_CHECKPOINT_NS)
@@ -45,14 +44,16 @@ def names_subgraph_checkpoint(config: RunnableConfig) -> bool:
     return all(NS_END in part for part in namespace.split(NS_SEP))
 
 
-def fork_at_subgraph_checkpoint(app: WorldApp, config: RunnableConfig) -> None:
-    """Fork the thread, so that it stands at a subgraph's checkpoint: every graph on the way is copied, each under the
-    task that its copied parent will run. Raises `UnsupportedGraph` where a checkpoint on the way is not kept.
+def fork_at_subgraph_checkpoint(app: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> None:
+    """Fork the thread so that it stands at a subgraph's checkpoint. Copy every graph on the way, each under the task
+    that its copied parent will run.
 
-    LangGraph 1.1.7 and later forget the subgraph's checkpoint here and run all of the subgraph (its issue 8458).
+    LangGraph 1.1.7 and later forget the subgraph's checkpoint here and run the whole subgraph (its issue 8458).
+
+    Raises `UnsupportedGraph` if a checkpoint on the way was not kept.
     """
     conf = config[CONF]
-    saver = app._state_checkpointer(config)
+    saver = required_checkpointer_of(app, config)
     ids, wanted = conf[CONFIG_KEY_CHECKPOINT_MAP], conf[CONFIG_KEY_CHECKPOINT_NS].split(NS_SEP)
     saved = _saved(saver, conf[CONFIG_KEY_THREAD_ID], "", ids.get(""))
     at = _copied(saver, saved, "", {})
@@ -63,7 +64,9 @@ def fork_at_subgraph_checkpoint(app: WorldApp, config: RunnableConfig) -> None:
         node, _, id = part.partition(NS_END)
         task = _same_task(app.get_state(saved.config).tasks, app.get_state(at).tasks, node, id)
         if task is None:
-            raise UnsupportedGraph(f"at checkpoint {at[CONF]} node {node!r} does not come next: name another")
+            raise UnsupportedGraph(
+                f"at checkpoint {at[CONF]} node {node!r} does not come next: name another checkpoint"
+            )
         here = f"{node}{NS_END}{task.id}"
         namespace = here if not namespace else f"{namespace}{NS_SEP}{here}"
         saved = _saved(saver, conf[CONFIG_KEY_THREAD_ID], source, ids.get(source))
@@ -72,13 +75,14 @@ def fork_at_subgraph_checkpoint(app: WorldApp, config: RunnableConfig) -> None:
 
 
 def _same_task(before: tuple[PregelTask, ...], now: tuple[PregelTask, ...], node: str, id: str) -> PregelTask | None:
-    """The task that `id` was, among those of the copied checkpoint: several may be of one node, by `Send`."""
+    """Return the task among those of the copied checkpoint that corresponds to `id`. `Send` may make several tasks of
+    one node."""
     by_place = [task for task, was in zip(now, before, strict=False) if was.id == id and task.name == node]
     return next(iter([*by_place, *(task for task in now if task.name == node)]), None)
 
 
 def with_env(saver: BaseCheckpointSaver[Any], saved: CheckpointTuple, env: StoredPosition) -> RunnableConfig:
-    """A copy of a checkpoint with another world."""
+    """Put a copy of a checkpoint with another world; return its config."""
     checkpoint = saved.checkpoint
     version = saver.get_next_version(checkpoint["channel_versions"].get(ENV), None)
     changed = saved._replace(
@@ -92,8 +96,10 @@ def with_env(saver: BaseCheckpointSaver[Any], saved: CheckpointTuple, env: Store
     return _copied(saver, changed, namespace, saved.metadata.get("parents", {}), {ENV: version})
 
 
-def saved_at(app: WorldApp, config: RunnableConfig) -> tuple[BaseCheckpointSaver[Any], CheckpointTuple]:
-    saver = app._state_checkpointer(config)
+def saved_at(
+    app: Pregel[Any, Any, Any, Any], config: RunnableConfig
+) -> tuple[BaseCheckpointSaver[Any], CheckpointTuple]:
+    saver = required_checkpointer_of(app, config)
     saved = saver.get_tuple(merge_configs(app.config, config))
     if saved is None:
         raise UnsupportedGraph(f"there is no checkpoint at {config.get(CONF)}")
@@ -115,7 +121,7 @@ def _copied(
     parents: dict[str, str],
     versions: dict[str, str | int | float] | None = None,
 ) -> RunnableConfig:
-    """Put a checkpoint again, under a new id and perhaps another namespace."""
+    """Put a checkpoint again under a new id, and perhaps in another namespace."""
     conf = saved.config[CONF]
     moved = namespace != conf.get(CONFIG_KEY_CHECKPOINT_NS, "")
     below = {

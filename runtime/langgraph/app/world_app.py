@@ -1,7 +1,7 @@
-"""A compiled graph over worlds: LangGraph's own class and interface, its nodes and channels instrumented.
+"""The compiled graph over worlds: LangGraph's class and interface with instrumented nodes and channels.
 
-Refused with `UnsupportedGraph`: nodes under `@step` that declare `retry`, `timeout` or `reuse` (LangGraph has its own
-of the first two). What differs from a plain graph on purpose is in docs/langgraph.md.
+Nodes under `@step` that declare `retry`, `timeout` or `reuse` are refused with `UnsupportedGraph`; LangGraph has its
+own retry and timeout policies. docs/langgraph.md lists what differs from a plain graph on purpose.
 """
 
 from __future__ import annotations
@@ -15,40 +15,33 @@ from copy import copy
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from langchain_core.runnables import Runnable, RunnableConfig
-from langgraph._internal._config import ensure_config, merge_configs, patch_configurable
-from langgraph._internal._constants import (
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
+
+from ramify.fork_engine.errors import WorkspaceError
+from ramify.runtime.durations import seconds
+from ramify.runtime.langgraph.app.instrumentation import instrumented_nodes
+from ramify.runtime.langgraph.app.rerun_node import NodeRerunner
+from ramify.runtime.langgraph.app.time_travel import fork_at_subgraph_checkpoint, names_subgraph_checkpoint, saved_at
+from ramify.runtime.langgraph.checkpointer import Saver
+from ramify.runtime.langgraph.compat import (
     CONF,
     CONFIG_KEY_CHECKPOINT_ID,
     CONFIG_KEY_DURABILITY,
     CONFIG_KEY_TASK_ID,
     CONFIG_KEY_THREAD_ID,
+    checkpointer_of,
+    ensure_config,
+    merge_configs,
+    patch_configurable,
 )
-from langgraph._internal._runnable import RunnableCallable, RunnableSeq, coerce_to_runnable
-from langgraph.constants import START
-from langgraph.graph.state import CompiledStateGraph
-from langgraph.pregel import Pregel
-from langgraph.pregel._read import PregelNode
-from langgraph.pregel._write import ChannelWrite
-from langgraph.types import CachePolicy, StateSnapshot
-
-from ramify.compiler.plan import Effect
-from ramify.fork_engine.errors import WorkspaceError
-from ramify.runtime.durations import seconds
-from ramify.runtime.langgraph.app.instrumentation import give_tools_worlds
-from ramify.runtime.langgraph.app.rerun_node import NodeRerunner
-from ramify.runtime.langgraph.app.time_travel import fork_at_subgraph_checkpoint, names_subgraph_checkpoint, saved_at
-from ramify.runtime.langgraph.checkpointer import Saver
-from ramify.runtime.langgraph.errors import (
-    InvokedWhileLoaded,
-    LangGraphChanged,
-    UnsupportedGraph,
-    note_unserializable_channel,
-)
+from ramify.runtime.langgraph.errors import InvokedWhileLoaded
 from ramify.runtime.langgraph.node.nested_graphs import InstrumentedGraph, followed
 from ramify.runtime.langgraph.node.task_config import INVOCATION
-from ramify.runtime.langgraph.node.world_node import StartWrite, WorldNode, WorldWrite, user_function
-from ramify.runtime.langgraph.thread.channels import WorldChannel, placed
+from ramify.runtime.langgraph.node.world_node import WorldNode, user_function
+from ramify.runtime.langgraph.thread.channels import WorldChannel, note_unserializable_channel, placed
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.session import Invocation, Session
 
@@ -57,7 +50,7 @@ _is_looked_for: ContextVar[bool] = ContextVar("ramify_app_looked_for", default=F
 
 @contextmanager
 def refuse_invocations() -> Iterator[None]:
-    """While a user's file is loaded for the apps that it makes: one that it invokes raises `InvokedWhileLoaded`."""
+    """Make invocations raise `InvokedWhileLoaded`, while a user's file is imported to find its apps."""
     token = _is_looked_for.set(True)
     try:
         yield
@@ -66,14 +59,15 @@ def refuse_invocations() -> Iterator[None]:
 
 
 DEADLINE = "ramify_deadline"
-"""In a config's `configurable`: the deadline of this one invocation, as `ramify.compile` takes it."""
+"""The key in a config's `configurable` for the deadline of one invocation, in the form that `ramify.compile`
+takes."""
 
 
 class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
-    """What `ramify.compile` returns. Close it, or use it as a context manager: worlds are processes.
+    """What `ramify.compile` returns. Close it or use it as a context manager: worlds are processes.
 
-    One that is dropped without that ends when memory is collected, and with its process at the latest: no world and
-    no engine outlives it.
+    An app that is not closed ends when it is garbage-collected, and at the latest with its process: no world and no
+    engine outlives it.
     """
 
     def __init__(self, *, session: Session, **fields: Any) -> None:
@@ -101,15 +95,18 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         await asyncio.to_thread(self.close)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-        """As LangGraph's. Raises `NodesConflict` where siblings changed the same thing, `WorkspaceError` where the
-        thread begins and its folder cannot be read."""
+        """Stream as LangGraph does.
+
+        Raises `NodesConflict` if nodes of one superstep changed the same file, `WorkspaceError` if the thread begins
+        and its workspace folder cannot be read.
+        """
         if names_subgraph_checkpoint(merge_configs(self.config, config)):
             config = self._forked_inside(config)
         config, invocation = self._invocation(config, options, is_async=False)
         outcome: BaseException | None = None
         try:
             with followed():
-                yield from self._of(invocation)._run(input, config, options)
+                yield from self.for_invocation(invocation).langgraph_stream(input, config, options)
             if invocation.ran_nothing:
                 goes_on = bool(self.get_state(self._asked(config)).next)
                 self.session.portal.wait(self.session.caught_up(invocation, goes_on=goes_on))
@@ -125,15 +122,16 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
                 self.session.portal.wait(self.session.end(invocation, outcome))
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
-        """As LangGraph's. Raises `NodesConflict` where siblings changed the same thing, `WorkspaceError` where the
-        thread begins and its folder cannot be read."""
+        """Stream as LangGraph does. Raises as `stream`."""
         if names_subgraph_checkpoint(merge_configs(self.config, config)):
             config = await asyncio.to_thread(self._forked_inside, config)
         config, invocation = self._invocation(config, options, is_async=True)
         outcome: BaseException | None = None
         try:
             with followed():
-                async with aclosing(self._of(invocation)._arun(input, config, options)) as chunks:
+                async with aclosing(
+                    self.for_invocation(invocation).langgraph_astream(input, config, options)
+                ) as chunks:
                     async for chunk in chunks:
                         yield chunk
             if invocation.ran_nothing:
@@ -157,41 +155,45 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         return await super(WorldApp, _looking(self)).aget_state(config, subgraphs=subgraphs)
 
     def _asked(self, config: RunnableConfig | None) -> RunnableConfig:
-        """As the caller gave it."""
+        """Return the config as the caller gave it, without our invocation."""
         given = config or {}
         return {**given, CONF: {key: value for key, value in given.get(CONF, {}).items() if key != INVOCATION}}
 
     def _forked_inside(self, config: RunnableConfig | None) -> RunnableConfig:
-        """The same for the newest checkpoint, which is now a fork that stands where the caller wants to go on."""
+        """Fork the thread at the subgraph's checkpoint, and return the config for the newest checkpoint, which is the
+        fork."""
         merged = merge_configs(self.config, config)
         fork_at_subgraph_checkpoint(self, merged)
         return {**merged, CONF: {k: v for k, v in merged[CONF].items() if not k.startswith("checkpoint_")}}
 
-    def _run(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
+    def langgraph_stream(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
         return super().stream(input, config, **options)
 
-    def _arun(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> AsyncGenerator[Any]:
+    def langgraph_astream(
+        self, input: Any, config: RunnableConfig | None, options: dict[str, Any]
+    ) -> AsyncGenerator[Any]:
         return super().astream(input, config, **options)  # type: ignore[return-value]
 
-    def _of(self, invocation: Invocation) -> Self:
-        """This graph, with a channel that the invocation can look into."""
+    def for_invocation(self, invocation: Invocation) -> Self:
+        """Return this graph with a world channel that the invocation can read."""
         mine = copy(self)
         mine.channels = {**self.channels, ENV: WorldChannel(made=invocation.made)}
         return mine
 
-    def past(self, config: RunnableConfig) -> NodeRerunner | None:
-        """What lost states of a thread are made again from, for who looks at it or edits it."""
-        return self._past(ensure_config(self.config, config), None, is_async=False)
+    def rerunner(self, config: RunnableConfig) -> NodeRerunner | None:
+        """Return what reruns nodes to recompute lost states of the thread, for callers that read or edit it."""
+        return self._rerunner(ensure_config(self.config, config), None, is_async=False)
 
     @property
     def has_async_nodes(self) -> bool:
-        """Whether the code of one of its nodes runs on a loop only; a thread may go on where its past could not."""
+        """Whether the code of a node needs an event loop. A thread that began with a sync graph may have such nodes
+        later."""
         return _is_async(self)
 
-    def _past(self, merged: RunnableConfig, context: Any, *, is_async: bool) -> NodeRerunner | None:
-        saver, thread = self._resolve_checkpointer(merged), merged[CONF].get(CONFIG_KEY_THREAD_ID)
+    def _rerunner(self, merged: RunnableConfig, context: Any, *, is_async: bool) -> NodeRerunner | None:
+        saver, thread = checkpointer_of(self, merged), merged[CONF].get(CONFIG_KEY_THREAD_ID)
         if saver is None or thread is None or CONFIG_KEY_TASK_ID in merged[CONF]:
-            return None  # the last: the thread is that of a graph around it
+            return None  # CONFIG_KEY_TASK_ID: the thread belongs to an enclosing graph
         return NodeRerunner(self, saver, str(thread), merged, context, is_async=is_async)
 
     def _invocation(
@@ -199,9 +201,10 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
     ) -> tuple[RunnableConfig | None, Invocation]:
         if _is_looked_for.get():
             raise InvokedWhileLoaded
-        merged = ensure_config(self.config, config)  # with that of what calls, as LangGraph will find it
+        # merged with the config of an enclosing call, as LangGraph will see it
+        merged = ensure_config(self.config, config)
         conf = merged[CONF]
-        saver = self._resolve_checkpointer(merged)
+        saver = checkpointer_of(self, merged)
         if saver is not None:
             _raise_durability(options, conf)
         thread = conf.get(CONFIG_KEY_THREAD_ID)
@@ -212,16 +215,16 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
             deadline_s=None if deadline is None else seconds(deadline),
             saver=saver if isinstance(saver, Saver) else None,
         )
-        invocation.past = self._past(merged, options.get("context"), is_async=is_async)
-        if config is not None and DEADLINE in config.get(CONF, {}):  # ours: nobody else is to see it
+        invocation.rerunner = self._rerunner(merged, options.get("context"), is_async=is_async)
+        if config is not None and DEADLINE in config.get(CONF, {}):  # our key: hide it from the graph
             config = {**config, CONF: {key: value for key, value in config[CONF].items() if key != DEADLINE}}
         if saver is not None and not conf:
-            return config, invocation  # LangGraph says what is missing
+            return config, invocation  # LangGraph reports what is missing
         return patch_configurable(config, {INVOCATION: invocation}), invocation
 
 
 def _is_async(graph: Pregel[Any, Any, Any, Any]) -> bool:
-    """Whether a node of it, or of a graph that is a node of it, has code for a loop only."""
+    """Tell whether a node of the graph, or of a graph that is one of its nodes, has async code only."""
     for node in graph.nodes.values():
         bound = node.bound.bound if isinstance(node.bound, WorldNode) else node.bound
         if _is_async(bound) if isinstance(bound, Pregel) else inspect.iscoroutinefunction(user_function(bound)):
@@ -230,8 +233,8 @@ def _is_async(graph: Pregel[Any, Any, Any, Any]) -> bool:
 
 
 def _looking(graph: _Graph) -> _Graph:
-    """The graph as one looks at its state: in the checkpoints of its subgraphs, whose own objects stay as they are,
-    tasks have written where their worlds stand."""
+    """Return a copy of the graph for reading its state. Tasks in its subgraphs' checkpoints wrote to the world
+    channel, so the subgraphs are copied with that channel too."""
     looking = copy(graph)
     looking.channels = {ENV: WorldChannel(), **graph.channels}
     looking.stream_channels = graph.stream_channels_asis
@@ -248,15 +251,16 @@ _Graph = TypeVar("_Graph", bound="Pregel[Any, Any, Any, Any]")
 
 
 def _raise_durability(options: dict[str, Any], conf: dict[str, Any]) -> None:
-    """Checkpoints only at the end would leave a killed run's journal without what it belongs to."""
+    """Raise durability "exit" to "sync": with checkpoints only at the end, a killed run could not be resumed."""
     if options.get("checkpoint_during") is False and options.get("durability") is None:
-        options["checkpoint_during"] = True  # the older name: LangGraph warns of it
+        options["checkpoint_during"] = True  # the older name, of which LangGraph warns
     elif "exit" in (options.get("durability"), conf.get(CONFIG_KEY_DURABILITY)):
         options["durability"] = "sync"
 
 
 def _without_langgraph(error: WorkspaceError) -> WorkspaceError:
-    """What is wrong is the caller's folder, before any node ran: a hundred lines of frames say nothing of it."""
+    """Remove the traceback: the caller's folder is wrong, before any node ran, and LangGraph's frames would hide
+    that."""
     vars(error).pop("__notes__", None)
     return error.with_traceback(None)
 
@@ -270,12 +274,12 @@ class WorldEntrypoint(WorldApp):
 
 
 def instrument(graph: Pregel[Any, Any, Any, Any], session: Session) -> WorldApp:
-    """The graph over worlds; the one given stays as it is. Raises `UnsupportedGraph`."""
+    """Return the graph over worlds; the given one stays as it is. Raises `UnsupportedGraph`."""
     kind = WorldGraph if isinstance(graph, CompiledStateGraph) else WorldEntrypoint
     changes = {
         "nodes": instrumented_nodes(graph, session),
         "channels": {**placed(graph.channels), ENV: WorldChannel()},
-        "cache_policy": None,  # LangGraph's key does not see the world: the nodes ask the cache themselves
+        "cache_policy": None,  # LangGraph's cache key ignores the world: the nodes ask the cache themselves
     }
     return copied(graph, kind, {**changes, "session": session})
 
@@ -284,8 +288,10 @@ _Made = TypeVar("_Made", bound="Pregel[Any, Any, Any, Any]")
 
 
 def copied(graph: Pregel[Any, Any, Any, Any], kind: type[_Made], changes: dict[str, Any]) -> _Made:
-    """A graph like this one, of another class. It keeps the attributes that were set after construction, such as
-    those by which LangGraph gives back a state as the Pydantic model or dataclass that it is; `Pregel.copy` does not.
+    """Return a graph like this one, of another class.
+
+    The copy keeps attributes that were set after construction, such as those by which LangGraph returns a state as
+    its Pydantic model or dataclass. `Pregel.copy` does not keep them.
     """
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     taken = {name for constructor in constructors for name in _keywords(constructor)}
@@ -296,78 +302,12 @@ def copied(graph: Pregel[Any, Any, Any, Any], kind: type[_Made], changes: dict[s
 
 
 def _keywords(constructor: Any) -> set[str]:
-    if not inspect.isfunction(constructor):  # object's
+    if not inspect.isfunction(constructor):  # object.__init__
         return set()
     kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     return {each.name for each in inspect.signature(constructor).parameters.values() if each.kind in kinds}
 
 
-def instrumented_nodes(graph: Pregel[Any, Any, Any, Any], session: Session) -> dict[str, PregelNode]:
-    starts = START not in graph.nodes  # an entrypoint: its one node takes the input
-    policy = graph.cache_policy
-    return {name: _instrumented(name, node, session, starts, policy) for name, node in graph.nodes.items()}
-
-
-def _instrumented(
-    name: str, node: PregelNode, session: Session, starts: bool, policy: CachePolicy[Any] | None
-) -> PregelNode:
-    if name == START:
-        return _start(node, session)
-    give_tools_worlds(node.bound)
-    bound = WorldNode(
-        name,
-        _plain(name, node.bound),
-        session,
-        instrumented_nodes,
-        starts=starts,
-        cache_policy=node.cache_policy or policy,
-        declared=_declared(node.bound),
-    )
-    first, rest = _first_write(node)
-    made = node.copy({"bound": bound, "writers": [WorldWrite(first), *rest], "cache_policy": None})
-    if (places := bound.code.places) and isinstance(made.node, RunnableSeq):
-        made.node.steps[1:1] = places
-    return made
-
-
-def _start(node: PregelNode, session: Session) -> PregelNode:
-    first, rest = _first_write(node)
-    return node.copy({"writers": [StartWrite(first, session), *rest]})
-
-
-def _first_write(node: PregelNode) -> tuple[ChannelWrite, list[Runnable[Any, Any]]]:
-    first, *rest = node.flat_writers or [ChannelWrite([])]  # a node built by hand may write nothing
-    if not isinstance(first, ChannelWrite):
-        raise LangGraphChanged("first write of a node")
-    return first, rest
-
-
-def _declared(bound: Runnable[Any, Any]) -> Effect | None:
-    """The effect that a node under `@step` declares."""
-    definition = getattr(getattr(bound, "func", None), "definition", None)
-    effect = getattr(definition, "effect", None)
-    return effect if isinstance(effect, Effect) else None
-
-
-def _plain(name: str, bound: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """A function under `@step` is a node like any other: its declared effect is in the plan."""
-    step = getattr(bound, "func", None) if isinstance(bound, RunnableCallable) else None
-    definition = getattr(step, "definition", None)
-    if definition is None or not hasattr(step, "__ramify_step__"):
-        return bound
-    if definition.retry or definition.timeout is not None or definition.reuse:
-        raise UnsupportedGraph(
-            f"node {name!r} is a step that declares retry, timeout or reuse, which is for workflows: give add_node "
-            "a retry_policy or a timeout"
-        )
-    if definition.effect in (Effect.IRREVERSIBLE, Effect.READONLY):
-        raise UnsupportedGraph(
-            f"node {name!r} is a step that is declared {definition.effect.value}, which only workflows honour: leave "
-            "the declaration out, and let the node see to its own effects"
-        )
-    return coerce_to_runnable(step.__wrapped__, name=name, trace=False)  # type: ignore[union-attr]
-
-
 def env_at(graph: WorldApp, config: RunnableConfig) -> StoredPosition | None:
-    """The channel's value at a checkpoint, None before the thread's first node."""
+    """Return the world channel's value at a checkpoint; None before the thread's first node."""
     return saved_at(graph, config)[1].checkpoint["channel_values"].get(ENV)

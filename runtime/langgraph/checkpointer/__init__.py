@@ -1,19 +1,20 @@
 """LangGraph's checkpoints, store and cache on SQLite or PostgreSQL; usable without the rest of Ramify.
 
-saver.py      Saver, the checkpointer
-packing.py    how a value is written against what is there already
-values.py     values by content, in and out of the database
-writer.py     commits in groups
-upkeep.py     copying, pruning and deleting threads
-strict.py     which types are built of what was stored
-inert.py      values without their types, for what only looks
-shared.py     what these three have in common
-tables.py     the tables
-statements.py what a superstep executes, and what a checkpoint is read by
-reading.py    checkpoints back out of the database
-engines.py    from an address to a database
-items.py      Store, LangGraph's long-term store
-caching.py    Cache, LangGraph's cache of node results
+saver.py              Saver, the checkpointer: start here
+checkpoint_writes.py  how checkpoints and writes become rows
+checkpoint_reader.py  how rows become checkpoints
+group_commit.py       one commit for everything that waits
+values.py             values by content, into and out of the database
+delta_encoding.py     how a value is stored as its difference to another
+serializers.py        which types are built of stored bytes, and reading without types
+maintenance.py        copy, prune and delete threads
+deletion_epoch.py     notice deletions by other processes
+tables.py             the tables
+statements.py         the statements of the hot path, and rows that wait for the end of a transaction
+database.py           from an address to a database; what the three classes have in common
+item_store.py         Store, LangGraph's long-term store
+node_cache.py         Cache, LangGraph's cache of node results
+compat.py             private names of langgraph-checkpoint
 """
 
 from ramify.runtime.langgraph.checkpointer.item_store import Store

@@ -1,4 +1,4 @@
-"""Checkpoints back out of the database, as LangGraph has them."""
+"""Read checkpoints from the database as LangGraph's tuples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ramify.runtime.langgraph.checkpointer.values import closure
 from ramify.runtime.store.engines import driver_errors
 from ramify.runtime.store.stored_texts import expand, unescape_text, written
 
-_AT_ONCE = 64  # checkpoints whose values are fetched together
+_AT_ONCE = 64  # checkpoints whose values are fetched combine
 
 
 def config_of(thread: str, ns: str, id: str) -> RunnableConfig:
@@ -27,7 +27,7 @@ def config_of(thread: str, ns: str, id: str) -> RunnableConfig:
 
 
 class Row(Protocol):
-    """A checkpoint as it lies in the database, whoever asked for it."""
+    """A row of the table of checkpoints."""
 
     @property
     def id(self) -> str: ...
@@ -56,25 +56,25 @@ class _Found(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What one task wrote after a checkpoint. `items`: JSON, as in the table."""
+    """What one task wrote after a checkpoint. `items` is JSON, as in the table."""
 
     task: str
     path: str
     items: str
 
 
-class Place(NamedTuple):
+class ThreadNamespace(NamedTuple):
     thread: str
     ns: str
 
 
 def one(
-    connection: Connection, statements: Statements, place: Place, id: str | None, serde: SerializerProtocol
+    connection: Connection, statements: Statements, place: ThreadNamespace, id: str | None, serde: SerializerProtocol
 ) -> tuple[CheckpointTuple | None, str | None]:
-    """The checkpoint of that id, or the newest; and the id of the newest."""
+    """Return the checkpoint with that id, or the newest; and the id of the newest."""
     wanted = None if id is None else written(id)
     with driver_errors(connection):
-        with one_trip(connection):  # also with the BEGIN before it
+        with one_trip(connection):  # shares the round trip with BEGIN
             found = statements.find(connection, written(place.thread), written(place.ns), wanted)
         rows = found.fetchall()
     newest, thread, at, parent, *rest = rows[0][:-3]
@@ -105,7 +105,7 @@ def several(config: RunnableConfig | None, before: RunnableConfig | None, limit:
 
 
 def _rows() -> Select[Any]:
-    """Newest first: LangGraph's ids grow with time."""
+    """Select checkpoints, newest first: LangGraph's ids grow with time."""
     joined = select(checkpoints, threads.c.name.label("thread_name")).join(
         threads, threads.c.id == checkpoints.c.thread
     )
@@ -115,7 +115,7 @@ def _rows() -> Select[Any]:
 def tuples(
     connection: Connection, query: Select[Any], serde: SerializerProtocol, wanted: Mapping[str, Any] | None = None
 ) -> Iterator[CheckpointTuple]:
-    """What the query finds; with `wanted`, where the metadata has these values."""
+    """Yield the checkpoints that the query finds. With `wanted`, only those whose metadata has these values."""
     rows = connection.execute(query).all()
     for at in range(0, len(rows), _AT_ONCE):
         some = rows[at : at + _AT_ONCE]
@@ -127,11 +127,11 @@ def tuples(
         ids = {id for (row, _), place in zip(kept, places, strict=True) for id in _named(row, of.get(place, ()))}
         packed = closure(connection, ids)
         for (row, body), place in zip(kept, places, strict=True):
-            yield _whole(Place(row.thread_name, row.ns), row, body, of.get(place, ()), packed, serde)
+            yield _whole(ThreadNamespace(row.thread_name, row.ns), row, body, of.get(place, ()), packed, serde)
 
 
 def read_bodies(connection: Connection, rows: Sequence[Row], serde: SerializerProtocol) -> list[tuple[Any, Any]]:
-    """Each row's checkpoint without its values, and its metadata."""
+    """Return, for each row, the checkpoint without its values, and its metadata."""
     words = closure(connection, {row.word for row in rows if row.word is not None})
     return [_body(row, words, serde) for row in rows]
 
@@ -149,12 +149,12 @@ def _matches(metadata: CheckpointMetadata, wanted: Mapping[str, Any] | None) -> 
 
 
 def _named(row: Row, tasks: Iterable[Written]) -> set[ValueId]:
-    """The ids of the values that a checkpoint and its tasks' writes are made of."""
+    """Return the ids of the values that a checkpoint and its tasks' writes contain."""
     return {*json.loads(row.channels).values(), *(id for one in tasks for _, _, id in json.loads(one.items))}
 
 
 def _whole(
-    place: Place,
+    place: ThreadNamespace,
     row: Row,
     body: tuple[Any, Any],
     tasks: Iterable[Written],

@@ -1,4 +1,5 @@
-"""What the saver, the store and the cache have in common: an address, and being opened and closed."""
+"""From an address (`sqlite:///FILE`, `postgresql://…`, or a path) to a database, and what the saver, the store and
+the cache have in common."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from ramify.runtime.store.run_committer import FIRST_PAUSE_S, LONGEST_PAUSE_S, P
 
 
 def open_engine(address: str | Path) -> Engine:
-    """An engine whose transactions survive a power cut once they are committed.
+    """Return an engine whose committed transactions survive a power cut.
 
-    Raises `ValueError` for an address that is none, and for a database in memory: nothing would be durable.
+    Raises `ValueError` for an invalid address, and for a database in memory, where nothing would be durable.
     """
     url = URL.create("sqlite", database=os.fspath(address)) if isinstance(address, Path) else _url(address)
     if url.get_backend_name() == "sqlite":
@@ -37,17 +38,18 @@ def open_engine(address: str | Path) -> Engine:
             return bind_to_process(create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True))
         except ModuleNotFoundError as error:
             raise ValueError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
-    raise ValueError(f"no saver for {url.get_backend_name()}: give sqlite:///FILE or postgresql://HOST/DATABASE")
+    raise ValueError(f"no saver for {url.get_backend_name()}: use sqlite:///FILE or postgresql://HOST/DATABASE")
 
 
 def open_read_only_engine(address: str | Path) -> Engine:
-    """As `open_engine`, for who only looks: also into a file that cannot be written. It is not made."""
+    """Return an engine for reading only. A SQLite file may be read-only, and is not created."""
     url = URL.create("sqlite", database=os.fspath(address)) if isinstance(address, Path) else _url(address)
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return open_engine(address)
     file = Path(str(url.database))
     engine = create_engine("sqlite://", creator=lambda: connected(file, timeout_s=BUSY_TIMEOUT_S), poolclass=NullPool)
-    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))  # one look, one state
+    # all reads of one transaction see one state
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     return engine
 
 
@@ -57,12 +59,12 @@ def _url(address: str) -> URL:
     try:
         return make_url(address)
     except ArgumentError:
-        raise ValueError("not a database's address: give sqlite:///FILE or postgresql://HOST/DATABASE") from None
+        raise ValueError("not a database address: use sqlite:///FILE or postgresql://HOST/DATABASE") from None
 
 
 def _sqlite(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
-        raise ValueError("a saver keeps its checkpoints: name a file, or use LangGraph's InMemorySaver")
+        raise ValueError("a saver stores its checkpoints: name a file, or use LangGraph's InMemorySaver")
     folder = Path(str(url.database)).absolute().parent
     folder.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url.set(drivername="sqlite"))
@@ -76,7 +78,7 @@ T = TypeVar("T")
 
 
 def opened(address: str | Path) -> Engine:
-    """The database at an address, its tables made where they are missing."""
+    """Return an engine for the database at an address; make missing tables."""
     try:
         engine = open_engine(address)
         try:
@@ -92,8 +94,9 @@ def opened(address: str | Path) -> Engine:
     return engine
 
 
-class Opened:
-    """`with Thing.open(address) as thing`, or `async with`; a mixin beside LangGraph's own base classes."""
+class DatabaseClient:
+    """A class with `with Thing.open(address) as thing`, also `async with`: a mixin next to LangGraph's base
+    classes."""
 
     address: str | Path
     _engine: Engine
@@ -103,16 +106,16 @@ class Opened:
 
     @classmethod
     def open(cls, address: str | Path, **options: Any) -> Self:
-        """As the constructor; for `with` and `async with`."""
+        """Return a new object, for use in `with` and `async with`. `options` are the constructor's."""
         return cls(address, **options)  # type: ignore[call-arg]  # what the classes that use this take
 
     @classmethod
     def from_conn_string(cls, conn_string: str) -> Self:
-        """As LangGraph's own classes have it."""
+        """Open a connection string, as LangGraph's own classes do."""
         return cls.open(conn_string)
 
     def setup(self) -> None:
-        """Nothing: opening makes the tables. Here since LangGraph's own classes ask for it."""
+        """Do nothing, since opening makes the tables. LangGraph's own classes have this method."""
 
     def close(self) -> None:
         self._closed = True
@@ -137,18 +140,19 @@ class Opened:
     def _begin(self, address: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.address, self._clock = address, clock
         self._engine = opened(address)
-        server = self._engine.dialect.name == "postgresql"  # where each statement else sees what is there by then
+        # by default each statement would see rows that were committed in between
+        server = self._engine.dialect.name == "postgresql"
         self._reader = self._engine.execution_options(**{"isolation_level": "REPEATABLE READ"} if server else {})
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        """A connection for one look, all of it at one state. A server that is gone is waited for, half a minute."""
+        """Open a connection whose reads all see one state. If the server is gone, retry for half a minute."""
         with self._patiently(lambda: self._reader.connect()) as connection:
             yield connection
 
     def _written(self, work: Callable[[Connection], T]) -> T:
-        """What `work` gives, done in one transaction. It is done again where a server went away or gave the
-        transaction up for another's: what is done twice has to leave the same."""
+        """Run `work` in one transaction and return its result. It is retried if the server was lost or refused the
+        transaction in favour of another one, so doing it twice has to give the same."""
 
         def once() -> T:
             with self._engine.execution_options(write=True).begin() as connection:
@@ -158,7 +162,7 @@ class Opened:
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         if self._closed:
-            raise RuntimeError(f"the {type(self).__name__.lower()} is closed: open it anew")
+            raise RuntimeError(f"the {type(self).__name__.lower()} is closed: open it again")
         until, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
         while True:
             try:

@@ -1,9 +1,9 @@
-"""How a serialised value is written against what the database holds already. Pure.
+"""How a serialised value is stored as its difference to a value that the database holds. Pure functions.
 
-A channel's value grows: a list of messages gets one more a step. Serialised it is the old bytes and some new ones
-(after a header that counts the elements), so only what follows the common beginning is written, and a reference to
-the old value. And what is new has mostly been written once before, as the write of the task that made it: it is
-compressed with that as the dictionary. So a database grows with what is new, whatever the type of the value.
+A channel's value grows: a list of messages gets one more with each step. Serialised, it is the old bytes followed by
+new ones (after a header that counts the elements), so only what follows the common prefix is stored, with a reference
+to the old value. Most new bytes were stored once before, as the write of the task that made them: they are compressed
+with that write as the dictionary. So a database grows only with what is new, whatever the type of the value.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ramify.runtime.store.stored_texts import common, compress, expand
 
 ValueId = int
 
-WORTH_SHARING = 64  # bytes of a common beginning: a reference costs about as much as fewer
+WORTH_SHARING = 64  # bytes of a common prefix: a reference takes about as much space as fewer
 
 
 class Serialised(NamedTuple):
-    """What LangGraph's serializer made of a value."""
+    """A value as LangGraph's serialiser wrote it."""
 
     kind: str
     data: bytes
@@ -33,9 +33,9 @@ class Serialised(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A value as it lies in the database: `head`, then `keep` bytes of the base's payload, then the tail.
+    """A value as stored: `head`, then the first `keep` bytes of the base's payload, then the tail.
 
-    `words` are the values whose bytes, one after the other, are the dictionary that the tail was compressed with.
+    `words` are the values whose concatenated bytes are the dictionary with which the tail was compressed.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Packed(NamedTuple):
 
 
 def split(value: Serialised) -> tuple[bytes, bytes]:
-    """The header that counts a msgpack array's elements, and the elements; no header for anything else."""
+    """Split off the header that counts the elements of a msgpack array; other values have an empty header."""
     first = value.data[0] if value.kind == "msgpack" and value.data else 0
     length = 1 if 0x90 <= first <= 0x9F else {0xDC: 3, 0xDD: 5}.get(first, 0)
     return value.data[:length], value.data[length:]
@@ -74,7 +74,7 @@ def pack(
 
 
 def unpack(id: ValueId, packed: Mapping[ValueId, Packed]) -> Serialised:
-    """A value out of its chain of bases. Raises `KeyError` for a link that is missing."""
+    """Rebuild a value from its chain of bases. Raises `KeyError` if a link is missing."""
     value = packed[id]
     chain = [value]
     while chain[-1].base is not None:
@@ -83,7 +83,7 @@ def unpack(id: ValueId, packed: Mapping[ValueId, Packed]) -> Serialised:
     length = 0
     for at, link in enumerate(reversed(chain)):
         tail = _tail(link, packed)
-        if at == 0 and len(chain) > 1:  # the root is whole; those above it count from its payload
+        if at == 0 and len(chain) > 1:  # the root is stored whole; the others count from its payload
             tail = split(Serialised(link.kind, tail))[1]
         while length > link.keep:
             last = pieces.pop()

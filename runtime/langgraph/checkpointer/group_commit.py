@@ -1,15 +1,15 @@
-"""Commits in groups: what waits when a transaction begins is committed with it.
+"""Commit in groups: everything that waits when a transaction begins is committed with it.
 
-A commit costs one fsync, whatever is in it. LangGraph hands over the writes of each task of a superstep and then the
-checkpoint; nobody waits for the writes alone, so they linger for the checkpoint that is about to come, and a
-superstep is one commit. What comes alone is committed when its time is up.
+A commit costs one fsync, however much it contains. LangGraph passes the writes of each task of a superstep and then
+the checkpoint. Nothing waits for the writes alone, so they linger for the coming checkpoint, and a superstep is one
+commit. Work that stays alone is committed when its time is up.
 
-**Who waits, commits.** A thread that waits for its work takes all that is there and writes it itself, unless another
-is at it: to hand it to a thread and to be woken again would take about as long as the writing. A thread of ours looks
-after what nobody waits for, and after what an event loop does.
+**The waiting thread commits.** A thread that waits for its work takes everything that is queued and writes it itself,
+unless another thread does so already. Handing it to another thread and being woken again would take about as long as
+the write. A thread of our own commits what nobody waits for, and what event loops wait for.
 
-Where a run is recorded in the same database, its thread commits for this one, too (`follow`): the rows of the nodes
-and the checkpoint that follows them are one transaction.
+If a run is recorded in the same database, its committing thread commits for this writer too (`follow`): the rows of
+nodes and the checkpoint that follows them are one transaction.
 """
 
 from __future__ import annotations
@@ -49,21 +49,23 @@ from ramify.runtime.store.run_committer import (
 Work = Callable[[Connection], Any]
 Commit = Callable[[], None]
 
-LONGEST_REST_S = 0.15  # more than what SQLite's waiters sleep between two looks at the lock
-_LOOK_AGAIN_S = 0.05  # whether the lead is done: Ctrl-C may have hit before anybody was to be told of it
-IDLE_S = 1.0  # a connection that was not used for so long is asked first whether it is still there
+LONGEST_REST_S = 0.15  # longer than SQLite's waiters sleep between two tries for the lock
+_LOOK_AGAIN_S = 0.05  # how often to check whether the lead has finished: Ctrl-C may prevent its notification
+IDLE_S = 1.0  # a connection that was unused for longer is tested first
 
 
 class WriteMode(Enum):
     """How a transaction writes."""
 
-    OPTIMISTIC = auto()  # in one statement; what a server refuses since it met another's rows is done again
+    # in one statement, as if no row existed; if a server refuses it because another process was faster, it is done
+    # again CHECKED
+    OPTIMISTIC = auto()
     CHECKED = auto()
-    ALONE = auto()  # carefully, while nobody else writes
+    EXCLUSIVE = auto()  # CHECKED, while nobody else writes
 
 
-class Asks(Exception):
-    """Raised by work that was to be bold and has to wait for an answer."""
+class NeedsAnswer(Exception):
+    """Raised by work in an optimistic transaction that needs the answer of a statement."""
 
 
 def _begin(_: Connection, __: WriteMode) -> None:
@@ -76,7 +78,7 @@ def _finish(_: Connection, commit: Commit) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """`lingers`: nobody waits for it. `future`: who waits on an event loop."""
+    """`lingers`: nobody waits for it. `future` is for a caller that waits on an event loop."""
 
     work: Work
     due: float
@@ -87,9 +89,12 @@ class _Job:
     error: BaseException | None = None
 
 
-class Writer:
-    """`linger_s`: how long work that nobody waits for may stay uncommitted. `undone` hears of each rollback. `begin`
-    and `finish` are the first and the last of each transaction; `finish` commits it."""
+class GroupCommitter:
+    """Commits work in groups.
+
+    `linger_s`: how long work that nobody waits for may stay uncommitted. `undone` is called after each rollback.
+    `begin` and `finish` are called first and last in each transaction; `finish` commits it.
+    """
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class Writer:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._server = engine.dialect.name == "postgresql"
-        # what is written boldly is one statement: by itself it is a transaction
+        # optimistic writes are one statement, which is a transaction by itself
         by_itself = {"isolation_level": "AUTOCOMMIT"} if self._server else {}
         self._engine = engine.execution_options(write=True, **by_itself)
         self._undone = undone
@@ -113,31 +118,33 @@ class Writer:
         self._linger_s = linger_s
         self._clock, self._sleep = clock, sleep
         self._jobs: deque[_Job] = deque()
-        self._lost: list[BaseException] = []  # of work that nobody waited for: raised to the next who waits
+        # errors of work that nobody waited for; raised to the next caller that waits
+        self._lost: list[BaseException] = []
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._due = threading.Condition(self._lock)  # what our thread waits for
-        self._busy: object | None = None  # the turn of who commits
+        self._due = threading.Condition(self._lock)  # our thread waits for this
+        self._busy: object | None = None  # identifies the thread that commits now
         self._closed = False
         self._lead: RunCommitter | None = None
-        self._handed: set[Future[None]] = set()  # to the lead, and not committed yet
+        self._handed: set[Future[None]] = set()  # passed to the lead, and not committed yet
         self._thread: threading.Thread | None = None
-        self._asleep = False  # our thread, until it is woken
-        self._stirred = False  # something was submitted since it last looked
-        self._rested = 0.0  # when who is alone may be so again
+        self._asleep = False  # our thread sleeps until it is woken
+        self._stirred = False  # something was submitted since our thread last looked
+        self._rested = 0.0  # when the next EXCLUSIVE transaction may begin
         self._owner = os.getpid()
 
     def commit(self, work: Work, how: WriteMode = WriteMode.CHECKED) -> None:
-        """Have `work` done in a transaction: durable when this returns. Raises what it and the database raise."""
-        if how is WriteMode.ALONE:
-            self._after_a_rest(work)
+        """Run `work` in a transaction; it is durable when this returns. Raises what the work and the database
+        raise."""
+        if how is WriteMode.EXCLUSIVE:
+            self._commit_exclusive(work)
         else:
             self._commit_now(work, how)
 
-    def _after_a_rest(self, work: Work) -> None:
-        """Upkeep, call after call, would have the lock nearly all the time: who waits for SQLite's looks only now and
-        then, and who waits for the house's row on a server finds it changed, and locked again. So it rests for as
-        long as the last one took."""
+    def _commit_exclusive(self, work: Work) -> None:
+        """Run maintenance, after resting for as long as its last transaction took. Otherwise a series of calls would
+        hold the lock nearly all the time. SQLite's waiters try for the lock only now and then, and waiters for the
+        epoch's row on a server would find it changed and locked again."""
         began: list[float] = []
 
         def timed(connection: Connection) -> None:
@@ -147,7 +154,7 @@ class Writer:
         if (rest := self._rested - self._clock()) > 0:
             self._sleep(rest)
         try:
-            self._commit_now(timed, WriteMode.ALONE)
+            self._commit_now(timed, WriteMode.EXCLUSIVE)
         finally:
             if began:
                 now = self._clock()
@@ -169,20 +176,20 @@ class Writer:
             raise job.error
 
     def submit(self, work: Work, how: WriteMode = WriteMode.CHECKED) -> Future[None]:
-        """As `commit`, for who must not wait here: the future is done when it is durable."""
+        """Run `work` as `commit` does, for callers that must not block. The future is done when the work is
+        durable."""
         with self._lock:
             if (lead := self._open()) is not None:
                 return self._hand_over(lead, work, how)
             future: Future[None] = Future()
-            future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
+            future.set_running_or_notify_cancel()  # the caller may give up waiting; the work goes on
             self._jobs.append(_Job(work, 0.0, how, future=future))
             self._attended()
             self._due.notify()
         return future
 
     def linger(self, work: Work, how: WriteMode = WriteMode.CHECKED) -> None:
-        """Have `work` done with what comes next, or when its time is up. An error of it is raised by the next
-        `drain`."""
+        """Run `work` with what comes next, or when its time is up. The next `drain` raises its error."""
         with self._lock:
             if (lead := self._open()) is not None:
                 self._hand_over(lead, work, how, JOIN_NEXT_COMMIT_S)
@@ -194,10 +201,10 @@ class Writer:
                 self._due.notify()
 
     def _open(self) -> RunCommitter | None:
-        """Who commits for us, if anybody does. Holding the lock."""
+        """Return the committer that commits for us, if any. Call with the lock held."""
         self._refuse_in_child()
         if self._closed:
-            raise RuntimeError("the saver is closed: open it anew")
+            raise RuntimeError("the saver is closed: open it again")
         return self._lead
 
     def _refuse_in_child(self) -> None:
@@ -211,14 +218,15 @@ class Writer:
     def _finished(self, work: Work, how: WriteMode) -> Work:
         def both(connection: Connection) -> None:
             with driver_errors(connection):
-                self._begin(connection, WriteMode.ALONE if how is WriteMode.ALONE else WriteMode.CHECKED)
+                self._begin(connection, WriteMode.EXCLUSIVE if how is WriteMode.EXCLUSIVE else WriteMode.CHECKED)
                 work(connection)
-                self._finish(connection, lambda: None)  # the lead does
+                self._finish(connection, lambda: None)  # the lead commits
 
         return both
 
     def follow(self, lead: RunCommitter) -> bool:
-        """Have another thread commit for this one, to the same database, until it ends. False where a third does."""
+        """Let another thread commit for this writer, to the same database, until that thread ends. Return False if a
+        third one does."""
         with self._lock:
             if self._lead is None:
                 while self._jobs or self._busy:
@@ -228,7 +236,7 @@ class Writer:
             return self._lead is lead
 
     def drain(self) -> None:
-        """Return when all that was submitted is durable. Raises what went wrong with work that nobody waited for."""
+        """Return when everything that was submitted is durable. Raises errors of work that nobody waited for."""
         self._refuse_in_child()
         self._serve()
         with self._lock:
@@ -239,7 +247,7 @@ class Writer:
                 raise lost[0]
 
     def _settle_with(self, lead: RunCommitter) -> None:
-        """Until the lead has what was handed to it before. Holding the lock."""
+        """Wait until the lead has committed what was passed to it before. Call with the lock held."""
         handed = set(self._handed)
         lead.hurry()
         while left := handed & self._handed:
@@ -261,9 +269,10 @@ class Writer:
                 self._lost.append(error)
 
     def _leave(self) -> None:
-        """The lead is about to end: what comes from now on is ours again, after what it has."""
+        """Take over again, since the lead is about to end: commit what comes next after what the lead has."""
         with self._lock:
-            while self._lead is not None and self._handed:  # what is at hand is one thread's: never two write at once
+            # one thread uses what is remembered: two must never write at once
+            while self._lead is not None and self._handed:
                 self._settle_with(self._lead)
             self._lead = None
 
@@ -282,7 +291,7 @@ class Writer:
             self._let_go()
 
     def _attend(self) -> None:
-        """What our thread does: commit what is due and nobody commits."""
+        """Commit, on our thread, what is due and nobody commits."""
         while True:
             with self._lock:
                 while self._busy or not self._jobs or (self._due_in() > 0 and not self._closed):
@@ -293,10 +302,10 @@ class Writer:
             self._serve()
 
     def _pause_s(self) -> float | None:
-        """How long to sleep; None until it is woken. While supersteps come one after the other, each with work that
-        lingers a moment, it looks every `linger_s`, which costs less than to be woken by each."""
+        """Return how long to sleep; None until woken. While supersteps follow each other, each with work that lingers
+        for a moment, the thread looks every `linger_s`: that costs less than being woken by each of them."""
         if self._jobs:
-            return None if self._busy else self._due_in()  # who is at it wakes us afterwards
+            return None if self._busy else self._due_in()  # the committing thread wakes us afterwards
         self._asleep = not self._stirred
         self._stirred = False
         return None if self._asleep else self._linger_s
@@ -305,9 +314,9 @@ class Writer:
         return min(job.due for job in self._jobs) - self._clock()
 
     def _serve(self, own: _Job | None = None) -> None:
-        """Commit all that waits, when nobody else is at it. Return early where another has done `own`.
+        """Commit everything that waits, unless another thread does. Return early if that thread has done `own`.
 
-        Where an interrupt hits the caller, all of the batch but its own job waits again, although it may just have
+        If an interrupt hits the caller, the whole batch except its own job waits again, although it may just have
         been committed: work that is done twice has to leave the same.
         """
         turn = object()
@@ -318,7 +327,8 @@ class Writer:
                     self._changed.wait()
                 if own is not None and own.done:
                     return
-                batch, self._jobs, self._busy = self._jobs, deque(), turn  # no interrupt comes in between
+                # one statement, so that no interrupt comes in between
+                batch, self._jobs, self._busy = self._jobs, deque(), turn
             if batch:
                 self._commit(batch)
         finally:
@@ -334,19 +344,20 @@ class Writer:
         try:
             self._patiently(batch)
         except Exception as error:  # noqa: BLE001  # handed to whoever waits
-            # nobody's rows are at fault where it is busy or gone, and each would wait as long again
+            # if the database is busy or gone, no job is at fault, and each alone would wait as long again
             if len(batch) == 1 or is_busy(error) or is_connection_lost(error):
                 for job in batch:
                     self._came_to(job, error)
                 return
-            for job in batch:  # one of them spoiled it for all: each for itself
+            for job in batch:  # one job made all of them fail: commit each by itself
                 self._commit([job])
             return
         for job in batch:
             self._came_to(job, None)
 
     def _patiently(self, batch: Collection[_Job]) -> None:
-        """A server that goes away is waited for. A commit whose answer was lost is done again: it leaves the same."""
+        """Commit a batch; retry if the server is gone. A commit whose answer was lost is done again, which leaves the
+        same."""
         until, pause = self._clock() + PATIENCE_S, FIRST_PAUSE_S
         how = self._how(batch)
         while True:
@@ -354,12 +365,12 @@ class Writer:
                 self._once(batch, how)
                 return
             except Exception as error:
-                if how is WriteMode.OPTIMISTIC and (isinstance(error, Asks) or is_duplicate_key(error)):
+                if how is WriteMode.OPTIMISTIC and (isinstance(error, NeedsAnswer) or is_duplicate_key(error)):
                     how = WriteMode.CHECKED
                     continue
                 if (
                     how is WriteMode.OPTIMISTIC and divided(error) and self._clock() < until
-                ):  # by who deleted: boldly again
+                ):  # a deletion got in between: optimistic again
                     continue
                 if (
                     not (is_connection_lost(error) or is_serialization_failure(error))
@@ -370,14 +381,14 @@ class Writer:
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     def _how(self, batch: Collection[_Job]) -> WriteMode:
-        """As the most careful of them; boldly on a server only."""
+        """Return the most careful mode of the batch. OPTIMISTIC is for servers only."""
         found = {job.how for job in batch}
-        if WriteMode.ALONE in found:
-            return WriteMode.ALONE
+        if WriteMode.EXCLUSIVE in found:
+            return WriteMode.EXCLUSIVE
         return WriteMode.OPTIMISTIC if self._server and found == {WriteMode.OPTIMISTIC} else WriteMode.CHECKED
 
     def _once(self, batch: Collection[_Job], how: WriteMode) -> None:
-        """One transaction."""
+        """Run one transaction."""
         connection = self._connected()
         try:
             with transaction(connection, single=how is WriteMode.OPTIMISTIC) as commit:
@@ -395,12 +406,13 @@ class Writer:
         except BaseException as error:
             self._undone()
             if is_connection_lost(error):
-                connection.invalidate()  # the pool would ask it to roll back, and log that it cannot
+                connection.invalidate()  # otherwise the pool would roll it back and log that it cannot
             self._let_go()
             raise
 
     def _connected(self) -> Connection:
-        """Held from one transaction to the next: to take one from the pool costs a round trip to the server."""
+        """Return the connection. It is kept between transactions: taking one from the pool costs a round trip to the
+        server."""
         now = self._clock()
         if now - self._used > IDLE_S:
             self._let_go()

@@ -1,4 +1,4 @@
-"""LangGraph's long-term store, on disk: JSON objects under a namespace and a key. No semantic search."""
+"""LangGraph's long-term store on disk: JSON objects by namespace and key, without semantic search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from langgraph.store.base import (
 from sqlalchemy import ColumnElement, Connection, Dialect, Row, and_, or_, select, true, type_coerce
 from sqlalchemy import Text as PlainText
 
-from ramify.runtime.langgraph.checkpointer.database import Opened
+from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
 from ramify.runtime.langgraph.checkpointer.tables import items, upsert
 from ramify.runtime.store.stored_texts import escaped, written
 
@@ -44,11 +44,11 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
-class Store(Opened, BaseStore):
-    """`with Store.open("sqlite:///file.db") as store`, also on PostgreSQL, also `async with`.
+class Store(DatabaseClient, BaseStore):
+    """Use `with Store.open("sqlite:///file.db") as store`, also with PostgreSQL and `async with`.
 
-    Values are JSON objects; times, UUIDs, enums and dataclasses are kept as LangGraph's own keep them: as text and
-    objects. A search's `query` has no effect: as LangGraph has it for a store without an index.
+    Values are JSON objects. Times, UUIDs, enums and dataclasses are stored as LangGraph's own stores do: as text and
+    objects. The `query` of a search has no effect, as in any LangGraph store without an index.
     """
 
     supports_ttl = True
@@ -60,13 +60,14 @@ class Store(Opened, BaseStore):
         self._begin(address, clock)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """All of it in one transaction. As in LangGraph's own, reads see what was there before the batch."""
+        """Run all operations in one transaction. As in LangGraph's own store, reads see the state before the
+        batch."""
         given = list(ops)
 
         def work(connection: Connection) -> list[Result]:
             results = [self._read(connection, op) for op in given]
             last = {(op.namespace, op.key): op for op in given if isinstance(op, PutOp)}
-            for place in sorted(last):  # one order for all: two that put the same do not wait for each other
+            for place in sorted(last):  # a fixed order: two batches that put the same items do not deadlock
                 self._put(connection, last[place])
             return results
 
@@ -79,7 +80,7 @@ class Store(Opened, BaseStore):
         return await asyncio.to_thread(self.batch, list(ops))
 
     def sweep_ttl(self) -> int:
-        """Delete what has expired; how many."""
+        """Delete expired items; return how many."""
         gone = items.delete().where(items.c.expires_at <= self._clock())
         return self._written(lambda connection: connection.execute(gone).rowcount)
 
@@ -146,7 +147,8 @@ class Store(Opened, BaseStore):
 
 
 def _name(namespace: tuple[str, ...]) -> str:
-    """Refused with dots in a label, as `put` refuses them: two namespaces would be one."""
+    """Return the stored name of a namespace. Labels with dots are refused, as `put` refuses them: two namespaces
+    would have the same name."""
     for label in namespace:
         if "." in label:
             raise InvalidNamespaceError(f"namespace {namespace!r}: its label {label!r} has a dot")
@@ -154,7 +156,7 @@ def _name(namespace: tuple[str, ...]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for, in the form that LangGraph's own stores give it."""
+    """Return what JSON cannot express in the form that LangGraph's own stores give it."""
     return orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
 
 
@@ -163,12 +165,12 @@ def _at(namespace: tuple[str, ...], key: str) -> ColumnElement[bool]:
 
 
 def _under(dialect: Dialect, prefix: tuple[str, ...]) -> ColumnElement[bool]:
-    """That namespace and those below it: byte by byte, as LIKE is not on every database."""
+    """Match the namespace and those below it, compared byte by byte, since LIKE differs between databases."""
     name = _name(prefix)
     if not name:
         return true()
     raw = type_coerce(items.c.prefix, PlainText()).collate("C" if dialect.name == "postgresql" else "BINARY")
-    # a name below one that the database can hold may itself be one that it cannot
+    # a name below a storable one may itself need escaping
     beginnings = {written(f"{name}."), escaped(f"{name}.")}
     after = chr(ord(".") + 1)
     below = (and_(raw >= beginning, raw < beginning[:-1] + after) for beginning in sorted(beginnings))
@@ -194,13 +196,14 @@ def _matches(value: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool
 
 
 def _compare(value: Any, wanted: Any) -> bool:
-    """By LangGraph's rules: a filter's object asks for some of the value's keys; operators may be at any depth."""
+    """Compare by LangGraph's rules: an object in a filter must match some of the value's keys, and operators may be
+    at any depth."""
     if isinstance(wanted, dict):
         if not any(key.startswith("$") for key in wanted):
             return isinstance(value, dict) and _matches(value, wanted)
         unknown = wanted.keys() - _COMPARE.keys()
         if unknown:
-            raise ValueError(f"no such operator: {', '.join(sorted(unknown))}; there are {', '.join(_COMPARE)}")
+            raise ValueError(f"unknown operator {', '.join(sorted(unknown))}: use one of {', '.join(_COMPARE)}")
         return all(_COMPARE[operator](value, given) for operator, given in wanted.items())
     if isinstance(wanted, list | tuple):
         same = isinstance(value, list) and len(value) == len(wanted)

@@ -1,4 +1,4 @@
-"""Copying, pruning and deleting threads. What a kept checkpoint stands on is never deleted."""
+"""Copy, prune and delete threads. What a kept checkpoint needs is never deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ramify.runtime.langgraph.checkpointer.tables import checkpoints, threads, u
 from ramify.runtime.langgraph.checkpointer.values import ThreadId, closure, insert_copies, reachable
 
 _SINCE = "counters_since_delta_snapshot"
-"""In a checkpoint's metadata: the channels whose value is not in it but in the writes of its ancestors."""
+"""In a checkpoint's metadata: the channels whose value is not in it, but in the writes of its ancestors."""
 
 _AT_ONCE = 500
 
@@ -31,14 +31,14 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.strategy not in ("keep_latest", "delete"):
-            raise ValueError(f"no such strategy: {self.strategy!r}; there are 'keep_latest' and 'delete'")
+            raise ValueError(f"unknown strategy {self.strategy!r}: use 'keep_latest' or 'delete'")
         if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: a thread keeps one checkpoint at least; 'delete' deletes all")
+            raise ValueError(f"keep={self.keep}: a thread keeps at least one checkpoint; 'delete' deletes all")
 
 
 def several(given: Sequence[str], what: str) -> list[str]:
-    """What names threads, runs or tags. Raises `TypeError` for a lone string: its letters would be taken for names,
-    and what they name, or what a tag was to keep, deleted."""
+    """Return the names of threads, runs or tags as strings. Raises `TypeError` for a single string: its letters would
+    be taken for names, and the wrong things deleted."""
     if isinstance(given, str):
         raise TypeError(f"{what}={given!r} is a string: give a list, {what}=[{given!r}]")
     return [str(one) for one in given]
@@ -79,7 +79,7 @@ def prune(connection: Connection, names: Sequence[str], rule: Rule, serde: Seria
 
 
 def _of(thread: ThreadId) -> Select[Any]:
-    """Oldest first."""
+    """Select a thread's checkpoints, oldest first."""
     return select(checkpoints).where(checkpoints.c.thread == thread).order_by(checkpoints.c.id)
 
 
@@ -103,7 +103,7 @@ def _kept(connection: Connection, rows: Sequence[Row[Any]], rule: Rule, serde: S
 def _with_ancestors(
     connection: Connection, kept: Iterable[Row[Any]], rows: Sequence[Row[Any]], serde: SerializerProtocol
 ) -> set[tuple[str, str]]:
-    """(namespace, id) of these, and of the ancestors that hold what their delta channels are made of."""
+    """Return (namespace, id) of the checkpoints and of the ancestors that hold the parts of their delta channels."""
     by_id = {(row.ns, row.id): row for row in rows}
     places: set[tuple[str, str]] = set()
     for row in kept:
@@ -121,7 +121,7 @@ def _with_ancestors(
 
 def _delete(connection: Connection, thread: ThreadId, rows: Sequence[Row[Any]], kept: set[tuple[str, str]]) -> None:
     gone = [row for row in rows if (row.ns, row.id) not in kept]
-    for at in range(0, len(gone), _AT_ONCE):  # few statements: on a server others wait for them
+    for at in range(0, len(gone), _AT_ONCE):  # few statements: others wait for them on a server
         places = [(thread, row.ns, row.id) for row in gone[at : at + _AT_ONCE]]
         for table, id in ((checkpoints, checkpoints.c.id), (writes, writes.c.checkpoint)):
             connection.execute(table.delete().where(tuple_(table.c.thread, table.c.ns, id).in_(places)))
@@ -130,7 +130,7 @@ def _delete(connection: Connection, thread: ThreadId, rows: Sequence[Row[Any]], 
 
 
 def _sweep(connection: Connection, thread: ThreadId) -> None:
-    """Delete the values that no checkpoint and no write of the thread stands on."""
+    """Delete the values that no checkpoint and no write of the thread uses."""
     used = reachable(connection, _named(connection, thread))
     there = set(connection.execute(select(values.c.id).where(values.c.thread == thread)).scalars())
     unused = sorted(there - used)

@@ -12,19 +12,19 @@ from langgraph.cache.base import BaseCache, FullKey, Namespace, ValueT
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection, and_, or_, select
 
-from ramify.runtime.langgraph.checkpointer.database import Opened
+from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
 from ramify.runtime.langgraph.checkpointer.serializers import Allowed, StrictSerializer
 from ramify.runtime.langgraph.checkpointer.tables import cached, replacing
 
 _AT_ONCE = 200
-_SWEEP_S = 60.0  # how often what has expired is deleted, where anything is put
+_SWEEP_S = 60.0  # how often expired entries are deleted, at a `set`
 
 
-class Cache(Opened, BaseCache[ValueT]):
-    """Results of nodes by LangGraph's `CachePolicy`: `with Cache.open("sqlite:///file.db") as cache`.
+class Cache(DatabaseClient, BaseCache[ValueT]):
+    """Node results by LangGraph's `CachePolicy`: `with Cache.open("sqlite:///file.db") as cache`.
 
-    `allow`, `serde`: as of `Saver`. It sees a node's input alone. A graph over worlds does not use it where files
-    matter (see `ramify.compile`).
+    `allow` and `serde` are as for `Saver`. The key is a node's input alone. A graph over worlds does not use it so
+    where files matter (see `ramify.compile`).
     """
 
     def __init__(
@@ -58,9 +58,7 @@ class Cache(Opened, BaseCache[ValueT]):
             kind, body = self.serde.dumps_typed(value)
             until = None if ttl is None else now + ttl
             rows.append({"prefix": _prefix(ns), "key": key, "kind": kind, "body": body, "expires_at": until})
-        rows.sort(
-            key=lambda row: (row["prefix"], row["key"])
-        )  # one order for all: none waits for one who waits for it
+        rows.sort(key=lambda row: (row["prefix"], row["key"]))  # a fixed order: two callers do not deadlock
 
         def work(connection: Connection) -> None:
             if now - self._swept >= _SWEEP_S:

@@ -1,12 +1,16 @@
-"""The serialiser of a saver, unless it is given another: LangGraph's own, which builds only what the program knows.
+"""Serialisers: one that builds only types that the program knows, and one that builds no types at all.
 
-LangGraph's reads a module and a name out of the database, imports the one and calls the other. Whoever can write to
-the database would have code run in every process that reads it. This one builds the types that LangGraph counts
-as safe, those that it was told of, and classes of data (pydantic models, dataclasses, enums, named tuples) out of
-modules that the program has loaded itself. Anything else is refused, and nothing is imported for a row.
+LangGraph's serialiser reads a module and a name from the database, imports the module and calls the name. Anyone who
+can write to the database could run code in every process that reads it. `StrictSerializer`, the default of `Saver`,
+builds the types that LangGraph counts as safe, those that it was given, and data classes (pydantic models,
+dataclasses, enums, named tuples) of modules that the program has loaded itself. It refuses anything else, and imports
+nothing for a row.
 
-It writes LangGraph's form, but for an object that would not come back from it as it was (a zone, a `fold`, a tuple
-in a dataclass, a parametrised generic, which fields were set): that is written as the journal keeps it.
+It writes LangGraph's form, except for objects that would come back changed (a time zone, a `fold`, a tuple in a
+dataclass, a parametrised generic, which fields were set): these are written in the journal's form.
+
+`PlainSerializer` is for commands that only read a thread, or move it. It ignores modules and callables, and returns
+an object as its fields, a set as its members, an array as a description.
 """
 
 from __future__ import annotations
@@ -26,7 +30,6 @@ from typing import Any
 from uuid import UUID
 
 import ormsgpack
-from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
 from langgraph.checkpoint.serde.jsonplus import (
     EXT_CONSTRUCTOR_KW_ARGS,
     EXT_CONSTRUCTOR_POS_ARGS,
@@ -37,23 +40,28 @@ from langgraph.checkpoint.serde.jsonplus import (
     EXT_PYDANTIC_V1,
     EXT_PYDANTIC_V2,
     JsonPlusSerializer,
-    _create_msgpack_ext_hook,
-    _msgpack_default,
-    _option,
-    _reconstruction_fallback,
-    _send_from_args,
 )
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.object_state import same
 from ramify.runtime.errors import NotSerialisable
+from ramify.runtime.langgraph.checkpointer.compat import (
+    MSGPACK_OPTION,
+    SAFE_MSGPACK_METHODS,
+    SAFE_MSGPACK_TYPES,
+    DeltaSnapshot,
+    ext_hook_for,
+    msgpack_form,
+    reconstruction_fallback,
+    send_from_args,
+)
 from ramify.runtime.langgraph.errors import TypeNotAllowed
 
 EXACT = 64
-"""The form of an object that LangGraph's own would change: the journal's (`ramify.runtime.codec.codec`)."""
+"""The msgpack extension of an object that LangGraph's own form would change: it holds the journal's form
+(`ramify.runtime.codec.codec`)."""
 
-_ID = (8, 4, 4, 4, 12)  # how a UUID is written
+_ID = (8, 4, 4, 4, 12)  # lengths of the parts of a UUID in its text form
 
 
 class PlainSerializer:
@@ -63,7 +71,7 @@ class PlainSerializer:
         raise NotImplementedError("it only reads")
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Raises `ValueError` for what is damaged, and for a kind that only its own serialiser reads."""
+        """Raises `ValueError` for damaged data, and for a kind that only its own serialiser reads."""
         kind, body = data
         match kind:
             case "null" | "empty":
@@ -94,7 +102,7 @@ def _laid_open(code: int, data: bytes) -> Any:
 
 
 def _bare(value: Any) -> Any:
-    """What the journal's form holds, without the names of types."""
+    """Return what the journal's form holds, without the names of types."""
     if isinstance(value, list):
         return [_bare(one) for one in value]
     if not isinstance(value, dict):
@@ -106,7 +114,7 @@ PLAIN_SERIALIZER = PlainSerializer()
 
 
 Allowed = type | tuple[str, str]
-"""A class, or its module and its name: that module is imported where a checkpoint needs it."""
+"""A class, or its module and its name; the module is imported when a checkpoint needs it."""
 
 _CONSTRUCTORS = (EXT_CONSTRUCTOR_SINGLE_ARG, EXT_CONSTRUCTOR_POS_ARGS, EXT_CONSTRUCTOR_KW_ARGS)
 _MODELS = (EXT_PYDANTIC_V1, EXT_PYDANTIC_V2)
@@ -115,14 +123,15 @@ _VALUES = (Enum, set, frozenset, deque, PurePath, UUID, Decimal, date, time, tim
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """`allow`: types beside those that it builds anyway."""
+    """LangGraph's serialiser without imports. `allow`: more types to build."""
 
     def __init__(self, allow: Iterable[Allowed] = ()) -> None:
         self._told = frozenset(_key(one) for one in allow)
         super().__init__(allowed_msgpack_modules=None)
 
     def with_msgpack_allowlist(self, extra_allowlist: Iterable[tuple[str, ...] | type]) -> JsonPlusSerializer:
-        """What LangGraph adds of a graph's own schemas, where it is strict itself."""
+        """Return a copy that also allows these types. LangGraph calls this with the types of a graph's schemas in its
+        strict mode."""
         clone = copy.copy(self)
         clone._told = self._told | {_key(one) for one in extra_allowlist}
         return clone
@@ -130,14 +139,14 @@ class StrictSerializer(JsonPlusSerializer):
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         if obj is None or isinstance(obj, bytes | bytearray):
             return super().dumps_typed(obj)
-        return "msgpack", ormsgpack.packb(obj, default=_written, option=_option)
+        return "msgpack", ormsgpack.packb(obj, default=_written, option=MSGPACK_OPTION)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         """Raises `TypeNotAllowed`."""
         kind, body = data
         if kind != "msgpack":
             return super().loads_typed(data)
-        refused: list[TypeNotAllowed] = []  # ormsgpack says of an error only that there was one
+        refused: list[TypeNotAllowed] = []  # ormsgpack replaces the error by one of its own
 
         def built(code: int, held: bytes) -> Any:
             try:
@@ -162,22 +171,22 @@ class StrictSerializer(JsonPlusSerializer):
             raise TypeNotAllowed.form(code)
         held = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
         if code == _DELTA:
-            return _DeltaSnapshot(held)
+            return DeltaSnapshot(held)
         module, name, value, *method = held
         if code == EXT_METHOD_SINGLE_ARG and (module, name, *method) not in SAFE_MSGPACK_METHODS:
             raise TypeNotAllowed(str(module), f"{name}.{'.'.join(map(str, method))}")
         make = self._type(module, name)
         if make is None:
-            return _reconstruction_fallback(held, AttributeError(name))
+            return reconstruction_fallback(held, AttributeError(name))
         try:
             if (module, name) == ("langgraph.types", "Send"):
-                return _send_from_args(value)
+                return send_from_args(value)
             return _made(code, make, value, *method)
         except Exception as error:  # noqa: BLE001  as LangGraph's own: the class takes other arguments by now
-            return value if code in _MODELS else _reconstruction_fallback(held, error)
+            return value if code in _MODELS else reconstruction_fallback(held, error)
 
     def _type(self, module: Any, name: Any) -> Any:
-        """None where the module is loaded and has nothing of that name, as of a class inside a function."""
+        """Return the type; None if its module is loaded and has no such name, as for a class inside a function."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeNotAllowed(str(module), str(name))
         if (module, name) in SAFE_MSGPACK_TYPES or (module, name) in self._told:
@@ -192,18 +201,19 @@ class StrictSerializer(JsonPlusSerializer):
 
 
 def _written(obj: Any) -> Any:
-    """LangGraph's form of an object; ours where that would come back otherwise."""
-    theirs = _msgpack_default(obj)
+    """Return LangGraph's form of an object; the journal's form if LangGraph's would come back changed."""
+    theirs = msgpack_form(obj)
     cls = type(obj)
     if cls.__module__.startswith("langchain") or not (isinstance(obj, datetime | time) or _is_data(cls)):
         return theirs
     try:
-        if not _is_parametrised(cls):  # whose name finds it only where it has been built already
+        # the name of a parametrised generic exists only where it has been built already
+        if not _is_parametrised(cls):
             packed = ormsgpack.packb(theirs)
             if same(ormsgpack.unpackb(packed, ext_hook=_permissive, option=ormsgpack.OPT_NON_STR_KEYS), obj):
                 return theirs
         return ormsgpack.Ext(EXACT, codec.encode(obj).encode())
-    except (NotSerialisable, ValueError):  # neither form keeps all of it: LangGraph's is what its users know
+    except (NotSerialisable, ValueError):  # neither form keeps everything: use LangGraph's, which its users know
         return theirs
 
 
@@ -219,7 +229,7 @@ def _exact(data: bytes) -> Any:
 
 
 def _is_data(found: Any) -> bool:
-    """Whether it is a class that only holds what it is given."""
+    """Tell whether it is a class that only holds data."""
     if not isinstance(found, type):
         return False
     if issubclass(found, _VALUES) or dataclasses.is_dataclass(found):
@@ -251,10 +261,10 @@ def _imported_numpy(code: int, data: bytes) -> Any:
     return _of_langgraph(code, data)
 
 
-_permissive = _create_msgpack_ext_hook(True)
-"""Of what this process has itself just written: the types are its own."""
-_of_langgraph = _create_msgpack_ext_hook(None)
-"""LangGraph's own hook, strict: for what names no type."""
+_permissive = ext_hook_for(True)
+"""For what this process has itself just written: the types are its own."""
+_of_langgraph = ext_hook_for(None)
+"""LangGraph's own hook, in strict mode, for values that name no type."""
 
 
 def _key(one: Any) -> tuple[str, str]:
@@ -262,3 +272,27 @@ def _key(one: Any) -> tuple[str, str]:
         return one.__module__, one.__name__
     module, name = one
     return str(module), str(name)
+
+
+_READ = ("null", "empty", "json", "msgpack")
+
+
+def stored_json(kind: str, data: bytes) -> object:
+    """Return a stored value as a JSON value for people: an object by its fields, and unreadable data by its size.
+
+    Raises `ValueError` for damaged data.
+    """
+    if kind not in _READ:
+        return f"{len(data)} bytes ({kind})"
+    return _json(PLAIN_SERIALIZER.loads_typed((kind, data)))
+
+
+def _json(value: object) -> object:
+    """Convert bytes to text and keys to strings: msgpack allows them, JSON does not."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(one) for one in value]
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="replace")
+    return value

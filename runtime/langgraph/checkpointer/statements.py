@@ -1,5 +1,13 @@
-"""What a superstep executes and what a checkpoint is read by, given to the driver itself: SQLAlchemy would take
-longer over each than the database does."""
+"""The statements of the hot path, given to the driver itself, and rows that wait for the end of a transaction.
+
+SQLAlchemy would take longer over each statement than the database does.
+
+On a server the round trip takes longer than a row, and a pipeline of statements longer than one statement that holds
+them. So rows that need no answer wait for the end, where they are one statement, which is a transaction by itself. An
+answer is needed only to learn whether a value, or a task's writes, exist already. As far as this process knows they
+do not, so they are inserted as new (`optimistic`). If another process was faster, the server refuses everything, and
+it is done again in a transaction that waits for each answer (decision 017).
+"""
 
 from __future__ import annotations
 
@@ -15,15 +23,15 @@ from sqlalchemy import Text as PlainText
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPICursor
 
-from ramify.runtime.langgraph.checkpointer.group_commit import Asks
+from ramify.runtime.langgraph.checkpointer.group_commit import NeedsAnswer
 from ramify.runtime.langgraph.checkpointer.tables import checkpoints, replaces, threads, values, writes
 
 VALUES_AT_ONCE = 32
 
 
 class Prepared:
-    """A statement that is compiled once for a dialect and given to the driver itself: the hot path would spend most
-    of its time in SQLAlchemy otherwise. Use inside `driver_errors`, which turns the driver's errors into SQLAlchemy's.
+    """A statement that is compiled once for a dialect and given to the driver itself. SQLAlchemy would take most of
+    the hot path's time. Use it inside `driver_errors`, which turns the driver's errors into SQLAlchemy's.
 
     `names` are the parameters, in the order in which each call gives them.
     """
@@ -42,8 +50,8 @@ class Prepared:
         return cursor
 
 
-class Together:
-    """Several that are not to be told apart: all is done, or nothing. On PostgreSQL."""
+class CombinedStatement:
+    """Several PostgreSQL statements in one, so that all of them take effect or none."""
 
     def __init__(self, puts: Sequence[Prepared], last: Prepared | None) -> None:
         parts = ", ".join(f"put_{at} AS ({put.sql})" for at, put in enumerate(puts))
@@ -63,24 +71,24 @@ class Together:
 
 
 @lru_cache(maxsize=256)
-def _together(puts: tuple[Prepared, ...], last: Prepared | None) -> Together:
-    return Together(puts, last)
+def _combined(puts: tuple[Prepared, ...], last: Prepared | None) -> CombinedStatement:
+    return CombinedStatement(puts, last)
 
 
-def together(puts: Sequence[Prepared], last: Prepared | None) -> Together:
-    """These, and at last that SELECT, as one statement."""
-    return _together(tuple(puts), last)
+def combine(puts: Sequence[Prepared], last: Prepared | None) -> CombinedStatement:
+    """Return these statements, followed by that SELECT, as one statement."""
+    return _combined(tuple(puts), last)
 
 
 def _positional(dialect: Dialect) -> Dialect:
-    """The same, whose statements take their parameters by place."""
+    """Return the same dialect with positional parameters."""
     if dialect.positional:
         return dialect
     return type(dialect)(paramstyle="format")  # type: ignore[call-arg]  # as all of SQLAlchemy's take
 
 
 class Statements:
-    """What a superstep executes. Rows are given as their columns stand in the tables."""
+    """The statements of a superstep. Rows are given with their values in the order of the table's columns."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -103,9 +111,10 @@ class Statements:
     def put_values(
         self, connection: Connection, digests: Sequence[bytes], found: Sequence[Sequence[Any]]
     ) -> dict[bytes, int]:
-        """Digests to ids of those of these values, at most `VALUES_AT_ONCE`, that were not there. One round trip.
+        """Insert values, at most `VALUES_AT_ONCE`, in one round trip. Return digest to id of those that did not
+        exist.
 
-        Each as its columns stand after `id`. Where some were there, and SQLite does not say which, none is returned.
+        Each is given as its columns after `id`. If some existed, SQLite does not say which, and nothing is returned.
         """
         count = len(found)
         if count not in self._put_values:
@@ -113,16 +122,16 @@ class Statements:
             new = self._insert(values).values(rows).on_conflict_do_nothing()
             returning = new.returning(values.c.digest, values.c.id) if self._server else new
             self._put_values[count] = Prepared(returning, self._dialect, given)
-        if not self._server:  # it numbers rows one after the other; to have them returned takes as long again
+        if not self._server:  # SQLite numbers new rows consecutively, and RETURNING would take as long again
             put = self._put_values[count](connection, *chain.from_iterable(found))
             last: int = put.lastrowid
             return dict(zip(digests, range(last - count + 1, last + 1), strict=True)) if put.rowcount == count else {}
-        with one_trip(connection):  # also with the BEGIN before it
+        with one_trip(connection):  # shares the round trip with BEGIN
             put = self._put_values[count](connection, *chain.from_iterable(found))
         return {bytes(digest): id for digest, id in put.fetchall()}
 
     def put_new_values(self, count: int) -> Prepared:
-        """That many values, `id` and all, each at its own."""
+        """Return a statement that inserts that many values with given ids."""
         if count not in self._put_new_values:
             rows, given = _given(_names(values), count)
             self._put_new_values[count] = Prepared(self._insert(values).values(rows), self._dialect, given)
@@ -130,7 +139,7 @@ class Statements:
 
 
 def _given(names: Sequence[str], count: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of parameters, and the parameters' names."""
+    """Return rows of parameters, and the parameters' names."""
     rows: list[dict[str, Any]] = [{name: bindparam(f"{name}_{at}") for name in names} for at in range(count)]
     return rows, [f"{name}_{at}" for at in range(count) for name in names]
 
@@ -141,7 +150,7 @@ def _names(table: Table) -> list[str]:
 
 @contextmanager
 def one_trip(connection: Connection) -> Iterator[None]:
-    """Statements inside share a round trip to a server. Fetch what they return afterwards."""
+    """Send the statements inside in one round trip to a server. Fetch their results afterwards."""
     if connection.dialect.name != "postgresql":
         yield
         return
@@ -151,8 +160,8 @@ def one_trip(connection: Connection) -> Iterator[None]:
 
 
 def _found() -> Select[Any]:
-    """The newest id of a thread's namespace, and beside it the checkpoint of an id, or the newest where that is NULL,
-    once for each task that wrote after it. One statement: what it finds was there at one time."""
+    """Select the newest id of a thread's namespace, and next to it the checkpoint with the given id (the newest if
+    NULL), once for each task that wrote after it. One statement, so that everything is read from one state."""
     thread = select(threads.c.id).where(threads.c.name == bindparam("thread")).scalar_subquery()
     ns = bindparam("ns", type_=PlainText())
     here = (checkpoints.c.thread == thread, checkpoints.c.ns == ns)
@@ -170,7 +179,7 @@ _READ = ("thread", "id", "parent", "channels", "kind", "body", "word", "compress
 _AFTER = (("thread", "thread"), ("ns", "ns"), ("checkpoint", "id"))
 
 
-_AT_MOST = 1 << 14  # parameters of one statement: PostgreSQL takes 65,535
+_AT_MOST = 1 << 14  # parameters of one statement: PostgreSQL allows 65,535
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,38 +189,39 @@ class _Row:
     where_there: Callable[[Connection], None] | None
 
 
-class Rows:
-    """Of one transaction at a time. `boldly`: what is not known to be there is new."""
+class PendingRows:
+    """The waiting rows of one transaction at a time. `optimistic`: rows that are not known to exist are inserted as
+    new."""
 
     def __init__(self) -> None:
-        self.boldly = False
+        self.optimistic = False
         self._rows: list[_Row] = []
         self._takes = 0
         self._only: tuple[Prepared, tuple[Any, ...]] | None = None
 
-    def begin(self, boldly: bool) -> None:
-        self.boldly = boldly
+    def begin(self, optimistic: bool) -> None:
+        self.optimistic = optimistic
         self._only = None
         self._takes = 0
         self._rows.clear()
 
     def only(self, unless: Prepared, *given: Any) -> None:
-        """A SELECT that fails where nothing may be written."""
+        """Add a SELECT that fails if nothing may be written."""
         self._only = unless, given
 
     def put(self, statement: Prepared, *given: Any, where_there: Callable[[Connection], None] | None = None) -> None:
-        """`where_there`: what is done where a row of that name was there before. What asks, or is more than one
-        statement takes, is not done boldly."""
+        """Add a row. `where_there` is called if a row with its key existed. A row with it, or one too many for a
+        single statement, is refused in an optimistic transaction."""
         self._takes += len(given)
-        if self.boldly and (where_there is not None or self._takes > _AT_MOST):
-            raise Asks
+        if self.optimistic and (where_there is not None or self._takes > _AT_MOST):
+            raise NeedsAnswer
         self._rows.append(_Row(statement, given, where_there))
 
     def write(self, connection: Connection, commit: Callable[[], None]) -> None:
-        """All that was put, and the commit."""
+        """Write all rows, and commit."""
         rows, self._rows = self._rows, []
-        if self.boldly:
-            self._write_boldly(connection, rows)
+        if self.optimistic:
+            self._write_optimistic(connection, rows)
         else:
             with one_trip(connection):
                 done = [row.put(connection, *row.given) for row in rows]
@@ -220,7 +230,7 @@ class Rows:
                     row.where_there(connection)
         commit()
 
-    def _write_boldly(self, connection: Connection, rows: list[_Row]) -> None:
+    def _write_optimistic(self, connection: Connection, rows: list[_Row]) -> None:
         unless, given = self._only or (None, ())
-        statement = together([row.put for row in rows], unless)
+        statement = combine([row.put for row in rows], unless)
         statement(connection, *(one for row in rows for one in row.given), *given)

@@ -1,4 +1,5 @@
-"""The tables, on SQLite and on PostgreSQL. Names of ours begin with `ramify_`: the database may be shared."""
+"""The tables, on SQLite and PostgreSQL. Their names begin with `ramify_`, since other programs may share the
+database."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Number = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table("ramify_saver", metadata, Column("version", Integer, primary_key=True))
 
-house = Table("ramify_house", metadata, Column("number", Number, nullable=False))  # how often was deleted: house.py
+# number of deletions so far: deletion_epoch.py
+deletion_epoch_table = Table("ramify_house", metadata, Column("number", Number, nullable=False))
 
 threads = Table(
     "ramify_threads",
@@ -63,7 +65,7 @@ checkpoints = Table(
     Column("ns", Name, primary_key=True),
     Column("id", Name, primary_key=True),
     Column("parent", Name),
-    Column("run", Name),  # metadata's run_id
+    Column("run", Name),  # run_id of the metadata
     Column("made", Float, nullable=False),  # Unix seconds
     Column("channels", Text, nullable=False),  # JSON: channel to the id of its value
     Column("kind", Text, nullable=False),
@@ -114,8 +116,9 @@ class SaverVersionError(RuntimeError):
 
 
 def make(connection: Connection) -> None:
-    """Make the tables where they are missing. Raises `SaverVersionError` for those of another version."""
-    if connection.dialect.name == "postgresql":  # of two that make the same table at once, one would be refused
+    """Make missing tables. Raises `SaverVersionError` if the tables are of another version."""
+    # if two processes made the same table at once, one of them would fail
+    if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('ramify saver'))")
     metadata.create_all(connection)
     found = connection.execute(select(meta.c.version)).scalar()
@@ -123,27 +126,27 @@ def make(connection: Connection) -> None:
         connection.execute(meta.insert().values(version=VERSION))
     elif found != VERSION:
         raise SaverVersionError(
-            f"the saver's tables are of version {found}, this ramify writes {VERSION}: use the ramify that made "
+            f"the saver's tables have version {found}, this Ramify writes {VERSION}: use the Ramify that made "
             "them, or another database"
         )
-    if connection.execute(select(house.c.number)).first() is None:
-        connection.execute(house.insert().values(number=0))
+    if connection.execute(select(deletion_epoch_table.c.number)).first() is None:
+        connection.execute(deletion_epoch_table.insert().values(number=0))
 
 
 def replaces(insert: SqliteInsert | PostgresInsert, table: Table) -> SqliteInsert | PostgresInsert:
-    """That INSERT, taking the place of a row with the same key."""
+    """Return the INSERT so that it replaces a row with the same key."""
     keys = [column.name for column in table.primary_key]
     rest = {c.name: insert.excluded[c.name] for c in table.c if c.name not in keys}
     return insert.on_conflict_do_update(index_elements=keys, set_=rest)
 
 
 def replacing(connection: Connection, table: Table) -> SqliteInsert | PostgresInsert:
-    """An INSERT that takes the place of a row with the same key."""
+    """Return an INSERT that replaces a row with the same key."""
     return replaces(upsert(connection, table), table)
 
 
 def upsert(connection: Connection, table: Table) -> SqliteInsert | PostgresInsert:
-    """An INSERT that can say what to do on a conflict, in the dialect of the connection."""
+    """Return an INSERT of the connection's dialect, which can say what to do on a conflict."""
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)

@@ -1,4 +1,5 @@
-"""Values by content: written once a thread, each against one that is there, read back with all that they stand on."""
+"""Values by content: each is stored once per thread, as its difference to another value, and read with all values it
+needs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Dialect, Select, bindparam, select, text
 
 from ramify.runtime.langgraph.checkpointer.delta_encoding import Packed, Serialised, ValueId, pack, unpack
-from ramify.runtime.langgraph.checkpointer.statements import VALUES_AT_ONCE, Prepared, Rows, Statements
+from ramify.runtime.langgraph.checkpointer.statements import VALUES_AT_ONCE, PendingRows, Prepared, Statements
 from ramify.runtime.langgraph.checkpointer.tables import threads, upsert, values
 from ramify.runtime.store.engines import driver_errors
 
@@ -22,7 +23,7 @@ _AT_ONCE = 512  # ids in one query: SQLite takes 32766, PostgreSQL 65535
 
 
 class New(NamedTuple):
-    """A value to be there, and what it may be written against: an older one, and a dictionary's values."""
+    """A value to store, and what it may be stored against: an older value, and the values of a dictionary."""
 
     value: Serialised
     base: tuple[ValueId, Serialised] | None = None
@@ -33,10 +34,10 @@ class New(NamedTuple):
 
 
 class Values:
-    """The writing side, used by the writer's thread alone. It remembers ids, so `forget` after a rollback. What is to
-    be written boldly waits in `rows`."""
+    """Stores values; used by the committing thread alone. It remembers ids, so call `forget` after a rollback.
+    Optimistic inserts wait in `rows`."""
 
-    def __init__(self, statements: Statements, rows: Rows | None = None) -> None:
+    def __init__(self, statements: Statements, rows: PendingRows | None = None) -> None:
         self._statements = statements
         self._rows = rows
         self._reserved: deque[ValueId] = deque()
@@ -50,27 +51,27 @@ class Values:
         self._plain.clear()
 
     def thread(self, connection: Connection, name: str) -> ThreadId:
-        """The number of a thread, given to it now where it is new."""
+        """Return the number of a thread; a new thread gets one now."""
         if name not in self._threads:
             connection.execute(upsert(connection, threads).values(name=name).on_conflict_do_nothing())
             self._threads[name] = connection.execute(select(threads.c.id).where(threads.c.name == name)).scalar_one()
         return self._threads[name]
 
     def put(self, connection: Connection, thread: ThreadId, value: Serialised) -> ValueId:
-        """The id of a value, written now where the thread does not have it."""
+        """Return the id of a value; store it now if the thread does not have it."""
         return self.put_all(connection, thread, [New(value)])[0]
 
     def put_all(self, connection: Connection, thread: ThreadId, given: Sequence[New]) -> list[ValueId]:
-        """The ids of values, in their order: those that the thread does not have are written now."""
+        """Return the ids of values in their order; store now those that the thread does not have."""
         digests = [new.value.digest for new in given]
         ids = {digest: id for digest in digests if (id := self._known.get((thread, digest))) is not None}
         missing = {digest: new for digest, new in zip(digests, given, strict=True) if digest not in ids}
-        ordered = sorted(missing)  # one order for all writers: two that put the same ones do not deadlock
+        ordered = sorted(missing)  # a fixed order for all writers: two that store the same values do not deadlock
         for at in range(0, len(ordered), VALUES_AT_ONCE):
             some = ordered[at : at + VALUES_AT_ONCE]
             packed = {digest: missing[digest].packed() for digest in some}
             rows = [(thread, digest, *_columns(packed[digest])) for digest in some]
-            if self._rows is not None and self._rows.boldly:
+            if self._rows is not None and self._rows.optimistic:
                 written = self._as_new(connection, self._rows, rows, packed.values())
             else:
                 written = self._written(connection, thread, rows)
@@ -88,7 +89,8 @@ class Values:
     def _written(
         self, connection: Connection, thread: ThreadId, found: Sequence[Sequence[Any]]
     ) -> dict[bytes, ValueId]:
-        """Digests to ids. One that was there already was written by another process, or by this one long ago."""
+        """Store values; return digest to id. A value that existed was stored by another process, or by this one long
+        ago."""
         ids = self._statements.put_values(connection, [row[1] for row in found], found)
         for digest in (row[1] for row in found if row[1] not in ids):
             row = self._statements.find_value(connection, thread, digest).fetchone()
@@ -97,16 +99,17 @@ class Values:
         return ids
 
     def _as_new(
-        self, connection: Connection, to: Rows, found: Sequence[Sequence[Any]], packed: Iterable[Packed]
+        self, connection: Connection, to: PendingRows, found: Sequence[Sequence[Any]], packed: Iterable[Packed]
     ) -> dict[bytes, ValueId]:
-        """As `_written`, where none of them is known to be there: nothing is asked."""
+        """Store values of which none is known to exist, without waiting for an answer."""
         newest = max((id for one in packed for id in (one.base or 0, *one.words)), default=0)
         ids = {row[1]: self._next(connection, newest) for row in found}
         to.put(self._statements.put_new_values(len(found)), *(each for row in found for each in (ids[row[1]], *row)))
         return ids
 
     def _next(self, connection: Connection, above: ValueId) -> ValueId:
-        """An id of our own, out of those reserved at once: a value is newer than what it stands on."""
+        """Return the next id of a reserved range. A value's id has to be greater than the ids of the values it
+        needs."""
         if not self._reserved or self._reserved[0] <= above:
             taken = text(f"SELECT nextval(pg_get_serial_sequence('{values.name}', 'id')) FROM generate_series(1, :n)")
             self._reserved = deque(sorted(connection.execute(taken, {"n": _RESERVED}).scalars()))
@@ -119,25 +122,25 @@ class Values:
             self._known[thread, bytes(digest)] = id
 
     def is_plain(self, id: ValueId) -> bool:
-        """Whether the value is known to stand on no other: such a one can be a dictionary."""
+        """Tell whether the value is known to need no other value, so that it can serve as a dictionary."""
         return id in self._plain
 
 
 def load(connection: Connection, wanted: Iterable[ValueId]) -> dict[ValueId, Serialised]:
-    """The values of these ids. Raises `KeyError` for one that is not there."""
+    """Return the values of these ids. Raises `KeyError` if one does not exist."""
     ids = set(wanted)
     packed = closure(connection, ids)
     return {id: unpack(id, packed) for id in ids}
 
 
 def closure(connection: Connection, wanted: Collection[ValueId]) -> dict[ValueId, Packed]:
-    """These values and all that they stand on: bases to the root, in one query, and dictionaries."""
+    """Return these values and all that they need: bases up to the root, in one query, and dictionaries."""
     found: dict[ValueId, Packed] = {}
     missing = set(wanted)
     with driver_errors(connection):
         while missing:
             some = sorted(missing)[:_AT_ONCE]
-            room = 1 << (len(some) - 1).bit_length()  # few lengths, so that each is prepared once
+            room = 1 << (len(some) - 1).bit_length()  # few different lengths, so that each is prepared once
             ask = _chains(connection.dialect, room)
             for id, *columns in ask(connection, *some, *some[-1:] * (room - len(some))).fetchall():
                 found[id] = _packed(*columns)
@@ -147,7 +150,7 @@ def closure(connection: Connection, wanted: Collection[ValueId]) -> dict[ValueId
 
 
 def _chains(dialect: Dialect, count: int) -> Prepared:
-    """What finds that many values with their bases, and their bases' bases."""
+    """Return the statement that finds that many values with all their bases."""
     if (dialect.name, count) not in _CHAINS:
         names = [f"id_{at}" for at in range(count)]
         _CHAINS[dialect.name, count] = Prepared(_of_ids(names), dialect, names)
@@ -169,7 +172,7 @@ _COLUMNS = ("kind", "head", "base", "keep", "compressed", "words", "tail")
 
 
 def _columns(packed: Packed) -> tuple[Any, ...]:
-    """As they stand in the table."""
+    """Return the columns of a packed value."""
     words = ",".join(map(str, packed.words))
     return (packed.kind, packed.head, packed.base, packed.keep, packed.compressed, words, packed.tail)
 
@@ -182,16 +185,16 @@ def _packed(
 
 
 def reachable(connection: Connection, wanted: Collection[ValueId]) -> set[ValueId]:
-    """All ids that these values stand on, themselves included."""
+    """Return all ids that these values need, including their own."""
     return set(closure(connection, wanted))
 
 
 def insert_copies(
     connection: Connection, target: ThreadId, found: Mapping[ValueId, Packed], digests: Mapping[ValueId, bytes]
 ) -> dict[ValueId, ValueId]:
-    """Write values of another thread for `target`, each after what it stands on: old ids to new ones."""
+    """Copy values of another thread to `target`, each after the values it needs; return old id to new id."""
     renamed: dict[ValueId, ValueId] = {}
-    for id in sorted(found):  # a value is always newer than what it stands on
+    for id in sorted(found):  # a value's id is always greater than those it needs
         packed = found[id]
         row = {"thread": target, "digest": digests[id], **dict(zip(_COLUMNS, _columns(packed), strict=True))}
         row["base"] = None if packed.base is None else renamed[packed.base]

@@ -1,11 +1,11 @@
-"""Graphs that a node's own code runs: their nodes act on forks of the node's world, which then takes the result in.
+"""Graphs that a node's code calls: their nodes act on forks of the node's world, which is merged back afterwards.
 
-Such a graph may be the node itself, or come out of a closure, a dictionary or another module, so it is met where it
-starts: while an app runs, `Pregel.stream` and `Pregel.astream` look whether they were called by a node of it. Where
-not, they are LangGraph's own.
+Such a graph may be the node itself, or come out of a closure, a dictionary or another module, so it is intercepted
+where it starts: while an app runs, `Pregel.stream` and `Pregel.astream` check whether a node of the app called them.
+All other calls go to LangGraph unchanged.
 
-A fresh start is given the node's world by a write beside the graph's input. What comes after that is in the graph's
-own checkpoints: a node that is resumed calls its graph again, and finds there what the graph's nodes did before.
+A graph that starts afresh gets the node's world by a write next to the graph's input. After that, the graph's own
+checkpoints hold the position: a resumed node calls its graph again, and the graph goes on from there.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph._internal._config import ensure_config, patch_configurable
-from langgraph._internal._constants import CONF, CONFIG_KEY_THREAD_ID
 from langgraph.errors import ParentCommand
 from langgraph.pregel import Pregel
-from langgraph.pregel._read import PregelNode
 
+from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_THREAD_ID, PregelNode, ensure_config, patch_configurable
 from ramify.runtime.langgraph.node.task_config import CALLER, INVOCATION
+from ramify.runtime.langgraph.thread.attempt import Attempt
 from ramify.runtime.langgraph.thread.channels import WorldChannel, placed
 from ramify.runtime.langgraph.thread.positions import ENV
 from ramify.runtime.langgraph.thread.session import Invocation, Session
-
-if TYPE_CHECKING:
-    from ramify.runtime.langgraph.thread.attempt import Attempt
 
 Instrument = Callable[[Pregel[Any, Any, Any, Any], Session], dict[str, PregelNode]]
 
@@ -39,11 +35,11 @@ _stream, _astream = Pregel.stream, Pregel.astream
 
 
 class InstrumentedGraph:
-    """A graph that is instrumented already, so that it is left alone here."""
+    """Marks a graph that is instrumented already, so that it is not instrumented again here."""
 
 
 class Caller:
-    """The node that runs, for graphs that its code starts."""
+    """The running node, for graphs that its code starts."""
 
     def __init__(self, session: Session, attempt: Attempt, instrument: Instrument) -> None:
         self.session = session
@@ -53,7 +49,7 @@ class Caller:
     def graph(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig | None
     ) -> tuple[Pregel[Any, Any, Any, Any], RunnableConfig, Invocation]:
-        """The graph over worlds, for one invocation."""
+        """Return the graph over worlds and its config, for one invocation."""
         conf = ensure_config(graph.config, config)[CONF]
         thread = conf.get(CONFIG_KEY_THREAD_ID)
         invocation = Invocation(None if thread is None else str(thread), addressed=False, within=self.attempt)
@@ -66,7 +62,7 @@ class Caller:
 
 @contextmanager
 def followed() -> Iterator[None]:
-    """While it is entered anywhere in the process, graphs that nodes run are followed."""
+    """Intercept graphs that nodes call, in this process, while at least one caller is inside this block."""
     global _running
     with _lock:
         _running += 1
@@ -77,7 +73,8 @@ def followed() -> Iterator[None]:
     finally:
         with _lock:
             _running -= 1
-            if _running == 0 and Pregel.stream is _following:  # else somebody wraps it since: it stays, and looks on
+            # otherwise somebody wrapped it since: leave the wrapper, ours then passes calls through
+            if _running == 0 and Pregel.stream is _following:
                 Pregel.stream, Pregel.astream = _stream, _astream  # type: ignore[method-assign]
 
 

@@ -1,57 +1,269 @@
-"""LangGraph's `CachePolicy` over worlds: a hit needs the same input *and* the same files, and brings the files along.
+"""One execution of a node: what happens before and after the user's code, the node's cache, and what its code can
+reach.
 
-LangGraph's own key is of a node's input alone: a hit would skip what the node does to files, and a changed file would
-not be a miss. So LangGraph is not told of the policy; its cache is asked here, with the world's content in the key.
+**Cache.** LangGraph's cache key is made of a node's input alone. A hit would skip the node's changes to files, and a
+changed file would not be a miss. So LangGraph is not given the `CachePolicy`. The cache is asked here, with the
+content of the world in the key, and a hit also brings the node's files back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from langgraph._internal._constants import CACHE_NS_WRITES
+from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.cache.base import BaseCache, FullKey
-from langgraph.types import CachePolicy
+from langgraph.errors import GraphBubbleUp, ParentCommand
+from langgraph.types import CachePolicy, Command
 
 from ramify.fork_engine.errors import SnapshotNotFound
+from ramify.runtime.langgraph.compat import CACHE_NS_WRITES, CONF, CONFIG_KEY_CALL, patch_configurable
+from ramify.runtime.langgraph.node.nested_graphs import Caller, Instrument
+from ramify.runtime.langgraph.node.task_calls import Call, Calls
+from ramify.runtime.langgraph.node.task_config import CALLER, Reading
 from ramify.runtime.langgraph.thread.attempt import Attempt
+from ramify.runtime.langgraph.thread.graph_run import GraphRun
+from ramify.runtime.langgraph.thread.portal import Crossing, Portal
+from ramify.runtime.langgraph.thread.positions import StoredPosition
+from ramify.runtime.langgraph.thread.session import Session
+from ramify.runtime.user_code.call_sites import CallSite
+from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
+from ramify.runtime.user_code.scope import entered, scope_here
+from ramify.serving.transport import tagged
+from ramify.serving.types import ChatRequest, ChatResult
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """One attempt's place in the cache."""
+    """The cache entry of one attempt at a node."""
 
     cache: BaseCache[Any]
     policy: CachePolicy[Any]
     key: FullKey
 
     async def hit(self, attempt: Attempt) -> tuple[Any] | None:
-        """The node's result, its files brought into the attempt's world; None where it has to run."""
+        """Return the node's cached result in a tuple and bring its files into the attempt's world; None if the node
+        has to run."""
         found = await asyncio.to_thread(self.cache.get, [self.key])
         if self.key not in found:
             return None
         value, snapshot = found[self.key]
         try:
             await attempt.take_back(attempt.start.id, snapshot)
-        except SnapshotNotFound:  # collected since, or of another home
+        except SnapshotNotFound:  # deleted since, or cached by an app with another home
             return None
         return (value,)
 
     async def keep(self, value: Any, snapshot: str) -> None:
-        """Raises what the cache's serialiser raises, as LangGraph does."""
+        """Store the result. Raises what the cache's serialiser raises, as LangGraph does."""
         await asyncio.to_thread(self.cache.set, {self.key: ([value, snapshot], self.policy.ttl)})
 
 
 def cached(
     cache: BaseCache[Any] | None, policy: CachePolicy[Any] | None, attempt: Attempt, node: str, input: Any
 ) -> Cached | None:
-    """None where there is no cache, or the world's content is not known: processes live in it."""
+    """Return None without a cache, or if the world's content is unknown because processes run in it."""
     world = attempt.start.content_key if attempt.has_world else "-"
     if cache is None or policy is None or not world or attempt.starts_unsealed:
         return None
     key = policy.key_func(input)
     packed = key if isinstance(key, bytes) else key.encode()
     digest = hashlib.sha256(b"\0".join([world.encode(), attempt.code.encode(), packed])).hexdigest()
-    return Cached(cache, policy, ((CACHE_NS_WRITES, "__dynamic__", node), digest))  # where `clear_cache` looks
+    # the key that `clear_cache` deletes
+    return Cached(cache, policy, ((CACHE_NS_WRITES, "__dynamic__", node), digest))
+
+
+class NodeScope:
+    """What a node's code reaches through `ramify.current_sandbox()` and `ramify.llm`."""
+
+    def __init__(self, attempt: Attempt, portal: Portal) -> None:
+        self._attempt = attempt
+        self._portal = portal
+
+    @property
+    def again(self) -> GraphRun | None:
+        """The node's run, if the node is being run again to recompute its files; else None."""
+        return self._attempt.run if self._attempt.run.again is not None else None
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The node's sandbox, made now if nothing asked for it before. It is async where an event loop runs, else
+        blocking."""
+        if not self._attempt.has_world:
+            return None
+        face = self._attempt.face or self._portal.wait(self._attempt.sandbox())
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return SyncSandbox(face, self._portal.loop)  # type: ignore[return-value]  # the blocking face of the same
+        return face
+
+    def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
+        return Crossing(self._portal.submit(self._attempt.call_llm(requests)))
+
+
+def current_rerun() -> GraphRun | None:
+    """Return the run of the calling node, if that node is being run again to recompute its files."""
+    scope = scope_here()
+    return scope.again if isinstance(scope, NodeScope) else None
+
+
+class ExecutableNode(Protocol):
+    """What an execution needs of the node."""
+
+    name: str
+    starts: bool
+    cache_policy: CachePolicy[Any] | None
+    call: Call | None
+    parameter: str | None
+    is_async: bool
+    instrument: Instrument
+
+    def task(self, name: str, bound: Runnable[Any, Any], call: Call) -> Runnable[Any, Any]: ...
+
+
+class NodeExecution:
+    """What runs before and after a node's code, as coroutines for the portal's loop."""
+
+    def __init__(self, session: Session, node: ExecutableNode, reading: Reading, input: Any) -> None:
+        self._session = session
+        self._input = input
+        self._cached: Cached | None = None
+        self._node = node
+        self._reading = reading
+        self._attempt: Attempt | None = None
+        if node.call is not None:
+            self._attempt = node.call.quick(reading.task, reading.saved)
+        elif not (node.starts and reading.invocation.within is not None and reading.env is not None):
+            self._attempt = session.quick(reading.invocation, reading.task, reading.env, reading.saved)
+        self._calls: Calls | None = None
+        self.served: tuple[Any, StoredPosition | None] | None = None
+        self.extra: dict[str, Any] = {}
+        caches = reading.cache is not None and node.cache_policy is not None
+        self.has_begun = self._attempt is not None and not caches and node.parameter is None
+        """Whether the node's code may start at once; otherwise `begin` has to run first."""
+
+    @property
+    def attempt(self) -> Attempt:
+        assert self._attempt is not None, "begin comes first"
+        return self._attempt
+
+    async def begin(self) -> None:
+        reading = self._reading
+        if self._attempt is None and self._node.call is not None:
+            self._attempt = self._node.call.attempt(reading.task, reading.saved)
+        elif self._attempt is None:
+            env = None if self._node.starts and reading.invocation.within is not None else reading.env
+            self._attempt = await self._session.begin(reading.invocation, reading.task, env, reading.saved)
+        recorded = await self._attempt.begin()
+        if recorded is not None:
+            (kind, packed), env = recorded
+            self.served = reading.serde.loads_typed((kind, packed)), env
+            return
+        try:
+            if (again := self._attempt.run.again) is not None:
+                again(self._node, reading.task)
+            await self._prepare()
+        except BaseException:
+            await self._attempt.dropped()
+            raise
+
+    async def _prepare(self) -> None:
+        """Prepare what the node's code needs, unless the cache has its result."""
+        self._cached = cached(
+            self._reading.cache, self._node.cache_policy, self.attempt, self._node.name, self._input
+        )
+        if self._cached is not None and (hit := await self._cached.hit(self.attempt)) is not None:
+            self._cached = None
+            self.served = hit[0], await self._done(hit[0], self._packed(hit[0]))
+        elif self._node.parameter is not None:
+            face = await self.attempt.sandbox()
+            blocking = not self._node.is_async
+            self.extra[self._node.parameter] = SyncSandbox(face, self._session.portal.loop) if blocking else face
+
+    def config(self, config: RunnableConfig | None) -> RunnableConfig:
+        """Return the config for the node's own code, by which graphs and tasks that it starts find this node."""
+        conf = (config or {}).get(CONF, {})
+        limit = (config or {}).get("max_concurrency")
+        self._calls = Calls(self.attempt, self._node.task, conf, in_turn=limit is not None)
+        caller = Caller(self._session, self.attempt, self._node.instrument)
+        return patch_configurable(config, {CALLER: caller, CONFIG_KEY_CALL: self._calls})
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Run the node's own code inside this block. HTTP clients that it makes carry the run's deadline
+        (serving/transport.py)."""
+        with entered(NodeScope(self.attempt, self._session.portal)), tagged(self.attempt.calls.tags):
+            yield
+
+    def ended_clean(self, value: Any) -> bool:
+        """Tell whether the node returned without having used its world, a model or a task; then nothing else has to
+        be done."""
+        return self._is_clean() and not self._has_calls() and self.attempt.end_clean(value)
+
+    def failed_clean(self, error: BaseException) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, GraphBubbleUp):
+            return False
+        return self._is_clean() and not self._has_calls() and self.attempt.fail_clean(error)
+
+    def _is_clean(self) -> bool:
+        return self.has_begun and not self.attempt.stands
+
+    def _has_calls(self) -> bool:
+        """Tell whether the node called tasks, which may still run."""
+        return self._calls is not None and self._calls.made
+
+    async def done(self, value: Any) -> StoredPosition | None:
+        """Return the world channel's write for a node that returned."""
+        if self._calls is not None:
+            try:
+                await self._calls.settle()
+            except BaseException as error:
+                await self.raised(error)
+                raise
+        if self._is_clean() and self.attempt.end_clean(value):  # the tasks did not use the world either
+            return None
+        env = await self._done(value, self._packed(value))
+        if self._cached is not None and not self.attempt.branch.unsealed:
+            await self._cached.keep(value, self.attempt.branch.snapshot.id)
+        if _leaves(value):
+            self._reading.invocation.left = env
+        return env
+
+    async def _done(self, value: Any, packed: tuple[str, bytes] | None) -> StoredPosition | None:
+        return await self.attempt.done(value, packed)
+
+    def _packed(self, value: Any) -> tuple[str, bytes] | None:
+        serde = self._reading.serde
+        try:
+            packed: tuple[str, bytes] | None = serde.dumps_typed(value) if serde is not None else None
+        except (TypeError, ValueError):
+            # For example an open connection in an UntrackedValue. LangGraph does not keep it either: if LangGraph's
+            # own record of the task is lost too, the node runs again.
+            return None
+        return packed
+
+    async def raised(self, error: BaseException) -> StoredPosition | None:
+        """Return the world channel's write for a node that raised; None if it has none."""
+        if isinstance(error, ParentCommand):  # the node hands over to the parent graph
+            self._reading.invocation.left = env = await self.attempt.done()
+            return env
+        if isinstance(error, Exception) and not isinstance(error, GraphBubbleUp):
+            await self.attempt.failed(error)
+        else:
+            await self.attempt.dropped()
+        if isinstance(error, Exception):
+            # stopped by a wrong cache hit whose error the node's code has caught
+            self.attempt.run.journal.refuse_when_stopped()
+        return None
+
+
+def _leaves(value: Any) -> bool:
+    """Tell whether a node's result hands over to the parent graph. LangGraph raises `ParentCommand` for it after the
+    node."""
+    each = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(one, Command) and one.graph is not None for one in each)

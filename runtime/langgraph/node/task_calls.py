@@ -1,8 +1,8 @@
-"""LangGraph's `@task`s: each runs on a fork of the world of the node that calls it, as that was at the call.
+"""LangGraph's `@task`s: each runs on a fork of the calling node's world, as that world was at the call.
 
-What a task did to the files is in the node's world from the moment on when the node has the task's result: neither
-earlier, under the feet of the node's own code, nor depending on which task was done first. A finished task is not run
-again when its node is resumed; its files then come from the journal, by the task's own key.
+A task's changes to files appear in the node's world when the node receives the task's result. They do not appear
+earlier, while the node's own code works, and do not depend on which task ended first. A finished task does not run
+again when its node is resumed: its files come from the journal, found by the task's own key.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import Runnable
-from langgraph._internal._constants import CONF, CONFIG_KEY_CALL
-from langgraph._internal._runnable import RunnableSeq
 from langgraph.types import PregelExecutableTask
 
+from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_CALL, RunnableSeq
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.node.task_config import INVOCATION, key_of, scheduler
 from ramify.runtime.langgraph.thread.attempt import Attempt
-from ramify.runtime.langgraph.thread.graph_run import Position, Superstep, Task
 from ramify.runtime.langgraph.thread.nested_forks import Later, Loan
 from ramify.runtime.langgraph.thread.rewound_checkpointer import restore_task_outcome
+from ramify.runtime.langgraph.thread.supersteps import Position, Superstep, Task
 from ramify.runtime.worlds.world_pool import Branch
 
 Wrap = Callable[[str, Runnable[Any, Any], "Call"], Runnable[Any, Any]]
-"""Makes the runnable of a task one that runs on a world."""
+"""Turns the runnable of a task into one that runs on a world."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,22 +35,23 @@ class Call:
     """One call of a task by a node."""
 
     caller: Attempt
-    loan: Loan  # of the caller's world, as that was at the call
-    key: str = ""  # the task's in the journal, once LangGraph has made it
+    loan: Loan  # of the caller's world, as it was at the call
+    key: str = ""  # the task's journal key, set when LangGraph has made the task
     name: str = ""
     future: concurrent.futures.Future[Any] | asyncio.Future[Any] | None = None
     taken: bool = False
 
     def quick(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt | None:
-        """The attempt, where it need not stand before it asks for something. On any thread."""
+        """Return the attempt if it needs no place in the journal before it first uses its world, else None. Any
+        thread may call this."""
         run = self.caller.run
         stands = run.journal.knows(task.key) or run.again is not None or self.loan.lent is not None
         return None if task.attempt > 1 or stands else self.attempt(task, saved)
 
     def attempt(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt:
-        """Raises `LangGraphChanged` where this is not the task that was made for the call."""
+        """Raises `LangGraphChanged` if this is not the task that was made for the call."""
         if task.key != self.key:
-            raise LangGraphChanged("identity to a task that is the same before and while it runs")
+            raise LangGraphChanged("task identity that stays the same before and during the run")
         caller = self.caller
 
         async def known() -> Superstep:
@@ -62,10 +62,10 @@ class Call:
                 Branch(caller.branch.path, lent.state, at), start, lent.place, children={task.index: lent.branch}
             )
 
-        return Attempt(caller.portal, caller.run, task, Later(caller, known), caller.calls, saved)
+        return Attempt(caller.portal, caller.run, task, Later(caller.place, known), caller.calls, saved)
 
     async def take(self) -> None:
-        """Bring what the task did into the caller's world, once."""
+        """Merge the task's changes into the caller's world, once."""
         if self.taken:
             return
         self.taken = True
@@ -75,7 +75,7 @@ class Call:
 
 
 class Calls:
-    """The task calls of one attempt at a node: stands where the node's code finds LangGraph's own way to call."""
+    """The task calls of one attempt at a node. It replaces the function by which LangGraph lets a node call tasks."""
 
     def __init__(self, caller: Attempt, wrap: Wrap, conf: dict[str, Any], *, in_turn: bool) -> None:
         self._caller = caller
@@ -86,7 +86,8 @@ class Calls:
         self._made: list[Call] = []
 
     def __call__(self, func: Callable[..., Any], input: Any, **options: Any) -> Any:
-        """As LangGraph's: a future of the task's result. A cache that does not see the world is not used."""
+        """Call a task and return a future of its result, as LangGraph does. The task's cache is not used: it does not
+        see the world."""
         wait = self._caller.portal.wait
         loan = self._caller.lends()
         if self._caller.must_lend_now:
@@ -103,18 +104,19 @@ class Calls:
         return bool(self._made)
 
     async def settle(self) -> None:
-        """Before the node ends: the tasks whose results it never asked for."""
+        """Wait for tasks whose results the node never asked for, before the node ends."""
         for call in self._made:
             if call.taken or call.future is None:
                 continue
             if not call.future.done() and self._in_turn:
                 raise UnsupportedGraph(
                     f"node {self._caller.task.node!r} ended before its task {call.name!r}, which may wait for the "
-                    "node's place (max_concurrency): take the task's result in the node, or allow more at once"
+                    "node to end (max_concurrency): take the task's result in the node, or raise max_concurrency"
                 )
             if isinstance(call.future, concurrent.futures.Future):
                 over = asyncio.wrap_future(call.future)
-                over.add_done_callback(lambda it: it.cancelled() or it.exception())  # the node's code has seen it
+                # the node's code has seen the error
+                over.add_done_callback(lambda it: it.cancelled() or it.exception())
                 await asyncio.wait([over])
             else:
                 await _settled(call.future)
@@ -122,11 +124,11 @@ class Calls:
                 await call.take()
 
     def _scheduler(self, call: Call) -> Callable[..., Any]:
-        """LangGraph's `accept_push`, which also tells which task was made, and lets it run on a world."""
+        """Wrap LangGraph's `accept_push`: note which task was made, and let it run on a world."""
         schedule = scheduler(self._conf)
         if schedule is None:
-            raise LangGraphChanged("way to call tasks")
-        # a task that calls tasks was itself scheduled by ours
+            raise LangGraphChanged("function in a node's config that calls tasks")
+        # in a task that calls tasks, ours already scheduled the task
         original: Any = getattr(schedule, "__wrapped__", schedule)
 
         def accepted(pushed: PregelExecutableTask | None) -> PregelExecutableTask | None:
@@ -136,7 +138,7 @@ class Calls:
                     restore_task_outcome(pushed.writes)
                 call.name = pushed.name
                 call.key = key_of(conf, conf[INVOCATION], original.__self__)
-                object.__setattr__(pushed, "proc", self._over_world(pushed, call))  # it is frozen, and LangGraph's
+                object.__setattr__(pushed, "proc", self._over_world(pushed, call))  # LangGraph's dataclass is frozen
             return pushed
 
         if inspect.iscoroutinefunction(original):
@@ -160,14 +162,14 @@ class Calls:
 
 
 def _bound(schedule: Any, original: Any) -> Callable[..., Any]:
-    """What runs finds its loop by what schedules its tasks."""
+    """Keep the attributes by which a task finds its loop."""
     schedule.__self__, schedule.__wrapped__ = original.__self__, original
     bound: Callable[..., Any] = schedule
     return bound
 
 
 class _Result(concurrent.futures.Future[Any]):
-    """A task's result; the task's files are there when it is taken. Cancelling it cancels the task."""
+    """A task's result; taking it brings the task's files into the caller's world. Cancelling it cancels the task."""
 
     def __init__(self, made: concurrent.futures.Future[Any], take: Callable[[], None]) -> None:
         super().__init__()
@@ -181,7 +183,7 @@ class _Result(concurrent.futures.Future[Any]):
         return value
 
     def cancel(self) -> bool:
-        return self._made.cancel() and super().cancel()  # the first is False where the result is on its way
+        return self._made.cancel() and super().cancel()  # the first is False if the result has already been set
 
     def _follow(self, made: concurrent.futures.Future[Any]) -> None:
         if made.cancelled():
@@ -195,7 +197,7 @@ class _Result(concurrent.futures.Future[Any]):
 
 
 class _AsyncResult(asyncio.Future[Any]):
-    """As `_Result`."""
+    """The asyncio counterpart of `_Result`."""
 
     def __init__(self, made: asyncio.Future[Any], take: Callable[[], None]) -> None:
         super().__init__(loop=made.get_loop())
@@ -209,7 +211,7 @@ class _AsyncResult(asyncio.Future[Any]):
         return value
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """At once, not by a callback: the task learns of it as soon as it does in a plain graph."""
+        """Cancel at once, not by a callback: the task is cancelled as soon as in a plain graph."""
         if self.done() or not (self._made.cancelled() or self._made.cancel(msg)):
             return False
         return super().cancel(msg)
@@ -230,7 +232,7 @@ class _AsyncResult(asyncio.Future[Any]):
         elif (error := made.exception()) is not None:
             self.set_exception(error)
             if not isinstance(error, Exception):
-                self.exception()  # it ends the node: asyncio need not say that nobody took it
+                self.exception()  # this error ends the node: suppress asyncio's warning that nobody retrieved it
         else:
             self.set_result(made.result())
 
@@ -240,11 +242,11 @@ def _chained(made: Any, take: Callable[[], None]) -> Any:
 
 
 async def _settled(future: asyncio.Future[Any]) -> None:
-    """Wait, on the portal's loop, for a future of the caller's."""
+    """Wait on the portal's loop for a future of the caller's loop."""
     over = concurrent.futures.Future[None]()
 
     def end(_: object) -> None:
-        if over.set_running_or_notify_cancel():  # else who waited was cancelled
+        if over.set_running_or_notify_cancel():  # otherwise the waiting task was cancelled
             over.set_result(None)
 
     future.get_loop().call_soon_threadsafe(future.add_done_callback, end)

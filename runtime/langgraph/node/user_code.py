@@ -1,5 +1,6 @@
-"""A node's own code, run as LangGraph runs it in a plain graph, so that no trace and no stream of events tells the
-two apart: a sequence step by step, each under its number, and as streams where somebody listens to events.
+"""Run a node's own code as LangGraph does in a plain graph, so that traces and event streams are the same.
+
+A sequence runs step by step, each step under its number. If somebody listens to events, the steps run as streams.
 """
 
 from __future__ import annotations
@@ -12,23 +13,25 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableSequence
 from langchain_core.runnables.config import patch_config, var_child_runnable_config
-from langgraph._internal._runnable import RunnableSeq
+
+from ramify.runtime.langgraph.compat import RunnableSeq
 
 
 class Code:
-    """What the user gave to `add_node`, a sequence unpacked."""
+    """The runnable that the user gave to `add_node`; a sequence is unpacked."""
 
     def __init__(self, bound: Runnable[Any, Any]) -> None:
         self._steps = list(bound.steps) if isinstance(bound, RunnableSequence | RunnableSeq) else [bound]
 
     @property
     def places(self) -> list[Runnable[Any, Any]]:
-        """For every step but the first, what stands in its place in the node, so that the writes after it keep their
-        numbers: the first place runs them all."""
+        """Placeholders for every step but the first, so that the writes after them keep their numbers. The first
+        place runs all steps."""
         return [_Place() for _ in self._steps[1:]]
 
     def run(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
-        """`extra` is for the first step. `streamed`: each step is handed what the one before yields."""
+        """Run the steps. `extra` holds keyword arguments for the first step. If `streamed`, each step gets the chunks
+        of the one before."""
         with _ambient(config):
             if streamed:
                 first, *rest = self._steps
@@ -41,7 +44,7 @@ class Code:
         return value
 
     async def arun(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
-        """As `run`."""
+        """The async counterpart of `run`."""
         with _ambient(config):
             if streamed:
                 return await self._astreamed(value, config, extra)
@@ -74,7 +77,7 @@ def _closed_by(stack: AsyncExitStack, chunks: Any) -> None:
 
 
 def _joined(chunks: list[Any]) -> Any:
-    """What a sequence makes of a stream's chunks: their sum, or the last of what has none."""
+    """Combine the chunks of a stream as a sequence does: their sum, or the last one if they cannot be added."""
     whole, *rest = chunks or [None]
     for chunk in rest:
         try:
@@ -85,7 +88,7 @@ def _joined(chunks: list[Any]) -> Any:
 
 
 def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
-    """The config of the first step, made that of another."""
+    """Return the first step's config with the number of another step."""
     manager = config.get("callbacks")
     if number == 1 or not isinstance(manager, BaseCallbackManager):
         return config
@@ -97,7 +100,7 @@ def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
 
 @contextmanager
 def _ambient(config: RunnableConfig) -> Iterator[None]:
-    """Graphs and tasks that the code calls without a config find this one."""
+    """Set the ambient config, which graphs and tasks use when the code calls them without one."""
     token = var_child_runnable_config.set(config)
     try:
         yield

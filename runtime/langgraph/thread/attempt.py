@@ -1,10 +1,10 @@
-"""One attempt at a node: its world, made when it is first asked for, its model calls, and how it ends.
+"""One attempt at a node: its world, its model calls, and how it ends.
 
-An attempt *stands* from the moment on when its code first asks for the world, for a model, or for a graph or task of
-its own: then its superstep's place is found, forks are recorded, and the branch is its alone. One that never asks
-takes nothing: no world, no lock, no place, and its row is written behind.
+An attempt *stands* from when its code first asks for the world, for a model, or for a graph or task of its own. Then
+its position in the superstep is found, forks are recorded, and it holds the lock of its branch. An attempt that never
+asks has no world, no lock and no position, and its row is written later.
 
-All of this runs on the portal's loop, but for `end_clean` and `fail_clean`, which any thread may call.
+Everything runs on the portal's loop, except `end_clean` and `fail_clean`, which any thread may call.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from langgraph.types import Command
 
 from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import NotInARun
@@ -25,14 +26,14 @@ from ramify.runtime.estimates.recorded_runs import CHANNELS, files_written
 from ramify.runtime.events import Level
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.journal.journal import Durable
-from ramify.runtime.langgraph.thread.graph_run import GraphRun, Position, Superstep, Task
+from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.langgraph.thread.nested_forks import Later, Lent, Loan
 from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
 from ramify.runtime.langgraph.thread.positions import StoredPosition, copy_loan
+from ramify.runtime.langgraph.thread.supersteps import Position, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.reuse.commands import ReusableCommands
-from ramify.runtime.worlds.gc_pins import Pins
 from ramify.runtime.worlds.world_pool import Branch
 from ramify.serving.types import ChatRequest, ChatResult
 
@@ -41,7 +42,8 @@ _TAIL = 800
 
 
 class Attempt:
-    """Ended by exactly one of `done`, `failed`, `dropped` and, where it never stood, `end_clean` and `fail_clean`."""
+    """One attempt at a node. End it by exactly one of `done`, `failed` and `dropped`, or by `end_clean` or
+    `fail_clean` if it never stood."""
 
     def __init__(
         self,
@@ -54,9 +56,8 @@ class Attempt:
         *,
         held: StoredPosition | None = None,
     ) -> None:
-        """`at`: where the world stands, or the superstep where that is known; `held`: what the channel holds.
-        `saved`: done when the checkpoint is durable on which the superstep stands; nothing is recorded under its id
-        before."""
+        """`at` is where the world stands, or the superstep if it is known; `held` is the value of the world channel.
+        `saved` is done when the superstep's checkpoint is durable: nothing is recorded under its id before."""
         self.portal = portal
         self.run = run
         self.task = task
@@ -69,7 +70,7 @@ class Attempt:
         self._over = False
         self.calls = calls
         self._lent = 0
-        self._loans: list[Loan] = []  # that may not have been taken yet
+        self._loans: list[Loan] = []  # may not have been taken yet
         self._standing = asyncio.Lock()
         self._making = asyncio.Lock()
         self._fork_s: float | None = None
@@ -90,7 +91,7 @@ class Attempt:
 
     @property
     def start(self) -> Snapshot:
-        """Where its superstep began."""
+        """The state where the attempt's superstep began."""
         return self._step.start.snapshot
 
     @property
@@ -104,13 +105,13 @@ class Attempt:
 
     @property
     def _durable(self) -> Durable:
-        """When the row of its end has to be: LangGraph's checkpoint of the superstep is about to follow."""
+        """When the row of its end has to be durable: with LangGraph's checkpoint of the superstep, if one follows."""
         follows = self.run.with_checkpoints and self.task.durable and not self.task.inner
         return Durable.NEXT_STEP if follows else Durable.NOW
 
     async def stand(self) -> None:
-        """Find its place, and have its branch alone. Raises `NodesConflict`, `WorldLost`, and `NotInARun` where the
-        node is over."""
+        """Find the position and lock the branch. Raises `NodesConflict`, `WorldLost`, and `NotInARun` if the node is
+        over."""
         async with self._standing:
             if self._stood is None:
                 self._refuse_when_over()
@@ -130,7 +131,7 @@ class Attempt:
                 self._stood = step, branch
 
     async def _position(self, start: Position, branch: Branch) -> None:
-        if not start.unsealed:  # an earlier attempt may have moved on: the edge after the node raised
+        if not start.unsealed:  # an earlier attempt may have changed it: an edge after the node raised
             if branch.unsealed:
                 await self.run.worlds.drop(branch)
                 branch.lost = False
@@ -138,7 +139,7 @@ class Attempt:
         self.run.journal.forget_place(f"{self.task.key}|")
 
     async def begin(self) -> tuple[Any, StoredPosition | None] | None:
-        """Stand. The recorded (result, channel write) where the journal has it: then it is over."""
+        """Stand. If the journal has the result, return (result, channel write): then the attempt is over."""
         await self.stand()
         if self.task.attempt > 1:
             why = f"attempt {self.task.attempt} at node {self.task.node!r}, on the world that the first began on"
@@ -164,8 +165,8 @@ class Attempt:
         return self._stood is not None or self._standing.locked()
 
     def end_clean(self, value: Any) -> bool:
-        """End an attempt that never stood: its row follows later, with others, and without the result: LangGraph's
-        own record of it is durable sooner. False where it does stand."""
+        """End an attempt that never stood; return False if it does stand. Its row is written later together with
+        others, and without the result, which LangGraph's own record makes durable sooner."""
         if self.stands:
             return False
         self._over = True
@@ -174,34 +175,35 @@ class Attempt:
         return True
 
     def fail_clean(self, error: Exception) -> bool:
-        """As `failed`, for an attempt that never stood. False where it does stand."""
+        """The counterpart of `failed` for an attempt that never stood; return False if it does stand."""
         if self.stands:
             return False
         self._over = True
-        error.add_note(self._where(*self._near()))
+        error.add_note(self._where(*self.place()))
         self._note(
             status=OpStatus.FAILED, attrs={"last_output": "", "attempt": str(self.task.attempt)}, **_told(error)
         )
         return True
 
     def _note(self, **changes: object) -> None:
-        self.run.note(self._row(self._near()[0], **changes))
+        self.run.note(self._row(self.place()[0], **changes))
 
-    def _near(self) -> tuple[BranchPath, str]:
-        """The branch and snapshot where it is, or the node that lends it a world."""
+    def place(self) -> tuple[BranchPath, str]:
+        """Return the branch and the snapshot id where it is, or where the node is that lends it a world."""
         at = self._at
         if isinstance(at, Later):
-            return at.lender._near()
+            return at.lenders_place()
         if isinstance(at, Superstep):
             return at.line.path, at.start.snapshot.id
         return BranchPath(at["branch"]), at["snapshot"]
 
     def _refuse_when_over(self) -> None:
         if self._over:
-            raise NotInARun(f"node {self.task.node!r} is over: nothing acts on its world any more")
+            raise NotInARun(f"node {self.task.node!r} is over: its world cannot be used any more")
 
     async def sandbox(self) -> PortalSandbox:
-        """The task's world, standing where its superstep began. Raises `WorldStartFailed`, `BackendUnavailable`."""
+        """Return the task's world, in the state where its superstep began. Raises `WorldStartFailed`,
+        `BackendUnavailable`."""
         await self.stand()
         async with self._making:
             if self.face is None:
@@ -220,7 +222,7 @@ class Attempt:
         self.run.recovered(self.branch.path, Level.RESTORE, why, took_s)
 
     def _commands(self) -> ReusableCommands:
-        """What answers `run(..., reuse=True)`."""
+        """What answers `run(..., reuse=True)` from earlier results."""
 
         def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
             return self.run.row(kind, self.op, key, self.branch.path)
@@ -235,8 +237,8 @@ class Attempt:
         )
 
     def lends(self) -> Loan:
-        """For what the node's code runs on a fork of its world, as that is now. On any thread. `must_lend_now` says
-        whether the loan has to be taken at once."""
+        """Reserve a fork of the world as it is now, for something that the node's code runs. Any thread may call
+        this. If `must_lend_now`, take the loan at once."""
         number, self._lent = self._lent, self._lent + 1
 
         async def make(state: Snapshot | None) -> Lent:
@@ -252,11 +254,11 @@ class Attempt:
 
     @property
     def must_lend_now(self) -> bool:
-        """Whether its world may have changed already, or is about to be made."""
+        """Whether the node's world may have changed already, or is about to be made."""
         return self.face is not None or self._making.locked()
 
     async def _fix_loans(self) -> None:
-        """Before its world changes: what was lent is the world of now."""
+        """Give all open loans the present state, before the world changes."""
         waiting = [loan for loan in self._loans if loan.lent is None and loan.state is None]
         if waiting:
             state = await self._now()
@@ -265,7 +267,7 @@ class Attempt:
         self._loans.clear()
 
     async def take_back(self, base_id: str, theirs_id: str) -> None:
-        """Bring what ran on a fork of this world into it. Raises `MergeConflict` where both sides changed a thing."""
+        """Merge what ran on a fork of this world into it. Raises `MergeConflict` if both sides changed a file."""
         if base_id == theirs_id:
             return
         await self.stand()
@@ -285,7 +287,7 @@ class Attempt:
             self.branch.snapshot = merged
 
     async def _now(self) -> Snapshot:
-        """The state of the node's world, sealed."""
+        """Return the sealed state of the node's world."""
         if self.branch.unsealed and self.face is None:
             world, self._fork_s = await self.run.worlds.acquire(self.branch)
             self.face = PortalSandbox(world, self.portal, self._commands())
@@ -296,12 +298,15 @@ class Attempt:
         return self.branch.snapshot
 
     async def done(self, value: Any = None, result: tuple[str, bytes] | None = None) -> StoredPosition | None:
-        """Seal what changed and commit it; the channel write, None where nothing changed. `result` is what the node
-        returned, as (kind, bytes) of a serialiser: a resumed thread that lost only LangGraph's own record of this
-        task gets it again without running the node."""
+        """Seal and commit what changed; return the channel write, None if nothing changed.
+
+        `result` is what the node returned, as (kind, bytes) of a serialiser. A resumed thread that lost only
+        LangGraph's record of this task gets it from the journal, and the node does not run again.
+        """
         await self.stand()
         try:
-            self.run.journal.refuse_when_stopped()  # a wrong hit, which the node's code or a tool node has caught
+            # stopped by a wrong cache hit whose error the node's code or a tool node has caught
+            self.run.journal.refuse_when_stopped()
             with self.run.journal.ending(self.branch.path):
                 return await self._done(brief(value), codec.encode(result), channels_written(value))
         except BaseException:
@@ -311,7 +316,7 @@ class Attempt:
             self._end()
 
     async def failed(self, error: Exception) -> None:
-        """Record it for people to read, say on the error where it was raised, and drop the world."""
+        """Record the error for people to read, add a note to it that says where it was raised, and drop the world."""
         await self.stand()
         stands, last = self.branch.snapshot.id, self._last_output()
         error.add_note(self._where(self.branch.path, stands) + last)
@@ -328,7 +333,7 @@ class Attempt:
             await self.dropped()
 
     async def dropped(self) -> None:
-        """Interrupted or cancelled: what it did to its world is forgotten."""
+        """Discard what an interrupted or cancelled attempt did to its world."""
         async with self._standing:
             self._over = True
         if self._stood is None:
@@ -358,7 +363,8 @@ class Attempt:
         entry, was_unsealed = self._step.start.snapshot, branch.unsealed
         sealed: Snapshot | None = None
         if branch.world is not None and (self.face is not None or branch.unsealed):
-            if seal_op is not None or self._step.place is not None:  # siblings are merged: that needs a sealed state
+            # siblings are merged, and that needs a sealed state
+            if seal_op is not None or self._step.place is not None:
                 sealed = await branch.world.seal(flush=False)
             else:
                 branch.unsealed = True
@@ -376,7 +382,7 @@ class Attempt:
             attrs=wrote if self._fork_s is None else {"fork_ms": f"{self._fork_s * 1000:.3f}", **wrote},
         )
         if not changed:
-            run.note(row)  # LangGraph has what the node returned, and there is nothing else to lose
+            run.note(row)  # LangGraph holds what the node returned, and nothing else can be lost
         elif sealed is None or (sealed.id == branch.snapshot.id and not was_unsealed):
             await run.record_rows(row, durable=self._durable)
         else:
@@ -384,7 +390,7 @@ class Attempt:
         if sealed is not None:
             branch.snapshot, branch.unsealed = sealed, False
         if self._step.place is not None:
-            await run.worlds.drop(branch)  # nothing more runs on a child: it is merged as it was sealed
+            await run.worlds.drop(branch)  # nothing more runs on a child: it is merged in its sealed state
         elif branch.world is not None:
             await run.worlds.rest(branch)
         return self._write(branch.snapshot, branch.checkpoint, changed=changed, unsealed=branch.unsealed)
@@ -418,7 +424,7 @@ class Attempt:
     def _write(
         self, snapshot: Snapshot, checkpoint: CheckpointId, *, changed: bool, unsealed: bool = False
     ) -> StoredPosition | None:
-        """What the task writes to the channel: None where that holds it already."""
+        """Return what the task writes to the world channel; None if the channel holds that already."""
         start, line = self._step.start, self._step.line
         if self._step.place is not None:
             env = _env(self.run, line.path, start.at, start.snapshot, start.checkpoint)
@@ -453,12 +459,12 @@ def _env(run: GraphRun, path: BranchPath, at: str, snapshot: Snapshot, checkpoin
 
 
 def _digest(packed: str) -> str:
-    """`codec.digest_text` of (kind, bytes): no dicts are in it, so there is no order to be made canonical."""
+    """Equals `codec.digest_text` of (kind, bytes). It contains no dicts, so no order has to be normalised."""
     return hashlib.sha256(packed.encode()).hexdigest()
 
 
 def channels_written(value: Any) -> dict[str, str]:
-    """For a row: the channels that a node's result names, by itself or as a Command's update."""
+    """Return the row attribute with the channels that a node's result names, directly or as a Command's update."""
     update = value.update if isinstance(value, Command) else value
     names = [name for name in update if isinstance(name, str)] if isinstance(update, dict) else []
     return {CHANNELS: "\n".join(names)} if names else {}

@@ -1,35 +1,43 @@
-"""The environment as a channel: what a LangGraph checkpoint holds of the world, and how siblings are joined.
+"""Channels of a graph over worlds: the world's position, reducers that say where they failed, and joins.
 
-The channel is put into a graph after it was compiled, so it is in no schema and no stream. LangGraph's history,
-time travel and forks then carry the world like any other value. Only primitives are in it: it goes through
-whatever serialiser a checkpointer uses.
+**The world channel** is added after the graph was compiled, so it is in no schema and no stream. LangGraph's history,
+time travel and forks carry it like any other value. It holds only primitives, because any checkpointer's serialiser
+has to store it.
+
+**Reducers.** If a user's reducer raises, its error stays as in plain LangGraph, with a note that names the channel,
+the reducer's line and the two types.
+
+**Joins.** LangGraph's barrier hands out the set that it goes on changing. With durability="async", a checkpoint is
+written while the next superstep runs, and could hold arrivals of that superstep: a thread resumed from it would never
+reach the join. So checkpoints get a copy of the set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from types import FunctionType
 from typing import Any, Self, TypeVar, cast
 
-from langgraph._internal._typing import MISSING
 from langgraph.channels.base import BaseChannel
 from langgraph.channels.binop import BinaryOperatorAggregate
+from langgraph.channels.named_barrier_value import NamedBarrierValue
 from langgraph.errors import EmptyChannelError
 
 from ramify.compiler.plan import site_file
-from ramify.runtime.langgraph.thread.barriers import frozen_barrier
+from ramify.runtime.langgraph.compat import MISSING, PregelLoop
+from ramify.runtime.langgraph.errors import note_channel
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition, copy_loan
 
 
 class WorldChannel(BaseChannel[StoredPosition, StoredPosition, StoredPosition]):
-    """One task's write replaces the value; several become a join. LangGraph hands them over ordered by task path,
-    so what finished first does not matter."""
+    """The channel of the world's position. The write of one task replaces the value; the writes of several become a
+    join. LangGraph passes writes in the order of task paths, so it does not matter which task finished first."""
 
     __slots__ = ("made", "value")
 
     def __init__(self, typ: Any = dict, key: str = ENV, made: Callable[[WorldChannel], None] | None = None) -> None:
-        """`made` is told of the channel that an invocation gets: the only way to it where no node runs."""
+        """`made` is called with the channel that an invocation gets. There is no other way to it if no node runs."""
         super().__init__(typ, key)
         self.value: Any = MISSING
         self.made = made
@@ -71,7 +79,7 @@ class WorldChannel(BaseChannel[StoredPosition, StoredPosition, StoredPosition]):
 
 
 def joined(writes: Sequence[StoredPosition]) -> StoredPosition:
-    """What the writes of one superstep's tasks come to."""
+    """Return the position that the writes of one superstep's tasks make together."""
     children = [list(write["child"]) for write in writes if "child" in write]
     if not children:
         return writes[-1]
@@ -92,7 +100,8 @@ T = TypeVar("T")
 
 
 def placed(channels: Mapping[str, T]) -> dict[str, T]:
-    """The channels, joins and those with reducers of the user's in copies: the graph given stays as it is."""
+    """Return the channels, with copies of joins and of channels with a user's reducer: the given graph stays as it
+    is."""
     return {name: _placed(name, frozen_barrier(channel)) for name, channel in channels.items()}
 
 
@@ -118,10 +127,53 @@ def _told(reducer: FunctionType, channel: str) -> Callable[[object, object], obj
             code = reducer.__code__
             error.add_note(
                 f"{site_file(code.co_filename)}:{code.co_firstlineno}: reducer {reducer.__qualname__} of channel "
-                f"{channel} raised on a {type(held).__name__} that it held and an update of {type(update).__name__}; "
-                f"make it join whatever a node may write to {channel}"
+                f"{channel} raised: the channel held a {type(held).__name__}, the update is a "
+                f"{type(update).__name__}; "
+                f"make it join everything that a node may write to {channel}"
             )
             raise
 
     setattr(joined, _MARK, True)
     return joined
+
+
+class _Barrier(NamedBarrierValue[Any]):
+    __slots__ = ()
+
+    def checkpoint(self) -> set[Any]:
+        return set(self.seen)
+
+
+def frozen_barrier(channel: T) -> T:
+    """Return the channel; if it is a barrier, a copy whose checkpoints do not change."""
+    if not isinstance(channel, NamedBarrierValue):  # the barrier of a deferred node is not affected
+        return channel
+    mine = _Barrier(channel.typ, channel.names)
+    mine.key = channel.key
+    return cast(T, mine)
+
+
+def note_unserializable_channel(error: BaseException, loop: PregelLoop | None) -> None:
+    """Add a note to a serialiser's error that names the channel. A foreign checkpointer raised it without saying
+    which value failed, so its serialiser is tried again for each channel."""
+    checkpointer = loop.checkpointer if loop is not None else None
+    if loop is None or checkpointer is None or not isinstance(error, TypeError | ValueError):
+        return
+    if any("no checkpoint can keep" in note for note in getattr(error, "__notes__", ())):
+        return
+    for channel, value in _written(loop):
+        try:
+            checkpointer.serde.dumps_typed(value)
+        except (TypeError, ValueError) as again:
+            if str(again) == str(error):
+                note_channel(error, channel, value)
+                return
+
+
+def _written(loop: PregelLoop) -> Iterator[tuple[str, Any]]:
+    """Yield what the tasks of the last superstep wrote, and what the channels hold."""
+    for task in loop.tasks.values():
+        yield from ((channel, value) for channel, value in task.writes if channel in loop.channels)
+    for name, channel in loop.channels.items():
+        if name != ENV and channel.is_available():
+            yield name, channel.checkpoint()

@@ -1,8 +1,8 @@
 """One LangGraph thread as a run: its branches, and where each superstep stands on them.
 
-A superstep of one task acts on the branch itself. A superstep of several forks the branch, and its children are
-merged when somebody next asks for the world. A checkpoint that is not where its branch stands now was gone back
-to: what runs on from there is a new branch.
+A superstep of one task acts on the branch itself. A superstep of several tasks forks the branch, and the children are
+merged when something next asks for the world. If a checkpoint is not where its branch stands now, the thread went
+back to it, and what runs from there is a new branch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,12 +20,12 @@ from ramify.fork_engine.types import Skipped, Snapshot, SnapshotId
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.events import Level, Recovered, RunEnded, RunStarted
-from ramify.runtime.execution.driver import Services, mixing, reuse_of, world_spec
+from ramify.runtime.execution.driver import Services, mixing, reuse_of
 from ramify.runtime.journal.journal import Durable, Journal
 from ramify.runtime.langgraph.errors import WorldLost
-from ramify.runtime.langgraph.thread.lost_states import Lineage
+from ramify.runtime.langgraph.thread.lost_states import LostStates
 from ramify.runtime.langgraph.thread.positions import StoredPosition, join_key
-from ramify.runtime.langgraph.thread.supersteps import merged
+from ramify.runtime.langgraph.thread.supersteps import Position, Superstep, Task, merged
 from ramify.runtime.records import (
     BranchPath,
     CheckpointId,
@@ -37,62 +37,14 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.store.run_locks import hold_run
-from ramify.runtime.worlds.world_pool import Branch, WorldPool
+from ramify.runtime.worlds.world_pool import Branch, WorldPool, world_spec
 
 _LINGER_S = 0.05
-"""How long rows that nothing waits for may gather."""
-
-
-REPLAY = "|replay "
-"""In the key of a task that LangGraph ran again under its old id, before what tells this time from the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One execution of a node, as LangGraph names it."""
-
-    node: str
-    key: str  # thread, namespace and task id, perhaps `REPLAY`: its place in the journal
-    superstep: str  # thread, namespace and parent checkpoint
-    index: int  # among the tasks of its superstep
-    width: int  # how many these are
-    attempt: int = 1
-    durable: bool = False  # the thread's checkpoints outlive the invocation
-    inner: bool = False  # run by a node's own code: not in the plan, which has the node
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a thread's world stands, all joins done."""
-
-    branch: BranchPath
-    at: str
-    snapshot: Snapshot
-    checkpoint: CheckpointId
-    unsealed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Superstep:
-    """What the tasks of one superstep share. `place` names its fork; None where there is only one task."""
-
-    line: Branch
-    start: Position
-    place: str | None = None
-    env: StoredPosition | None = None  # what it was found by
-    children: dict[int, Branch] = field(default_factory=dict)
-
-    def branch(self, index: int) -> Branch:
-        if self.place is None:
-            return self.line
-        if index not in self.children:
-            path = BranchPath(f"{self.line.path}/{self.place}.{index}")
-            self.children[index] = Branch(path, self.start.snapshot, self.start.checkpoint)
-        return self.children[index]
+"""How long rows that nothing waits for may be collected before they are written."""
 
 
 class GraphRun:
-    """A run of the LangGraph front end, while an invocation works on it."""
+    """A run of a LangGraph graph while invocations work on it."""
 
     def __init__(self, services: Services, record: RunRecord, plan: Plan, journal: Journal) -> None:
         self.services = services
@@ -101,19 +53,21 @@ class GraphRun:
         self.journal = journal
         self.worlds = WorldPool(services.backend, world_spec(record))
         self._lines: dict[BranchPath, Branch] = {}
-        self._heads: dict[str, str] = {}  # branch to the key of the row that it stands at
+        self._heads: dict[str, str] = {}  # by branch: the key of the row at which it stands
         self._forks = 0
-        self.lineage = Lineage(self)
-        self.again: Callable[[Any, Task], None] | None = None  # asked before a node's code runs, where one runs again
+        self.lost_states: LostStates[GraphRun] = LostStates(self)
+        # called before a node's code runs, if a node is run again to recompute its files
+        self.again: Callable[[Any, Task], None] | None = None
         self.recorded_keys: dict[str, str] = {}  # keys of tasks that the journal has under another key
-        self.came_back = False  # it was ended on the way, and no world of it has been mounted since
+        self.came_back = False  # the run was interrupted, and no world of it has been mounted since
         self.stands = (record.status, record.error or "")  # how its last invocation ended
-        self._goes_on = False  # else it is only looked at, and its row says how it stands
-        self.with_checkpoints = False  # LangGraph's are committed with the rows, and follow those of finished nodes
+        self._goes_on = False  # False while the run is only read: its row then keeps the recorded status
+        # LangGraph's checkpoints are committed with the rows, after those of finished nodes
+        self.with_checkpoints = False
         self._supersteps: dict[str, Superstep] = {}
         self._loop = asyncio.get_running_loop()
         self._noted = deque[OpRecord]()
-        self._whole: dict[str, Snapshot] = {}  # known to be there
+        self._whole: dict[str, Snapshot] = {}  # known to be complete
         self._is_lingering = False
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
@@ -136,8 +90,8 @@ class GraphRun:
         *,
         looks: bool = False,
     ) -> GraphRun:
-        """Take a run over from where its journal ends; `looks`: it stays as it stands until it `goes_on`. Raises
-        `RunLocked` where another process works on it."""
+        """Open a run where its journal ends. With `looks`, its recorded status stays until `goes_on` is called.
+        Raises `RunLocked` if another process works on it."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(hold_run(services.locks, services.store, record.id))
             ops = await services.store.ops(record.id)
@@ -167,23 +121,23 @@ class GraphRun:
         return run
 
     async def goes_on(self) -> None:
-        """From here on its row says that it runs."""
+        """Record that the run is running."""
         if self._goes_on:
             return
-        self._goes_on = True  # also where the caller is cancelled, who hears of it when the row is written
+        self._goes_on = True  # set first: a cancelled caller gets its error only after the row is written
         if self.record.status is not RunStatus.RUNNING:
             await self.services.store.commit(self.record.id, update=RunUpdate(status=RunStatus.RUNNING))
             self.record = replace(self.record, status=RunStatus.RUNNING)
 
     @cached_property
     def reuse(self) -> Reuse:
-        """Made when a command asks whether it was run before: it looks at all that worlds see of this machine."""
+        """Made when a command first asks for reuse: it fingerprints everything that worlds see of this machine."""
         made = reuse_of(self.services, self.record, self.journal)
         self._stack.callback(made.close)
         return made
 
     async def close(self, status: RunStatus, error: str = "") -> None:
-        """One that was only looked at stands as it stood, whatever is said."""
+        """End the run with this status. A run that was only read keeps its recorded status instead."""
         end = RunUpdate(status=status, error=error)
         if not self._goes_on:
             status, end = self.stands[0], RunUpdate()
@@ -197,7 +151,7 @@ class GraphRun:
             self.services.emit(RunEnded(self.record, status))
 
     def task_op(self, task: Task) -> PlanOp:
-        """The plan's operation for a node; its catch-all for what a node's own code runs."""
+        """Return the plan's operation for a node, or its catch-all for what a node's code runs."""
         return self.plan.catch_all if task.inner else self._runs.get(task.node, self.plan.catch_all)
 
     def seal_op(self, op: PlanOp) -> PlanOp | None:
@@ -211,7 +165,7 @@ class GraphRun:
         checkpoint: tuple[Branch, Snapshot, str] | None = None,
         durable: Durable = Durable.NOW,
     ) -> None:
-        """Record these, and what was noted before with them."""
+        """Record these rows, after those that were noted before."""
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
         try:
             await self.journal.record(*noted, *rows, checkpoint=checkpoint, durable=durable)
@@ -222,8 +176,8 @@ class GraphRun:
             self._remember(row)
 
     def note(self, row: OpRecord) -> None:
-        """Record a row that nothing waits for: with the next that is waited for, or a little later by itself. On any
-        thread."""
+        """Record a row that nothing waits for: with the next row that is waited for, or a little later. Any thread
+        may call this."""
         self._noted.append(row)
         if not self._is_lingering:
             self._is_lingering = True
@@ -235,7 +189,8 @@ class GraphRun:
     async def _write_behind(self) -> None:
         await asyncio.sleep(_LINGER_S)
         self._is_lingering = False
-        with suppress(Exception):  # they are noted still: whoever records next, or ends the run, meets the error
+        # the rows stay noted: the next recording, or the end of the run, meets the error again
+        with suppress(Exception):
             await self.write_noted()
 
     async def write_noted(self) -> None:
@@ -249,9 +204,9 @@ class GraphRun:
     def _remember(self, row: OpRecord) -> None:
         if row.status is not OpStatus.DONE:
             return
-        self.lineage.note(row)
+        self.lost_states.note(row)
         if row.kind is OpKind.RUN:
-            if row.snapshot_in != row.snapshot_out:  # else its branch stands where it stood
+            if row.snapshot_in != row.snapshot_out:  # otherwise the branch stands where it stood
                 self._heads[row.branch] = row.key
         elif row.kind is OpKind.FORK:
             self._forks += 1
@@ -261,7 +216,7 @@ class GraphRun:
             self._heads[row.branch] = row.key
 
     def first(self, snapshot: Snapshot, checkpoint: CheckpointId) -> StoredPosition:
-        """Where a thread's world stands before its first node."""
+        """Return where a thread's world stands before its first node."""
         return {
             "run": self.record.id,
             "branch": "root",
@@ -271,7 +226,7 @@ class GraphRun:
         }
 
     async def superstep(self, task: Task, env: StoredPosition) -> Superstep:
-        """Where this task's superstep stands; the same answer for each of its tasks. Raises `NodesConflict`."""
+        """Return the position of this task's superstep, the same for each of its tasks. Raises `NodesConflict`."""
         async with self._lock:
             if task.superstep not in self._supersteps:
                 await self.journal.settled()
@@ -279,8 +234,8 @@ class GraphRun:
             return self._supersteps[task.superstep]
 
     async def lent(self, key: str, inside: str, parent: Branch, snapshot: Snapshot) -> tuple[Branch, str]:
-        """A new branch for what a node's code runs on a fork of the node's world; and the place of that fork."""
-        async with self._lock:  # the place is counted by the rows
+        """Make a branch for what a node's code runs on a fork of its world; return it and the name of the fork."""
+        async with self._lock:  # names of forks are numbered by the recorded rows
             return await self._lent(key, inside, parent, snapshot)
 
     async def _lent(self, key: str, inside: str, parent: Branch, snapshot: Snapshot) -> tuple[Branch, str]:
@@ -321,7 +276,8 @@ class GraphRun:
     async def taken_back(
         self, key: str, task: Task, parent: Branch, merge: tuple[Snapshot, Snapshot, Snapshot], merged: Snapshot
     ) -> None:
-        """Record that the node's world took in what ran on a fork of it. `merge`: base, the node's, the fork's."""
+        """Record that a node's world took in what ran on a fork of it. `merge` is (base, the node's state, the fork's
+        state)."""
         base, ours, theirs = merge
         row = self.row(
             OpKind.MERGE,
@@ -338,8 +294,9 @@ class GraphRun:
         await self.record_rows(row, checkpoint=(parent, merged, f"inside {task.node}"))
 
     async def settle(self, env: StoredPosition) -> Position:
-        """The position that the channel's value means; what it leaves to be merged is merged now."""
-        if (joined := await self._joined(env)) is not None:  # a node may ask while it is run again, and the lock held
+        """Return the position that the channel's value describes, after merging what it lists to be merged."""
+        # without the lock: a rerun node may ask this while the caller that waits for it holds the lock
+        if (joined := await self._joined(env)) is not None:
             return joined
         async with self._lock:
             return await self._settle(env)
@@ -357,7 +314,7 @@ class GraphRun:
             line.snapshot, line.checkpoint = start.snapshot, start.checkpoint
         if task.width == 1:
             return Superstep(line, start, env=env)
-        if line.unsealed and line.world is not None:  # children can only stand on a sealed state
+        if line.unsealed and line.world is not None:  # children can fork only from a sealed state
             line.snapshot, line.unsealed = await line.world.seal(flush=False), False
         start = replace(start, snapshot=line.snapshot, unsealed=False)
         if place is None:
@@ -365,7 +322,7 @@ class GraphRun:
         return Superstep(line, start, place, env)
 
     async def _path(self, task: Task, start: Position) -> tuple[BranchPath, str | None]:
-        """The branch that the superstep acts on and, where the journal knows it, the place of its fork."""
+        """Return the branch on which the superstep acts and, if the journal knows it, the name of its fork."""
         if (row := self.journal.served(f"{task.superstep}|FORK")) is not None:
             return row.branch, codec.decode(row.result_json or "")["place"]
         if task.width == 1 and (row := self.journal.served(task.key)) is not None:
@@ -374,7 +331,8 @@ class GraphRun:
             return BranchPath(row.attrs["line"]), None
         line = self._lines.get(start.branch)
         taken = line is not None and line.lock.locked() and task.width == 1 and not start.unsealed
-        if self._heads.get(start.branch, "") == start.at and not taken:  # else a copy of the thread runs on it
+        # otherwise a copy of the thread runs on the branch
+        if self._heads.get(start.branch, "") == start.at and not taken:
             return start.branch, None
         place = f"{self._fork_op.id}.{self._forks}"
         path = BranchPath(f"{start.branch}/{place}.0")
@@ -410,7 +368,7 @@ class GraphRun:
         return await self._join(here, join_key(env), env["join"]) if "join" in env else here
 
     async def _joined(self, env: StoredPosition) -> Position | None:
-        """Where its tasks were joined already: what they stood on is not looked at."""
+        """Return the position after the join if the tasks were joined already; their states are not read then."""
         row = self.journal.served(f"{join_key(env)}|RELEASE") if "join" in env else None
         if row is None or row.snapshot_out is None:
             return None
@@ -418,7 +376,7 @@ class GraphRun:
         return Position(BranchPath(env["branch"]), row.key, snapshot, CheckpointId(row.attrs["checkpoint"]))
 
     async def _join(self, here: Position, key: str, children: list[list[str]]) -> Position:
-        """Merge the tasks of a superstep, in the order of their paths, and release their branches."""
+        """Merge the tasks of a superstep in the order of their paths, and release their branches."""
         line = Branch(here.branch, here.snapshot, here.checkpoint)
         theirs = [(node, await self.snapshot(id)) for id, node, _, _ in children]
         steps = await asyncio.to_thread(merged, self.services.snapshots, here.snapshot, theirs)
@@ -470,13 +428,13 @@ class GraphRun:
         return Position(here.branch, release.key, line.snapshot, line.checkpoint)
 
     async def snapshot(self, id: str) -> Snapshot:
-        """The state as it can be mounted, made again where it is lost. Raises `StateGone`."""
+        """Return the state ready to be mounted; recompute it if it is lost. Raises `StateGone`."""
         found = self._whole.get(id)
         if found is None:
-            found = self._whole[id] = await self.lineage.whole(SnapshotId(id))
+            found = self._whole[id] = await self.lost_states.whole(SnapshotId(id))
         return found
 
     def recovered(self, branch: BranchPath, level: Level, why: str, took_s: float) -> None:
-        """Tell which level of recovery a branch goes on from."""
+        """Report by which level of recovery a branch continues."""
         self.came_back = self.came_back and level is Level.RETRY
         self.services.emit(Recovered(self.record.id, branch, level, why, took_s))

@@ -1,10 +1,10 @@
-"""A lost or damaged state of a thread, made again from what its journal and its checkpoints hold.
+"""Recompute a lost or damaged state of a thread from its journal and its checkpoints.
 
-The journal says what made each state: a node, from the state where its superstep began, or a merge of siblings. From
-the lost one its makers are followed back to states that are whole, and done again from there. A node runs as it ran
-then (`again.py`): on the channel values, the answers and the writes of its own checkpoint, which are not lost. What
-comes out must have the content that was recorded. It takes the lost one's place by a row of the journal: the next
-process finds it, and a crash on the way costs only what was not made yet.
+The journal says what made each state: a node, starting from the state where its superstep began, or a merge of
+siblings. From the lost state, these rows are followed back to states that are complete, and computed again from
+there. A node runs as it ran before (`app/rerun_node.py`), on the channel values, answers and writes of its own
+checkpoint. The result must have the recorded content key. A journal row then names it as the stand-in for the lost
+state: the next process finds it, and after a crash only what was not recomputed yet is left to do.
 """
 
 from __future__ import annotations
@@ -15,47 +15,68 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Generic, Protocol, TypeVar
 
-from ramify.compiler.plan import OpKind
+from ramify.compiler.plan import OpKind, Plan, PlanOp
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.estimates.cost_model import Choice
 from ramify.runtime.estimates.recorded_runs import FILES, files_written
 from ramify.runtime.events import Level
+from ramify.runtime.execution.driver import Services
 from ramify.runtime.langgraph.errors import StateGone
-from ramify.runtime.records import AGAIN, CheckpointId, OpRecord, OpStatus, checkpoint_id
+from ramify.runtime.records import AGAIN, BranchPath, CheckpointId, OpRecord, OpStatus, RunRecord, checkpoint_id
 from ramify.runtime.worlds.recovery import LOST
 
-if TYPE_CHECKING:
-    from ramify.runtime.langgraph.thread.graph_run import GraphRun
-
-_SHOWN = 4  # paths in an error
+_SHOWN = 4  # paths shown in an error
 
 
 class CannotRecompute(Exception):
-    """Why a state cannot be made again."""
+    """Says why a state cannot be recomputed."""
 
 
-class Past(Protocol):
-    """A thread of a compiled graph, and its checkpoints."""
+class RunWithLostStates(Protocol):
+    """What recomputing a run's lost states needs of the run."""
 
-    async def node_again(
-        self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack
+    @property
+    def record(self) -> RunRecord: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def services(self) -> Services: ...
+    def row(self, kind: OpKind, op: PlanOp, key: str, branch: BranchPath, **changes: object) -> OpRecord: ...
+    async def record_rows(self, *rows: OpRecord) -> None: ...
+    def recovered(self, branch: BranchPath, level: Level, why: str, took_s: float) -> None: ...
+
+
+R = TypeVar("R", bound=RunWithLostStates)
+R_contra = TypeVar("R_contra", bound=RunWithLostStates, contravariant=True)
+
+
+class RerunsNodes(Protocol[R_contra]):
+    """Runs nodes of one thread again."""
+
+    async def rerun_node(
+        self, run: R_contra, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack
     ) -> SnapshotId | None:
-        """Run a node as it ran when `row` was recorded, up to there: the state that is left then, not flushed.
-        `rows`: the run's. `kept` keeps it from collections, and what was sealed on the way.
+        """Run a node as it ran when `row` was recorded. Return the state that it leaves, not yet flushed; None if the
+        thread's checkpoints do not tell where it ran.
 
-        None where the thread's checkpoints do not tell where it ran. Raises `CannotRecompute`."""
+        `rows` are all rows of the run. `kept` protects the states that are sealed on the way from garbage collection.
+
+        Raises `CannotRecompute`.
+        """
         ...
 
 
 @dataclass(eq=False, slots=True)
-class Lineage:
-    """The lost states of one run, and what stands in their places."""
+class LostStates(Generic[R]):
+    """The lost states of one run and their stand-ins."""
 
-    run: GraphRun
-    pasts: dict[str, Past] = field(default_factory=dict)  # by thread: those whose invocations work on the run
+    run: R
+    rerunners: dict[str, RerunsNodes[R]] = field(
+        default_factory=dict
+    )  # by thread: those whose invocations work on the run
     _stand_ins: dict[str, SnapshotId] = field(default_factory=dict)  # by what was lost
     _again: list[OpRecord] = field(default_factory=list)  # done again since somebody asked, in order
     _making: set[SnapshotId] = field(default_factory=set)
@@ -84,7 +105,7 @@ class Lineage:
             except CannotRecompute as refused:
                 whole = await self._whole_before(id)
                 raise StateGone(self.run.record.id, id, why, str(refused), whole) from refused
-            told = f"{why}; done again: {', '.join(_what(row) for row in self._again)}"
+            told = f"{why}; computed again: {', '.join(_what(row) for row in self._again)}"
             branch = self._again[-1].branch
             self.run.recovered(branch, Level.LINEAGE, told, time.perf_counter() - begun)
             return made
@@ -102,16 +123,16 @@ class Lineage:
         todo = [id]
         while todo:
             lost = todo[-1]
-            if await self._there(lost) is not None:  # several needed it
+            if await self._there(lost) is not None:  # several states needed it
                 now.pop(todo.pop(), None)
                 continue
             if lost in self._making:
-                raise CannotRecompute(f"snapshot {lost[:12]} is needed to make itself again")
+                raise CannotRecompute(f"snapshot {lost[:12]} is needed to recompute itself")
             if lost not in now:
                 now[lost] = self._next(makers.setdefault(lost, _makers(rows, marked, lost)), rows, lost)
             needs = [one for one in _needs(now[lost]) if await self._there(one) is None]
             if any(one in now for one in needs):
-                del now[lost]  # they wait for it themselves: another row made it
+                del now[lost]  # these need the state themselves, so another row made it
             elif needs:
                 todo += needs
             elif not await self._made(rows, now[lost], lost, content.get(lost, "")):
@@ -127,25 +148,24 @@ class Lineage:
         if row is not None:
             return row
         if lost == self.run.record.base_snapshot:
-            raise CannotRecompute("it is the folder as the run began with it, which nothing makes again")
+            raise CannotRecompute("it is the workspace as the run began with it, which cannot be recomputed")
         if any(row.key.startswith("edit ") and row.snapshot_out == lost for row in rows):
-            raise CannotRecompute(f"a person edited snapshot {lost[:12]}, and that cannot be done again")
+            raise CannotRecompute(f"a person edited snapshot {lost[:12]}, which cannot be recomputed")
         known = next((row for row in rows if row.kind is OpKind.RUN and row.snapshot_out == lost), None)
         if known is None:
             raise CannotRecompute(f"nothing in the journal says how snapshot {lost[:12]} was made")
         what = _what(known)
-        raise CannotRecompute(
-            f"{what} would have to be done again, and no checkpoint that is kept says on what it ran"
-        )
+        raise CannotRecompute(f"{what} would have to run again, and no kept checkpoint says on what it ran")
 
     async def _made(self, rows: Sequence[OpRecord], row: OpRecord, lost: SnapshotId, content: str) -> bool:
-        """Do again what a row did, and write down what stands in for the lost state. False where nobody can."""
+        """Compute a row's state again and record it as the stand-in for the lost one. Return False if nothing can
+        compute it."""
         with ExitStack() as kept:
             begun = time.perf_counter()
             self._making.add(lost)
             try:
                 made = (
-                    await self._merged(row) if row.kind is OpKind.MERGE else await self._node_again(rows, row, kept)
+                    await self._merged(row) if row.kind is OpKind.MERGE else await self._rerun_node(rows, row, kept)
                 )
             finally:
                 self._making.discard(lost)
@@ -169,7 +189,7 @@ class Lineage:
             snapshot_in=row.snapshot_in,
             snapshot_out=made.id,
             started_at=self.run.services.clock() - took,
-            summary=f"{_what(row)} done again, for lost {lost[:12]}",
+            summary=f"{_what(row)} computed again, for lost {lost[:12]}",
             attrs={AGAIN: lost, **choice.attrs(took)},
         )
         await self.run.record_rows(stands)
@@ -181,11 +201,11 @@ class Lineage:
         try:
             return await asyncio.to_thread(self.run.services.snapshots.merge, base, ours, theirs, flush=False)
         except MergeConflict as conflict:
-            raise CannotRecompute(f"{_what(row)} was done again, and did not merge: {conflict}") from conflict
+            raise CannotRecompute(f"{_what(row)} was run again, and did not merge: {conflict}") from conflict
 
-    async def _node_again(self, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack) -> Snapshot | None:
-        for past in list(self.pasts.values()):
-            if (id := await past.node_again(self.run, rows, row, kept)) is not None:
+    async def _rerun_node(self, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack) -> Snapshot | None:
+        for rerunner in list(self.rerunners.values()):
+            if (id := await rerunner.rerun_node(self.run, rows, row, kept)) is not None:
                 return await asyncio.to_thread(self.run.services.snapshots.get, id)
         return None
 
@@ -196,12 +216,12 @@ class Lineage:
         named = sorted(before ^ paths if before and before != paths else before | paths)
         at = f", the first of them {', '.join(named[:_SHOWN])}" if named else ""
         return (
-            f"{_what(row)} was done again, and left other files than before (content {made.content_key[:12]}, "
-            f"recorded {content[:12]}){at}: it depends on something else than its state and its world"
+            f"{_what(row)} was run again, and left other files than before (content {made.content_key[:12]}, "
+            f"recorded {content[:12]}){at}: it depends on something other than its state and its world"
         )
 
     async def _there(self, id: SnapshotId) -> Snapshot | None:
-        """The state, or what stands in for it; None where neither is whole."""
+        """Return the state or its stand-in; None if neither is complete."""
         for one in (id, self._stand_ins.get(id)):
             if one is not None:
                 try:
@@ -211,14 +231,14 @@ class Lineage:
         return None
 
     def _mountable(self, id: SnapshotId) -> Snapshot:
-        """The snapshot, its layers there: bytes are not read, `ramify fsck` does that."""
+        """Return the snapshot if all its layers exist. Their bytes are not verified: `ramify fsck` does that."""
         found = self.run.services.snapshots.get(id)
         self.run.services.snapshots.lower_dirs(found)
         self.run.services.snapshots.outside_dirs(found)
         return found
 
     async def _whole_before(self, lost: str) -> CheckpointId | None:
-        """The newest checkpoint before a lost one that LangGraph stood at, and whose files are there."""
+        """Return the newest checkpoint before a lost one at which LangGraph stood and whose files are complete."""
         run = self.run.record.id
         known = await self.run.services.store.checkpoints(run)
         at = next((number for number, one in enumerate(known) if one.snapshot_id == lost), len(known))
@@ -234,8 +254,9 @@ class Lineage:
 
 
 def _makers(rows: Sequence[OpRecord], marked: set[int], lost: SnapshotId) -> Iterator[OpRecord]:
-    """The rows that made a state, in their order: of what ran inside a node before the node. Last those of states
-    that a node's code had made when it called a graph or a task: these have checkpoints, by number in `marked`."""
+    """Yield the rows that made a state, in order: rows inside a node before the node's own. The last ones are states
+    that a node's code had made when it called a graph or task; they have checkpoints, whose numbers are in
+    `marked`."""
     here = [row for row in rows if row.snapshot_out == lost and row.status is not OpStatus.FAILED]
     for row in here:
         if row.kind in (OpKind.RUN, OpKind.MERGE) and _needs(row) and lost not in _needs(row):
@@ -244,7 +265,8 @@ def _makers(rows: Sequence[OpRecord], marked: set[int], lost: SnapshotId) -> Ite
 
 
 def _needs(row: OpRecord) -> list[SnapshotId]:
-    """The states that doing it again stands on; of a merge: base, ours, theirs. None where the row does not say."""
+    """Return the states that computing the row again needs; of a merge: base, ours, theirs. Empty if the row does not
+    say."""
     if row.kind is OpKind.MERGE:
         told = [row.attrs.get("base"), row.attrs.get("ours", row.snapshot_in), row.attrs.get("theirs")]
         return [SnapshotId(one) for one in told if one is not None] if None not in told else []

@@ -1,7 +1,8 @@
-"""Forks of a node's world, for the graphs and tasks that its code runs: made when one of these asks for a world.
+"""Forks of a node's world for the graphs and tasks that its code runs, made when one of these asks for a world.
 
-What is lent is the node's world as it was at the call. While the node has not asked for that world itself, this is
-where its superstep began, and nothing need be done at the call; a loan is `fixed` before the node's world changes.
+The fork has the node's world as it was at the call. As long as the node has not asked for its own world, that is the
+state where its superstep began, and nothing has to be done at the call. Before the node's world changes, all open
+loans are given its present state.
 """
 
 from __future__ import annotations
@@ -9,20 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ramify.fork_engine.types import Snapshot
+from ramify.runtime.langgraph.thread.positions import StoredPosition
+from ramify.runtime.langgraph.thread.supersteps import Superstep
+from ramify.runtime.records import BranchPath
 from ramify.runtime.worlds.world_pool import Branch
-
-if TYPE_CHECKING:
-    from ramify.runtime.langgraph.thread.attempt import Attempt
-    from ramify.runtime.langgraph.thread.graph_run import Superstep
-    from ramify.runtime.langgraph.thread.positions import StoredPosition
 
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A branch, the state that it begins in, and the place of its fork."""
+    """A fork that was made: its branch, the state in which it begins, and the name of the fork."""
 
     branch: Branch
     state: Snapshot
@@ -31,10 +29,10 @@ class Lent:
 
 @dataclass(eq=False, slots=True)
 class Loan:
-    """What one graph or task is lent. `make` records the fork, once."""
+    """What one graph or task may take. `make` records the fork, once."""
 
     make: Callable[[Snapshot | None], Awaitable[Lent]]
-    state: Snapshot | None = None  # as it was at the call, where the lender's world may have changed since
+    state: Snapshot | None = None  # the state at the call, if the lender's world may have changed since
     lent: Lent | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -47,7 +45,8 @@ class Loan:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """The place of an attempt that acts on a loan: not known before it asks for a world."""
+    """The position of an attempt that acts on a loan. It is unknown until the attempt asks for a world."""
 
-    lender: Attempt
+    lenders_place: Callable[[], tuple[BranchPath, str]]
+    """Returns the branch and the snapshot id where the lending node is now."""
     known: Callable[[], Awaitable[StoredPosition | Superstep]]

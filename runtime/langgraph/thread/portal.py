@@ -1,7 +1,7 @@
-"""An event loop of our own in a daemon thread: where the machine lives, whoever calls it.
+"""An event loop in a daemon thread, on which worlds, the database and the model client of an app live.
 
-LangGraph's synchronous API has no loop, and its asynchronous one has a new loop for every `asyncio.run`. Worlds,
-the database and the model client outlive both, so they live here, and callers cross over.
+LangGraph's synchronous API has no loop, and its asynchronous API gets a new loop with every `asyncio.run`. What an
+app opens outlives both, so it lives on a loop of its own, and callers send work there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Portal:
-    """Started by the first call. `stop` ends the thread."""
+    """An event loop in a thread, started by the first call. `stop` ends the thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +42,8 @@ class Portal:
             self._refuse_when_over()
             if self._loop is None:
                 self._owner = os.getpid()
-                # its own reader would keep the context of whoever asks first, and so a node, its graph and the app
+                # an empty context: the loop's own reader would keep the first caller's context, and with it a node,
+                # its graph and the app
                 self._loop = contextvars.Context().run(asyncio.new_event_loop)
                 self._thread = threading.Thread(target=self._run, args=(self._loop,), name="ramify", daemon=True)
                 self._thread.start()
@@ -58,7 +59,7 @@ class Portal:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the portal's own thread."""
+        """Whether the calling thread is the portal's."""
         return self._thread is threading.current_thread()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -72,11 +73,12 @@ class Portal:
             loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """It sees nothing of the caller's context: what it opens for good, such as the process that forks worlds,
-        would keep that, and with it the node that ran, its graph and the app."""
+        """Run work on the portal's loop, in an empty context. What the work opens for good, such as the process that
+        forks worlds, would otherwise keep the caller's context, and with it a node, its graph and the app."""
         try:
             loop = self.loop
-            with self._lock:  # what is submitted before `stop` is ended by it; later, nothing would ever run it
+            # work that is submitted before `stop` is ended by it; work submitted later would never run
+            with self._lock:
                 self._refuse_when_over()
                 return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, loop)
         except BaseException:
@@ -84,7 +86,8 @@ class Portal:
             raise
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """For callers without a loop. An interrupted caller cancels the work."""
+        """Run work and wait for it, for callers without a loop. If the caller is interrupted, the work is
+        cancelled."""
         future = self.submit(work)
         try:
             return future.result()
@@ -93,18 +96,18 @@ class Portal:
             raise
 
     async def cross(self, work: Coroutine[Any, Any, T]) -> T:
-        """For callers on a loop of their own."""
+        """Run work and await it, for callers on a loop of their own."""
         return await asyncio.wrap_future(self.submit(work))
 
     def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin, on the portal's own loop, what lasts as long as the portal, held by it. It sees nothing of the
-        context that asked for it, which would live as long."""
+        """Start, on the portal's loop, work that lasts as long as the portal, in an empty context. The portal holds
+        the task."""
         self._kept.append(asyncio.create_task(work, context=contextvars.Context()))
         return self._kept[-1]
 
     def retire(self, last: Callable[[], object] = lambda: None) -> None:
-        """Call `last` on the loop, let what is kept there end, and stop: not waited for, so that it may be asked for
-        while memory is collected, on any thread."""
+        """Call `last` on the loop, let the kept work end, and stop. It does not wait, so the garbage collector may
+        call it on any thread."""
         loop = self._loop  # no lock: this thread may hold it
         if loop is not None and not self._stopped:
             self._stopped = True
@@ -119,7 +122,7 @@ class Portal:
         with self._lock:
             self._stopped = True
             if os.getpid() != self._owner:
-                return  # a forked child's copy: its parent stops it
+                return  # this is the copy in a forked child: the parent stops the thread
             loop, thread = self._loop, self._thread
         if loop is not None and thread is not None and thread.is_alive():
             loop.call_soon_threadsafe(loop.stop)
@@ -127,8 +130,8 @@ class Portal:
 
 
 async def _what_is_left(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancelled: a thread that waits for it, such as a node's that was given up, would never be told otherwise, and
-    Python waits for such threads at its end."""
+    """Cancel the tasks that are left. A thread that waits for one, such as that of an abandoned node, would otherwise
+    wait for ever, and Python waits for such threads when it exits."""
     left = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
     for task in left:
         task.cancel()
@@ -136,7 +139,7 @@ async def _what_is_left(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class Crossing(Generic[T]):
-    """Work that was submitted in program order, to be awaited on any loop, or never."""
+    """Work that was submitted in program order. It may be awaited on any loop, or never."""
 
     def __init__(self, future: concurrent.futures.Future[T]) -> None:
         self._future = future
@@ -146,7 +149,7 @@ class Crossing(Generic[T]):
 
 
 class PortalSandbox(Sandbox):
-    """A world of the portal's loop, for code that runs on another one."""
+    """The sandbox of a world on the portal's loop, for code that runs on another loop."""
 
     def __init__(self, world: World, portal: Portal, commands: Commands | None = None) -> None:
         super().__init__(world, commands)

@@ -1,7 +1,7 @@
 """A checkpointer that shows a thread as it was before some of its tasks ended.
 
-LangGraph goes on from there as after a crash: those tasks are run, and what the others wrote is taken as it is. What
-it writes is kept in memory, and the thread's own checkpointer never hears of it.
+LangGraph continues from there as after a crash: it runs those tasks, and takes the writes of the others as they are.
+What it writes stays in memory; the thread's own checkpointer is not changed.
 """
 
 from __future__ import annotations
@@ -12,18 +12,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph._internal._constants import (
-    CONF,
-    CONFIG_KEY_CHECKPOINT_ID,
-    CONFIG_KEY_CHECKPOINT_NS,
-    CONFIG_KEY_THREAD_ID,
-    ERROR,
-    ERROR_SOURCE_NODE,
-    INTERRUPT,
-    NO_WRITES,
-    NULL_TASK_ID,
-    RESUME,
-)
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
     ChannelVersions,
@@ -35,6 +23,18 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.errors import GraphInterrupt
 
+from ramify.runtime.langgraph.compat import (
+    CONF,
+    CONFIG_KEY_CHECKPOINT_ID,
+    CONFIG_KEY_CHECKPOINT_NS,
+    CONFIG_KEY_THREAD_ID,
+    ERROR,
+    ERROR_SOURCE_NODE,
+    INTERRUPT,
+    NO_WRITES,
+    NULL_TASK_ID,
+    RESUME,
+)
 from ramify.runtime.langgraph.thread.positions import ENV
 
 _HOW_IT_ENDED = frozenset({ERROR, ERROR_SOURCE_NODE, INTERRUPT, RESUME})
@@ -42,8 +42,8 @@ _FAILED = "failed"
 
 
 def restore_task_outcome(writes: deque[tuple[str, Any]]) -> None:
-    """Of a call of a `@task`, as `RewoundCheckpointer` shows it: one that failed is run again, as far as it may be, and one that
-    asked asks still. Else its caller would be told that it had returned None."""
+    """Correct the writes of a called `@task` as `RewoundCheckpointer` shows them: a task that failed runs again if it
+    may, and one that asked a question still asks. Without this, its caller would be told that it returned None."""
     if [channel for channel, _ in writes] != [NO_WRITES]:
         return
     _, how = writes.pop()
@@ -52,7 +52,7 @@ def restore_task_outcome(writes: deque[tuple[str, Any]]) -> None:
 
 
 def checkpoints_by_task(saver: BaseCheckpointSaver[Any], thread: str, namespace: str) -> dict[str, list[str]]:
-    """By the task, the ids of the checkpoints that hold writes of it, the newest first: it ran on these."""
+    """Return, by task, the ids of the checkpoints that hold writes of it, newest first. The task ran on these."""
     found: dict[str, list[str]] = {}
     for saved in saver.list(_config(thread, namespace)):
         for task in {write[0] for write in saved.pending_writes or ()}:
@@ -66,9 +66,12 @@ def newest_checkpoint(saver: BaseCheckpointSaver[Any], thread: str, namespace: s
 
 
 class RewoundCheckpointer(BaseCheckpointSaver[Any]):
-    """`cuts`: by namespace, the checkpoint that is shown as the newest. `undone`: tasks that have not ended there.
-    `lent`: a graph that began on that state has not begun. `handled`: what failed is as it was, so that its error
-    handler runs."""
+    """Shows a thread as it was before some tasks ended.
+
+    `cuts`: by namespace, the checkpoint that is shown as the newest. `undone`: tasks that have not ended there.
+    `lent`: graphs that began on this state have not begun. `handled`: failed tasks stay failed, so that their error
+    handler runs.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class RewoundCheckpointer(BaseCheckpointSaver[Any]):
         self._undone = undone
         self._lent = lent
         self._handled = handled
-        self._new: dict[str, CheckpointTuple] = {}  # by namespace, the newest
+        self._new: dict[str, CheckpointTuple] = {}  # by namespace: the newest checkpoint
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         conf = config[CONF]
@@ -119,8 +122,8 @@ class RewoundCheckpointer(BaseCheckpointSaver[Any]):
         return {**conf, CONFIG_KEY_THREAD_ID: self._shown_as}
 
     def _writes(self, writes: Sequence[PendingWrite]) -> list[PendingWrite]:
-        """Of what is undone its answers only; of the others what they wrote, which is at least that they are done.
-        A `@task` is not, for its caller: `restore_task_outcome`."""
+        """Filter the writes. Of undone tasks keep only people's answers. Of the others keep what they wrote, or at
+        least a mark that they are done. A `@task` with that mark is corrected by `restore_task_outcome`."""
         kept, done, failed = list[PendingWrite](), set[str](), set[str]()
         for task, channel, value in writes:
             if channel == ERROR:
@@ -142,7 +145,7 @@ class RewoundCheckpointer(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """None: nothing that runs a node lists."""
+        """Return nothing: running a node does not list checkpoints."""
         return iter(())
 
     def put(

@@ -1,7 +1,7 @@
-"""What a compiled app keeps behind it: the portal, the services, and the runs that are being worked on.
+"""What a compiled app holds open: the portal, the services, and the runs that invocations work on.
 
-Everything is opened by the first node that runs. Nothing of it survives a kill, and nothing needs to: the runs are
-in the journal, and the sandboxes' helper ends with its parent.
+The first node that runs opens it. Nothing of it survives a kill, and nothing needs to: the runs are in the journal,
+and the sandboxes' helper process ends with its parent.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from langgraph.pregel._loop import PregelLoop
-
 from ramify.compiler.plan import Plan
 from ramify.fork_engine.types import Skipped, SnapshotId
 from ramify.runtime.errors import RunNotFound
@@ -25,14 +23,16 @@ from ramify.runtime.events import Observer
 from ramify.runtime.execution.driver import Launch, Services, create, new_run_id
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.langgraph.checkpointer import Saver
+from ramify.runtime.langgraph.compat import PregelLoop
 from ramify.runtime.langgraph.errors import AppClosed, WorldLost
 from ramify.runtime.langgraph.thread.attempt import Attempt
 from ramify.runtime.langgraph.thread.channels import WorldChannel, joined
-from ramify.runtime.langgraph.thread.graph_run import GraphRun, Task
-from ramify.runtime.langgraph.thread.lost_states import Past
+from ramify.runtime.langgraph.thread.graph_run import GraphRun
+from ramify.runtime.langgraph.thread.lost_states import RerunsNodes
 from ramify.runtime.langgraph.thread.nested_forks import Later, Loan
 from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
 from ramify.runtime.langgraph.thread.positions import StoredPosition
+from ramify.runtime.langgraph.thread.supersteps import Task
 from ramify.runtime.records import AGAIN, CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
 from ramify.runtime.store.run_locks import is_held
 from ramify.runtime.user_code.sandbox import SyncSandbox
@@ -46,42 +46,43 @@ OpenServices = Callable[[Observer | None], AbstractAsyncContextManager[Services]
 
 @dataclass(eq=False, slots=True)
 class Invocation:
-    """One call of `invoke`, `stream` and their like."""
+    """One call of `invoke`, `stream` and their variants."""
 
     thread: str | None
-    addressed: bool  # the caller named a checkpoint: its thread has been run before
+    addressed: bool  # the caller named a checkpoint: the thread has been run before
     calls: dict[RunId, LLMCalls] = field(default_factory=dict)
     runs: dict[RunId, GraphRun] = field(default_factory=dict)
-    order: tuple[str, dict[str, int]] = ("", {})  # a checkpoint, and the tasks that stand on it as they are applied
-    channel: WorldChannel | None = None  # of this invocation, once LangGraph has made it
-    loop: PregelLoop | None = None  # LangGraph's, once a node has run
-    within: Attempt | None = None  # the node whose code called
-    loan: Loan | None = None  # of its world, as that was when this invocation began
-    left: StoredPosition | None = None  # where a node stood that handed over to the graph above
+    # a checkpoint, and the order in which the writes of its tasks are applied
+    order: tuple[str, dict[str, int]] = ("", {})
+    channel: WorldChannel | None = None  # of this invocation, set when LangGraph has made it
+    loop: PregelLoop | None = None  # LangGraph's, set when a node has run
+    within: Attempt | None = None  # the node whose code called the graph
+    loan: Loan | None = None  # a loan of that node's world, as it was when this invocation began
+    left: StoredPosition | None = None  # where a node stood that handed over to the parent graph
     deadline_s: float | None = None
-    anonymous: RunId | None = None  # the run, where nothing is kept that could name it
-    saver: Saver | None = None  # its checkpointer, where that is ours
+    anonymous: RunId | None = None  # the run of an invocation without thread or checkpointer
+    saver: Saver | None = None  # its checkpointer, if that is Ramify's
     unsent: dict[str, StoredPosition] = field(
         default_factory=dict
-    )  # what nodes will write of their worlds, by the task
-    past: Past | None = None  # what its thread's lost states are made again from
-    instead: GraphRun | None = None  # the run that its nodes act in, where one of them is only run again
-    number: str = field(default_factory=new_run_id)  # tells it from every other invocation
-    looks: bool = False  # it runs no graph: how the run stands is as it was
+    )  # by task: what nodes will write to the world channel
+    rerunner: RerunsNodes[GraphRun] | None = None  # recomputes lost states of the thread
+    instead: GraphRun | None = None  # the run in which its nodes act, if a node is run again to recompute its files
+    number: str = field(default_factory=new_run_id)  # unique to this invocation
+    looks: bool = False  # it runs no graph: the run's status does not change
 
     @property
     def env(self) -> StoredPosition | None:
-        """Where the world stands, as far as finished supersteps go."""
+        """Where the world stands after the finished supersteps."""
         return self.channel.get() if self.channel is not None and self.channel.is_available() else None
 
     @property
     def ran_nothing(self) -> bool:
-        """Whether a thread that has a world was invoked, and there was nothing to do."""
+        """Whether a thread that has a world was invoked and had nothing to do."""
         return not self.calls and self.within is None and self.env is not None
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether it stopped on the way, without an error."""
+        """Whether it stopped before its end, without an error."""
         return self.loop is not None and self.loop.status != "done"
 
     def made(self, channel: WorldChannel) -> None:
@@ -89,13 +90,14 @@ class Invocation:
 
     @property
     def lends_later(self) -> bool:
-        """Whether a graph that a node's code calls may begin without a world: none of its nodes may ask for one."""
+        """Whether a graph that a node's code calls may begin without a world, since none of its nodes may ever ask
+        for one."""
         assert self.within is not None, "only for a graph in a node"
         self.loan = self.loan or self.within.lends()
         return self.loan.lent is None and not self.within.must_lend_now
 
     async def base(self) -> StoredPosition:
-        """Where a graph begins that a node's code calls: on a fork of the node's world."""
+        """Return where a graph begins that a node's code calls: on a fork of the node's world."""
         assert self.within is not None, "only for a graph in a node"
         self.loan = self.loan or self.within.lends()
         lent = await self.loan.taken()
@@ -103,12 +105,12 @@ class Invocation:
         return {**first, "branch": lent.branch.path, "base": lent.state.id, "lender": self.within.task.key}
 
     async def take_back(self) -> None:
-        """Bring what the graph did into the world of the node that called it."""
+        """Merge what the graph did into the world of the node that called it."""
         env = self.left or self.env
         if self.within is None or env is None or "base" not in env:
             return
         if self.loop is None and env.get("lender", self.within.task.key) != self.within.task.key:
-            return  # LangGraph took a graph that keeps its state for one that goes on, and gave what another task has
+            return  # LangGraph resumed a graph that keeps its state between calls, and returned another task's result
         if "child" in env:
             env = joined([env])
         state = (await self.within.run.settle(env)).snapshot
@@ -126,7 +128,7 @@ class Session:
     ) -> None:
         self.portal = Portal()
         self.plan = plan
-        self.observer = observer  # told of what the services emit; before they are opened
+        self.observer = observer  # receives the services' events, also before they are opened
         self._open_services = open_services
         self._workspace = workspace
         self._deadline_s = deadline_s
@@ -135,21 +137,22 @@ class Session:
         self._lock = asyncio.Lock()
         self._services: asyncio.Future[Services] | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._closed = False  # nobody enters any more
-        self._closing = asyncio.Event()  # nothing is written any more: the services may go
+        self._closed = False  # no invocation may enter
+        self._closing = asyncio.Event()  # nothing is written any more: the services may be closed
         self.last_run_id: RunId | None = None
-        self._dropped = weakref.finalize(self, self.portal.retire, self._closing.set)  # by who never closed it
+        # for apps that are never closed
+        self._dropped = weakref.finalize(self, self.portal.retire, self._closing.set)
         self._dropped.atexit = False
 
     def close(self) -> None:
-        """End what is open. Safe to call twice; the app cannot be used afterwards."""
+        """End everything that is open. Safe to call twice; the app cannot be used afterwards."""
         self._dropped.detach()
         if self.portal.started:
             self.portal.wait(self._close())
         self.portal.stop()
 
     async def start(self, invocation: Invocation, task: Task, env: StoredPosition | None) -> StoredPosition | None:
-        """A thread begins: import the workspace. None where it has begun already."""
+        """Import the workspace when a thread begins. Return None if the thread has begun already."""
         if invocation.within is not None:
             return await invocation.base()
         if env is not None:
@@ -157,8 +160,8 @@ class Session:
         return await self._first(await self._enter(invocation, await self._run_id(invocation, task), new=True))
 
     def quick(self, invocation: Invocation, task: Task, env: StoredPosition | None, saved: Saved) -> Attempt | None:
-        """The attempt at a node that need not stand before it asks for something. On any thread. None where there
-        is something to be done first: a thread to be opened, siblings to be merged, a recorded result to be found."""
+        """Return the attempt at a node that need not stand before it asks for something. Any thread may call this.
+        None if something has to be done first: open a thread, merge siblings, or find a recorded result."""
         within = invocation.within
         if within is not None and within.run.again is not None:
             return None
@@ -167,7 +170,7 @@ class Session:
         if env is None:
             if within is None or not invocation.lends_later or within.run.journal.knows(task.key):
                 return None
-            return Attempt(self.portal, within.run, task, Later(within, invocation.base), within.calls, saved)
+            return Attempt(self.portal, within.run, task, Later(within.place, invocation.base), within.calls, saved)
         run = invocation.runs.get(RunId(env["run"])) if within is None else within.run
         if run is None or run.record.id != env["run"] or run.journal.knows(task.key):
             return None
@@ -175,7 +178,7 @@ class Session:
         return Attempt(self.portal, run, task, env, calls, saved, held=env)
 
     async def begin(self, invocation: Invocation, task: Task, env: StoredPosition | None, saved: Saved) -> Attempt:
-        """The attempt at a node. Raises `RunNotFound` for a thread of another home."""
+        """Return the attempt at a node. Raises `RunNotFound` for a thread of another home."""
         if (within := invocation.within) is not None:
             ours = env is not None and env["run"] == within.run.record.id
             at = env if env is not None and ours else await invocation.base()
@@ -188,8 +191,8 @@ class Session:
         return Attempt(self.portal, run, task, at, invocation.calls[run.record.id], saved, held=env)
 
     async def end(self, invocation: Invocation, error: BaseException | None) -> None:
-        """An invocation is over. Raises `NodesConflict` where its last superstep does not merge, and what its run was
-        stopped with where the graph went on all the same."""
+        """End an invocation. Raises `NodesConflict` if its last superstep does not merge, and the error that stopped
+        its run if the graph continued in spite of it."""
         env = invocation.env if error is None and not invocation.is_interrupted else None
         try:
             if env is not None and "join" in env and env["run"] in invocation.calls:
@@ -212,33 +215,36 @@ class Session:
                     await run.close(*run.stands)
 
     async def caught_up(self, invocation: Invocation, *, goes_on: bool) -> None:
-        """A thread was invoked and nothing was left to run: if its run still counts as running, then its process was
-        killed between its last commit and its end, and it is ended here."""
+        """End the run of a thread that was invoked and had nothing to do, if it still counts as running: its process
+        was killed between its last commit and its end."""
         env = invocation.env
         assert env is not None, "only where ran_nothing"
         services = await self.services()
         run_id = RunId(env["run"])
         try:
             record = await services.store.run(run_id)
-        except RunNotFound:  # of another home, and nothing is to be run in this one
+        except RunNotFound:  # a run of another home; nothing has to run in this one
             return
         if record.status is RunStatus.RUNNING and run_id not in self._runs and not is_held(services.locks, run_id):
             run = await GraphRun.open(services, record, self.plan)
             await run.close(RunStatus.WAITING if goes_on else RunStatus.DONE)
 
     async def snapshot(
-        self, env: StoredPosition, past: Past | None = None, again: GraphRun | None = None
+        self, env: StoredPosition, rerunner: RerunsNodes[GraphRun] | None = None, again: GraphRun | None = None
     ) -> SnapshotId:
-        """The snapshot that a checkpoint's value means, siblings merged; what is lost is made again. Raises
-        `NodesConflict`, `WorldLost`, `StateGone`. `again`: where a node asks that is only run again."""
+        """Return the snapshot that a checkpoint's position describes. Siblings are merged; a lost state is
+        recomputed. `again` is the run of the calling node if that node is only run again.
+
+        Raises `NodesConflict`, `WorldLost`, `StateGone`.
+        """
         if env.get("unsealed"):
             raise WorldLost(env["branch"])
         run_id, at = RunId(env["run"]), SnapshotId(env["snapshot"])
         if "join" not in env and (whole := await self._whole(run_id, at)) is not None:
             return whole
-        asking = Invocation(None, addressed=True, past=past, looks=True)
+        asking = Invocation(None, addressed=True, rerunner=rerunner, looks=True)
         if again is not None and again.record.id == run_id:
-            asking.instead = again  # who runs it again waits for it, and holds what this would wait for
+            asking.instead = again  # the caller waits for the rerun and holds the lock that this would wait for
         run = await self._enter(asking, run_id)
         try:
             return (await run.settle(env)).snapshot.id if "join" in env else (await run.snapshot(at)).id
@@ -246,10 +252,13 @@ class Session:
             await self.end(asking, None)
 
     async def edit(
-        self, env: StoredPosition, change: Callable[[SyncSandbox], object], past: Past | None = None
+        self,
+        env: StoredPosition,
+        change: Callable[[SyncSandbox], object],
+        rerunner: RerunsNodes[GraphRun] | None = None,
     ) -> StoredPosition:
-        """Where a world stands after `change` was made to a fork of it, on a branch of its own."""
-        asking = Invocation(None, addressed=True, past=past, looks=True)
+        """Apply `change` to a fork of the world, on a branch of its own; return where the changed world stands."""
+        asking = Invocation(None, addressed=True, rerunner=rerunner, looks=True)
         run = await self._enter(asking, RunId(env["run"]))
         failure: BaseException | None = None
         try:
@@ -270,7 +279,7 @@ class Session:
 
     async def services(self) -> Services:
         failed = self._services is not None and self._services.done() and self._services.exception() is not None
-        if self._services is None or failed:  # another call may have more luck
+        if self._services is None or failed:  # try again: the earlier failure may have been temporary
             self._services = asyncio.get_running_loop().create_future()
             self._keeper = self.portal.keep(
                 _keep_open(self._open_services(self.observer), self._services, self._closing)
@@ -280,7 +289,7 @@ class Session:
     # Below: how it is done
 
     async def _whole(self, run: RunId, id: SnapshotId) -> SnapshotId | None:
-        """The state, or the one that was made again in its place; None where neither is whole."""
+        """Return the state, or its recomputed stand-in; None if neither is complete."""
         services = await self.services()
         if await asyncio.to_thread(missing, services.snapshots, id) is None:
             return id
@@ -291,7 +300,7 @@ class Session:
         return None
 
     async def _close(self) -> None:
-        async with self._lock:  # who is entering has entered
+        async with self._lock:  # wait for invocations that are entering
             self._closed = True
         try:
             for run_id, run in list(self._runs.items()):
@@ -314,7 +323,7 @@ class Session:
                 self._runs[run_id] = await self._open(services, invocation, run_id, new)
                 self._users[run_id] = set()
             run = self._runs[run_id]
-            if not invocation.looks:  # it may have been opened by who only looks
+            if not invocation.looks:  # it may have been opened only to be read
                 await run.goes_on()
             self._users[run_id].add(invocation)
             self.last_run_id = run_id
@@ -322,9 +331,9 @@ class Session:
                 if (saver := invocation.saver) is not None:
                     run.with_checkpoints = await asyncio.to_thread(saver.join, services.store)
                 invocation.runs[run_id] = run
-                if invocation.past is not None:
-                    run.lineage.pasts[invocation.thread or ""] = invocation.past
-                # every invocation has the whole deadline: a thread may lie still for days between two of them
+                if invocation.rerunner is not None:
+                    run.lost_states.rerunners[invocation.thread or ""] = invocation.rerunner
+                # every invocation gets the whole deadline: a thread may rest for days between two of them
                 given = self._deadline_s if invocation.deadline_s is None else invocation.deadline_s
                 limit = None if given is None else given + run.journal.consumed_s()
                 record = replace(run.record, deadline_s=limit)
@@ -342,7 +351,8 @@ class Session:
         return await GraphRun.open(services, record, self.plan, skipped, looks=invocation.looks)
 
     async def _run_id(self, invocation: Invocation, task: Task) -> RunId:
-        """Which run a thread without a world belongs to: a new one, the same however often its start is repeated."""
+        """Return the id of the run for a thread without a world: a new run, the same however often its start is
+        repeated."""
         if not task.durable:
             invocation.anonymous = invocation.anonymous or new_run_id()
             return invocation.anonymous
@@ -351,7 +361,7 @@ class Session:
         return RunId(hashlib.sha256(f"{self.plan.name}|{task.superstep}".encode()).hexdigest()[:12])
 
     async def _run_of(self, thread: str | None) -> RunRecord | None:
-        """The newest run of a thread."""
+        """Return the newest run of a thread."""
         services = await self.services()
         runs = (run for run in await services.store.runs() if run.thread_id == thread and run.name == self.plan.name)
         return next(runs, None)
@@ -364,7 +374,7 @@ class Session:
 async def _keep_open(
     opening: AbstractAsyncContextManager[Services], opened: asyncio.Future[Services], closing: asyncio.Event
 ) -> None:
-    """One task opens and closes the services: what they hold may belong to it. It does not hold the session."""
+    """Open and close the services in one task, to which what they hold may belong. It does not hold the session."""
     try:
         async with opening as services:
             opened.set_result(services)

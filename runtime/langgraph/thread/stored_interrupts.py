@@ -1,4 +1,4 @@
-"""What the interrupts of a waiting thread ask, as its checkpoints have it."""
+"""Read what the interrupts of a waiting thread ask from its checkpoints, without the user's program."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from langgraph._internal._constants import ERROR_SOURCE_NODE, INTERRUPT, RESUME
+from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 from sqlalchemy import Connection, select
 
 from ramify.runtime.codec import codec
 from ramify.runtime.journal.inbox import INTERRUPT_KEY, OpenQuestion
+from ramify.runtime.langgraph.checkpointer.compat import ERROR_SOURCE_NODE
 from ramify.runtime.langgraph.checkpointer.database import open_read_only_engine
+from ramify.runtime.langgraph.checkpointer.serializers import stored_json
 from ramify.runtime.langgraph.checkpointer.tables import writes
 from ramify.runtime.langgraph.checkpointer.values import load
-from ramify.runtime.langgraph.shown import shown
 from ramify.runtime.langgraph.thread.stored_thread import thread_rows
 from ramify.runtime.records import RunRecord
 
-_Row = list[tuple[int, str, int]]  # of a task: the number of each thing that it wrote, its channel, its value's id
+_Row = list[tuple[int, str, int]]  # writes of a task: number, channel, id of the value
 
 
 def questions(address: str | Path, record: RunRecord) -> list[object]:
-    """As JSON values; none where the thread stops before or after a node by its settings. No class of the user's is
-    imported for it. Raises `ThreadElsewhere` where its checkpoints are not in this database."""
+    """Return the questions as JSON values; empty if the thread stops before or after a node by its settings. No class
+    of the user's is imported. Raises `ThreadElsewhere` if its checkpoints are not in this database."""
     return [value for _, value, _ in _interrupts(address, record)]
 
 
 def open_interrupts(address: str | Path, record: RunRecord) -> list[OpenQuestion]:
-    """The same, each under the id that LangGraph gave it, answered or not. Raises `ThreadElsewhere`."""
+    """Return the questions with the ids that LangGraph gave them, answered or not. Raises `ThreadElsewhere`."""
     return [
         as_question(record, id, value, taken) for id, value, taken in _interrupts(address, record) if id is not None
     ]
 
 
 def as_question(record: RunRecord, id: str, value: object, taken: int = 0) -> OpenQuestion:
-    """`value`: what was asked, as a JSON value. `taken`: how many answers the task that asks has taken before: one
-    that failed after it took an answer still shows the interrupt, and asks the next."""
+    """Return the question for an interrupt. `value` is what was asked, as a JSON value. `taken` is how many answers
+    the task has taken: a task that failed after an answer still shows the interrupt and asks the next one."""
     summary = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).partition("\n")[0][:80]
     key = f"{INTERRUPT_KEY}{id}|{taken}"
     return OpenQuestion(record.id, key, codec.encode(value), record.updated_at, summary, native=id)
@@ -67,27 +68,27 @@ def _interrupts(address: str | Path, record: RunRecord) -> list[tuple[str | None
 
 
 def _has_ended(row: _Row) -> bool:
-    """Whether the task wrote its results, so that it asks no more. It may wait for the others of its step, and its
-    interrupt is kept with the results until they end. LangGraph numbers results from 0; of all else, only the name of
-    the node whose error a handler takes."""
+    """Tell whether the task wrote its results, so that it asks no more. It may wait for the others of its step, and
+    until they end its interrupt is kept with the results. LangGraph numbers results from 0; the only other write
+    with such a number is the name of the node whose error a handler takes."""
     return any(number >= 0 and channel != ERROR_SOURCE_NODE for number, channel, _ in row)
 
 
 def _written(connection: Connection, rows: Sequence[_Row]) -> list[dict[str, list[object]]]:
-    """What tasks wrote of their interrupts, by channel."""
+    """Return, for each task, the values of its interrupts by channel."""
     named = [[(channel, id) for _, channel, id in row if channel in (INTERRUPT, RESUME)] for row in rows]
     found = load(connection, [id for row in named for _, id in row])
     made: list[dict[str, list[object]]] = []
     for row in named:
         values: dict[str, list[object]] = {}
         for channel, id in row:
-            values.setdefault(channel, []).append(shown(found[id].kind, found[id].data))
+            values.setdefault(channel, []).append(stored_json(found[id].kind, found[id].data))
         made.append(values)
     return made
 
 
 def _named(values: Iterable[object]) -> list[tuple[str | None, object]]:
-    """Of each `Interrupt`, shown by its fields, the id and the value."""
+    """Return the id and the value of each `Interrupt`, which is stored as its fields."""
     found: list[tuple[str | None, object]] = []
     for value in values:
         for one in value if isinstance(value, list) else [value]:

@@ -1,19 +1,74 @@
-"""Joining the tasks of a superstep: a three-way merge of each child in turn, all on the snapshot they forked from."""
+"""Supersteps: their tasks, where they stand, and the merge of the tasks' worlds.
+
+Each task's state is merged in turn, three-way, with the snapshot from which all of them were forked as the base.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.langgraph.errors import NodesConflict
+from ramify.runtime.langgraph.thread.positions import StoredPosition
+from ramify.runtime.records import BranchPath, CheckpointId
+from ramify.runtime.worlds.world_pool import Branch
+
+REPLAY = "|replay "
+"""In the key of a task that LangGraph ran again under its old id; what follows it is unique to that invocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One execution of a node, as LangGraph names it."""
+
+    node: str
+    key: str  # journal key: thread, namespace and task id, perhaps followed by `REPLAY`
+    superstep: str  # thread, namespace and parent checkpoint
+    index: int  # among the tasks of its superstep
+    width: int  # number of tasks of the superstep
+    attempt: int = 1
+    durable: bool = False  # the thread's checkpoints outlive the invocation
+    inner: bool = False  # run by a node's own code: the plan has only the node
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a thread's world stands, after all joins."""
+
+    branch: BranchPath
+    at: str
+    snapshot: Snapshot
+    checkpoint: CheckpointId
+    unsealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Superstep:
+    """What the tasks of one superstep share. `place` names its fork; None for a superstep of one task."""
+
+    line: Branch
+    start: Position
+    place: str | None = None
+    env: StoredPosition | None = None  # the stored position that led to it
+    children: dict[int, Branch] = field(default_factory=dict)
+
+    def branch(self, index: int) -> Branch:
+        if self.place is None:
+            return self.line
+        if index not in self.children:
+            path = BranchPath(f"{self.line.path}/{self.place}.{index}")
+            self.children[index] = Branch(path, self.start.snapshot, self.start.checkpoint)
+        return self.children[index]
 
 
 def merged(store: SnapshotStore, base: Snapshot, children: Sequence[tuple[str, Snapshot]]) -> list[Snapshot | None]:
-    """What the world is after each (node, snapshot) was merged in order, None where that one changed nothing.
+    """Return the state of the world after each (node, snapshot) was merged in order; None for one that changed
+    nothing.
 
-    Raises `NodesConflict` naming two that do not fit together, the same two whoever finished first.
+    Raises `NodesConflict` with two nodes that do not merge, the same two whichever finished first.
     """
     here, steps = base, list[Snapshot | None]()
     for number, (node, child) in enumerate(children):

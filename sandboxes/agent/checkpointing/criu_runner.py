@@ -95,14 +95,14 @@ class CriuProgram:
         """Dump the process tree of `root` and leave it stopped. If the dump fails, all processes run on."""
         self._run("dump", images, "-t", str(root), "--leave-stopped")
         if self._features:
-            _place(images, FEATURES).write_bytes(_boot() + self._features)
+            _place(images, FEATURES).write_bytes(_boot_id() + self._features)
 
     def restore(self, images: int) -> None:
         """Restore the tree as running children of this process."""
         with contextlib.suppress(FileNotFoundError):
             known = _place(images, FEATURES).read_bytes()
-            if known.startswith(_boot()):
-                self._features = known.removeprefix(_boot())
+            if known.startswith(_boot_id()):
+                self._features = known.removeprefix(_boot_id())
         self._run("restore", images, "--restore-detached")
 
     def _run(self, verb: str, images: int, *arguments: str) -> None:
@@ -116,7 +116,7 @@ class CriuProgram:
             work = f"/proc/self/fd/{folder}"
             places = ("-D", f"/proc/self/fd/{images}", "-W", work, "-v2", "-o", LOG)
             environment = {"XDG_RUNTIME_DIR": work, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-            status = _finish([*self._command, verb, *places, *COMMON, *arguments], environment, (images, folder))
+            status = _run_to_end([*self._command, verb, *places, *COMMON, *arguments], environment, (images, folder))
             if status != 0:
                 raise OSError(f"criu {verb} ended with {status}: {_first_error(_place(folder, LOG))}")
             if verb == "dump" and _place(folder, FEATURES).exists():
@@ -130,7 +130,7 @@ def _place(folder: int, name: str) -> Path:
     return Path(f"/proc/self/fd/{folder}/{name}")
 
 
-def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int:
+def _run_to_end(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int:
     """Run a program to its end with these descriptors; return its exit code, negative for a signal. A program that
     hangs is killed. This process is closed to it meanwhile."""
     kernel.set_undumpable(closed=True)
@@ -161,7 +161,7 @@ def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int
         kernel.set_undumpable(closed=False)
 
 
-def _boot() -> bytes:
+def _boot_id() -> bytes:
     return Path("/proc/sys/kernel/random/boot_id").read_bytes()
 
 

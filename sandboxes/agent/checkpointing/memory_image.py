@@ -124,12 +124,12 @@ def places(kept: Iterable[StoredArea], *, whole: bool) -> tuple[Place, ...]:
 
 
 def write_image(
-    pid: int, memory: int, image: int, came: Collection[FileId], base: BasePages | None
+    pid: int, memory: int, image: int, restored_from: Collection[FileId], base: BasePages | None
 ) -> list[StoredArea]:
     """Write the process's own pages into the file `image`; return all its areas except the kernel's.
 
-    `came`: files that its pages were mapped from when it was restored; those pages are its own. With `base`, pages
-    that lie there already are left out, unless too much differs. Raises `CannotDump`.
+    `restored_from`: files that its pages were mapped from when it was restored; those pages are its own. With `base`,
+    pages that lie there already are left out, unless too much differs. Raises `CannotDump`.
     """
     found = areas(pid)
     if len(found) > MOST_AREAS:
@@ -138,16 +138,16 @@ def write_image(
         raise CannotDump(f"it has mapped more than {MOST_BYTES >> 30} GiB of addresses")
     found = [area for area in found if area.name not in KERNELS]
     for area in found:
-        _check(area, once=area.of in came)
+        _check(area, once=area.of in restored_from)
     with _opened(f"/proc/{pid}/pagemap") as pagemap:
-        stopped = _Stopped(pagemap, memory, came)
+        stopped = _Stopped(pagemap, memory, restored_from)
         kept = [] if base is None else [one for area in found for one in stopped.over(area, base)]
-        if base is None or _too_much(kept, base):
+        if base is None or _needs_new_base(kept, base):
             kept = [one for area in found for one in _without_holes(area, tuple(stopped.own(area)))]
-    return _written_to(image, memory, [replace(one, area=_plainly(one.area, came)) for one in kept])
+    return _write_areas(image, memory, [replace(one, area=_as_private(one.area, restored_from)) for one in kept])
 
 
-def _too_much(kept: Sequence[StoredArea], base: BasePages) -> bool:
+def _needs_new_base(kept: Sequence[StoredArea], base: BasePages) -> bool:
     """Whether so much differs, or so little of the base is still used, that a new file serves forks better."""
     differs = sum(length for one in kept if one.area.plain for _, length in one.runs)
     used = sum(one.area.size for one in kept if one.below >= 0)
@@ -165,17 +165,17 @@ def _without_holes(area: Area, runs: Sequence[ByteRange]) -> Iterator[StoredArea
     for offset, length in (*runs, (area.size, 0)):
         if offset - last >= HOLE:
             if last > begin:
-                yield StoredArea(_part(area, area.start + begin, area.start + last), 0, tuple(within))
-            yield StoredArea(_part(area, area.start + last, area.start + offset))
+                yield StoredArea(_slice(area, area.start + begin, area.start + last), 0, tuple(within))
+            yield StoredArea(_slice(area, area.start + last, area.start + offset))
             begin, within = offset, []
         if length:
             within.append((offset - begin, length))
         last = offset + length
     if last > begin:
-        yield StoredArea(_part(area, area.start + begin, area.end), 0, tuple(within))
+        yield StoredArea(_slice(area, area.start + begin, area.end), 0, tuple(within))
 
 
-def _written_to(image: int, memory: int, kept: Sequence[StoredArea]) -> list[StoredArea]:
+def _write_areas(image: int, memory: int, kept: Sequence[StoredArea]) -> list[StoredArea]:
     placed, at = [], 0
     for one in kept:
         one = replace(one, at=at if one.runs else 0)
@@ -196,9 +196,9 @@ def _opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _plainly(area: Area, came: Collection[FileId]) -> Area:
+def _as_private(area: Area, restored_from: Collection[FileId]) -> Area:
     """The area as it would be had the process never been restored."""
-    return Area(area.start, area.end, area.modes, 0, "", 0, "") if area.of in came else area
+    return Area(area.start, area.end, area.modes, 0, "", 0, "") if area.of in restored_from else area
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,33 +207,35 @@ class _Stopped:
 
     pagemap: int
     memory: int
-    came: Collection[FileId]
+    restored_from: Collection[FileId]
 
     def own(self, area: Area) -> Iterator[ByteRange]:
-        if area.of in self.came:
+        if area.of in self.restored_from:
             yield 0, area.size
         else:
-            yield from _written(self.pagemap, area)
+            yield from _own_pages(self.pagemap, area)
 
     def over(self, area: Area, base: BasePages) -> Iterator[StoredArea]:
         """Split the area at the base's borders: for each part, the runs that differ from the base, or its own."""
-        if not _plainly(area, self.came).plain:
+        if not _as_private(area, self.restored_from).plain:
             yield StoredArea(area, 0, tuple(self.own(area)))
             return
-        for part, below in _parts(area, base.places):
+        for part, below in _split_at_base(area, base.places):
             runs = self.own(part) if below < 0 else self._differing(part, base, below)
             yield StoredArea(part, 0, tuple(runs), below)
 
     def _differing(self, part: Area, base: BasePages, below: int) -> Iterator[ByteRange]:
         if part.of == base.mapped_as and part.offset == below and part.inode:
-            candidates = _written(self.pagemap, part)  # all other pages are the base itself
+            candidates = _own_pages(self.pagemap, part)  # all other pages are the base itself
         else:
-            candidates = _joined([*self.own(part), *base.holding(below, below + part.size)])
-        return _joined(
-            run for offset, length in candidates for run in self._unlike(part, offset, length, base, below)
+            candidates = _union([*self.own(part), *base.holding(below, below + part.size)])
+        return _union(
+            run for offset, length in candidates for run in self._differing_pages(part, offset, length, base, below)
         )
 
-    def _unlike(self, part: Area, offset: int, length: int, base: BasePages, below: int) -> Iterator[ByteRange]:
+    def _differing_pages(
+        self, part: Area, offset: int, length: int, base: BasePages, below: int
+    ) -> Iterator[ByteRange]:
         for first in range(offset, offset + length, BLOCK):
             size = min(BLOCK, offset + length - first)
             here = os.pread(self.memory, size, part.start + first)
@@ -244,7 +246,7 @@ class _Stopped:
                         yield first + at, PAGE
 
 
-def _joined(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
+def _union(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
     """The union of the runs, ascending."""
     begin = end = 0
     for offset, length in sorted(runs):
@@ -257,7 +259,7 @@ def _joined(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
         yield begin, end - begin
 
 
-def _parts(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
+def _split_at_base(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
     """Split an area where the base begins and ends; with each part its position in the base, or -1."""
     at = area.start
     for place in base[bisect.bisect_right(base, at, key=lambda place: place.end) :]:
@@ -265,14 +267,14 @@ def _parts(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
         if start >= area.end:
             break
         if start > at:
-            yield _part(area, at, start), -1
-        yield _part(area, start, end), place.at + start - place.start
+            yield _slice(area, at, start), -1
+        yield _slice(area, start, end), place.at + start - place.start
         at = end
     if at < area.end:
-        yield _part(area, at, area.end), -1
+        yield _slice(area, at, area.end), -1
 
 
-def _part(area: Area, start: int, end: int) -> Area:
+def _slice(area: Area, start: int, end: int) -> Area:
     return replace(area, start=start, end=end, offset=area.offset + start - area.start if area.inode else 0)
 
 
@@ -287,7 +289,7 @@ def _check(area: Area, *, once: bool) -> None:
         raise CannotDump(f"it has a mapping of an unknown kind: {area.name}")
 
 
-def _written(pagemap: int, area: Area) -> Iterator[ByteRange]:
+def _own_pages(pagemap: int, area: Area) -> Iterator[ByteRange]:
     """Runs of the process's own pages: present or swapped out, and not a file's (bits 63, 62, 61 of an entry)."""
     if "s" in area.modes:
         return

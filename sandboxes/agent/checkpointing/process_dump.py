@@ -107,7 +107,7 @@ class ImageBase:
     """The earlier image that a session's next image may build on, and the files that its pages were mapped from."""
 
     base: BasePages | None = None
-    came: frozenset[FileId] = frozenset()
+    restored_from: frozenset[FileId] = frozenset()
 
     def duplicate(self) -> ImageBase:
         """A copy for a session that was forked from this one."""
@@ -152,10 +152,10 @@ def dump(
             kernels = tuple(area for area in memory_map.areas(pid) if area.name in memory_map.KERNELS)
             folder.mkdir()
             with _new(folder / PAGES) as pages:
-                kept = write_image(pid, tracee.memory, pages, image_base.came, image_base.base)
+                kept = write_image(pid, tracee.memory, pages, image_base.restored_from, image_base.base)
                 made = None if any(one.below >= 0 for one in kept) else _base_of(pages, kept)
-            places = (*_places(pid), heap_end)
-            kept = _found_again(kept, points)
+            places = (*_address_fields(pid), heap_end)
+            kept = _with_openable_paths(kept, points)
             image = Image(session, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
         finally:
             tracee.registers = registers
@@ -164,7 +164,7 @@ def dump(
     return made
 
 
-def _found_again(kept: Sequence[StoredArea], points: Sequence[str]) -> list[StoredArea]:
+def _with_openable_paths(kept: Sequence[StoredArea], points: Sequence[str]) -> list[StoredArea]:
     """Add the paths at which the mapped files can be opened. Raises `CannotDump`.
 
     If a home is itself an overlay below the world's overlay, the kernel reports the path within the lower one.
@@ -206,11 +206,11 @@ def base_of_restored(image: Image, folder: Path, found: Sequence[Area]) -> Image
     """The base of a session that was restored from an image and has mapped the areas `found`."""
     whole = not any(kept.below >= 0 for kept in image.areas)
     below = {kept.area.start for kept in image.areas if (kept.mapped if whole else kept.below >= 0)}
-    came = {kept.area.start for kept in image.areas if kept.mapped or kept.below >= 0}
+    restored_from = {kept.area.start for kept in image.areas if kept.mapped or kept.below >= 0}
     mapped_as = next((area.of for area in found if area.start in below), ("", 0))
     file = os.open(folder / (PAGES if whole else BASE_PAGES), os.O_RDONLY | os.O_CLOEXEC)
     base = BasePages(file, os.fstat(file).st_ino, mapped_as, places(image.areas, whole=whole))
-    return ImageBase(base, frozenset(area.of for area in found if area.start in came))
+    return ImageBase(base, frozenset(area.of for area in found if area.start in restored_from))
 
 
 def _program(pid: int) -> Program:
@@ -228,7 +228,7 @@ def identity(path: str) -> tuple[int, int]:
     return (found.st_size, found.st_mtime_ns)
 
 
-def _places(pid: int) -> tuple[int, ...]:
+def _address_fields(pid: int) -> tuple[int, ...]:
     fields = Path(f"/proc/{pid}/stat").read_bytes()
     values = fields[fields.rindex(b")") + 2 :].split()
     return tuple(int(values[number - 3]) for number in PLACES)
@@ -237,23 +237,23 @@ def _places(pid: int) -> tuple[int, ...]:
 def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: int) -> tuple[Thread, int]:
     """The thread's state, and the end of the heap."""
     tracee.step_from(next(area for area in memory_map.areas(tracee.pid) if area.name == "[vdso]"))
-    signals = _minded(tracee.pid)
+    signals = _handled_signals(tracee.pid)
     flags = memory_map.PRIVATE | memory_map.ANONYMOUS
     room = tracee.call(
         MMAP, 0, 3 * memory_map.PAGE, memory_map.READ | memory_map.WRITE | memory_map.EXECUTE, flags, -1, 0
     )
-    told = room + 2 * memory_map.PAGE
+    results = room + 2 * memory_map.PAGE
     calls: list[Call] = [
-        *((GETITIMER, timer, told + 32 * timer) for timer in range(TIMERS)),
-        (PRCTL, PR_GET_TID_ADDRESS, told + 96, 0, 0, 0),
-        (GET_ROBUST_LIST, 0, told + 104, told + 112),
-        (SIGALTSTACK, 0, told + 120),
-        *((RT_SIGACTION, number, 0, told + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
+        *((GETITIMER, timer, results + 32 * timer) for timer in range(TIMERS)),
+        (PRCTL, PR_GET_TID_ADDRESS, results + 96, 0, 0, 0),
+        (GET_ROBUST_LIST, 0, results + 104, results + 112),
+        (SIGALTSTACK, 0, results + 120),
+        *((RT_SIGACTION, number, 0, results + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
         (BRK, 0),
     ]
     try:
         *_, heap_end = tracee.run(calls, room)
-        data = os.pread(tracee.memory, memory_map.PAGE, told)
+        data = os.pread(tracee.memory, memory_map.PAGE, results)
     finally:
         tracee.call(MUNMAP, room, 3 * memory_map.PAGE)
     if any(data[: 32 * TIMERS]):
@@ -265,7 +265,7 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     return thread, heap_end
 
 
-def _minded(pid: int) -> list[int]:
+def _handled_signals(pid: int) -> list[int]:
     """The signals that the process catches or ignores."""
     masks = 0
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

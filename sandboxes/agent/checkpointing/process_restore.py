@@ -33,8 +33,7 @@ from ramify.sandboxes.agent.checkpointing.process_dump import (
     OpenFile,
     identity,
 )
-from ramify.sandboxes.linux import kernel, resource_limits
-from ramify.sandboxes.linux import memory_map as memory
+from ramify.sandboxes.linux import kernel, memory_map, resource_limits
 from ramify.sandboxes.linux.memory_map import Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
 
@@ -42,7 +41,7 @@ CLOSE, MREMAP, FCNTL, SET_TID_ADDRESS, OPENAT, SET_ROBUST_LIST, RSEQ = 3, 25, 72
 MAY_MOVE_FIXED = 3
 AT_FDCWD = -100
 PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 15, 35, 14
-EVERYTHING = memory.READ | memory.WRITE | memory.EXECUTE
+EVERYTHING = memory_map.READ | memory_map.WRITE | memory_map.EXECUTE
 STACK = struct.Struct("=QI4xQ")  # stack_t
 MM_MAP = struct.Struct("=11QQII")
 NO_AUXV, NO_FILE = 0, 0xFFFF_FFFF
@@ -81,13 +80,13 @@ def restore(image: Image, folder: Path, pipes: Mapping[str, int], confine: Calla
     try:
         pid = os.fork()
         if pid == 0:
-            _become(image, (base, pages), pipes, confine, go)
+            _become_interpreter(image, (base, pages), pipes, confine, go)
         try:
             with Tracee.seize(pid, TRACE_EXEC | EXIT_KILL) as tracee:
                 try:
                     os.write(go_in, b".")
                     tracee.await_exec()
-                    _lay_out(tracee, image, pages)
+                    _rebuild(tracee, image, pages)
                 except BaseException:
                     os.kill(pid, signal.SIGKILL)  # before it is released: it must not run half restored
                     raise
@@ -109,7 +108,7 @@ def _end(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def _become(
+def _become_interpreter(
     image: Image, memory: Sequence[int], pipes: Mapping[str, int], confine: Callable[[], None], go: int
 ) -> None:
     """In the child: open the image's files, then execute the interpreter."""
@@ -120,7 +119,7 @@ def _become(
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         resource_limits.restore_rlimits(program.limits)
-        lowest = _spare(image.files)
+        lowest = _first_own_descriptor(image.files)
         go = fcntl.fcntl(go, fcntl.F_DUPFD_CLOEXEC, lowest)
         above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]
         held = {name: fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, lowest) for name, pipe in pipes.items()}
@@ -144,7 +143,7 @@ def _become(
         os._exit(127)
 
 
-def _spare(files: Sequence[OpenFile]) -> int:
+def _first_own_descriptor(files: Sequence[OpenFile]) -> int:
     """Our own descriptors start here; the two below are the image's base pages and its own pages."""
     return max((file.number for file in files), default=2) + 3
 
@@ -161,53 +160,67 @@ def _open(file: OpenFile, held: Mapping[str, int], lowest: int) -> int:
     return moved
 
 
-def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
+def _rebuild(tracee: Tracee, image: Image, pages: int) -> None:
     """Rebuild the process, from the first instruction of a new program to the instruction where the image stopped."""
     tracee.blocked = ALL_SIGNALS
-    mine = memory.areas(tracee.pid)
-    kernels = {area.name: area for area in mine if area.name in memory.KERNELS}
+    mine = memory_map.areas(tracee.pid)
+    kernels = {area.name: area for area in mine if area.name in memory_map.KERNELS}
     wanted = {area.name: area for area in image.kernels}
     if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
         raise CannotRestore("its vDSO has a different size here")
     tracee.step_from(kernels["[vdso]"])
     paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
-    told = _told(image)
-    room = _Room(len(image.areas) + len(paths) + len(image.files) + 100, max(len(paths), len(told)))
+    pointer_calls = _pointer_calls(image)
+    scratch = _ScratchMemory(
+        len(image.areas) + len(paths) + len(image.files) + 100, max(len(paths), len(pointer_calls))
+    )
     taken = [*mine, *image.kernels, *(kept.area for kept in image.areas)]
-    room.at = memory.gap(taken, room.size + sum(area.size for area in kernels.values()))
-    tracee.call(MMAP, room.at, room.size, EVERYTHING, memory.PRIVATE | memory.ANONYMOUS | memory.FIXED, -1, 0)
+    scratch.at = memory_map.gap(taken, scratch.size + sum(area.size for area in kernels.values()))
+    tracee.call(
+        MMAP,
+        scratch.at,
+        scratch.size,
+        EVERYTHING,
+        memory_map.PRIVATE | memory_map.ANONYMOUS | memory_map.FIXED,
+        -1,
+        0,
+    )
     for number, path in enumerate(paths):
-        os.pwrite(tracee.memory, os.fsencode(path) + b"\0", room.slot(number))
+        os.pwrite(tracee.memory, os.fsencode(path) + b"\0", scratch.slot(number))
     opened = tracee.run(
         [
-            *_clearing(kernels, wanted, room),
-            *((OPENAT, AT_FDCWD, room.slot(n), os.O_RDONLY | os.O_CLOEXEC, 0) for n in range(len(paths))),
+            *_unmap_calls(kernels, wanted, scratch),
+            *((OPENAT, AT_FDCWD, scratch.slot(n), os.O_RDONLY | os.O_CLOEXEC, 0) for n in range(len(paths))),
         ],
-        room.at,
+        scratch.at,
     )
     files = dict(zip(paths, opened[len(opened) - len(paths) :], strict=True))
-    for number, (data, _) in enumerate(told):
-        os.pwrite(tracee.memory, data, room.slot(number))
+    for number, (data, _) in enumerate(pointer_calls):
+        os.pwrite(tracee.memory, data, scratch.slot(number))
     tracee.run(
-        [*_mapping(image, files), *(call(room.slot(n)) for n, (_, call) in enumerate(told)), *_settling(image)],
-        room.at,
+        [
+            *_map_calls(image, files),
+            *(call(scratch.slot(n)) for n, (_, call) in enumerate(pointer_calls)),
+            *_value_calls(image),
+        ],
+        scratch.at,
     )
     for kept in image.areas:
         if not kept.mapped:
             read_into_memory(tracee.memory, pages, kept)
     tracee.step_from(wanted["[vdso]"])
-    _know_itself(tracee, image)
-    tracee.call(MUNMAP, room.at, room.size)
+    _fix_identity(tracee, image)
+    tracee.call(MUNMAP, scratch.at, scratch.size)
     tracee.floats = bytes.fromhex(image.thread.floats)
     tracee.registers = image.thread.registers
     tracee.blocked = image.thread.blocked
 
 
-class _Room:
+class _ScratchMemory:
     """Our scratch memory in the new process: the table of calls, and the values that they point to."""
 
     def __init__(self, calls: int, slots: int) -> None:
-        self._slots = -(-(CODE + calls * ENTRY.size) // memory.PAGE) * memory.PAGE
+        self._slots = -(-(CODE + calls * ENTRY.size) // memory_map.PAGE) * memory_map.PAGE
         self.size = self._slots + slots * SLOT
         self.at = 0
 
@@ -215,29 +228,29 @@ class _Room:
         return self.at + self._slots + number * SLOT
 
 
-def _clearing(kernels: Mapping[str, Area], wanted: Mapping[str, Area], room: _Room) -> Iterator[Call]:
+def _unmap_calls(kernels: Mapping[str, Area], wanted: Mapping[str, Area], scratch: _ScratchMemory) -> Iterator[Call]:
     """Unmap everything but our scratch memory and the kernel's areas; move those to their addresses in the image."""
-    aside = at = room.at + room.size
+    aside = at = scratch.at + scratch.size
     for area in kernels.values():
         yield (MREMAP, area.start, area.size, area.size, MAY_MOVE_FIXED, at)
         at += area.size
-    yield (MUNMAP, memory.PAGE, room.at - memory.PAGE)
+    yield (MUNMAP, memory_map.PAGE, scratch.at - memory_map.PAGE)
     yield (MUNMAP, at, TOP - at)
     for name, area in kernels.items():
         yield (MREMAP, aside, area.size, area.size, MAY_MOVE_FIXED, wanted[name].start)
         aside += area.size
 
 
-def _mapping(image: Image, files: Mapping[str, int]) -> Iterator[Call]:
-    lowest = _spare(image.files)
+def _map_calls(image: Image, files: Mapping[str, int]) -> Iterator[Call]:
+    lowest = _first_own_descriptor(image.files)
     base, pages = lowest - 2, lowest - 1
     for kept in image.areas:
         area, source, offset = kept.area, -1, 0
         flags = area.flags
         if kept.below >= 0:
-            flags, source, offset = flags & ~memory.ANONYMOUS, base, kept.below
+            flags, source, offset = flags & ~memory_map.ANONYMOUS, base, kept.below
         elif kept.mapped:
-            flags, source, offset = flags & ~memory.ANONYMOUS, pages, kept.at
+            flags, source, offset = flags & ~memory_map.ANONYMOUS, pages, kept.at
         elif area.file:
             source, offset = files[area.file], area.offset
         yield (MMAP, area.start, area.size, area.protection, flags, source, offset)
@@ -245,29 +258,29 @@ def _mapping(image: Image, files: Mapping[str, int]) -> Iterator[Call]:
         yield (CLOSE, descriptor)
 
 
-def _told(image: Image) -> list[tuple[bytes, Callable[[int], Call]]]:
+def _pointer_calls(image: Image) -> list[tuple[bytes, Callable[[int], Call]]]:
     """What the kernel is told through a pointer: the data, and the call as a function of the data's address."""
     thread = image.thread
     *places, heap_end = image.places
     layout = MM_MAP.pack(*places[:5], heap_end, *places[5:], NO_AUXV, 0, NO_FILE)
     name = os.fsencode(image.program.name) + b"\0"
-    told: list[tuple[bytes, Callable[[int], Call]]] = [
+    pointer_calls: list[tuple[bytes, Callable[[int], Call]]] = [
         (layout, lambda at: (PRCTL, PR_SET_MM, PR_SET_MM_MAP, at, MM_MAP.size, 0)),
         (name, lambda at: (PRCTL, PR_SET_NAME, at, 0, 0, 0)),
     ]
     stack, flags, size = STACK.unpack(bytes.fromhex(thread.stack))
     if not flags & STACK_DISABLED:
-        told.append((STACK.pack(stack, flags & ~STACK_IN_USE, size), lambda at: (SIGALTSTACK, at, 0)))
+        pointer_calls.append((STACK.pack(stack, flags & ~STACK_IN_USE, size), lambda at: (SIGALTSTACK, at, 0)))
     for number, action in thread.actions.items():
-        told.append((bytes.fromhex(action), functools.partial(_action, int(number))))
-    return told
+        pointer_calls.append((bytes.fromhex(action), functools.partial(_action, int(number))))
+    return pointer_calls
 
 
 def _action(number: int, at: int) -> Call:
     return (RT_SIGACTION, number, at, 0, 8)
 
 
-def _settling(image: Image) -> Iterator[Call]:
+def _value_calls(image: Image) -> Iterator[Call]:
     """What the kernel is told by value."""
     thread = image.thread
     if thread.tid_address:
@@ -279,7 +292,7 @@ def _settling(image: Image) -> Iterator[Call]:
             yield (FCNTL, file.number, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
 
 
-def _know_itself(tracee: Tracee, image: Image) -> None:
+def _fix_identity(tracee: Tracee, image: Image) -> None:
     """Fix what depends on the process's identity: its thread id, and its area for restartable sequences."""
     address = image.thread.tid_address
     if address and os.pread(tracee.memory, 4, address) == struct.pack("=I", image.pid):  # glibc keeps it there

@@ -21,8 +21,9 @@ from typing import IO, Any
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer requests until the other end closes its pipe."""
     names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
-    tell(answers, {"pid": os.getpid()})
+    reply(answers, {"pid": os.getpid()})
     while True:
         line = requests.readline()
         if not line:
@@ -35,11 +36,11 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
                 requests.close()
                 answers.close()
                 requests, answers = pipes(*request["fork"])
-                tell(answers, {"pid": os.getpid()})
+                reply(answers, {"pid": os.getpid()})
             else:
-                tell(answers, {"child": child})
+                reply(answers, {"child": child})
             continue
-        tell(answers, run(request["code"], names))
+        reply(answers, run(request["code"], names))
 
 
 def run(code: str, names: dict[str, Any]) -> dict[str, str | None]:
@@ -72,7 +73,7 @@ def pipes(requests: str, answers: str) -> tuple[IO[bytes], IO[bytes]]:
     return Path(requests).open("rb"), Path(answers).open("wb", buffering=0)
 
 
-def tell(answers: IO[bytes], answer: dict[str, Any]) -> None:
+def reply(answers: IO[bytes], answer: dict[str, Any]) -> None:
     answers.write(json.dumps(answer).encode() + b"\n")
 
 

@@ -23,7 +23,7 @@ SOURCE = "session.py"
 
 @dataclass(slots=True)
 class PythonSession:
-    """One Python session. It does not read by itself: the agent's loop calls `hear`."""
+    """One Python session. It does not read by itself: the agent's loop calls `read_reply`."""
 
     name: str
     requests: int  # we write here
@@ -46,7 +46,7 @@ class PythonSession:
         except BrokenPipeError:
             self.ended = True
 
-    def hear(self) -> None:
+    def read_reply(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._heard += os.read(self.answers, CHUNK)
         line, end, rest = self._heard.partition(b"\n")
@@ -54,7 +54,7 @@ class PythonSession:
             self._heard = rest
             self.answer = json.loads(line)
 
-    def known(self, pid: int) -> None:
+    def started(self, pid: int) -> None:
         """Note that it lives, with this pid. Raises `ProcessLookupError` if it does not."""
         self.pid, self.watch = pid, os.pidfd_open(pid)
         for descriptor in self.held:
@@ -100,7 +100,7 @@ class PythonSessions:
         return session
 
     def begin(self, session: PythonSession, pid: int) -> None:
-        session.known(pid)
+        session.started(pid)
         self._poll.register(session.watch, select.POLLIN)
 
     def forget(self, session: PythonSession) -> None:
@@ -112,11 +112,11 @@ class PythonSessions:
         for end in ("in", "out"):
             self._private.remove(f"{session.name}.{end}")
 
-    def turn(self, descriptor: int) -> None:
+    def handle_ready(self, descriptor: int) -> None:
         """Handle a descriptor that the loop found ready, if it is a session's."""
         for session in self:
             if descriptor == session.answers:
-                session.hear()
+                session.read_reply()
             elif descriptor == session.watch:
                 session.ended = True
                 self._poll.unregister(session.watch)

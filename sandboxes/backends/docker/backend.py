@@ -40,7 +40,7 @@ class DockerBackend(WorldBackend):
 
     def __init__(self, store: SnapshotStore, scratch: Path) -> None:
         super().__init__(store, scratch)
-        self._dock: DockerSession | None = None
+        self._docker: DockerSession | None = None
         self._images: Images | None = None
 
     @classmethod
@@ -55,8 +55,8 @@ class DockerBackend(WorldBackend):
     async def __aenter__(self) -> Self:
         await self._open_session()
         try:
-            self._dock = await asyncio.to_thread(self._open)
-            self._images = Images(self._dock.engine, self._store, self._session.folder)
+            self._docker = await asyncio.to_thread(self._open)
+            self._images = Images(self._docker.engine, self._store, self._session.folder)
         except BaseException:
             await asyncio.to_thread(self._session.close)
             raise
@@ -77,14 +77,14 @@ class DockerBackend(WorldBackend):
 
     async def __aexit__(self, *exc: object) -> None:
         await self._close_worlds()
-        if self._dock is not None:
-            await asyncio.to_thread(self._dock.engine.close)
-            self._dock = None
+        if self._docker is not None:
+            await asyncio.to_thread(self._docker.engine.close)
+            self._docker = None
         await asyncio.to_thread(self._session.close)
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         check_supported(self.capabilities, spec)
-        if self._dock is None or self._images is None:
+        if self._docker is None or self._images is None:
             raise self._not_open()
         try:
             image, layer = await self._images.find(snapshot, spec.image)
@@ -94,7 +94,7 @@ class DockerBackend(WorldBackend):
             snapshot = replace(snapshot, image=layer)  # so that its seals record the image
         world_id = WorldId(uuid.uuid4().hex[:12])
         folder = self._session.folder / world_id
-        berth = ContainerSpawner(self._dock, image, folder, spec, hidden=self._hidden)
-        resources = WorldResources(self._store, berth, BASH, folder, self._hidden, self._forget)
-        world = self._worlds[world_id] = DockerWorld(resources, snapshot, spec, berth)
+        spawner = ContainerSpawner(self._docker, image, folder, spec, hidden=self._hidden)
+        resources = WorldResources(self._store, spawner, BASH, folder, self._hidden, self._forget)
+        world = self._worlds[world_id] = DockerWorld(resources, snapshot, spec, spawner)
         return await self._begin(world)

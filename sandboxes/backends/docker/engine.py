@@ -145,6 +145,8 @@ class Changes:
 
 
 class Engine:
+    """One engine, and the labels of what is made there."""
+
     def __init__(self, client: docker.DockerClient, labels: Mapping[str, str]) -> None:
         self._client = client
         self._labels = dict(labels)

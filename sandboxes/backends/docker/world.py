@@ -38,7 +38,7 @@ class DockerSession:
 class ContainerSpawner:
     """Starts one world's agent in a container of its own."""
 
-    dock: DockerSession
+    docker_session: DockerSession
     image: str
     folder: Path
     spec: WorldSpec
@@ -46,8 +46,9 @@ class ContainerSpawner:
     hidden: tuple[Path, ...] = ()  # files of the host that no world sees
 
     async def spawn(self, start: Start) -> ContainerLink:
-        async with self.dock.starting:
-            link = await launch(self.dock.engine, self._plan(start), self.folder / "private")
+        """Start the container and hand its agent the start message. Raises `WorldStartFailed`."""
+        async with self.docker_session.starting:
+            link = await launch(self.docker_session.engine, self._plan(start), self.folder / "private")
         try:
             answer = await link.ask(start)
             if not isinstance(answer, Ready):
@@ -83,8 +84,8 @@ class ContainerSpawner:
         return Plan(
             image=self.image,
             name=f"ramify-{self.folder.parent.name}-{self.folder.name}",
-            command=self.dock.portable_python.command,
-            mounts={**self.shown, **self.covers(), **self.dock.portable_python.mounts, **layers},
+            command=self.docker_session.portable_python.command,
+            mounts={**self.shown, **self.covers(), **self.docker_session.portable_python.mounts, **layers},
             writable={PRIVATE: self.folder / "private", start.tree: self.folder / "tree"},
             network=self.spec.network,
             limits=self.spec.limits,
@@ -99,10 +100,10 @@ class DockerWorld(CopyWorld):
     """
 
     def __init__(
-        self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec, berth: ContainerSpawner
+        self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec, spawner: ContainerSpawner
     ) -> None:
         super().__init__(resources, snapshot, spec)
-        self._berth = berth
+        self._spawner = spawner
 
     def _tree_inside(self) -> str:
         return str(self._spec.mount_at)
@@ -118,9 +119,10 @@ class DockerWorld(CopyWorld):
         (self._folder / "private").mkdir(parents=True)
         store = self._resources.store
         store.materialise(snapshot, self._folder / "tree")
-        self._berth.outside = store.outside_dirs(snapshot)[-len(snapshot.outside) :] if snapshot.outside else ()
+        self._spawner.outside = store.outside_dirs(snapshot)[-len(snapshot.outside) :] if snapshot.outside else ()
 
     def _seal_tree(self, state: ShellState) -> Snapshot:
+        """Seal the tree as `copy` does, and the container's other changes as an outside layer."""
         sealed = super()._seal_tree(state)
         changes = self._changes_outside()
         if not changes and not self._snapshot.outside:
@@ -142,8 +144,8 @@ class DockerWorld(CopyWorld):
 
     def _changes_outside(self) -> Changes:
         """Changes against the image. The times of temporary places are not kept."""
-        places = (*self._berth.shown, self._tree_inside())
-        changes = self._berth.dock.engine.changes(self._container(), places)
+        places = (*self._spawner.shown, self._tree_inside())
+        changes = self._spawner.docker_session.engine.changes(self._container(), places)
         passing = ("/tmp", "/var/tmp", self._start_env()["HOME"])
         return Changes(tuple(path for path in changes.changed if path not in passing), changes.removed)
 
@@ -155,8 +157,8 @@ class DockerWorld(CopyWorld):
         told = json.dumps({"changed": changes.changed, "removed": changes.removed})
         with closing(PrivateFolder(str(private))) as shared:  # commands can write to it too
             shared.write("changes", told.encode())
-        command = self._berth.dock.portable_python.running("capture")
-        engine = self._berth.dock.engine
+        command = self._spawner.docker_session.portable_python.running("capture")
+        engine = self._spawner.docker_session.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
         if upper.is_symlink():
             raise SealFailed("a command replaced the folder to be sealed by a link. Roll the world back")
@@ -166,6 +168,6 @@ class DockerWorld(CopyWorld):
         return upper
 
     def _container(self) -> str:
-        link = self._living()
+        link = self._require_link()
         assert isinstance(link, ContainerLink)
         return link.container

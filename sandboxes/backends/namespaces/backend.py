@@ -1,53 +1,39 @@
-"""The default backend: a fork is a mount, a seal is a rename.
+"""The default backend: a fork is a mount, a seal is a rename. Worlds are in `world.py`.
 
-A world's tree is an overlay: the snapshot's layers below a fresh upper folder. The mount server mounts it before the
-world has any process; the world's agent starts with the first request. A seal removes the mount for a moment, hands
-the upper folder to the store as a new layer, and mounts the longer stack. What lies beside the tree is sealed in the
-same way (home_overlay.py).
-
-Sometimes the mount cannot be removed: a process besides the shell lives, something holds the mount, or it is the root
-that the agent itself stands on (an image that has changed). Then all processes are frozen and the upper folders are
-copied; the world goes on over its old stack, so its next layer again holds everything since that stack.
+The mount server mounts a world's tree before the world has any process; the world's agent starts with the first
+request. Trees over a snapshot that is forked repeatedly are mounted in advance (warm_pool.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.types import LayerId, Snapshot
-from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
-from ramify.sandboxes.agent.mount_server import Overlay
-from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT, SCRATCH_PLACES
+from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
-from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
+from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
 from ramify.sandboxes.backends.namespaces.warm_pool import WarmPool
+from ramify.sandboxes.backends.namespaces.world import NamespaceWorld, mount_trees
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.errors import SandboxError, WorldStartFailed, explain_file_limit
-from ramify.sandboxes.host.agent_link import AgentLink
+from ramify.sandboxes.errors import WorldStartFailed, explain_file_limit
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import run_all_to_end
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
-from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
+from ramify.sandboxes.host.world_lifecycle import WorldResources
 from ramify.sandboxes.linux import ptrace
-
-RESOLVER = Path("/etc/resolv.conf")
 
 
 class NamespaceBackend(AgentBackend):
     """Worlds in user, mount, pid, net, ipc and uts namespaces. `scratch` must be on the store's file system."""
 
     name = "namespaces"
-    _around: HomeOverlays
+    _overlays: HomeOverlays
 
     @classmethod
     def missing(cls) -> dict[Feature, str]:
@@ -60,11 +46,11 @@ class NamespaceBackend(AgentBackend):
         await super().__aenter__()
         assert self._helper is not None
         home = Path("~").expanduser()
-        self._around = HomeOverlays(self._session.folder, self._helper.trees, home, self._hidden)
-        self._around.store = str(Path(self._store.root).resolve())
+        self._overlays = HomeOverlays(self._session.folder, self._helper.trees, home, self._hidden)
+        self._overlays.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
         self._pool = WarmPool(self._session.folder, self._helper.trees)
-        self._standing: dict[Path, os.stat_result] = {}
+        self._mounted_tops: dict[Path, os.stat_result] = {}
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -78,8 +64,8 @@ class NamespaceBackend(AgentBackend):
 
     def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        world = NamespaceWorld(resources, self._helper, self._around, snapshot, spec)
-        top = self._standing.pop(resources.folder, None)
+        world = NamespaceWorld(resources, self._helper, self._overlays, snapshot, spec)
+        top = self._mounted_tops.pop(resources.folder, None)
         if top is not None:
             world.next_tree_overlay()  # its tree was mounted earlier
             world.adopt_tree(snapshot, top)
@@ -93,7 +79,7 @@ class NamespaceBackend(AgentBackend):
             raise ValueError(f"a world cannot be forked {n} ways")
         if spec.image is not None and snapshot.image is None:
             snapshot = replace(snapshot, image=await self._imported(spec.image))
-        _check_places(spec, self._around.home, image=snapshot.image is not None)
+        _check_places(spec, self._overlays.home, image=snapshot.image is not None)
         self._check(spec)
         with explain_file_limit(WorldStartFailed):
             return await self._forked(snapshot, spec, n)
@@ -103,7 +89,7 @@ class NamespaceBackend(AgentBackend):
         try:
             for folder, top in self._pool.take(self._store.lower_dirs(snapshot), n):
                 if top is not None:
-                    self._standing[folder] = top
+                    self._mounted_tops[folder] = top
                 worlds.append(self._register(snapshot, spec, folder))
             await mount_trees([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
             await run_all_to_end([world.begin() for world in worlds])
@@ -119,266 +105,6 @@ class NamespaceBackend(AgentBackend):
         if key not in self._images:
             self._images[key] = await asyncio.to_thread(self._store.import_image, image)
         return self._images[key]
-
-
-class NamespaceWorld(AgentWorld):
-    def __init__(
-        self,
-        resources: WorldResources,
-        helper: ForkServerClient,
-        around: HomeOverlays,
-        snapshot: Snapshot,
-        spec: WorldSpec,
-    ) -> None:
-        super().__init__(resources, snapshot, spec)
-        self._fresh = self._folder.exists()  # the folders for its first mount exist, empty
-        self._helper, self._around = helper, around
-        self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
-        self._beside: list[SideOverlay] = []
-        self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
-        self._mounts = 0  # how many; overlayfs accepts no work folder twice after `volatile`
-        self._works: list[Path] = []  # work folders of the mounts beside the tree
-        self._tidying: asyncio.Task[None] | None = None
-        self._has_tree = False
-        self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time when it was created
-
-    @property
-    def path(self) -> Path:
-        self._living()
-        return self._helper.trees.path(self._id)
-
-    def _tree_inside(self) -> str:
-        return str(self._spec.mount_at)
-
-    def _default_env(self) -> dict[str, str]:
-        return {"PATH": DEFAULT_PATH, "HOME": self._around.inside}
-
-    # Life
-
-    async def _make(self, snapshot: Snapshot) -> Start:
-        self._stayed.forget()
-        if not self._has_tree:
-            await mount_trees([self], snapshot)
-        self._has_tree = False
-        image = None if snapshot.image is None else self._resources.store.outside_dirs(snapshot)[0]
-        await self._lay_out(snapshot, image)
-        return Start(
-            tree=self._tree_inside(),
-            private=PRIVATE,
-            bash=self._resources.bash if image is None else bash_of_image(image),
-            env=self._shell_env(snapshot),
-            cwd=snapshot.cwd,
-            max_output=self._spec.max_output,
-            view=View(
-                folder=str(self._folder),
-                store=self._around.store,
-                points=[*(beside.point for beside in self._beside), self._tree_inside()],
-                hidden=[*map(str, self._resources.hidden), *self._around.exposed],
-                visible=[str(path) for path in self._visible()],
-                network=self._spec.network,
-                image=image is not None,
-            ),
-        )
-
-    async def _lay_out(self, snapshot: Snapshot, image: Path | None) -> None:
-        places = [self._spec.mount_at, *self._visible()]
-        layers = self._resources.store.outside_dirs(snapshot)
-        if image is not None:
-            self._beside = await self._around.overlays_over_image(self._folder, image, layers[1:], places)
-        else:
-            self._beside = await self._around.overlays_over_host(self._folder, layers, places)
-
-    def _visible(self) -> tuple[Path, ...]:
-        """With the network, also show the resolver's configuration if it lies in a hidden place."""
-        shown = self._spec.visible
-        if self._spec.dumpable and self._snapshot.image is None and criu.folder().is_dir():
-            shown = (*shown, criu.folder())  # it lies in Ramify's home by default, which is hidden
-        if not self._spec.network:
-            return shown
-        resolver = RESOLVER.resolve()
-        hides = self._snapshot.image is not None or resolver.is_relative_to("/run")
-        if hides and resolver.is_file():
-            return (*shown, resolver if self._snapshot.image is None else RESOLVER)
-        return shown
-
-    async def _link_to(self, start: Start) -> AgentLink:
-        """Start the agent with the first request; at once if processes of the snapshot or startup commands must
-        run."""
-        late = self._helper.late(start, self._mounted)
-        if start.image or self._spec.startup:
-            await late.start()
-        return late
-
-    async def _mounted(self, given: list[int]) -> None:
-        """Append to `given` a descriptor of every mount that the agent attaches."""
-        tree = asyncio.ensure_future(self._helper.trees.clone(self._id))
-        try:
-            await self._mount_beside(given)
-        finally:
-            given.append(await tree)
-
-    async def _abandon(self) -> None:
-        try:
-            await super()._abandon()
-        finally:
-            await self._helper.trees.unmount(self._id, lazily=True)
-            if self._tidying is not None:
-                await asyncio.wait({self._tidying})
-
-    # MountView
-
-    def next_tree_overlay(self) -> Overlay:
-        self._mounts += 1
-        fresh, self._fresh = self._fresh, False
-        return Overlay(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id, fresh)
-
-    @property
-    def has_tree(self) -> bool:
-        """Whether its tree is already mounted for a start that is still to come."""
-        return self._has_tree
-
-    def adopt_tree(self, snapshot: Snapshot, top: os.stat_result) -> None:
-        self._base, self._has_tree = snapshot, True
-        self._untouched = {str(self._folder / "upper"): (top.st_mode, top.st_mtime_ns)}
-
-    async def _mount_tree(self) -> None:
-        lowers = self._resources.store.lower_dirs(self._base)
-        fresh = not (self._folder / "upper").exists()
-        await self._helper.trees.mount([str(folder) for folder in lowers], [self.next_tree_overlay()])
-        if fresh:
-            self._note(str(self._folder / "upper"))
-
-    async def _mount_beside(self, given: list[int]) -> None:
-        """Send all orders at once: the mount server works through them one by one without waiting for us."""
-        mounted: dict[int, list[int]] = {}
-        self._works = []
-
-        async def mount(at: int, beside: SideOverlay) -> None:
-            self._mounts += 1
-            fresh = not Path(beside.upper).exists()
-            work = self._folder / f"work/{self._mounts}"
-            self._works.append(work)
-            mounted[at] = await self._helper.trees.mount(beside.lowers, [beside.over(str(work))])
-            if fresh:
-                self._note(beside.upper)
-
-        try:
-            await run_all_to_end([mount(at, beside) for at, beside in enumerate(self._beside)])
-        finally:
-            for at in sorted(mounted):
-                given += mounted[at]
-
-    def _note(self, upper: str) -> None:
-        now = Path(upper).stat()
-        self._untouched[upper] = (now.st_mode, now.st_mtime_ns)
-
-    def _clean(self, upper: str) -> bool:
-        if upper not in self._untouched:
-            return True  # never mounted
-        now = Path(upper).stat()
-        return (now.st_mode, now.st_mtime_ns) == self._untouched[upper] and not any(Path(upper).iterdir())
-
-    # Seals
-
-    async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
-        outside = not all(self._clean(beside.upper) for beside in self._beside)
-        if not outside and self._clean(str(self._folder / "upper")):
-            if state.same_as(self._snapshot):
-                return self._snapshot
-            return await asyncio.to_thread(self._seal_uppers, state, outside=False, move=False)
-        root = outside and self._base.image is not None  # a process cannot unmount the root that it stands on
-        if others or root or not await self._take_away(outside=outside):
-            return await self._frozen(lambda: self._seal_uppers(state, outside=outside, move=False))
-        spent = set((self._folder / "work").iterdir()) - (set() if outside else set(self._works))
-        try:
-            self._base = await asyncio.to_thread(self._seal_uppers, state, outside=outside, move=True)
-        finally:
-            await self._put_back(outside=outside)
-            self._tidy(spent)
-        return self._base
-
-    def _tidy(self, spent: set[Path]) -> None:
-        """Remove work folders that no mount holds any more, in the background: it waits for the disk. Work folders of
-        mounts beside the tree stay: without them nothing could be changed there."""
-
-        async def tidy(before: asyncio.Task[None] | None) -> None:
-            if before is not None:
-                await asyncio.wait({before})
-            for work in spent:
-                with suppress(OSError):  # it goes with the world's folder, and that removal reports errors
-                    await asyncio.to_thread(remove_tree, work)
-
-        self._tidying = asyncio.ensure_future(tidy(self._tidying))
-
-    def _seal_uppers(self, state: ShellState, *, outside: bool, move: bool) -> Snapshot:
-        if move:
-            self._stayed.forget()
-        sealed = self._resources.store.seal_upper(
-            self._folder / "upper",
-            self._base,
-            env=state.env,
-            env_unset=state.unset,
-            cwd=state.cwd,
-            processes=state.processes,
-            outside=self._folder / "outside" if outside else None,
-            move=move,
-            flush=self._flush and not self._still,  # stopped processes wait for no disk: the flush comes later
-            last_seal=self._stayed,
-        )
-        if self._maps_files:
-            self._stayed.distrust()
-        return sealed
-
-    def _started(self) -> bool:
-        return self._living().pid != 0
-
-    async def _take_away(self, *, outside: bool) -> bool:
-        """Unmount what is to be sealed, everywhere. False, with all mounts back, if something holds one."""
-        if self._started() and not (await self._ask(Detach(outside), Done)).ok:
-            return False
-        if await self._helper.trees.unmount(self._id):
-            return True
-        await self._attach(outside=outside)
-        return False
-
-    async def _put_back(self, *, outside: bool) -> None:
-        """Mount the longer stack after a seal; after a failed seal the old stack, whose uppers are still there."""
-        try:
-            await self._mount_tree()
-            if outside:
-                await self._lay_out(self._base, None)
-            await self._attach(outside=outside)
-        except SandboxError:
-            await self._abandon()  # commands would see the host's folder in the tree's place
-            raise
-
-    async def _attach(self, *, outside: bool) -> None:
-        if not self._started():
-            return
-        given: list[int] = []
-        try:
-            if outside:
-                await self._mount_beside(given)
-            given.append(await self._helper.trees.clone(self._id))
-            await self._living().ask(Attach(outside), given)
-        finally:
-            for descriptor in given:
-                os.close(descriptor)
-
-
-async def mount_trees(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
-    """Mount the trees of those worlds that have none, over one snapshot."""
-    worlds = [world for world in worlds if not world.has_tree]
-    if not worlds:
-        return
-    first = worlds[0]
-    lowers = first._resources.store.lower_dirs(snapshot)
-    await first._helper.trees.mount(
-        [str(folder) for folder in lowers], [world.next_tree_overlay() for world in worlds]
-    )
-    top = lowers[-1].stat()
-    for world in worlds:
-        world.adopt_tree(snapshot, top)
 
 
 def _check_places(spec: WorldSpec, home: Path | None, *, image: bool) -> None:

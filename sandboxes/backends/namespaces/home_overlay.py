@@ -76,30 +76,37 @@ class HomeOverlays:
     ) -> list[SideOverlay]:
         """The overlays of one world's home and /tmp. `places`: where more will be mounted."""
         skeleton = await self._skeleton(places)
-        tmp = SideOverlay("/tmp", (f"{skeleton}/tmp", *_having(layers, "tmp")), str(folder / "outside/tmp"))
+        tmp = SideOverlay("/tmp", (f"{skeleton}/tmp", *_folder_in_layers(layers, "tmp")), str(folder / "outside/tmp"))
         if self.home is None:
             return [tmp]
         inside = str(self.home).lstrip("/")
         lowers: tuple[str, ...] = (f"{skeleton}/home", str(self.home), await self._mask(self.home))
         if self._around_session:
-            lowers = (await self._held(skeleton, lowers),)
-        home = SideOverlay(str(self.home), (*lowers, *_having(layers, inside)), str(folder / "outside" / inside))
+            lowers = (await self._read_only_home(skeleton, lowers),)
+        home = SideOverlay(
+            str(self.home), (*lowers, *_folder_in_layers(layers, inside)), str(folder / "outside" / inside)
+        )
         return [home] if self.home.is_relative_to("/tmp") else [tmp, home]  # no upper inside an overlay
 
     async def overlays_over_image(
         self, folder: Path, image: Path, layers: Sequence[Path], places: Iterable[Path]
     ) -> list[SideOverlay]:
         """The overlay of one world's whole root."""
-        lowers = (f"{await self._skeleton(places)}/root", str(image), *await self._names(image), *map(str, layers))
+        lowers = (
+            f"{await self._skeleton(places)}/root",
+            str(image),
+            *await self._hosts_layer(image),
+            *map(str, layers),
+        )
         return [SideOverlay("/", lowers, str(folder / "outside"))]
 
-    async def _names(self, image: Path) -> tuple[str, ...]:
+    async def _hosts_layer(self, image: Path) -> tuple[str, ...]:
         """The layer that defines localhost, for an image that leaves this to its runtime, as most do."""
         if image not in self._named:
             pieces = await asyncio.to_thread(hosts_entries, image)
             point = f"names-{image.parent.name}"
             if pieces:
-                await self._once(point, lambda: self._trees.furnish(point, pieces))
+                await self._once(point, lambda: self._trees.make_layer(point, pieces))
             self._named[image] = (f"@{point}",) if pieces else ()
         return self._named[image]
 
@@ -108,7 +115,7 @@ class HomeOverlays:
             self._made[name] = asyncio.ensure_future(make())
         await asyncio.shield(self._made[name])
 
-    async def _held(self, skeleton: str, lowers: tuple[str, ...]) -> str:
+    async def _read_only_home(self, skeleton: str, lowers: tuple[str, ...]) -> str:
         """A read-only overlay of the home below the worlds' own. An overlay may not write below one of its own
         layers, where the session lies, so the home has to look like another file system."""
         point = f"home-{skeleton[1:]}"
@@ -122,17 +129,17 @@ class HomeOverlays:
     async def _mask(self, home: Path) -> str:
         """The layer that hides the credentials."""
 
-        async def furnish() -> None:
+        async def make_layer() -> None:
             if mounted := MountTable.read().below(str(home.resolve())):
                 raise WorldStartFailed(
                     f"{mounted[0]} is mounted inside the home folder {home}, and the kernel makes no "
                     "copy-on-write view of a folder with a mount in it. Unmount it, or start "
                     "Ramify with HOME set to another folder"
                 )
-            pieces, self.exposed = await asyncio.to_thread(mask, home, self._hidden)
-            await self._trees.furnish("mask", pieces)
+            pieces, self.exposed = await asyncio.to_thread(mask_entries, home, self._hidden)
+            await self._trees.make_layer("mask", pieces)
 
-        await self._once("mask", furnish)
+        await self._once("mask", make_layer)
         return "@mask"
 
     async def _skeleton(self, places: Iterable[Path]) -> str:
@@ -140,7 +147,7 @@ class HomeOverlays:
         if key not in self._skeletons:
             wanted = sorted({str(place) for place in (*key, self.inside)})
             name = "skeleton-" + hashlib.sha256(os.fsencode("\0".join(wanted))).hexdigest()[:16]
-            await self._once(name, lambda: self._trees.furnish(name, skeleton(wanted, self.home)))
+            await self._once(name, lambda: self._trees.make_layer(name, skeleton(wanted, self.home)))
             self._skeletons[key] = f"@{name}"
         return self._skeletons[key]
 
@@ -177,7 +184,7 @@ def hosts_entries(image: Path) -> list[LayerEntry]:
     return [root, folder, LayerEntry("etc/hosts", "file", 0o644, text=HOSTS)]
 
 
-def mask(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEntry], list[str]]:
+def mask_entries(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEntry], list[str]]:
     """Whiteouts for a home: for the credentials in it, and for hidden files. Hidden folders are covered by mounts
     instead. Also returns credentials outside the home that links lead to. Blocks."""
     real_home = home.resolve()
@@ -224,6 +231,6 @@ def bash_of_image(image: Path) -> str:
     )
 
 
-def _having(layers: Sequence[Path], inside: str) -> tuple[str, ...]:
+def _folder_in_layers(layers: Sequence[Path], inside: str) -> tuple[str, ...]:
     """The folder `inside` of those layers that have it."""
     return tuple(str(layer / inside) for layer in layers if (layer / inside).is_dir())

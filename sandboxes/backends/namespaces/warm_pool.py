@@ -33,12 +33,12 @@ class WarmPool:
 
     def __init__(self, place: Path, trees: MountServerClient) -> None:
         self._place, self._trees = place, trees
-        self._ready: list[Path] = []
-        self._standing: list[tuple[Path, os.stat_result]] = []  # tree mounted; its top layer's status
-        self._spent: list[Path] = []  # with a tree that nobody will use
+        self._empty: list[Path] = []
+        self._mounted: list[tuple[Path, os.stat_result]] = []  # tree mounted; its top layer's status
+        self._unwanted: list[Path] = []  # with a tree that nobody will use
         self._lowers: Sequence[Path] = ()  # layers of the last fork
         self._stack: Stack = ()
-        self._again = False  # the last fork was not the first of its snapshot
+        self._forked_again = False  # the last fork was not the first of its snapshot
         self._making: asyncio.Task[None] | None = None
         self._asked = False  # since the making began
         self._restock()
@@ -49,18 +49,18 @@ class WarmPool:
         with it."""
         stack = _identity(lowers)
         again = stack == self._stack != ()
-        self._again = again or (n > 1 and stack != ())
+        self._forked_again = again or (n > 1 and stack != ())
         if not again:
-            self._spent += [folder for folder, _ in self._standing]
-            self._standing.clear()
+            self._unwanted += [folder for folder, _ in self._mounted]
+            self._mounted.clear()
         self._lowers, self._stack = lowers, stack
         self._restock()
         return [self._take() for _ in range(n)]
 
     def _take(self) -> tuple[Path, os.stat_result | None]:
-        if self._standing and not self._trees.gone:
-            return self._standing.pop()
-        return self._ready.pop() if self._ready else self._new(), None
+        if self._mounted and not self._trees.gone:
+            return self._mounted.pop()
+        return self._empty.pop() if self._empty else self._new(), None
 
     def _new(self) -> Path:
         return self._place / uuid.uuid4().hex[:12]
@@ -79,28 +79,28 @@ class WarmPool:
 
     async def _fill_up(self) -> None:
         while True:
-            if self._spent:
-                await finish_before_cancelling(self._clear(self._spent.pop()))
-            elif len(self._ready) < STOCK:
+            if self._unwanted:
+                await finish_before_cancelling(self._clear(self._unwanted.pop()))
+            elif len(self._empty) < STOCK:
                 await finish_before_cancelling(self._add())
-            elif self._again and len(self._standing) < TREES and self._stack == _identity(self._lowers) != ():
-                await finish_before_cancelling(self._plant(self._ready.pop()))
+            elif self._forked_again and len(self._mounted) < TREES and self._stack == _identity(self._lowers) != ():
+                await finish_before_cancelling(self._mount_tree(self._empty.pop()))
             else:
                 return
 
     async def _add(self) -> None:
         folder = self._new()
         await asyncio.to_thread(_make, folder)
-        self._ready.append(folder)
+        self._empty.append(folder)
 
-    async def _plant(self, folder: Path) -> None:
+    async def _mount_tree(self, folder: Path) -> None:
         lowers, stack = self._lowers, self._stack
         over = Overlay(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
-        self._spent.append(folder)  # unless the mount succeeds
+        self._unwanted.append(folder)  # unless the mount succeeds
         await self._trees.mount([str(lower) for lower in lowers], [over])
         if stack == self._stack == _identity(lowers) != ():
-            self._spent.remove(folder)
-            self._standing.append((folder, lowers[-1].stat()))
+            self._unwanted.remove(folder)
+            self._mounted.append((folder, lowers[-1].stat()))
 
     async def _clear(self, folder: Path) -> None:
         await self._trees.unmount(folder.name, lazily=True)

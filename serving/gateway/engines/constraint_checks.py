@@ -60,7 +60,7 @@ def check_constraints(body: Mapping[str, object], *, llama_cpp: bool = False) ->
     grammar = body.get("grammar")
     if isinstance(grammar, str):
         if llama_cpp and (rules := grammar.count("::=")) > _MOST:
-            raise bad_request("grammar", f"grammar: the embedded engine takes {_MOST} rules, not {rules}")
+            raise bad_request("grammar", f"grammar: the embedded engine allows {_MOST} rules, not {rules}")
         _check_syntax("grammar", _TERMINAL.sub(lambda m: "." if m["comment"] is None else "", grammar))
 
 
@@ -104,7 +104,7 @@ def _check_references(field: str, root: Mapping[str, object], most: int | None) 
     is full."""
     to = {at["$ref"]: None for at in _objects(root) if isinstance(at.get("$ref"), str)}
     if most is not None and len(to) > most:
-        raise bad_request(field, f"{field}: the embedded engine takes {most} different references, not {len(to)}")
+        raise bad_request(field, f"{field}: the embedded engine allows {most} different references, not {len(to)}")
     next_of = {ref: at.get("$ref") for ref in to if isinstance(at := named_by(root, str(ref)), Mapping)}
     ended: set[object] = set()
     for ref in to:
@@ -123,7 +123,7 @@ def _check_names(field: str, at: Mapping[str, object]) -> None:
     for name in (*at, ref) if isinstance(ref, str) else at:
         if len(name) > _LONGEST:
             raise bad_request(
-                field, f"{field}: a name of {len(name)} characters: the embedded engine takes {_LONGEST}"
+                field, f"{field}: a name of {len(name)} characters: the embedded engine allows {_LONGEST}"
             )
 
 

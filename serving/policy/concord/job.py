@@ -1,4 +1,4 @@
-"""One request as the policy reckons with it, and how it is reckoned."""
+"""`Job`: one request with its price, worth and deadline, and `JobFactory`, which makes jobs from views."""
 
 from __future__ import annotations
 
@@ -17,63 +17,67 @@ from ramify.serving.policy.goodput import Goodput, rest_worth, worth
 from ramify.serving.policy.types import Capacity, RequestId, RequestView, SloClass, State
 
 NEVER = float("inf")
-_LEAST_SHARE = 0.5  # of later stages' times, in an optimistic bound
+_LEAST_SHARE = 0.5  # how much of the later stages' times an optimistic bound counts
 
 
-class Binding(NamedTuple):
-    """A deadline, and what lies before it: decoding steps, and seconds that do not scale with the pace."""
+class BindingDeadline(NamedTuple):
+    """The deadline of a job that must be started for first, and the work before it.
 
-    due: float
-    tokens: float  # at the median length
+    The work is a number of decoding steps, whose time depends on the engine's pace, and seconds that do not.
+    """
+
+    due: float  # the deadline, as a time
+    tokens: float  # decoding steps at the median length
     wall_s: float  # prefill, and the tools and stages that follow
-    least_tokens: float  # the same, optimistically
+    least_tokens: float  # the same two at an optimistic length
     least_s: float
 
 
-class Later(NamedTuple):
-    """The stages that follow, at one pace: the same for as long as a call has the same `CompoundView`."""
+class LaterStages(NamedTuple):
+    """The cost of the stages that follow. It stays the same while a call has the same `CompoundView` and pace."""
 
-    token_s: float
+    token_s: float  # the pace: seconds from one token to the next
     gpu_s: float
     wall_s: float
-    least_wall_s: float
-    worth: float  # where goodput counts more than programs: 1 for each call, or for each token
+    least_wall_s: float  # at an optimistic length
+    worth: float  # if goodput counts calls or tokens: how many; 0 if it counts programs
 
 
-_NOTHING_LATER = Later(0.0, 0.0, 0.0, 0.0, 0.0)
+_NOTHING_LATER = LaterStages(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     view: RequestView
     id: RequestId
-    unit: str | None  # the stage or the fork group that it is a part of
-    key: str | RequestId  # its unit's name; of what is by itself, its own
-    binding: Binding  # the deadline that binds first
-    admit_by: float
-    own_tokens: float  # steps that it will hold a slot for, at the median length
-    prefill_s: float  # GPU time of what it must prefill before that, and wall time beside `starts_s`
+    unit: str | None  # name of the stage or fork group that it belongs to
+    key: str | RequestId  # `unit`, or the job's own id if it belongs to none
+    binding: BindingDeadline
+    admit_by: float  # when it is no longer worth starting
+    own_tokens: float  # decoding steps for which it will hold a slot, at the median length
+    prefill_s: float  # GPU time, and wall time beside `starts_s`, of its prompt
     gpu_s: float  # GPU time of its own answer
-    later: Later  # the stages that follow
-    work_s: float  # GPU time of its own, and its part of the stages that follow
-    given: float  # what it is worth to the operator; of best effort, a part of that
-    own: float  # what it adds to its program's worth; 0 where goodput counts programs
-    weight: float  # what its program is worth in time
-    counts: bool  # has an SLO: may be late, and is looked at in the test whether everything fits
-    waits: bool  # holds no slot: waiting, preempted or paused
+    later: LaterStages
+    work_s: float  # GPU time of its own, and its part of the later stages
+    given: float  # what it is worth to the operator; a part of that for best effort
+    own: float  # what it adds to its program's worth; 0 if goodput counts programs
+    weight: float  # what its program is worth if it is in time
+    counts: bool  # it has an SLO: it can be late, and the test whether everything fits includes it
+    waits: bool  # it holds no slot: waiting, preempted or paused
     starts_s: float = 0.0  # wall time of its start, however long its prompt is
-    shared: bool = False  # more of its unit wait
-    # Its unit's worth for each second of GPU time; rank sorts by it, siblings together, then by age.
+    shared: bool = False  # other calls of its unit wait too
+    # The worth of its unit for each second of GPU time. `rank` sorts by it, siblings together, then by age.
     density: float = 0.0
     rank: tuple[float, float, int] = (0.0, 0.0, 0)
-    # At the book's pace:
+    # At the index's pace:
     start_by: float = 0.0  # the latest start that is in time
-    late_at: float = NEVER  # from then on it cannot be in time, even if it is short
-    before_s: float = 0.0  # what must be done before its deadline
+    late_at: float = NEVER  # from this time on it cannot be in time, even if it is short
+    before_s: float = 0.0  # seconds that must pass before its deadline
     slot_s: float = 0.0  # how long it will hold a slot
-    due: float = NEVER
+    due: float = NEVER  # the binding deadline, as a time
 
     def set_pace(self, token_s: float) -> None:
+        """Compute what depends on the pace: `token_s` seconds from one token to the next."""
         due, tokens, wall_s, least_tokens, least_s = self.binding
         self.due = due
         self.before_s = wall_s + tokens * token_s
@@ -85,20 +89,20 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobFactory:
-    """Makes jobs of views, for one engine."""
+    """Makes jobs from views, for one engine."""
 
     prior: LengthPrior
-    median: float  # quantiles of the length: for price and order,
-    optimistic: float  # and for saying that a deadline cannot be met
-    best_effort_s: float
+    median: float  # quantile of the length for price and order
+    optimistic: float  # quantile of the length for saying that a deadline cannot be met
+    best_effort_s: float  # default deadline of best effort, in seconds after arrival
     best_effort_weight: float
     goodput: Goodput = Goodput.WORKFLOW
 
     def job(self, call: RequestView, capacity: Capacity, token_s: float, old: Job | None = None) -> Job:
-        """`old`: the same call's, from an earlier view and the same capacity."""
+        """Return the job of a call. `old` is its job from an earlier view, at the same capacity."""
         group, compound, step = call.group, call.compound, capacity.step
         median, optimistic = self.median, self.optimistic
-        if group is not None:  # the join comes with the k-th of n: that order statistic's place in the distribution
+        if group is not None:  # the join waits for the k-th of n answers: use the quantile of that order statistic
             median = group.need / (group.size + 1)
             optimistic = min(optimistic, median)
         own, least = remaining_quantiles(call, self.prior, median, optimistic)
@@ -113,7 +117,7 @@ class JobFactory:
             if old is not None and old.view.compound is compound and old.later.token_s == token_s:
                 later = old.later
             elif compound.rest:
-                later = _later(call, capacity, token_s, self.goodput)
+                later = _later_stages(call, capacity, token_s, self.goodput)
         best_effort = call.slo_class is SloClass.BEST_EFFORT
         same_unit = old is not None and old.view.compound is compound and old.view.group is group
         unit = old.unit if old is not None and same_unit else _unit(call)
@@ -148,11 +152,12 @@ class JobFactory:
         job.set_pace(token_s)
         return job
 
-    def worth(self, call: RequestView, given: float, adds: float, later: Later) -> float:
-        """Of the program that `call` belongs to; `adds`: the sum over the calls of its stage.
+    def worth(self, call: RequestView, given: float, adds: float, later: LaterStages) -> float:
+        """Return the worth of the program that `call` belongs to. `adds` is the sum over the calls of its stage.
 
-        A workflow is in time as a whole or not at all: what its stages so far were worth is at stake too. They are
-        taken to be worth as much each as those still to come, where it is known how many there are."""
+        A workflow is in time as a whole or not at all, so the worth of its past stages is at stake too. If the
+        number of stages is known, each past stage counts as much as each of those to come.
+        """
         if self.goodput is Goodput.WORKFLOW:
             return given
         whole, compound = adds + later.worth * given, call.compound
@@ -161,32 +166,32 @@ class JobFactory:
         return whole
 
     def _binding(
-        self, call: RequestView, later: Later, own: float, least: float, prefill: float, token_s: float
-    ) -> Binding:
-        """Of all the deadlines that a request has, the one whose latest start comes first."""
+        self, call: RequestView, later: LaterStages, own: float, least: float, prefill: float, token_s: float
+    ) -> BindingDeadline:
+        """Return that deadline of the request whose latest start comes first."""
         found = []
         if call.ttft is not None and call.generated == 0:
-            found.append(Binding(call.ttft, 1.0, prefill, 0.0, prefill))
+            found.append(BindingDeadline(call.ttft, 1.0, prefill, 0.0, prefill))
         if call.deadline is not None:
-            found.append(Binding(call.deadline, own, prefill, least, prefill))
+            found.append(BindingDeadline(call.deadline, own, prefill, least, prefill))
         compound = call.compound
         if compound is not None and compound.deadline is not None:
             due = compound.deadline
-            found.append(Binding(due, own, prefill + later.wall_s, least, prefill + later.least_wall_s))
+            found.append(BindingDeadline(due, own, prefill + later.wall_s, least, prefill + later.least_wall_s))
         if call.tbt is not None:  # the last token is due at TTFT + n · TBT (thesis, chapter 3)
             begin = call.arrived if call.ttft is None else call.ttft
-            found.append(Binding(begin + (call.generated + own) * call.tbt, own, prefill, 0.0, 0.0))
+            found.append(BindingDeadline(begin + (call.generated + own) * call.tbt, own, prefill, 0.0, 0.0))
         if len(found) == 1:
             return found[0]
         if found:
             return min(found, key=lambda binding: binding.due - binding.wall_s - binding.tokens * token_s)
-        return Binding(call.arrived + self.best_effort_s, own, prefill, 0.0, -NEVER)
+        return BindingDeadline(call.arrived + self.best_effort_s, own, prefill, 0.0, -NEVER)
 
 
-def _later(call: RequestView, capacity: Capacity, token_s: float, goodput: Goodput) -> Later:
+def _later_stages(call: RequestView, capacity: Capacity, token_s: float, goodput: Goodput) -> LaterStages:
     wall_s = rest_wall_s(call, capacity, token_s)
     least_s = rest_wall_s(call, capacity, token_s, _LEAST_SHARE)
-    return Later(token_s, rest_gpu_s(call, capacity), wall_s, least_s, rest_worth(goodput, call))
+    return LaterStages(token_s, rest_gpu_s(call, capacity), wall_s, least_s, rest_worth(goodput, call))
 
 
 def _unit(call: RequestView) -> str | None:

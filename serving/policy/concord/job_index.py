@@ -1,8 +1,8 @@
-"""What Concord knows of each request, worked out once for as long as its view stays the same object.
+"""`JobIndex`: the jobs of all requests of one engine, kept from decision to decision.
 
-The book follows the views from decision to decision. Of a thousand that wait, a step changes a few: those alone are
-reckoned anew, with the units that they belong to, and put in their place in lists that stay sorted. So a decision
-costs a few short passes over what waits, and two sorts where nothing was known before.
+A job is computed once for each view object. Of a thousand waiting requests a step changes a few: only those are
+computed again, with the units that they belong to, and moved in the sorted lists. So a decision costs a few short
+passes over the waiting jobs. Where nothing was known before, it costs two sorts.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ramify.serving.policy.concord.job import NEVER, Job, JobFactory
-from ramify.serving.policy.concord.sorted_jobs import Running, SortedColumns
-from ramify.serving.policy.concord.view_diff import changes
+from ramify.serving.policy.concord.sorted_jobs import RunningJobs, SortedColumns
+from ramify.serving.policy.concord.view_diff import view_changes
 from ramify.serving.policy.cost_model import LengthPrior, pace_of
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, State, View
 
-_DRIFT = 1.1  # keys are kept while the pace is within this factor of the one they were reckoned with
+_DRIFT = 1.1  # keys are kept while the pace is within this factor of the one that they were computed with
 
 
 _LAXITY = attrgetter("start_by", "id")
@@ -27,7 +27,7 @@ _ID = attrgetter("id")
 
 
 class DeadlineColumns(NamedTuple):
-    """What waits or is paused, the earliest deadline first, as columns. Not to be changed."""
+    """Columns of the waiting and paused jobs, earliest deadline first. Callers must not change them."""
 
     due: Sequence[float]
     before_s: Sequence[float]
@@ -36,7 +36,9 @@ class DeadlineColumns(NamedTuple):
 
 
 class SloColumns(NamedTuple):
-    """What of it has an SLO, the earliest deadline first, with columns. Not to be changed."""
+    """The waiting and paused jobs with an SLO, earliest deadline first, and their columns. Callers must not change
+    them.
+    """
 
     jobs: list[Job]
     ids: Sequence[RequestId]
@@ -45,7 +47,7 @@ class SloColumns(NamedTuple):
     start_by: Sequence[float]
     work_s: Sequence[float]
     late_at: Sequence[float]
-    density: Sequence[float]  # NEVER for what waits with others of its unit
+    density: Sequence[float]  # NEVER if other calls of the job's unit wait too
 
 
 _DUE = attrgetter("due", "id")
@@ -58,7 +60,15 @@ _DENSITY = len(_IN_SWEEP) - 1  # its place among them
 
 
 class JobIndex:
-    """All jobs of one engine. `follow` takes the view of a decision; then the rest answers about it."""
+    """All jobs of one engine. Call `follow` with the view of a decision first; the other methods are about that view.
+
+    Args:
+        median: quantile of the length for price and order.
+        optimistic: quantile of the length for saying that a deadline cannot be met.
+        best_effort_s: default deadline of best effort, in seconds after arrival.
+        best_effort_weight: worth of best effort beside requests with an SLO.
+        goodput: what counts as worth.
+    """
 
     def __init__(
         self,
@@ -70,29 +80,31 @@ class JobIndex:
     ) -> None:
         self._prior = LengthPrior()
         self._reckoner = JobFactory(self._prior, median, optimistic, best_effort_s, best_effort_weight, goodput)
-        self.started_s = 0.0  # GPU time of the prompts of what has got a slot; whoever reads it sets it back
+        self.started_s = 0.0  # GPU time of the prompts that have started; the reader sets it back to 0
         self._reset()
 
     def _reset(self) -> None:
         self._jobs: dict[RequestId, Job] = {}
-        self._views: dict[RequestId, RequestView] = {}  # as each job was worked out from
-        self._calls: list[RequestView] = []  # the last view's
+        self._views: dict[RequestId, RequestView] = {}  # the view that each job was computed from
+        self._calls: list[RequestView] = []  # all calls of the last view
         self._units: dict[str, dict[RequestId, Job]] = {}
         self._capacity: Capacity | None = None
         self._token_s = 0.0
         self._ranked, self._lax = SortedColumns(attrgetter("rank")), SortedColumns(_LAXITY)
         self._due, self._late = SortedColumns(_DUE, *_IN_TEST), SortedColumns(attrgetter("late_at", "id"))
         self._promised = SortedColumns(_DUE, *_IN_SWEEP)
-        self._weights = Counter[float]()  # of what waits or is paused
-        self.running = Running()
-        self.context = 0  # tokens of what runs: prompts and answers so far
+        self._weights = Counter[float]()  # of waiting and paused jobs
+        self.running = RunningJobs()
+        self.context = 0  # tokens of the running calls: prompts and answers so far
 
     def learn(self, done: Finished) -> None:
         self._prior.learn(done)
 
     def follow(self, view: View, token_s: float | None = None, slowdown: float = 1.0) -> float:
-        """Bring every job up to date. Returns the pace: `token_s`, or else that of the batch as it is now, so many
-        times slower."""
+        """Bring every job up to date, and return the pace in seconds a token.
+
+        The pace is `token_s`, or if that is None the pace of the present batch, `slowdown` times slower.
+        """
         capacity, known = view.capacity, self._capacity
         reset = known is None or known.step != capacity.step or known.slots != capacity.slots
         if reset:
@@ -124,13 +136,16 @@ class JobIndex:
         for id_ in gone:
             self._forget(jobs[id_], dirty)
         for unit in dirty:
-            self._weigh(unit)
+            self._price_unit(unit)
         return token_s
 
     def _changed(self, calls: list[RequestView]) -> tuple[list[RequestView], list[RequestId]]:
-        """What has come or moved on since the last view, and what has gone; their context is counted."""
+        """Return the calls that are new or have changed since the last view, and the ids that have gone.
+
+        Updates `context`.
+        """
         seen = self._views.get
-        changed = changes(self._calls, calls)
+        changed = view_changes(self._calls, calls)
         if changed is None:
             changed = calls, self._jobs.keys() - set(map(_ID, calls))
         fresh = [call for call in changed[0] if seen(call.id) is not call]
@@ -145,56 +160,56 @@ class JobIndex:
     def jobs(self, ids: Iterable[RequestId]) -> Iterator[Job]:
         return map(self._jobs.__getitem__, ids)
 
-    def of(self, calls: Iterable[RequestView]) -> list[Job]:
-        """Of calls that are in the view."""
+    def jobs_of(self, calls: Iterable[RequestView]) -> list[Job]:
+        """Return the jobs of calls that are in the view."""
         return list(map(self._jobs.__getitem__, map(_ID, calls)))
 
     def by_density(self) -> list[RequestId]:
-        """What waits or is paused, the densest unit first. Not to be changed."""
+        """Return the waiting and paused jobs, the densest unit first. Callers must not change the list."""
         return self._ranked.ids()
 
     def by_laxity(self) -> list[RequestId]:
-        """What waits or is paused, that which must start first at the head. Not to be changed."""
+        """Return the waiting and paused jobs, the earliest latest start first. Callers must not change the list."""
         return self._lax.ids()
 
     def by_deadline(self) -> DeadlineColumns:
         return DeadlineColumns(*self._due.columns())
 
     def promised(self) -> SloColumns:
-        shelf = self._promised
-        return SloColumns(shelf.jobs(), shelf.ids(), self.next_late(), *shelf.columns())
+        slo_jobs = self._promised
+        return SloColumns(slo_jobs.jobs(), slo_jobs.ids(), self.next_late(), *slo_jobs.columns())
 
     def late(self, now: float) -> list[Job]:
-        """What waits or is paused and cannot be in time any more, that which had to start first at the head."""
+        """Return the waiting and paused jobs that cannot be in time any more, the earliest latest start first."""
         return sorted(self._late.jobs()[: self._late.up_to((now, NEVER))], key=_LAXITY)
 
     def overdue(self, now: float) -> list[Job]:
-        """Best effort that has waited out its default deadline, the oldest first."""
+        """Return best-effort jobs whose default deadline has passed, the oldest first."""
         return [job for job in self._due.jobs()[: self._due.up_to((now,))] if not job.counts]
 
     def heaviest(self) -> float:
-        """The greatest weight of what waits or is paused; 0 where nothing does."""
+        """Return the greatest weight of a waiting or paused job; 0 if there is none."""
         return max(self._weights, default=0.0)
 
     def worth(self) -> float:
-        """The weights of all that waits or is paused."""
+        """Return the sum of the weights of the waiting and paused jobs."""
         return sum(weight * count for weight, count in self._weights.items())
 
     def next_late(self, now: float = -NEVER) -> float:
-        """When the first of what waits or is paused and is not late by `now` will be; NEVER if there is none."""
+        """Return when the next waiting or paused job becomes late; NEVER if none is in time at `now`."""
         late = self._late.jobs()
         at = self._late.up_to((now, NEVER))
         return late[at].late_at if at < len(late) else NEVER
 
     def next_start(self, now: float) -> float:
-        """The first of the latest starts that are still to come; NEVER if none is."""
+        """Return the first latest start after `now`; NEVER if there is none."""
         lax = self._lax.jobs()
         at = self._lax.up_to((now, NEVER))
         return lax[at].start_by if at < len(lax) else NEVER
 
     def _disturb(self) -> None:
-        for shelf in (self._ranked, self._lax, self._due, self._late, self._promised):
-            shelf.disturbed()
+        for sorted_jobs in (self._ranked, self._lax, self._due, self._late, self._promised):
+            sorted_jobs.disturbed()
         self.running.disturbed()
 
     def _set_pace(self, token_s: float) -> None:
@@ -208,19 +223,19 @@ class JobIndex:
         if job.unit is not None:
             self._join(job, job.unit, dirty)
         if job.waits:
-            for shelf in self._shelves(job):
-                shelf.add(job)
+            for sorted_jobs in self._columns_of(job):
+                sorted_jobs.add(job)
             self._weights[job.weight] += 1
         else:
             self.running.add(job)
 
-    def _shelves(self, job: Job) -> tuple[SortedColumns, ...]:
+    def _columns_of(self, job: Job) -> tuple[SortedColumns, ...]:
         plain = (self._ranked, self._lax, self._due, self._late)
         return (*plain, self._promised) if job.counts else plain
 
     def _join(self, job: Job, unit: str, dirty: set[str]) -> None:
         members = self._units.setdefault(unit, {})
-        if members:  # at the unit's price until it is weighed again
+        if members:  # the unit's price until it is computed again
             first = next(iter(members.values()))
             job.density, job.rank = first.density, (*first.rank[:2], job.id)
             if job.own:
@@ -229,7 +244,7 @@ class JobIndex:
         dirty.add(unit)
 
     def _renew(self, old: Job, job: Job, dirty: set[str]) -> None:
-        """It runs, as it did, and has moved on."""
+        """Replace the job of a call that runs as before and has moved on."""
         self._jobs[job.id], self._views[job.id] = job, job.view
         self.running.renew(old, job)
         if job.unit is not None:
@@ -239,8 +254,8 @@ class JobIndex:
     def _forget(self, job: Job, dirty: set[str]) -> None:
         del self._jobs[job.id], self._views[job.id]
         if job.waits:
-            for shelf in self._shelves(job):
-                shelf.remove(job)
+            for sorted_jobs in self._columns_of(job):
+                sorted_jobs.remove(job)
             self._unweigh(job)
         else:
             self.running.remove(job)
@@ -248,10 +263,10 @@ class JobIndex:
             del self._units[job.unit][job.id]
             dirty.add(job.unit)
 
-    def _weigh(self, unit: str) -> None:
-        """A stage's calls, and a fork group's, share one price and one worth: those of their program.
+    def _price_unit(self, unit: str) -> None:
+        """Compute the price and worth that the calls of a stage or fork group share: those of their program.
 
-        A group's prompt is prefilled once: the dearest prefill among its members is charged, not their sum.
+        A fork group's prompt is computed once: the dearest prefill among its members counts, not their sum.
         """
         members = self._units[unit].values()
         if not members:
@@ -272,7 +287,7 @@ class JobIndex:
             worth = self._reckoner.worth(first.view, worth, sum([job.own for job in members]), first.later)
         density = worth / price
         if len(members) > 1 and abs(density - first.density) <= 0.01 * density:
-            return  # a running sibling moved on a little: no reason to move them all
+            return  # a running sibling moved on a little: not worth moving them all
         arrived = min([job.view.arrived for job in members])
         in_place = not self._ranked.stale
         for job in members:

@@ -1,4 +1,9 @@
-"""Jobs in the order of a key, kept from decision to decision."""
+"""Jobs that stay sorted from one decision to the next: `SortedColumns` for waiting jobs, `RunningJobs` for running
+ones.
+
+A decision changes few of the hundreds or thousands of jobs. So sorted lists and sums are kept and changed in place,
+which takes a fraction of the time of building them again (docs/decisions/052).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,15 @@ from collections.abc import Callable, Collection
 from ramify.serving.policy.concord.job import Job
 from ramify.serving.policy.types import RequestId, SloClass
 
+RunningDue = tuple[float, float, float]  # due, work_s and late_at of a running job
+
 
 class SortedColumns:
-    """A few changes are put in place; after many it is sorted when next asked for.
+    """Jobs sorted by a key, with columns of the values that a pass over all of them reads.
 
-    Beside the jobs stand columns of what a pass over all of them reads: thousands of jobs are not in the processor's
-    cache, and going to each takes several times as long as going through plain numbers.
+    A few changes are made in place. After `disturbed`, the list is sorted when it is next read. The columns hold
+    plain numbers: thousands of jobs are not in the processor's cache, so reading each job takes several times as
+    long.
     """
 
     __slots__ = ("_columns", "_ids", "_jobs", "_key", "_keys", "_values", "stale")
@@ -41,7 +49,7 @@ class SortedColumns:
             column.insert(at, value(job))
 
     def remove(self, job: Job) -> None:
-        """Its key must be the one that it was added with."""
+        """Remove a job. Its key must be the one that it was added with."""
         if self.stale:
             self._jobs.remove(job)
             return
@@ -51,12 +59,12 @@ class SortedColumns:
             del column[at]
 
     def renew(self, job: Job, column: int) -> None:
-        """Its value in `column` has changed, and its key has not."""
+        """Read the job's value in `column` again. Its key must not have changed."""
         if not self.stale:
             self._columns[column][bisect_left(self._keys, self._key(job))] = self._values[column](job)
 
     def disturbed(self) -> None:
-        """Many keys are about to change."""
+        """Say that many keys are about to change."""
         self.stale = True
 
     def jobs(self) -> list[Job]:
@@ -77,16 +85,13 @@ class SortedColumns:
         return self._columns
 
     def up_to(self, key: tuple[float, ...]) -> int:
-        """How many come before `key`."""
+        """Return how many jobs come before `key`."""
         self.jobs()
         return bisect_left(self._keys, key)
 
 
-Due = tuple[float, float, float]  # due, work_s, late_at
-
-
-class Running:
-    """Jobs that hold a slot. What is asked of it is not to be changed."""
+class RunningJobs:
+    """The jobs that hold a slot. Callers must not change what the methods return."""
 
     __slots__ = ("_due", "_holds", "_jobs", "_slot_s", "_stale", "_tbts")
 
@@ -94,7 +99,7 @@ class Running:
         self._jobs: dict[RequestId, Job] = {}
         self._holds = Counter[SloClass]()
         self._tbts = Counter[float]()
-        self._due: list[Due] = []
+        self._due: list[RunningDue] = []
         self._slot_s: list[float] = []
         self._stale = False
 
@@ -108,7 +113,7 @@ class Running:
             insort(self._slot_s, job.slot_s)
 
     def remove(self, job: Job) -> None:
-        """At the pace that it was added with, or disturbed since."""
+        """Remove a job, at the pace that it was added with, or after `disturbed`."""
         del self._jobs[job.id]
         self._holds[job.view.slo_class] -= 1
         if (tbt := job.view.tbt) is not None:
@@ -120,7 +125,7 @@ class Running:
             del self._slot_s[bisect_left(self._slot_s, job.slot_s)]
 
     def renew(self, old: Job, new: Job) -> None:
-        """A job that runs has moved on."""
+        """Replace a running job that has moved on."""
         if old.view.tbt != new.view.tbt or old.view.slo_class is not new.view.slo_class:
             self.remove(old)
             self.add(new)
@@ -137,28 +142,28 @@ class Running:
             insort(self._slot_s, new.slot_s)
 
     def disturbed(self) -> None:
-        """Many are about to change."""
+        """Say that many jobs are about to change."""
         self._stale = True
 
     def jobs(self) -> Collection[Job]:
-        """In no particular order."""
+        """Return the jobs, in no particular order."""
         return self._jobs.values()
 
     def holds(self, slo_class: SloClass) -> int:
-        """Slots that a class has."""
+        """Return how many slots a class holds."""
         return self._holds[slo_class]
 
     def tightest(self) -> float | None:
-        """The least time between tokens that one of them is promised; None where none is."""
+        """Return the least time between tokens that a running job is promised, in seconds; None if none is."""
         return min(self._tbts, default=None)
 
-    def by_due(self) -> list[Due]:
-        """The earliest deadline first."""
+    def by_due(self) -> list[RunningDue]:
+        """Return due, work_s and late_at of each, the earliest deadline first."""
         self._sort()
         return self._due
 
     def by_end(self) -> list[float]:
-        """Seconds that each will still hold its slot, the shortest first."""
+        """Return the seconds for which each will still hold its slot, the shortest first."""
         self._sort()
         return self._slot_s
 

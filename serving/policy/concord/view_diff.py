@@ -8,55 +8,55 @@ from operator import attrgetter, is_not
 
 from ramify.serving.policy.types import RequestId, RequestView
 
-_FIRST_LOOK, _LONGEST_LOOK = 32, 128
-_FEW = 64  # differences, and a sixteenth of the list: beyond them going through all of it is quicker
-
-_AHEAD = 16
+_FIRST_STRETCH, _LONGEST_STRETCH = 32, 128  # views that are compared at once
+_FEW = 64  # differences, beside a sixteenth of the list: with more, a pass over the whole list is faster
+_AHEAD = 16  # views to look ahead for the place where the lists agree again
 
 _ID = attrgetter("id")
 
 
-def changes(
+def view_changes(
     old: Sequence[RequestView], new: Sequence[RequestView], most: int | None = None
 ) -> tuple[list[RequestView], set[RequestId]] | None:
-    """What is in `new` and may not have been in `old`, and the ids of what is not in `new` any more; None where they
-    differ in more than `most` places. No call stands twice in a list.
+    """Return the views of `new` that may not be in `old`, and the ids that are not in `new` any more.
 
-    A host's list is the one that it showed before, but for a few calls that came, went or moved on. Stretches that
-    are alike are compared as lists, which looks at addresses first and takes a fraction of the time of asking each
-    view for its id. Views that are equal are taken for the same.
+    Returns None if the lists differ in more than `most` places. No call may be twice in a list.
+
+    From one decision to the next a host's list differs by a few calls. So equal stretches are compared as lists,
+    which compares addresses first, and takes a fraction of the time of asking each view for its id. Equal views
+    count as the same.
     """
-    i, j, look = 0, 0, _FIRST_LOOK
-    steps = _FEW + len(new) // 16 if most is None else most
+    i, j, stretch = 0, 0, _FIRST_STRETCH
+    budget = _FEW + len(new) // 16 if most is None else most
     left: list[RequestView] = []
     come: list[RequestView] = []
     while i < len(old) and j < len(new):
-        both = min(look, len(old) - i, len(new) - j)
+        both = min(stretch, len(old) - i, len(new) - j)
         aligned, was, now = True, old[i : i + both], new[j : j + both]
         for at in () if was == now else compress(range(both), map(is_not, was, now)):
-            steps -= 1
-            if steps < 0:
+            budget -= 1
+            if budget < 0:
                 return None
             gone, here = old[i + at], new[j + at]
-            if gone.id == here.id:  # replaced where it stood
+            if gone.id == here.id:  # replaced in its place
                 left.append(gone)
                 come.append(here)
                 continue
-            i, j, aligned, look = i + at, j + at, False, _FIRST_LOOK
-            aside, along = _meet(old, i, new, j)
-            left += old[i : i + aside]
-            come += new[j : j + along]
-            i, j = i + aside, j + along
+            i, j, aligned, stretch = i + at, j + at, False, _FIRST_STRETCH
+            skip_old, skip_new = _realign(old, i, new, j)
+            left += old[i : i + skip_old]
+            come += new[j : j + skip_new]
+            i, j = i + skip_old, j + skip_new
             break
         if aligned:
-            i, j, look = i + both, j + both, min(2 * look, _LONGEST_LOOK)
+            i, j, stretch = i + both, j + both, min(2 * stretch, _LONGEST_STRETCH)
     left += old[i:]
     come += new[j:]
     return come, set(map(_ID, left)).difference(map(_ID, come))
 
 
-def _meet(old: Sequence[RequestView], i: int, new: Sequence[RequestView], j: int) -> tuple[int, int]:
-    """How many to pass over in each until they are alike again."""
+def _realign(old: Sequence[RequestView], i: int, new: Sequence[RequestView], j: int) -> tuple[int, int]:
+    """Return how many views to skip in each list until they agree again."""
     gone, here = old[i], new[j]
     for k, (ahead, beyond) in enumerate(zip(old[i + 1 : i + _AHEAD], new[j + 1 : j + _AHEAD], strict=False), 1):
         if ahead is here:

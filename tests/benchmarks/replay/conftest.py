@@ -1,4 +1,4 @@
-"""The job that tests of results begin with: a trace that is there, and nothing that takes long."""
+"""A base job with a small trace for tests of results."""
 
 from __future__ import annotations
 

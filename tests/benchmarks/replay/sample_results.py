@@ -1,4 +1,4 @@
-"""Results that nobody ran: of a job, whatever share of requests a test wants."""
+"""Made-up results: a job with any share of requests met."""
 
 from __future__ import annotations
 

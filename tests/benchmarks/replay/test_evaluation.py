@@ -1,4 +1,4 @@
-"""What is replayed, and how results are put beside each other: seeds are paired, and what is kept reads back."""
+"""The list of replays, and how results are compared: seeds are paired, and stored results read back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from benchmarks.replay import evaluation
 from benchmarks.replay.baselines.contenders import ALL, REFUSING, contender
 from benchmarks.replay.errors import ReplayError
-from benchmarks.replay.evaluation import Table
+from benchmarks.replay.evaluation import ResultTable
 from benchmarks.replay.jobs import Job, Result
 from tests.benchmarks.replay.sample_results import result
 
@@ -21,13 +21,13 @@ def test_names_are_unique_and_an_unknown_one_lists_them() -> None:
         contender("magic")
 
 
-def test_every_section_names_contenders_that_there_are(base: Job) -> None:
+def test_every_section_names_known_contenders(base: Job) -> None:
     jobs = [job for section in evaluation.sections(base, range(2)) for job in section.jobs]
     assert {contender(job.contender).name for job in jobs} <= {one.name for one in ALL}
     assert all(job.trace == base.trace and job.seconds == 20.0 for job in jobs)
 
 
-def test_who_refuses_runs_where_the_targets_are_and_the_strongest_wherever_few_do(base: Job) -> None:
+def test_refusing_baselines_run_at_the_targets_and_the_strongest_everywhere(base: Job) -> None:
     jobs = {section.name: section.jobs for section in evaluation.sections(base, range(2))}
     cells = {(job.slo, job.load) for job in jobs["refusing"]}
     assert cells == {(slo, load) for slo in ("loose", "tight") for load in (1.1, 1.3)}
@@ -39,11 +39,11 @@ def test_who_refuses_runs_where_the_targets_are_and_the_strongest_wherever_few_d
         assert {"concord", "fcfs", "edf-plan", "program-srpt-paced"} <= {job.contender for job in jobs[name]}
 
 
-def test_an_interval_is_of_the_difference_seed_by_seed(base: Job) -> None:
+def test_an_interval_is_that_of_paired_differences(base: Job) -> None:
     levels = [0.5, 0.7, 0.9]
     results = [result(base.but(seed=i), level) for i, level in enumerate(levels)]
     results += [result(base.but(contender="fcfs", seed=i), level - 0.1) for i, level in enumerate(levels)]
-    table = Table(results)
+    table = ResultTable(results)
     assert table.estimate(base, lambda s: s.request).half > 0.3
     apart = table.difference(base, "fcfs", lambda s: s.request)
     assert (apart.mean, apart.half) == (pytest.approx(0.1), pytest.approx(0.0))
@@ -51,13 +51,13 @@ def test_an_interval_is_of_the_difference_seed_by_seed(base: Job) -> None:
 
 
 def test_the_same_seeds_are_one_table(base: Job) -> None:
-    """A page asks for them once for each contender and circumstance."""
-    table = Table([result(base.but(seed=i), level) for i, level in enumerate((0.5, 0.7, 0.9))])
-    assert table.of([2, 0]) is table.of({0, 2}) is not table.of([0])
-    assert [table.of(seeds).seeds(base) for seeds in ([2, 0], [0])] == [[0, 2], [0]]
+    """A page needs them once for each contender and circumstance."""
+    table = ResultTable([result(base.but(seed=i), level) for i, level in enumerate((0.5, 0.7, 0.9))])
+    assert table.of_seeds([2, 0]) is table.of_seeds({0, 2}) is not table.of_seeds([0])
+    assert [table.of_seeds(seeds).seeds(base) for seeds in ([2, 0], [0])] == [[0, 2], [0]]
 
 
-def test_a_result_reads_back_and_its_key_is_of_all_that_it_depends_on(base: Job) -> None:
+def test_a_result_reads_back_and_its_key_is_its_configuration(base: Job) -> None:
     one = result(base, 0.5)
     assert Result.from_json(one.to_json()) == one
     assert Job.from_json(base.to_json()) == base
@@ -68,22 +68,22 @@ def test_a_result_reads_back_and_its_key_is_of_all_that_it_depends_on(base: Job)
     assert base.but(trace=str(other)).key != key
 
 
-def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -> None:
-    """EDF ran the easy seed alone, where SRPT, which ran both, was better still."""
+def test_the_best_baseline_is_found_over_shared_seeds(base: Job) -> None:
+    """EDF ran only the easy seed, where SRPT, which ran both, was even better."""
     results = [result(base.but(seed=i), level) for i, level in enumerate((0.98, 0.90))]
     results += [result(base.but(contender="srpt-oracle-gpu", seed=i), level) for i, level in enumerate((0.93, 0.80))]
     easy = [result(base.but(contender="edf-feasible"), 0.92)]
-    table = Table([*results, *easy])
+    table = ResultTable([*results, *easy])
     assert table.best_baseline(base, lambda score: score.request) == "srpt-oracle-gpu"
-    stronger = Table([*results, result(base.but(contender="edf-feasible"), 0.95)])
+    stronger = ResultTable([*results, result(base.but(contender="edf-feasible"), 0.95)])
     assert stronger.best_baseline(base, lambda score: score.request) == "edf-feasible"
 
 
-def test_what_engines_are_saved_is_looked_for_beyond_the_loads_of_everybody(base: Job) -> None:
+def test_engines_saved_are_sought_at_further_loads(base: Job) -> None:
     (saved,) = [section for section in evaluation.sections(base, range(1)) if section.name == "saved"]
     loads = {name: {job.load for job in saved.jobs if job.contender == name} for name in ("concord", "fcfs")}
     assert loads["fcfs"] == set(evaluation.LOADS) < loads["concord"] and max(loads["concord"]) > 3
 
 
 def test_one_seed_has_no_interval(base: Job) -> None:
-    assert str(Table([result(base, 0.9)]).estimate(base, lambda s: s.request)) == "0.900 (one seed)"
+    assert str(ResultTable([result(base, 0.9)]).estimate(base, lambda s: s.request)) == "0.900 (one seed)"

@@ -1,4 +1,4 @@
-"""Results that travel come from elsewhere: what they are kept under is a key, and nothing else."""
+"""Packed results may come from elsewhere: only valid keys are used as file names."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def line(key: object) -> str:
 
 @pytest.mark.parametrize("key", BAD)
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_is_no_key_names_no_file(key: object, packed: bool, tmp_path: Path) -> None:
-    """And then nothing of the file is taken."""
+def test_an_invalid_key_never_names_a_file(key: object, packed: bool, tmp_path: Path) -> None:
+    """And nothing of the file is stored."""
     text = f"{line(KEY)}\n{line(key)}\n".encode()
     (sent := tmp_path / "sent").write_bytes(gzip.compress(text) if packed else text)
     kept = tmp_path / "out" / "results"
@@ -34,7 +34,7 @@ def test_what_is_no_key_names_no_file(key: object, packed: bool, tmp_path: Path)
     assert [path.name for path in tmp_path.rglob("*")] == ["sent"]
 
 
-def test_what_was_packed_is_kept_by_its_key_once(tmp_path: Path) -> None:
+def test_packed_results_are_stored_once_by_key(tmp_path: Path) -> None:
     (trace := tmp_path / "trace.csv").write_text("arrivals")
     jobs = [Job("fcfs", str(trace), seed=seed) for seed in range(3)]
     pack(tmp_path / "packed", [result(job, 0.5) for job in jobs])

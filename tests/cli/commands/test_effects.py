@@ -89,9 +89,8 @@ def test_killed_effect_is_in_doubt_until_approved(tmp_path: Path, call: Call, en
     doubt = call("resume")
     (run,) = json.loads(call("ls", "--json").stdout)
     assert doubt.returncode == 4  # a person is asked: not 1, and not 3, whose answer is `resume --answer`
-    assert doubt.stderr.count("it is unknown whether the effect of step 'post'") == 1, (
-        "once by the error, beside the step's line"
-    )
+    # Once by the error, beside the step's line.
+    assert doubt.stderr.count("it is unknown whether the effect of step 'post'") == 1
     assert "Traceback" not in doubt.stderr
     assert f"ramify --home home approve {run['id']} post" in doubt.stderr
     assert "lies outside the code" not in doubt.stderr  # what it says first is what to do

@@ -267,10 +267,10 @@ def test_a_thread_whose_files_are_lost_goes_on(program: Program, ramify: Any, tm
     """It says which level of recovery that took, and why; the journal says what it cost."""
     ran = _lost(program, ramify, tmp_path / "home", 0)
     told = ramify("resume", ran, "--app", program.target)
-    assert told.status == 0 and "computed again in" in told.err and "done again:" in told.err, told.err
+    assert told.status == 0 and "computed again in" in told.err and "computed again:" in told.err, told.err
     choices = ramify("explain", ran, "--app", program.target, "--json").json["choices"]
     assert [choice["chose"] for choice in choices] == ["compute again"]
-    assert "done again, for lost" in ramify("show", ran).out
+    assert "computed again, for lost" in ramify("show", ran).out
 
 
 def test_a_thread_whose_files_are_lost_says_where_it_can_go_on(program: Program, ramify: Any, tmp_path: Path) -> None:

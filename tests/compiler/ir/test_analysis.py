@@ -1,11 +1,11 @@
-"""What leads where, against looking at every way."""
+"""Loops and reachability, compared with following every path."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.compiler.ir.analysis import blocks_in_loops, reached
+from ramify.compiler.ir.analysis import blocks_in_loops, reachable
 from ramify.compiler.ir.graph import Block, Graph
 
 NAMES = "abcdefg"
@@ -30,6 +30,6 @@ def test_blocks_that_lead_back_to_themselves(drawn: dict[str, list[str]]) -> Non
 
 
 @given(DRAWN, st.sets(st.sampled_from([*NAMES, "elsewhere"])))
-def test_what_is_come_to_from_several_places(drawn: dict[str, list[str]], start: set[str]) -> None:
+def test_names_reachable_from_several_starts(drawn: dict[str, list[str]], start: set[str]) -> None:
     ways = every_way({name: drawn.get(name, []) for name in [*NAMES, "elsewhere"]})
-    assert reached(start, drawn) == start.union(*(ways[name] for name in start))
+    assert reachable(start, drawn) == start.union(*(ways[name] for name in start))

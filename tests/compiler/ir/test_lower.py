@@ -17,21 +17,21 @@ from ramify.compiler.spec import (
     Adopt,
     Body,
     CallLlm,
-    Choice,
-    Enter,
+    Conditional,
+    EnterBranch,
+    ExitKind,
     Fork,
     Inlined,
     Item,
     Leave,
     Loop,
     Machine,
-    Node,
-    Run,
+    MachineNode,
     Spec,
+    StepCall,
     StepSpec,
     Try,
     Unseen,
-    Way,
     walk,
 )
 
@@ -83,9 +83,9 @@ def items(draw: st.DrawFn, sites: Sites, forks: int, loop: bool, depth: int) -> 
 
     match kind:
         case "run":
-            return Run(draw(st.sampled_from(STEPS)).name, site)
+            return StepCall(draw(st.sampled_from(STEPS)).name, site)
         case "map":
-            return Run("edit", site, over=up)
+            return StepCall("edit", site, over=up)
         case "llm":
             return CallLlm("chat", site)
         case "unseen":
@@ -95,9 +95,9 @@ def items(draw: st.DrawFn, sites: Sites, forks: int, loop: bool, depth: int) -> 
         case "fork":
             return Fork(site, body(forks + 1))
         case "enter":
-            return Enter(up, body())
+            return EnterBranch(up, body())
         case "choice":
-            return Choice((body(), body()))
+            return Conditional((body(), body()))
         case "loop":
             return Loop(body(), body(loop=True), body(), draw(st.booleans()))
         case "try":
@@ -105,7 +105,7 @@ def items(draw: st.DrawFn, sites: Sites, forks: int, loop: bool, depth: int) -> 
         case "inlined":
             return Inlined("helper", body(loop=False))
         case _:
-            return Leave(Way(kind))
+            return Leave(ExitKind(kind))
 
 
 @st.composite
@@ -113,7 +113,8 @@ def machines(draw: st.DrawFn) -> Machine:
     names = [step.name for step in STEPS]
     targets = st.lists(st.sampled_from([*names, END]), min_size=1, unique=True).map(tuple)
     nodes = tuple(
-        Node(Run(name, None), draw(targets), draw(st.none() | st.just(Unseen("why", name)))) for name in names
+        MachineNode(StepCall(name, None), draw(targets), draw(st.none() | st.just(Unseen("why", name))))
+        for name in names
     )
     return Machine(draw(targets), nodes)
 
@@ -133,14 +134,14 @@ def test_whatever_is_lowered_passes_the_verifier_at_every_stage(body: Body | Mac
 
 @calm
 @given(programs)
-def test_every_operation_of_a_body_without_ways_out_is_in_the_graph(body: Body) -> None:
+def test_every_operation_of_a_body_without_exits_is_in_the_graph(body: Body) -> None:
     items = list(walk(body))
     if any(isinstance(i, Leave) or (isinstance(i, Loop) and i.endless) for i in items):
         return
     graph = lower(spec_of(body))
     kinds = [op.kind for op in graph.ops()]
     expected = {
-        OpKind.RUN: Run,
+        OpKind.RUN: StepCall,
         OpKind.CALL_LLM: CallLlm,
         OpKind.BREAK: Unseen,
         OpKind.MERGE: Adopt,
@@ -151,8 +152,8 @@ def test_every_operation_of_a_body_without_ways_out_is_in_the_graph(body: Body) 
     assert kinds.count(OpKind.RELEASE) == kinds.count(OpKind.FORK) + 1
 
 
-def run(step: str, line: int) -> Run:
-    return Run(step, Site("app/flow.py", line, 0, line, 9))
+def run(step: str, line: int) -> StepCall:
+    return StepCall(step, Site("app/flow.py", line, 0, line, 9))
 
 
 def lowered(*body: Item) -> Graph:
@@ -161,8 +162,16 @@ def lowered(*body: Item) -> Graph:
     return graph
 
 
-def test_every_way_out_of_a_fork_goes_through_its_one_release() -> None:
-    ways = Choice(((Leave(Way.BREAK),), (Leave(Way.CONTINUE),), (Leave(Way.RETURN),), (Leave(Way.RAISE),), ()))
+def test_every_exit_from_a_fork_goes_through_its_only_release() -> None:
+    ways = Conditional(
+        (
+            (Leave(ExitKind.BREAK),),
+            (Leave(ExitKind.CONTINUE),),
+            (Leave(ExitKind.RETURN),),
+            (Leave(ExitKind.RAISE),),
+            (),
+        )
+    )
     site = Site("app/flow.py", 2, 0, 2, 9)
     graph = lowered(Loop((), (Fork(site, (ways,)), run("edit", 3))), run("any", 4))
     (release,) = [b for b in graph.blocks if any(op.fork == "fork.1" for op in b.ops)]
@@ -172,7 +181,7 @@ def test_every_way_out_of_a_fork_goes_through_its_one_release() -> None:
     assert sorted(targets.values()) == [[], ["RELEASE"], ["any"], ["edit"]]
 
 
-def test_a_loop_comes_back_to_a_header_that_takes_the_world() -> None:
+def test_a_loop_leads_back_to_a_header_that_takes_the_world() -> None:
     graph = lowered(Loop((run("any", 1),), (run("edit", 2),)))
     (header,) = [b for b in graph.blocks if any(op.step == "any" for op in b.ops)]
     (body,) = [b for b in graph.blocks if any(op.step == "edit" for op in b.ops)]
@@ -181,7 +190,7 @@ def test_a_loop_comes_back_to_a_header_that_takes_the_world() -> None:
     assert body.id in {to for to, _ in header.exits}
 
 
-def test_a_handler_follows_the_start_and_the_end_of_what_it_guards() -> None:
+def test_a_handler_follows_the_start_and_the_end_of_its_try_body() -> None:
     graph = lowered(run("any", 1), Try((run("edit", 2),), ((run("think", 3),),)))
     by_step = {op.step: b for b in graph.blocks for op in b.ops if op.step}
     leading = {b.id for b in graph.blocks if by_step["think"].id in {to for to, _ in b.exits}}
@@ -199,13 +208,13 @@ def test_a_helper_called_twice_is_two_copies_of_one_operation() -> None:
     assert [op.id for op in plan.ops if op.kind is OpKind.SEAL] == ["seal.1"]
 
 
-def test_a_branch_that_is_entered_is_what_a_nested_fork_forks() -> None:
+def test_a_nested_fork_forks_the_branch_that_was_entered() -> None:
     outer, inner = Site("app/flow.py", 1, 0, 1, 9), Site("app/flow.py", 2, 0, 2, 9)
-    graph = lowered(Fork(outer, (Enter(0, (Fork(inner, ()),)),)))
+    graph = lowered(Fork(outer, (EnterBranch(0, (Fork(inner, ()),)),)))
     first, second = [op for op in graph.ops() if op.kind is OpKind.FORK]
     assert second.inputs == (first.outputs[1],)
 
 
-def test_what_follows_a_way_out_is_not_in_the_graph() -> None:
-    graph = lowered(Leave(Way.RETURN), run("edit", 2))
+def test_code_after_an_exit_is_not_in_the_graph() -> None:
+    graph = lowered(Leave(ExitKind.RETURN), run("edit", 2))
     assert [op.kind for op in graph.ops()] == [OpKind.ENTER, OpKind.RELEASE]

@@ -42,9 +42,9 @@ def test_a_good_graph_passes() -> None:
     verify(parse_graph(GOOD), ALL_PASSES)
 
 
-# Each rule with graphs that break it, and no rule before it: what is replaced in the good graph, and by what.
+# For each rule, graphs that break it and no earlier rule: the text to replace in the good graph, and its replacement.
 BROKEN = {
-    "names stand once": [("run.3:", "run.1:"), ("block b1(w6", "block b2(w6")],
+    "names are unique": [("run.3:", "run.1:"), ("block b1(w6", "block b2(w6")],
     "a world is made once": [
         ("block exit(w15", "block exit(w14"),
         ("ws8 = RUN", "ws7 = RUN"),
@@ -56,7 +56,7 @@ BROKEN = {
         ("-> b1(w4, ws5,", "-> b1(ws5, w4,"),
     ],
     "operations fit their signatures": [("w3 = SEAL w2", "ws3 = SEAL w2"), ("RELEASE ws13", "RELEASE w12, ws13")],
-    "entered once, everything reached": [
+    "entered once, every block reachable": [
         ("  -> b1(w4, ws5, e1)\n", ""),
         ("  enter: w1, e1 = ENTER\n  run.1: w2 = RUN w1", "  run.1: w2 = RUN w1"),
         ("  release.1", "  again: w99 = ENTER\n  release.1"),
@@ -72,7 +72,7 @@ BROKEN = {
         ("RELEASE w15, e6", "RELEASE w15"),
         ('  release.1: RELEASE ws13 {"fork": "fork.1"}\n', ""),
     ],
-    "branches go back to their fork": [
+    "branches belong to their fork": [
         ('ws9 {"fork": "fork.1"}', 'ws9 {"fork": "fork.2"}'),
         ('ws9 {"fork": "fork.1"}', "ws9"),
         ('RELEASE ws13 {"fork": "fork.1"}', "RELEASE ws13"),
@@ -82,8 +82,8 @@ BROKEN = {
         ('w2 = RUN w1 : "edit"', 'w2 = RUN w1 : "think"'),
         ('RUN : "think"', 'RUN : "edit"'),
     ],
-    "nothing irreversible in a branch": [('ws8 = RUN ws7 : "edit"', 'ws8 = RUN ws7 : "mail"')],
-    "what is irreversible stands behind a barrier": [
+    "no irreversible step in a branch": [('ws8 = RUN ws7 : "edit"', 'ws8 = RUN ws7 : "mail"')],
+    "an irreversible step is behind a barrier": [
         ("  barrier.4: e4 = BARRIER e3\n  run.4: w14, e5 = RUN w12, e4", "  run.4: w14, e5 = RUN w12, e3"),
     ],
     "a forked world is sealed": [
@@ -94,7 +94,7 @@ BROKEN = {
         ('{"base": ["seal.1"]} @', "@"),
         ('{"base": ["seal.1"]}', '{"base": ["seal.9"]}'),
     ],
-    "worlds are made ready for forks": [
+    "worlds are prepared for forks": [
         ('"during": "run.2"', '"during": "run.1"'),
         ('"forks": ["fork.1"]', '"forks": []'),
     ],
@@ -130,7 +130,7 @@ def test_an_irreversible_step_in_a_branch_is_refused_with_the_path_to_it() -> No
     assert error.value.where == "app/flow.py:9:0 (run.3)"
 
 
-def test_a_superstep_joins_every_branch_so_its_steps_are_not_speculative() -> None:
+def test_irreversible_steps_may_run_in_a_superstep() -> None:
     text = GOOD.replace('{"base"', '{"superstep": true, "base"').replace("RUN ws7 :", "RUN ws7, e9 :")
     text = text.replace("ws8 = RUN", "ws8, e10 = RUN").replace('e9 : "edit"', 'e9 : "mail"')
     text = text.replace("  run.3:", "  barrier.3: e9 = BARRIER e2\n  run.3:").replace("ws11, e2)", "ws11, e10)")

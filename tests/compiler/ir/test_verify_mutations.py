@@ -1,5 +1,4 @@
-"""The verifier against graphs that the compiler made and chance has spoilt: wherever it falls, each kind of damage is
-refused, by the rule that is there for it."""
+"""The verifier finds random damage to a good graph: each kind of damage is refused by its own rule."""
 
 from __future__ import annotations
 
@@ -78,7 +77,7 @@ def with_op(graph: Graph, place: Place, *ops: Operation) -> Graph:
 
 
 class Damage:
-    """One kind of damage at a place that chance chooses. Each method's docstring is the rule that must find it."""
+    """One kind of damage at a random place. Each method's docstring is the rule that must find it."""
 
     def __init__(self, graph: Graph, draw: random.Random) -> None:
         self.graph, self.draw = graph, draw
@@ -91,7 +90,7 @@ class Damage:
         return self.draw.choice([(i, block) for i, block in enumerate(self.graph.blocks) if wanted(block)])
 
     def same_name(self) -> Graph:
-        """names stand once"""
+        """names are unique"""
         place, op = self.at(lambda op: op.kind is not OpKind.ENTER)
         other = self.draw.choice([each.id for each in self.graph.ops() if each.id != op.id])
         return with_op(self.graph, place, replace(op, id=other))
@@ -116,7 +115,7 @@ class Damage:
         return with_op(self.graph, place, replace(op, kind=OpKind.CALL_LLM))
 
     def nothing_leads_there(self) -> Graph:
-        """entered once, everything reached"""
+        """entered once, every block reachable"""
         alone = replace(self.graph.blocks[-1], id="alone", params=(), ops=(), exits=())
         return replace(self.graph, blocks=(*self.graph.blocks, alone))
 
@@ -132,7 +131,7 @@ class Damage:
         return with_op(self.graph, place)
 
     def another_fork(self) -> Graph:
-        """branches go back to their fork"""
+        """branches belong to their fork"""
         place, op = self.at(lambda op: op.fork is not None)
         forks = [each.id for each in self.graph.ops() if each.kind is OpKind.FORK and each.id != op.fork]
         return with_op(self.graph, place, replace(op, attrs={**op.attrs, "fork": self.draw.choice(forks)}))
@@ -148,12 +147,12 @@ class Damage:
         return with_op(self.graph, place, replace(op, step="score"))
 
     def mail_in_a_branch(self) -> Graph:
-        """nothing irreversible in a branch"""
+        """no irreversible step in a branch"""
         place, op = self.at(lambda op: op.step == "edit" and sort(op.inputs[0]) == FAMILY)
         return with_op(self.graph, place, replace(op, step="mail"))
 
     def no_barrier(self) -> Graph:
-        """what is irreversible stands behind a barrier"""
+        """an irreversible step is behind a barrier"""
         place, op = self.at(lambda op: op.kind is OpKind.BARRIER)
         at, next_op = place[1], self.graph.blocks[place[0]].ops[place[1] + 1]
         behind = replace(next_op, inputs=tuple(op.inputs[0] if v[0] == EFFECTS else v for v in next_op.inputs))
@@ -176,7 +175,7 @@ class Damage:
         )
 
     def ready_for_another(self) -> Graph:
-        """worlds are made ready for forks"""
+        """worlds are prepared for forks"""
         place, op = self.at(lambda op: op.kind is OpKind.PREFORK)
         spoilt = self.draw.choice([{"during": "run.nowhere"}, {"forks": []}])
         return with_op(self.graph, place, replace(op, attrs={**op.attrs, **spoilt}))
@@ -186,21 +185,21 @@ DAMAGES = [each for name, each in vars(Damage).items() if name not in ("at", "bl
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_refused_by_its_rule_wherever_it_falls(good: Graph, damage: Callable[[Damage], Graph]) -> None:
+def test_each_damage_is_refused_by_its_rule(good: Graph, damage: Callable[[Damage], Graph]) -> None:
     for seed in range(12):
         spoilt = damage(Damage(good, random.Random(seed)))
         with pytest.raises(VerifyError) as error:
             verify(spoilt, ALL_PASSES)
         assert error.value.rule == damage.__doc__
-        assert parse_graph(str(spoilt)) == spoilt, "what is wrong can still be shown"
+        assert parse_graph(str(spoilt)) == spoilt, "a broken graph can still be printed"
 
 
-def test_every_rule_has_its_damage() -> None:
+def test_every_rule_has_a_damage() -> None:
     assert sorted({str(each.__doc__) for each in DAMAGES}) == sorted(rule.name for rule in RULES)
 
 
-def test_an_effect_that_turns_out_irreversible_is_refused_wherever_the_step_runs_in_a_branch(good: Graph) -> None:
-    """Not the graph is spoilt here, but what is known of a step."""
+def test_a_step_in_a_branch_that_becomes_irreversible_is_refused(good: Graph) -> None:
+    """The graph is good here; what is wrong is the effect of a step."""
     steps = tuple(
         StepPlan(s.name, Effect.IRREVERSIBLE if s.name == "edit" else s.effect, s.reuse, s.code_digest)
         for s in good.steps

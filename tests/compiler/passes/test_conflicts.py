@@ -1,4 +1,4 @@
-"""Merges whose sides write the same: refused where they must conflict, named where they may."""
+"""Merges whose sides write the same path: refused if they must conflict, named in the plan if they may."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 from ramify import Sandbox
-from ramify.compiler.change_impact import readers
+from ramify.compiler.change_impact import affected_operations
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import Unmeasured
 from ramify.compiler.passes.parallel import BESIDE
@@ -45,7 +45,7 @@ def compiled(compile_source: Callable[..., Any], *lines: str) -> Any:
     return compile_source(STEPS.format(body="\n        ".join(lines)))
 
 
-def test_sides_that_always_write_different_things_are_refused(compile_source: Callable[..., Any]) -> None:
+def test_a_merge_of_sides_that_always_write_different_contents_is_refused(compile_source: Callable[..., Any]) -> None:
     with pytest.raises(WorkflowError, match="must conflict: both sides always write a") as error:
         compiled(compile_source, "await left()", "await branches.map(right)", "await branches[0].adopt()")
     assert error.value.where.startswith("app/sample.py:")
@@ -69,7 +69,9 @@ def test_sides_that_always_write_different_things_are_refused(compile_source: Ca
         ),
     ],
 )
-def test_what_may_conflict_is_named_in_the_plan(compile_source: Callable[..., Any], lines: tuple[str, ...]) -> None:
+def test_paths_that_may_conflict_are_named_in_the_plan(
+    compile_source: Callable[..., Any], lines: tuple[str, ...]
+) -> None:
     (merge,) = merges(compiled(compile_source, *lines))
     assert merge.attrs["conflicts"] == ["a"]
 
@@ -84,12 +86,14 @@ def test_what_may_conflict_is_named_in_the_plan(compile_source: Callable[..., An
         ("await left()", "await branches.map(right)", "try: await branches[0].adopt()", "except ValueError: pass"),
     ],
 )
-def test_what_is_settled_or_not_known_is_not(compile_source: Callable[..., Any], lines: tuple[str, ...]) -> None:
+def test_handled_or_unknown_conflicts_are_not_named(
+    compile_source: Callable[..., Any], lines: tuple[str, ...]
+) -> None:
     (merge,) = merges(compiled(compile_source, *lines))
     assert "conflicts" not in merge.attrs
 
 
-def test_a_second_branch_meets_what_the_first_brought(compile_source: Callable[..., Any]) -> None:
+def test_a_second_adopted_branch_may_conflict_with_the_first(compile_source: Callable[..., Any]) -> None:
     lines = ("for each in await branches.map(perhaps):", "    await each.adopt()")
     (merge,) = merges(compiled(compile_source, *lines))
     assert merge.attrs["conflicts"] == ["a"]
@@ -100,15 +104,15 @@ class Recorded(Unmeasured):
         return {"files": ("built", "log")} if step == "runs" else {}
 
 
-def test_recorded_runs_say_what_syntax_does_not(compile_source: Callable[..., Any]) -> None:
+def test_recorded_runs_add_writes_that_the_syntax_does_not_show(compile_source: Callable[..., Any]) -> None:
     lines = ("await runs()", "await branches.map(runs)", "await branches[0].adopt()")
     plan = compile_spec(compiled(compile_source, *lines).spec, estimates=Recorded()).plan
     assert [op.attrs["conflicts"] for op in plan.ops if op.kind is OpKind.MERGE] == [["built", "log"]]
     assert plan.op("run.1").attrs["wrote"] == {"files": ["built", "log"], "by": "recorded"}
-    assert "writes" not in plan.op("run.1").attrs["files"], "which is no bound on what it may write"
+    assert "writes" not in plan.op("run.1").attrs["files"], "recorded paths do not limit what it may write"
 
 
-def test_steps_that_write_nothing_run_beside_those_that_they_may_meet(compile_source: Callable[..., Any]) -> None:
+def test_steps_that_write_nothing_are_marked_to_run_beside_others(compile_source: Callable[..., Any]) -> None:
     lines = (
         "await asyncio.gather(reads(), left(), runs(), *(reads() for _ in range(3)))",
         "await reads()",
@@ -164,32 +168,32 @@ def fans(*nodes: Any, after: Any = first, on: Path | None = None) -> Any:
     return compile_graph(graph, name="flow", ref="app.py:graph", estimates=RecordedEstimates(()).on(on))
 
 
-def test_siblings_that_always_make_a_new_file_each_another_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkflowError, match="always write a, each something else: START -> says_one") as error:
+def test_two_nodes_that_create_a_file_with_different_contents_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkflowError, match="always write a, with different contents: START -> says_one") as error:
         fans(says_one, says_two, after=None, on=tmp_path)
     assert error.value.where == f"passes/{Path(__file__).name}:{says_two.__code__.co_firstlineno}"
 
 
-def test_siblings_of_whom_one_may_leave_a_file_as_it_is_are_not_refused(tmp_path: Path) -> None:
+def test_two_nodes_that_write_an_existing_file_are_not_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     assert fans(says_one, says_two, after=None, on=tmp_path).plan.op("merge.superstep").attrs["conflicts"] == ["a"]
     assert fans(says_one, says_two, after=says_x).plan.op("merge.superstep").attrs["conflicts"] == ["a"]
 
 
-def test_siblings_that_may_conflict_are_named_on_their_merge() -> None:
+def test_files_that_two_nodes_may_both_write_are_named_on_their_merge() -> None:
     assert fans(says_one, says_x).plan.op("merge.superstep").attrs["conflicts"] == ["a"]
     assert "conflicts" not in fans(says_one, looks).plan.op("merge.superstep").attrs
 
 
-def test_a_changed_node_affects_those_that_read_what_it_writes() -> None:
-    found = readers(fans(says_one, looks, says_x).plan, ["says_one"])
+def test_a_changed_node_affects_the_readers_of_what_it_writes() -> None:
+    found = affected_operations(fans(says_one, looks, says_x).plan, ["says_one"])
     assert found["run.looks"] == ("a",)
-    assert found["run.first"] == ("anything",), "it takes no world, but code that it calls may ask for one"
-    assert "run.says_x" not in found, "it reads no file, and a channel that nobody writes"
+    assert found["run.first"] == ("anything",), "it takes no world, but code that it calls may obtain one"
+    assert "run.says_x" not in found, "it reads no file, and only a channel that no node writes"
 
 
-def test_where_sets_are_not_known_everything_after_may_be_affected(compile_source: Callable[..., Any]) -> None:
+def test_if_reads_are_not_known_every_later_operation_may_be_affected(compile_source: Callable[..., Any]) -> None:
     plan = compile_source(STEPS.format(body="await left(); await reads(); await runs(); await left()")).plan
-    assert readers(plan, ["left"]) == {"run.2": ("a",), "run.3": ("anything",)}
-    assert readers(plan, ["reads"]) == {}
-    assert readers(plan, ["runs"]) == {}, "what comes after it reads nothing"
+    assert affected_operations(plan, ["left"]) == {"run.2": ("a",), "run.3": ("anything",)}
+    assert affected_operations(plan, ["reads"]) == {}
+    assert affected_operations(plan, ["runs"]) == {}, "what comes after it reads nothing"

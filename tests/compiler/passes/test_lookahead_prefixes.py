@@ -1,4 +1,4 @@
-"""Which call a run's hint is for: the first one that a step runs before, of a text that stands in the code."""
+"""Which call gets the hint of a run: the first one after a step, with a prompt that stands in the code."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def known(name: str, role: str = "system", text: str = LONG) -> dict[str, str]:
         ("llm.chat(SYSTEM, system=given)", None),
         ("llm.chat('?', system=SYSTEM, model=given)", None),
         ("llm.chat('?', **given)", None),
-        ("llm.choose(SYSTEM, [])", None),  # its prompt is made of both
+        ("llm.choose(SYSTEM, [])", None),  # its prompt is built from the question and the options
     ],
 )
-def test_texts_that_stand_in_the_code_are_known_ahead(
+def test_prompts_that_stand_in_the_code_are_known_ahead(
     compile_source: Callable[..., Any], call: str, messages: list[dict[str, str]] | None
 ) -> None:
     compilation = compile_source(f"{TEXTS}\n@workflow\nasync def flow(given):\n    await edit()\n    await {call}\n")
@@ -64,10 +64,10 @@ def test_texts_that_stand_in_the_code_are_known_ahead(
         ("await edit(); await asks()", "run.2"),
         ("await asks()", None),
         ("await asks(); await edit(); await first()", None),
-        ("await edit(); await given(edit); await first()", None),  # nobody knows what it asks
+        ("await edit(); await given(edit); await first()", None),  # unread code may call the model
     ],
 )
-def test_only_the_first_call_behind_a_step_has_a_hint(
+def test_only_the_first_call_after_a_step_gets_a_hint(
     compile_source: Callable[..., Any], body: str, at: str | None
 ) -> None:
     compilation = compile_source(f"""

@@ -10,7 +10,7 @@ from ramify.compiler.plan import Effect, OpKind
 
 
 def kinds(compilation: Any) -> list[str]:
-    """The operations, steps by name."""
+    """Return the operations by kind, and steps by name."""
     return [op.step or str(op.kind) for op in compilation.ssg.ops()]
 
 
@@ -90,7 +90,7 @@ async def flow():
     async with fork([1]) as branches:
         await tell(branches[0])
 """)
-    assert error.value.rule == "nothing irreversible in a branch"
+    assert error.value.rule == "no irreversible step in a branch"
     assert "app/sample.py" in str(error.value)
 
 

@@ -30,12 +30,12 @@ def test_only_passes_that_are_not_needed_can_be_left_out() -> None:
     [
         ("", True),
         ("await score()", True),
-        ("if not ideas:\n        return", True),  # wasted once, then the workflow is over
+        ("if not ideas:\n        return", True),  # wasted once, at the end of the workflow
         ("await edit()", False),
-        ("if ideas:\n        await edit()", False),  # wasted whenever it is true
+        ("if ideas:\n        await edit()", False),  # wasted whenever the condition is true
     ],
 )
-def test_worlds_are_made_ready_where_a_fork_comes_next(
+def test_a_prefork_is_placed_where_a_fork_comes_next(
     compile_source: Callable[..., Any], between: str, ready: bool
 ) -> None:
     compilation = compile_source(f"""
@@ -53,7 +53,7 @@ async def flow():
     assert "lookahead" not in off.plan.passes
 
 
-def test_a_loop_that_changes_its_world_each_round_makes_nothing_ready(compile_source: Callable[..., Any]) -> None:
+def test_no_prefork_in_a_loop_that_changes_its_world_each_round(compile_source: Callable[..., Any]) -> None:
     compilation = compile_source("""
 @workflow
 async def flow():
@@ -77,13 +77,13 @@ class Cheap(Unmeasured):
 @pytest.mark.parametrize(
     ("then", "seals"),
     [
-        ("await test()", ["seal.2"]),  # only the last stands before the end
+        ("await test()", ["seal.2"]),  # only the last snapshot is needed, at the end
         ("async with fork([1]): pass", ["seal.1"]),
         ("await mail()", ["seal.1", "seal.2"]),
         ("await again()", ["seal.1", "seal.2"]),
     ],
 )
-def test_a_cheap_step_keeps_its_snapshot_where_something_rests_on_it(
+def test_a_cheap_step_keeps_a_snapshot_that_a_later_operation_needs(
     compile_source: Callable[..., Any], then: str, seals: list[str]
 ) -> None:
     compilation = compile_source(f"""
@@ -113,10 +113,10 @@ async def flow():
         ("later = test()\n    await later", True),
     ],
 )
-def test_a_cheap_step_keeps_its_snapshot_where_the_workflow_may_go_on_after_the_next_failed(
+def test_a_cheap_step_keeps_its_snapshot_if_the_next_step_may_fail_and_be_caught(
     compile_source: Callable[..., Any], then: str, caught: bool
 ) -> None:
-    """A failed step's world goes back to where it began: that must be a state which was kept."""
+    """A failed step's world goes back to the state before the step, which must be stored."""
     compilation = compile_source(f"""
 import contextlib
 async def helper():
@@ -132,7 +132,7 @@ async def flow():
     assert [op.attrs.get("caught", False) for op in plan.ops if op.step == "test"] == [caught]
 
 
-def test_what_is_reused_says_where_an_equal_state_may_come_from(compile_source: Callable[..., Any]) -> None:
+def test_a_reusable_step_states_where_an_equal_step_may_have_run(compile_source: Callable[..., Any]) -> None:
     compilation = compile_source("""
 @step(reuse=True)
 async def built(sandbox: Sandbox, x=None): ...
@@ -151,7 +151,7 @@ async def flow():
     assert all("shared" not in op.attrs for op in compile_spec(compilation.spec, passes=()).plan.ops)
 
 
-def test_a_snapshot_dies_where_its_world_is_recorded_anew_or_ended(compile_source: Callable[..., Any]) -> None:
+def test_a_snapshot_dies_when_its_world_is_recorded_anew_or_ended(compile_source: Callable[..., Any]) -> None:
     compilation = compile_source("""
 @workflow
 async def flow(x):
@@ -175,7 +175,7 @@ async def flow(x):
     assert all("dies" not in op.attrs for op in off.plan.ops)
 
 
-def test_without_stages_nothing_is_expected_of_model_calls(compile_source: Callable[..., Any]) -> None:
+def test_without_the_stages_pass_no_stages_are_expected(compile_source: Callable[..., Any]) -> None:
     compilation = compile_source("""
 @workflow
 async def flow():

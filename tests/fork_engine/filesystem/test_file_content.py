@@ -1,4 +1,4 @@
-"""Copying bytes: every way of copying gives the same."""
+"""Copying bytes: every way of copying gives the same result."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_large_files_digest_is_of_what_it_holds_beside_zeros(tmp_path: Path, z
 
 
 def test_a_hole_of_many_terabytes_is_digested_at_once(tmp_path: Path) -> None:
-    """Were it read, or hashed as zeros, no patience would be enough."""
+    """If the hole were read, or hashed as zeros, this would not finish."""
     with (tmp_path / "sparse").open("wb+") as file:
         os.truncate(file.fileno(), 8 << 40)
         empty = file_content.digest_fd(file.fileno())

@@ -1,4 +1,4 @@
-"""Seeded damage: a check finds every piece of it, a repair mends what other copies allow and names what is lost."""
+"""Seeded damage: a check finds every piece, and a repair fixes what other copies allow and names what is lost."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def flip(path: Path, where: random.Random) -> None:
     data[where.randrange(len(data))] ^= 1 << where.randrange(8)
     times = path.stat()
     path.write_bytes(data)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a bad disk would: no time tells
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # like a failing disk: no timestamp changes
 
 
-def test_a_sound_store(bench: Any) -> None:
+def test_an_intact_store_has_no_problems(bench: Any) -> None:
     stocked(bench)
     report = bench.store.fsck()  # the merge made the layer that `two` has
     assert report.problems == () and report.lost == () and report.status == 0
@@ -84,7 +84,7 @@ def of_layer(bench: Any) -> Callable[[str], Path]:
 
 
 def replaced(path: Path, data: bytes | None) -> None:
-    """Another thing at the same place: a file of `data`, or (None) a folder."""
+    """Replace the path by a file of `data`, or (None) by a folder."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -146,7 +146,7 @@ SEEDS: dict[str, Callable[[Callable[[str], Path], Path], object]] = {
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_kind_of_damage_is_found_and_repaired_away(bench: Any, seed: str) -> None:
+def test_each_kind_of_damage_is_found_and_repaired(bench: Any, seed: str) -> None:
     snapshots = stocked(bench)
     whole = {snapshot.id: bench.texts(snapshot) for snapshot in snapshots}
     SEEDS[seed](of_layer(bench), bench.store.root)
@@ -240,7 +240,7 @@ def test_any_damage_anywhere_is_found(tmp_path_factory: pytest.TempPathFactory, 
 
 
 @pytest.mark.parametrize("name", ["layers", "images", "blobs", "snapshots", "index", "tmp", "unflushed", "lock"])
-def test_a_folder_of_the_stores_that_lets_others_in_is_found_and_shut(bench: Any, name: str) -> None:
+def test_a_store_folder_open_to_others_is_found_and_closed(bench: Any, name: str) -> None:
     snapshots = stocked(bench)
     place = bench.store.root / name
     right = stat.S_IMODE(place.stat().st_mode)
@@ -254,10 +254,10 @@ def test_a_folder_of_the_stores_that_lets_others_in_is_found_and_shut(bench: Any
     assert [bench.store.get(snapshot.id) for snapshot in snapshots] == snapshots
 
 
-def test_modes_are_the_stores_whatever_the_umask(bench: Any, new_bench: Any, tmp_path: Path) -> None:
+def test_modes_do_not_depend_on_the_umask(bench: Any, new_bench: Any, tmp_path: Path) -> None:
     place = tmp_path / "shared"
     place.mkdir()
-    place.chmod(0o2775)  # its set-id bit is passed on
+    place.chmod(0o2775)  # its set-id bit is inherited
     for number, umask in enumerate((0o077, 0, 0o027)):
         before = os.umask(umask)
         try:
@@ -268,8 +268,8 @@ def test_modes_are_the_stores_whatever_the_umask(bench: Any, new_bench: Any, tmp
         assert made.store.fsck().problems == ()
 
 
-def test_what_could_only_not_be_read_is_not_lost(bench: Any, ordinary: Path, new_bench: Any) -> None:
-    """An ordinary user's: whom modes keep out."""
+def test_objects_that_were_only_unreadable_are_not_lost(bench: Any, ordinary: Path, new_bench: Any) -> None:
+    """An ordinary user's store, because modes do not restrict root."""
     made = new_bench(ordinary)
     snapshots = stocked(made)
     root = made.store.root
@@ -286,8 +286,8 @@ def test_what_could_only_not_be_read_is_not_lost(bench: Any, ordinary: Path, new
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_what_another_user_owns_is_made_anew(bench: Any, ordinary: Path, new_bench: Any, describe: Any) -> None:
-    """In a layer of an ordinary user's no world could write over it."""
+def test_files_of_another_user_are_recreated(bench: Any, ordinary: Path, new_bench: Any, describe: Any) -> None:
+    """No world could overwrite such a file in the layer of an ordinary user."""
     made = new_bench(ordinary)
     snapshots = stocked(made)
     trees = [describe(made.tree(snapshot)) for snapshot in snapshots]
@@ -315,13 +315,13 @@ def test_what_another_user_owns_is_made_anew(bench: Any, ordinary: Path, new_ben
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_what_a_world_of_roots_gave_away_is_sound(bench: Any) -> None:
+def test_files_that_roots_world_gave_away_are_accepted(bench: Any) -> None:
     stocked(bench)
     os.chown(of_layer(bench)("new"), 1234, 1234)
     assert bench.store.fsck().problems == ()
 
 
-def test_bytes_come_from_another_copy(bench: Any) -> None:
+def test_a_repair_takes_bytes_from_another_copy(bench: Any) -> None:
     """`new` and `copy` are the same bytes in two layers."""
     snapshots = stocked(bench)
     at = of_layer(bench)("copy")
@@ -331,7 +331,7 @@ def test_bytes_come_from_another_copy(bench: Any) -> None:
     assert bench.store.read(snapshots[2], "copy") == b"N" * 50
 
 
-def test_what_is_nowhere_else_is_lost(bench: Any) -> None:
+def test_bytes_without_another_copy_are_lost(bench: Any) -> None:
     base, one, two, merged, last = stocked(bench)
     of_layer(bench)("last").write_bytes(b"not it")
     found = bench.store.fsck()
@@ -342,7 +342,7 @@ def test_what_is_nowhere_else_is_lost(bench: Any) -> None:
     assert all(bench.store.get(s.id) == s for s in (base, one, two, merged))
 
 
-def test_a_manifest_and_a_record_are_written_anew(bench: Any) -> None:
+def test_manifests_and_records_are_rebuilt(bench: Any) -> None:
     snapshots = stocked(bench)
     for manifest in (bench.store.root / "layers").glob("*/manifest.json"):
         manifest.write_bytes(b"{}")
@@ -355,7 +355,7 @@ def test_a_manifest_and_a_record_are_written_anew(bench: Any) -> None:
     assert [fresh.get(snapshot.id) for snapshot in snapshots] == snapshots
 
 
-def test_a_deleted_snapshot_is_missed_where_somebody_names_it(bench: Any) -> None:
+def test_a_deleted_snapshot_that_is_still_expected_is_reported(bench: Any) -> None:
     base, one, two, merged, last = stocked(bench)
     for gone in (one, last):
         (bench.store.root / "snapshots" / f"{gone.id}.json").unlink()
@@ -369,7 +369,7 @@ def test_a_deleted_snapshot_is_missed_where_somebody_names_it(bench: Any) -> Non
         bench.store.get(one.id)
 
 
-def test_the_index_is_only_speed(bench: Any) -> None:
+def test_a_lost_import_index_costs_only_time(bench: Any) -> None:
     stocked(bench)
     (index,) = (bench.store.root / "index").iterdir()
     index.write_bytes(index.read_bytes().replace(b"1", b"2", 1))
@@ -380,12 +380,12 @@ def test_the_index_is_only_speed(bench: Any) -> None:
 
 
 def boot_before(root: Path) -> Path:
-    """As if the machine had gone down since."""
+    """Simulate that the machine went down since."""
     (root / "unflushed" / boot_id()).rename(root / "unflushed" / "the-boot-before")
     return root
 
 
-def test_after_the_machine_went_down_what_was_not_flushed_is_checked(bench: Any) -> None:
+def test_unflushed_objects_are_verified_after_the_machine_went_down(bench: Any) -> None:
     base = bench.base({"a": "1"})
     kept = bench.store.seal_tree(made(bench, base, "kept"), base, **bench.seal, flush=False)
     torn = bench.store.seal_tree(made(bench, base, "torn"), base, **bench.seal, flush=False)
@@ -398,12 +398,12 @@ def test_after_the_machine_went_down_what_was_not_flushed_is_checked(bench: Any)
         with pytest.raises(SnapshotNotFound):
             fresh.get(gone.id)
     assert fresh.fsck().problems == () and not (bench.store.root / "unflushed/the-boot-before").exists()
-    again = fresh.seal_tree(made(bench, base, "torn"), base, **bench.seal)  # not taken for the torn one
+    again = fresh.seal_tree(made(bench, base, "torn"), base, **bench.seal)  # not mistaken for the torn one
     assert fresh.read(again, "a") == b"torn"
 
 
 def test_a_note_outlasts_a_flush_before_its_rename(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process flushes between the note and the name: that flush says nothing of the name."""
+    """Another process flushes between the note and the rename: that flush does not cover the name."""
     base = bench.base({"a": "1"})
     other, seen = SnapshotStore(bench.store.root), list[list[str]]()
 
@@ -418,7 +418,7 @@ def test_a_note_outlasts_a_flush_before_its_rename(bench: Any, monkeypatch: pyte
     assert seen == [[f"layers-{sealed.layers[-1]}"]]
 
 
-def test_what_a_snapshot_names_is_there_before_it(bench: Any) -> None:
+def test_what_a_snapshot_names_must_exist_first(bench: Any) -> None:
     base = bench.base({"a": "1"})
     for ran in (Processes(shell="0" * 64), Processes(ProcessTier.CRIU, image="0" * 64)):
         with pytest.raises(SnapshotCorrupt, match="0000"):
@@ -426,7 +426,7 @@ def test_what_a_snapshot_names_is_there_before_it(bench: Any) -> None:
     assert bench.on_disk("snapshots") == [f"{base.id}.json"]
 
 
-def test_a_flush_is_believed(bench: Any) -> None:
+def test_flushed_objects_are_trusted_after_a_reboot(bench: Any) -> None:
     base = bench.base({"a": "1"})
     bench.store.seal_tree(made(bench, base, "2"), base, **bench.seal, flush=False)
     assert len(bench.on_disk(f"unflushed/{boot_id()}")) == 2
@@ -444,7 +444,7 @@ def made(bench: Any, base: Snapshot, text: str) -> Path:
 def test_blobs(bench: Any) -> None:
     digest = bench.store.put_blob(b"state")
     assert bench.store.put_blob(b"state") == digest and bench.store.blob(digest) == b"state"
-    bench.store.delete_unreachable([])  # its snapshot may be in the making
+    bench.store.delete_unreachable([])  # its snapshot may be about to be written
     assert bench.store.blob(digest) == b"state"
     os.utime(bench.store.root / "blobs" / digest, (1, 1))
     bench.store.delete_unreachable([])

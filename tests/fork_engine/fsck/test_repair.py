@@ -1,4 +1,4 @@
-"""Damage that a byte here or there is not: things swapped, and things that are not what the store makes."""
+"""Larger damage than a changed byte: things swapped, and things that the store never makes."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def moved_and_linked(path: Path, to: Path) -> None:
 
 
 def bound(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # a socket's path must be short
         made.bind(path.name)
 
 
 def opened_to_somebody(path: Path) -> None:
-    """By an ACL: for a user of its own beside owner, group and others."""
+    """Add an ACL entry for a named user, in addition to owner, group and others."""
     nobody = 0xFFFFFFFF
     entries = ((1, 6, nobody), (2, 7, 1234), (4, 4, nobody), (0x10, 7, nobody), (0x20, 4, nobody))
     os.setxattr(path, ACL, struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries))
 
 
 def said_again(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """A record that its own checksum bears out, and says something else."""
+    """Write a record with a valid checksum and different content."""
     raw = json.loads(path.read_bytes())
     del raw["check"]
     change(raw)
@@ -143,7 +143,7 @@ MENDED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("seed", MENDED)
-def test_what_is_still_there_is_put_right(bench: Any, describe: Any, seed: str) -> None:
+def test_damage_with_another_copy_is_repaired(bench: Any, describe: Any, seed: str) -> None:
     snapshots = stocked(bench)
     trees = [describe(bench.tree(snapshot)) for snapshot in snapshots]
     MENDED[seed](bench.store.root)
@@ -192,14 +192,14 @@ def test_a_snapshot_of_another_store_is_lost_alone(bench: Any, new_bench: Any, t
 
 
 @pytest.mark.parametrize("how", [os.mkfifo, lambda path: path.symlink_to("/dev/null"), bound])
-def test_a_lock_that_is_no_file_is_named(bench: Any, how: Callable[[Path], object]) -> None:
+def test_a_lock_that_is_not_a_file_is_reported(bench: Any, how: Callable[[Path], object]) -> None:
     (bench.store.root / "lock").unlink(missing_ok=True)
     how(bench.store.root / "lock")
     with pytest.raises(StoreUnusable, match="lock: something else"):
         SnapshotStore(bench.store.root).fsck()
 
 
-def test_a_link_to_a_folder_of_the_stores_is_named_and_left(bench: Any, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_store_folder_is_reported_and_left(bench: Any, tmp_path: Path) -> None:
     snapshots = stocked(bench)
     moved_and_linked(bench.store.root / "layers", tmp_path / "elsewhere")
     report = SnapshotStore(bench.store.root).fsck(repair=True)
@@ -211,7 +211,7 @@ def test_a_link_to_a_folder_of_the_stores_is_named_and_left(bench: Any, tmp_path
 
 
 @pytest.mark.parametrize("name", ["layers", "tmp", "lock", "snapshots", "blobs"])
-def test_what_stands_in_the_stores_way_is_named(bench: Any, name: str) -> None:
+def test_a_file_with_the_name_of_a_store_folder_is_reported(bench: Any, name: str) -> None:
     stocked(bench)
     place = bench.store.root / name
     shutil.rmtree(place) if place.is_dir() else place.unlink()
@@ -230,8 +230,8 @@ def test_a_check_needs_no_right_to_write(bench: Any, ordinary: Path, new_bench: 
         theirs.store.fsck(repair=True)
 
 
-def test_a_repair_that_breaks_off_has_thrown_nothing_away(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two trees lies under the other's name: the second is mended from what the first one's place held."""
+def test_an_interrupted_repair_loses_nothing(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two trees has the other's name: the second is repaired from what was at the first one's place."""
     snapshots = stocked(bench)
     root = bench.store.root
     swap(layer(root, "one"), layer(root, "two"))
@@ -252,7 +252,7 @@ def test_a_repair_that_breaks_off_has_thrown_nothing_away(bench: Any, monkeypatc
     assert bench.store.get(snapshots[0].id) == snapshots[0]
 
 
-def test_a_lost_record_that_leads_nowhere_is_moved_aside(bench: Any) -> None:
+def test_a_record_that_is_a_dangling_link_is_moved_aside(bench: Any) -> None:
     _, _, two = stocked(bench)
     place = bench.store.root / "snapshots" / f"{two.id}.json"
     place.unlink()

@@ -1,4 +1,4 @@
-"""Three-way merge: each kind of conflict, and under each strategy what becomes of it."""
+"""Three-way merge: each kind of conflict, and its result under each strategy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ CONFLICTS: dict[str, tuple[Changes, Changes, list[tuple[str, ConflictKind]]]] = 
 }
 
 
-MIXED: dict[str, dict[MergeStrategy, dict[str, str]]] = {  # d/f, removed by one and left alone by the other, is gone
+# d/f, removed by one side and unchanged by the other, is gone
+MIXED: dict[str, dict[MergeStrategy, dict[str, str]]] = {
     "into a removed folder": {OURS: {}, THEIRS: {"d/n": "n"}},
     "folder removed under it": {OURS: {"d/n": "n"}, THEIRS: {}},
     "into a replaced folder": {OURS: {"d": "file"}, THEIRS: {"d/n": "n"}},
@@ -87,7 +88,7 @@ def test_conflicts(bench: Any, describe: Any, name: str) -> None:
 
     for strategy, winner in ((OURS, one), (THEIRS, two)):
         if name == "directory removed":
-            winner = two  # there is nowhere else to stand
+            winner = two  # there is no other directory to be in
         merged = bench.store.merge(base, one, two, strategy=strategy)
         if name in MIXED:
             assert MIXED[name][strategy] == {
@@ -99,7 +100,7 @@ def test_conflicts(bench: Any, describe: Any, name: str) -> None:
         assert plain == {path: found[:3] for path, found in describe(bench.tree(winner), times=False).items()}
 
 
-def test_a_strategy_settles_conflicts_alone(bench: Any) -> None:
+def test_a_strategy_resolves_only_conflicts(bench: Any) -> None:
     base = bench.base({"a": "1\n", "t": LINES, "c": "1"})
     one = bench.after(base, {"a": "2\n", "t": "new\n" + LINES, "x": "x"})
     two = bench.after(base, {"a": "3\n", "t": LINES + "end\n", "y": "y"}, remove=("c",))
@@ -127,7 +128,7 @@ def test_union(bench: Any) -> None:
     assert bench.store.entries(bench.store.merge(base, *modes, strategy=UNION))["t"].mode == 0o644
 
 
-def test_what_no_union_settles_is_left(bench: Any) -> None:
+def test_conflicts_that_a_union_cannot_resolve_remain(bench: Any) -> None:
     base = bench.base({"bin": b"\0", "d/x": "x"})
     one = bench.after(base, {"bin": b"\0one"}, env={"A": "1"}, cwd="d")
     two = bench.after(base, {"bin": b"\0two"}, env={"A": "2"})
@@ -136,7 +137,7 @@ def test_what_no_union_settles_is_left(bench: Any) -> None:
     assert [conflict.path for conflict in raised.value.conflicts] == ["bin", "A"]
 
 
-def test_a_function_settles(bench: Any) -> None:
+def test_a_function_resolves_conflicts(bench: Any) -> None:
     base = bench.after(bench.base({"a": "1", "b": "1", "c": "1", "gone": "1", "l": "1"}), env={"V": "1"})
     one = bench.after(base, {"a": "2", "b": "2", "c": "2", "gone": "2"}, env={"V": "2"}, do=relink("x"))
     two = bench.after(base, {"a": "3", "b": "3", "c": "3"}, env={"V": "3"}, remove=("gone",), do=relink("y"))
@@ -181,7 +182,7 @@ def test_a_function_may_keep_part_of_a_removed_folder(bench: Any) -> None:
 def test_a_function_that_gives_no_answer_is_refused(bench: Any, answer: Any) -> None:
     base = bench.base({"a": "1\n"})
     ours, theirs = bench.after(base, {"a": "2\n"}), bench.after(base, {"a": "3\n"})
-    with pytest.raises(ForkEngineError, match="a: asked how to settle"):
+    with pytest.raises(ForkEngineError, match="a: asked how to resolve"):
         bench.store.merge(base, ours, theirs, strategy=lambda *_: answer)
 
 

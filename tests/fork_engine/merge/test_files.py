@@ -1,4 +1,4 @@
-"""Three-way merge: what fits together, and what is made of it. Conflicts and strategies: test_merge_conflicts.py."""
+"""Three-way merge of files: compatible changes and their results. Conflicts and strategies: test_conflicts.py."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_both_parents_are_named(bench: Any) -> None:
     assert bench.store.get(merged.id).parents == merged.parents
 
 
-def test_what_tools_leave_behind_is_no_conflict(bench: Any) -> None:
+def test_caches_never_conflict(bench: Any) -> None:
     base = bench.base({"m.py": "1", "p/m.py": "1"})
     one = bench.after(base, {"__pycache__/m.pyc": b"\0one", "p/__pycache__/m.pyc": b"\0"})
     two = bench.after(base, {"__pycache__/m.pyc": b"\0two"}, remove=("p",))
@@ -139,7 +139,7 @@ def timed(tree: Path) -> None:
         os.utime(path, ns=(5, 5))
 
 
-def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -> None:
+def test_a_merge_into_an_existing_state_names_both_parents(bench: Any) -> None:
     base = bench.base({"a": "1"})
     one = bench.after(base, {"b": "1"}, do=timed)
     two, more = bench.after(base, {"c": "1"}, do=timed), bench.after(base, {"b": "1", "c": "1"}, do=timed)
@@ -150,13 +150,13 @@ def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -
         kept = bench.store.get(first.id)
         assert (kept.parents, kept.merges) == ((one.id, two.id), ((one.id, more.id),))
         assert bench.store.merge(base, one, more).id == first.id
-    assert bench.store.merge(base, more, two).parents == more.parents  # it had all of it: nothing was merged
+    assert bench.store.merge(base, more, two).parents == more.parents  # it had everything: nothing was merged
     assert bench.store.get(bench.after(kept, {"d": "1"}).id).merges == ()
     assert bench.store.fsck().problems == ()
 
 
-def test_a_merge_in_a_record_that_was_there_outlasts_the_machine(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes before they take the name, the name after."""
+def test_a_merge_added_to_an_existing_record_is_durable(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new record's bytes are flushed before it takes the name, and the name after that."""
     base = bench.base({"a": "1"})
     one = bench.after(base, {"b": "1"}, do=timed)
     two, more = bench.after(base, {"c": "1"}, do=timed), bench.after(base, {"b": "1", "c": "1"}, do=timed)
@@ -171,11 +171,11 @@ def test_a_merge_in_a_record_that_was_there_outlasts_the_machine(bench: Any, mon
     assert flushed == [("made", ()), ("snapshots", ((one.id, more.id),))]
 
 
-def test_merges_that_come_to_one_state_at_once_are_all_in_its_record(bench: Any) -> None:
+def test_concurrent_merges_with_one_result_are_all_recorded(bench: Any) -> None:
     base = bench.base({})
     ours = bench.after(base, {f"b{n}": "1" for n in range(8)}, do=timed)
     theirs = [bench.after(base, {"c": "1", f"b{n}": "1"}, do=timed) for n in range(8)]
-    stores = [SnapshotStore(bench.store.root) for _ in theirs]  # as processes have one each
+    stores = [SnapshotStore(bench.store.root) for _ in theirs]  # as each process has its own
     with ThreadPoolExecutor(len(theirs)) as pool:
         made = list(pool.map(lambda store, one: store.merge(base, ours, one), stores, theirs))
     (id,) = {merged.id for merged in made}
@@ -183,21 +183,22 @@ def test_merges_that_come_to_one_state_at_once_are_all_in_its_record(bench: Any)
     assert sorted((kept.parents, *kept.merges)) == sorted((ours.id, one.id) for one in theirs)
 
 
-def test_a_record_names_so_many_merges_and_is_then_left_alone(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each of 10,000 that come to one state would write all before it again."""
+def test_a_record_names_a_limited_number_of_merges(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each of 10,000 merges with the same result would rewrite all earlier ones."""
     monkeypatch.setattr(snapshots, "MERGES", 3)
     base = bench.base({})
     ours = bench.after(base, {f"b{n}": "1" for n in range(6)}, do=timed)
     theirs = [bench.after(base, {"c": "1", f"b{n}": "1"}, do=timed) for n in range(6)]
     made = [bench.store.merge(base, ours, one) for one in theirs]
-    assert [one.parents for one in made] == [(ours.id, one.id) for one in theirs]  # who merged is told its own
+    # each merge returns its own parents
+    assert [one.parents for one in made] == [(ours.id, one.id) for one in theirs]
     (id,) = {one.id for one in made}
     kept = bench.store.get(id)
     assert (kept.parents, *kept.merges) == tuple((ours.id, one.id) for one in theirs[:4])
     assert bench.store.fsck().problems == ()
 
 
-def test_what_lies_beside_the_workspace_is_merged_too(bench: Any) -> None:
+def test_files_outside_the_workspace_are_merged(bench: Any) -> None:
     def beside(parent: Any, files: dict[str, str], *, remove: tuple[str, ...] = ()) -> Any:
         outside = bench.place()
         for path, text in files.items():
@@ -230,8 +231,8 @@ def test_what_lies_beside_the_workspace_is_merged_too(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("within", ["\f", "\v", "\x1c", "\x85", "\u2028"])
-def test_only_line_ends_end_lines(bench: Any, within: str) -> None:
-    """What str.splitlines takes for an end, and nobody's editor does."""
+def test_only_newlines_end_lines(bench: Any, within: str) -> None:
+    """Characters that str.splitlines takes for line ends and no editor does."""
     base = bench.base({"a": f"1{within}2{within}3\n"})
     ours = bench.after(base, {"a": f"x{within}2{within}3\n"})
     theirs = bench.after(base, {"a": f"1{within}2{within}y\n"})
@@ -248,7 +249,7 @@ def test_a_hard_link_of_both_sides_lasts_through_a_merge_by_line(bench: Any) -> 
     assert (bench.tree(merged) / "a").samefile(bench.folder / f"place{bench.made}" / "b")
 
 
-def test_a_merge_that_adds_nothing_is_ours_and_not_its_own_parent(bench: Any) -> None:
+def test_a_merge_that_adds_nothing_is_ours(bench: Any) -> None:
     base = bench.base({"a": "1", "b": "1"})
     ours = bench.after(base, {"a": "2", "b": "2"})
     theirs = bench.after(base, {"a": "2"}, do=lambda tree: os.utime(tree / "a", ns=(1, 1)))
@@ -257,8 +258,8 @@ def test_a_merge_that_adds_nothing_is_ours_and_not_its_own_parent(bench: Any) ->
     assert bench.store.get(ours.id).parents == merged.parents == (base.id,)
 
 
-def test_names_that_differ_in_case_alone_are_two(bench: Any) -> None:
-    """A name whose case is changed is one that goes and one that comes, as any other."""
+def test_names_that_differ_only_in_case_are_distinct(bench: Any) -> None:
+    """A name whose case changes is a removal and an addition, like any other."""
 
     def rename(tree: Path) -> None:
         (tree / "Readme").rename(tree / "README")

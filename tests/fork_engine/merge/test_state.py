@@ -38,7 +38,7 @@ def dumped(bench: Any) -> Processes:
 COMMANDS = Processes(ProcessTier.COMMANDS, commands=("serve",))
 
 
-def test_processes_of_one_side_go_on(bench: Any) -> None:
+def test_processes_of_one_side_continue(bench: Any) -> None:
     base = bench.base({"a": "1"})
     quiet = bench.after(base, {"b": "1"})
     for ran in (dumped(bench), COMMANDS, Processes(ProcessTier.REPL)):
@@ -68,7 +68,7 @@ def test_processes_of_both_sides_are_a_conflict(bench: Any) -> None:
 
 
 def shell(bench: Any, **items: Any) -> Processes:
-    """What a shell knows, as `ramify.sandboxes.agent.shell_snapshot.ShellSnapshot` writes it."""
+    """A shell's state, as `ramify.sandboxes.agent.shell_snapshot.ShellSnapshot` writes it."""
     empty: dict[str, Any] = {kind: {} for kind in (*NAMED, "attributes")}
     empty |= {"format": 2, "args": [], "dirs": [], "oldpwd": ""}
     return Processes(shell=bench.store.put_blob(canonical_json(empty | items)))
@@ -78,7 +78,7 @@ def known(bench: Any, snapshot: Snapshot) -> Any:
     return json.loads(bench.store.blob(snapshot.processes.shell))
 
 
-def test_a_shell_that_one_side_changed_is_kept(bench: Any) -> None:
+def test_a_shell_changed_on_one_side_is_kept(bench: Any) -> None:
     mine = shell(bench, functions={"f": "f () {\n:\n}\n"})
     base = bench.base({"a": "1"})
     one = bench.after(base, {"b": "1"}, env={"A": "1"}, processes=mine)
@@ -116,12 +116,12 @@ def test_two_shells_are_merged_item_by_item(bench: Any) -> None:
         "args": ["y"],
         "limits": {"NOFILE": [1, 2]},
     }
-    assert merged.processes.reason == "both shells changed variable i: ours stands"
-    back = bench.after(base, {"e": "1"})  # a fresh shell again: all of base's is gone there
+    assert merged.processes.reason == "both shells changed variable i: ours is kept"
+    back = bench.after(base, {"e": "1"})  # a new shell again: everything of the base is gone there
     assert "f" not in known(bench, bench.store.merge(base, one, back))["functions"]
 
 
-def test_what_one_side_exports_the_other_does_not_keep_to_its_shell(bench: Any) -> None:
+def test_an_exported_variable_replaces_the_other_sides_unexported_one(bench: Any) -> None:
     base = bench.base({"a": "1"})
     kept = shell(bench, variables={"MODE": 'declare -- MODE="test"', "R": "declare -rx R", "i": "1"})
     one = bench.after(base, {"b": "1"}, processes=kept)
@@ -131,20 +131,20 @@ def test_what_one_side_exports_the_other_does_not_keep_to_its_shell(bench: Any) 
         merged = bench.store.merge(base, ours, theirs)
         assert merged.env["MODE"] == "prod"
         assert known(bench, merged)["variables"] == {"R": "declare -rx R", "i": "1"}
-        assert merged.processes.reason == "of MODE the exported value stands"
+        assert merged.processes.reason == "the exported value of MODE is kept"
 
 
-def test_a_record_names_some_of_what_gave_way(bench: Any) -> None:
+def test_a_record_names_a_limited_number_of_overridden_variables(bench: Any) -> None:
     base = bench.base({"a": "1"})
     one, two = (
         bench.after(base, {at: "1"}, processes=shell(bench, variables={f"v{n:02}": at for n in range(12)}))
         for at in "bc"
     )
     reason = bench.store.merge(base, one, two).processes.reason
-    assert reason.endswith("variable v09, and 2 more: ours stands")
+    assert reason.endswith("variable v09, and 2 more: ours is kept")
 
 
-def test_what_two_shells_changed_differently_is_a_conflict(bench: Any) -> None:
+def test_different_changes_in_two_shells_are_a_conflict(bench: Any) -> None:
     base = bench.base({"a": "1"})
     one = bench.after(base, {"b": "1"}, processes=shell(bench, functions={"f": "one"}, options={"umask": "umask 1"}))
     two = bench.after(base, {"c": "1"}, processes=shell(bench, functions={"f": "two"}, options={"umask": "umask 2"}))
@@ -165,8 +165,8 @@ def test_what_two_shells_changed_differently_is_a_conflict(bench: Any) -> None:
     assert (settled["functions"], settled["options"]) == ({"f": "-onetwo"}, {"umask": "umask 2"})
 
 
-def test_of_shells_that_are_not_merged_one_stands_where_it_is_asked_for(bench: Any) -> None:
-    """Else a fresh one starts; the record says it either way, beside why processes were dropped."""
+def test_a_strategy_chooses_between_shells_that_cannot_be_merged(bench: Any) -> None:
+    """Otherwise a new one starts; the record says it in either case, next to why processes were dropped."""
     base = bench.base({"a": "1"})
     one, two = (
         bench.after(
@@ -187,13 +187,13 @@ def test_of_shells_that_are_not_merged_one_stands_where_it_is_asked_for(bench: A
         asked.append(conflict)
         return THEIRS
 
-    dropped = "dropped b; dropped c; two shells in a format that is not merged: "
+    dropped = "dropped b; dropped c; two shells in a format that cannot be merged: "
     for strategy, kept, stands in (
-        (MergeStrategy.FAIL, "", "a fresh one starts"),
-        (UNION, "", "a fresh one starts"),
-        (OURS, one.processes.shell, "ours stands"),
-        (THEIRS, two.processes.shell, "theirs stands"),
-        (settle, two.processes.shell, "theirs stands"),
+        (MergeStrategy.FAIL, "", "a new one starts"),
+        (UNION, "", "a new one starts"),
+        (OURS, one.processes.shell, "ours is kept"),
+        (THEIRS, two.processes.shell, "theirs is kept"),
+        (settle, two.processes.shell, "theirs is kept"),
     ):
         ran = bench.store.merge(base, one, two, strategy=strategy).processes
         assert (ran.shell, ran.dropped) == (kept, 1)
@@ -203,7 +203,7 @@ def test_of_shells_that_are_not_merged_one_stands_where_it_is_asked_for(bench: A
         bench.store.merge(base, one, two, strategy=lambda *_: b"echo")
 
 
-def test_no_reason_of_a_record_hides_another(bench: Any) -> None:
+def test_a_record_keeps_all_reasons(bench: Any) -> None:
     began = bench.base({"a": "1"})
     base = bench.after(began, {"b": "1"}, processes=shell(bench, functions={"f": "f"}))
     one, two = (
@@ -216,7 +216,7 @@ def test_no_reason_of_a_record_hides_another(bench: Any) -> None:
     )
     merged = bench.store.merge(base, one, two).processes
     assert merged.tier is ProcessTier.COMMANDS
-    assert merged.reason == "dropped d; dropped c; both shells changed variable i: ours stands"
+    assert merged.reason == "dropped d; dropped c; both shells changed variable i: ours is kept"
     one, two = (
         bench.after(began, {at: "1"}, processes=Processes(ProcessTier.COMMANDS, commands=(at,), reason=f"kept {at}"))
         for at in ("e", "f")

@@ -1,4 +1,5 @@
-"""Values survive the journal, equal values have equal digests, and what cannot be kept is refused by name."""
+"""Values are decoded to equal values of equal types, equal values have equal digests, and unsupported values are
+refused."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ def test_decode_is_the_inverse_of_encode(value: Any) -> None:
 
 
 def told(value: Any) -> Any:
-    """All that a value is, types and unequal equals included, in built-in types."""
+    """Describe a value, including types and NaN, in built-in types."""
     kind: Any = type(value)
     if isinstance(value, enum.Enum | type) or kind.__module__ in ("typing", "pydantic.networks"):
         return kind, value
@@ -135,21 +136,21 @@ def state(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_all_that_a_value_is_comes_back(value: Any) -> None:
+def test_types_and_state_of_a_value_are_decoded(value: Any) -> None:
     back = codec.decode(codec.encode(value))
     assert told(back) == told(value)
     assert back == value
 
 
-def test_fields_that_nobody_set_stay_unset() -> None:
+def test_unset_fields_stay_unset() -> None:
     back = codec.decode(codec.encode(kept_values.Made(1)))
     assert vars(back) == {"x": 1, "y": []}
     back = codec.decode(codec.encode(kept_values.Made(1, w=2)))
     assert vars(back) == {"x": 1, "y": [], "z": 2}
 
 
-def test_another_process_reads_them(tmp_path: Path) -> None:
-    """Generics are built anew there, and enums are other objects."""
+def test_another_process_decodes_the_values(tmp_path: Path) -> None:
+    """There generics are built anew, and enum members are other objects."""
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps({name: codec.encode(value) for name, value in VALUES.items()}))
     look = (
@@ -162,15 +163,15 @@ def test_another_process_reads_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-def test_errors_of_every_make_come_back(error: Exception) -> None:
+def test_errors_of_every_kind_are_decoded(error: Exception) -> None:
     back = codec.decode(codec.encode(error))
     assert (type(back), str(back), back.args) == (type(error), str(error), error.args)
     assert told(vars(back)) == told(vars(error))
     assert getattr(back, "errno", None) == getattr(error, "errno", None)
 
 
-def test_a_class_that_its_name_does_not_find_is_refused() -> None:
-    """It would come back as another one."""
+def test_a_class_that_is_not_found_by_its_name_is_refused() -> None:
+    """It would be decoded as another class."""
 
     class Foo(BaseModel):
         pass
@@ -180,7 +181,7 @@ def test_a_class_that_its_name_does_not_find_is_refused() -> None:
         codec.encode(Foo())
 
 
-def test_a_class_that_grew_gives_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_fields_of_a_class_get_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = codec.encode(Foo(a=2)), codec.encode(kept_values.Made(1, w=2)), codec.encode(Holder(foo=Foo()))
     without_b = json.loads(kept[0])
     del without_b["v"]["b"]
@@ -203,7 +204,7 @@ def test_a_digest_does_not_depend_on_the_order_of_keys(value: dict[str, int]) ->
     assert codec.digest(value) == codec.digest(dict(reversed(value.items())))
 
 
-def test_what_json_would_blur_stays_apart() -> None:
+def test_values_that_json_does_not_distinguish_stay_distinct() -> None:
     different: list[Any] = [
         (1,),
         [1],
@@ -221,14 +222,14 @@ def test_what_json_would_blur_stays_apart() -> None:
     assert len({codec.digest(v) for v in different}) == len(different)
 
 
-def test_names_that_are_not_utf8_survive() -> None:
+def test_names_that_are_not_utf8_are_decoded() -> None:
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     text = codec.encode({"name": name})
     assert text.isascii()
     assert codec.decode(text) == {"name": name}
 
 
-def test_pydantic_models_survive() -> None:
+def test_pydantic_models_are_decoded() -> None:
     model = Model(name="a", when=datetime(2026, 1, 2, tzinfo=UTC))
     assert codec.decode(codec.encode([model])) == [model]
 
@@ -237,7 +238,7 @@ def test_pydantic_models_survive() -> None:
     ("value", "where"),
     [({"a": [1, object()]}, r"value\['a'\]\[1\]"), (Point(1, at=(lambda: 1,)), r"value\.at\[0\]")],  # type: ignore[arg-type]
 )
-def test_what_cannot_be_kept_is_named(value: Any, where: str) -> None:
+def test_an_unsupported_value_is_named(value: Any, where: str) -> None:
     with pytest.raises(NotSerialisable, match=where):
         codec.encode(value)
 
@@ -252,7 +253,7 @@ def test_a_local_class_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dataclass", "enum", "pydantic", "namedtuple"])
-def test_a_stored_value_cannot_name_any_other_class(kind: str) -> None:
+def test_a_stored_value_cannot_name_an_arbitrary_class(kind: str) -> None:
     hostile = json.dumps({"$": kind, "t": "subprocess:Popen", "v": {"args": "true"}})
     with pytest.raises(NotSerialisable):
         codec.decode(hostile)
@@ -270,7 +271,7 @@ class OwnZone(tzinfo):
 
 @dataclass
 class Moody:
-    """What is read is not what was set."""
+    """A descriptor that returns another value than the one that was set."""
 
     x: int = 0
 
@@ -291,12 +292,12 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("value", [Access.READ | Access.WRITE, Access(0), Access.READ])
-def test_flags_survive(value: Access) -> None:
+def test_flags_are_decoded(value: Access) -> None:
     assert codec.decode(codec.encode(value)) is value
 
 
 @given(st.lists(st.text(), unique=True))
-def test_the_order_of_a_dict_survives(keys: list[str]) -> None:
+def test_the_order_of_a_dict_is_kept(keys: list[str]) -> None:
     value = dict.fromkeys(keys, 1)
     assert list(codec.decode(codec.encode(value))) == keys
 
@@ -326,7 +327,7 @@ for _ in range(30):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_would_come_back_otherwise_is_refused(value: Any) -> None:
+def test_a_value_that_would_be_decoded_differently_is_refused(value: Any) -> None:
     with pytest.raises(NotSerialisable):
         codec.encode(value)
 
@@ -349,7 +350,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-def test_what_an_error_says_beside_its_arguments_comes_back() -> None:
+def test_attributes_of_an_error_are_decoded() -> None:
     error = caused(ImportError("no", name="thing"), caused(Slotted(7), KeyError("k")))
     back = codec.decode(codec.encode(error))
     assert (back.name, back.path, back.__cause__.code) == ("thing", None, 7)
@@ -370,7 +371,7 @@ def test_what_an_error_says_beside_its_arguments_comes_back() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_come_back_as_they_were_raised(error: Exception) -> None:
+def test_errors_are_decoded_as_they_were_raised(error: Exception) -> None:
     error.add_note("by the runtime")
     back = codec.decode(codec.encode(error))
     assert (type(back), str(back), back.args != ()) == (type(error), str(error), error.args != ())

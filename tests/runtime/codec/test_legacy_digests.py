@@ -1,4 +1,4 @@
-"""What earlier versions stored reads as it did, and what they did under a digest of its arguments is met again."""
+"""Texts of earlier versions can be decoded, and journal keys with their digests are found again."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ STORED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("text", "value"), STORED, ids=[text[:30] for text, _ in STORED])
-def test_what_was_stored_still_reads(text: str, value: Any) -> None:
+def test_values_of_earlier_versions_are_decoded(text: str, value: Any) -> None:
     back = codec.decode(text)
     assert back == value
     assert type(back) is type(value)
 
 
-def test_errors_that_were_stored_still_read() -> None:
-    """Of the first rows, which had no slots, and of those after them."""
+def test_errors_of_earlier_versions_are_decoded() -> None:
+    """Those of the first version, which stored no slots, and of later ones."""
     args, state = {"$": "tuple", "v": ["7 x"]}, {"code": 7, "why": "x"}
     for more in ([], [{}], [{}, {"$": "error", "t": "builtins:KeyError", "v": [{"$": "tuple", "v": ["k"]}, {}]}]):
         stored = {"$": "error", "t": f"{HERE}:Coded", "v": [args, state, *more]}
@@ -80,7 +80,7 @@ CHANGED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("value", "before"), CHANGED, ids=[before[:40] for _, before in CHANGED])
-def test_a_run_of_an_earlier_version_is_asked_under_the_digest_of_then(value: Any, before: str) -> None:
+def test_the_journal_of_an_earlier_version_is_asked_by_its_own_digest(value: Any, before: str) -> None:
     text = codec.encode(value)
     now, then = codec.digest_text(text), codec.digest_text(before)
     assert now != then
@@ -91,6 +91,6 @@ def test_a_run_of_an_earlier_version_is_asked_under_the_digest_of_then(value: An
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_no_value_fails_under_a_journal_of_before(value: Any) -> None:
+def test_every_value_has_a_digest_under_an_earlier_journal(value: Any) -> None:
     text = codec.encode(value)
     assert digest_in_journal(journal("another"), value, text) == codec.digest_text(text)

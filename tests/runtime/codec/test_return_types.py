@@ -1,4 +1,5 @@
-"""What an irreversible step returns is read back, or refused before it began; done is done, whatever it returned."""
+"""The result of an irreversible step is stored, or refused before the step begins; a performed step is never
+repeated."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ async def refusal(work: Any) -> BaseException | None:
     return caught.value.__cause__
 
 
-async def test_a_parametrised_model_comes_back(runtime: Runtime, workspace: Path, paid: Path) -> None:
+async def test_a_parametrised_model_is_decoded(runtime: Runtime, workspace: Path, paid: Path) -> None:
     assert await runtime.run(results_app.pays_a_page, workspace=workspace) == 1
     assert runtime.last_run_id is not None
     (effect,) = await runtime.effects()
     assert (effect.status, paid.read_text()) == (EffectStatus.DONE, "page 1\n")
 
 
-async def test_what_surprises_is_recorded_as_done_and_not_done_again(
+async def test_a_step_whose_result_cannot_be_stored_is_done_and_not_repeated(
     runtime: Runtime, workspace: Path, paid: Path
 ) -> None:
     error = await refusal(runtime.run(results_app.is_surprised, workspace=workspace))
@@ -57,7 +58,7 @@ async def test_what_surprises_is_recorded_as_done_and_not_done_again(
     assert [one.status for one in await runtime.effects()] == [EffectStatus.DONE] * 2
 
 
-async def test_a_person_may_have_it_done_again(runtime: Runtime, workspace: Path, paid: Path) -> None:
+async def test_a_person_may_decide_to_repeat_it(runtime: Runtime, workspace: Path, paid: Path) -> None:
     await refusal(runtime.run(results_app.is_surprised, workspace=workspace))
     run = str(runtime.last_run_id)
     await runtime.approve(run, "pay_surprise", happened=False)
@@ -83,7 +84,7 @@ async def test_a_reconcile_hook_gives_the_result(runtime: Runtime, workspace: Pa
 
 
 @pytest.mark.parametrize("name", results_app.STEPS)
-async def test_a_declared_result_that_cannot_be_kept_is_refused_before_the_step(
+async def test_a_declared_result_that_cannot_be_stored_is_refused_before_the_step(
     runtime: Runtime, workspace: Path, paid: Path, name: str
 ) -> None:
     error = await refusal(runtime.run(results_app.pays_by, name, workspace=workspace))
@@ -93,12 +94,14 @@ async def test_a_declared_result_that_cannot_be_kept_is_refused_before_the_step(
     assert await runtime.effects() == []
 
 
-async def test_a_declaration_that_leaves_it_open_is_no_reason(runtime: Runtime, workspace: Path, paid: Path) -> None:
+async def test_a_declaration_that_leaves_it_open_is_not_refused(
+    runtime: Runtime, workspace: Path, paid: Path
+) -> None:
     assert await runtime.run(results_app.pays_openly, workspace=workspace) == results_app.Known(1)
     assert paid.read_text() == "open\n"
 
 
-async def test_a_workflow_whose_result_cannot_be_kept_makes_no_run(
+async def test_a_workflow_whose_result_cannot_be_stored_creates_no_run(
     runtime: Runtime, workspace: Path, paid: Path
 ) -> None:
     with pytest.raises(NotSerialisable, match="was not begun"):
@@ -106,10 +109,10 @@ async def test_a_workflow_whose_result_cannot_be_kept_makes_no_run(
     assert (await runtime.store.runs(), paid.read_text()) == ([], "")
 
 
-async def test_a_run_of_an_earlier_version_goes_on_and_pays_nothing_twice(
+async def test_a_run_of_an_earlier_version_continues_and_pays_nothing_twice(
     runtime: Runtime, workspace: Path, paid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its keys hold digests of arguments in the form of then."""
+    """Its keys contain digests of arguments as that version encoded them."""
     (paid.parent / "fail").touch()
     with monkeypatch.context() as earlier:
         earlier.setattr(steps, "digest_in_journal", lambda _, value, __: legacy_digests._digest_before(value))
@@ -123,7 +126,7 @@ async def test_a_run_of_an_earlier_version_goes_on_and_pays_nothing_twice(
 
 
 @pytest.mark.parametrize("value", [threading.Lock(), [1, {2: results_app.Held()}], results_app.Response()])
-async def test_arguments_that_cannot_be_kept_make_no_run(
+async def test_arguments_that_cannot_be_stored_create_no_run(
     runtime: Runtime, workspace: Path, paid: Path, value: Any
 ) -> None:
     with pytest.raises(NotSerialisable, match="workflow 'takes': arguments"):

@@ -1,4 +1,4 @@
-"""Runs that are stopped in the middle of an effect, and what is then known of it."""
+"""Helpers for runs that are stopped in the middle of an effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ramify.runtime.records import EffectStatus
 
 
 async def stop_in(runtime: Runtime, workflow: Any, place: str, workspace: Path, text: str = "hi") -> str:
-    """Start it, and cancel it while its effect hangs at that place; the run's id."""
+    """Start the workflow, cancel it while its effect hangs at that place, and return the run's id."""
     effects_app.STOP[:] = [place]
     await cancelled_where_it_hangs(asyncio.create_task(runtime.run(workflow, text, workspace=workspace)))
     return str(runtime.last_run_id)

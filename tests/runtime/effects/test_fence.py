@@ -1,4 +1,4 @@
-"""Effects on the outside: never lost, never done twice unasked, every doubt reported."""
+"""Effects are never lost and never repeated silently, and every effect in doubt is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ async def test_an_effect_is_in_the_ledger(runtime: Runtime, workspace: Path) -> 
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-async def test_a_doubt_stops_the_run_until_a_person_settles_it(runtime: Runtime, workspace: Path, place: str) -> None:
+async def test_an_effect_in_doubt_stops_the_run_until_a_person_decides(
+    runtime: Runtime, workspace: Path, place: str
+) -> None:
     run = await stop_in(runtime, effects_app.plain, place, workspace)
     assert await statuses(runtime) == [EffectStatus.IN_DOUBT]
     for _ in range(2):
@@ -53,10 +55,10 @@ async def test_a_doubt_stops_the_run_until_a_person_settles_it(runtime: Runtime,
 
 
 @pytest.mark.parametrize("how", ["gather", "except", "asking", "asking the model", "not sending"])
-async def test_a_doubt_that_the_workflow_takes_for_a_value_stops_the_run(
+async def test_an_effect_in_doubt_stops_the_run_even_if_the_workflow_catches_it(
     runtime: Runtime, workspace: Path, how: str
 ) -> None:
-    """What it would do next, it would do on the word of nobody: send another way, ask, or say that all is done."""
+    """Otherwise the workflow would act on an unknown outcome: send the message in another way, or report success."""
     run = await stop_in(runtime, effects_app.taking_a_doubt_for_a_value, "after", workspace, how)
     for _ in range(2):
         assert f"ramify approve {run} post" in str(await doubt_of(runtime, run))
@@ -67,8 +69,8 @@ async def test_a_doubt_that_the_workflow_takes_for_a_value_stops_the_run(
     assert texts() == [how]
 
 
-async def test_a_doubt_on_a_branch_undoes_nothing_on_the_others(runtime: Runtime, workspace: Path) -> None:
-    """The run has not dropped them: it goes on from there when the doubt is settled."""
+async def test_an_effect_in_doubt_on_a_branch_undoes_nothing_on_the_others(runtime: Runtime, workspace: Path) -> None:
+    """The other branches are not discarded: the run continues from there when the doubt is resolved."""
     run = await stop_in(runtime, effects_app.a_doubt_on_one_of_two_branches, "after b", workspace, "b")
     assert "post_for_good" in str(await doubt_of(runtime, run))
     assert effects_app.UNDONE == []
@@ -79,9 +81,7 @@ async def test_a_doubt_on_a_branch_undoes_nothing_on_the_others(runtime: Runtime
 
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("workflow", [effects_app.with_key, effects_app.asking], ids=["key", "hook"])
-async def test_a_receiver_that_can_tell_needs_no_person(
-    runtime: Runtime, workspace: Path, place: str, workflow: Any
-) -> None:
+async def test_a_reconcile_hook_needs_no_person(runtime: Runtime, workspace: Path, place: str, workflow: Any) -> None:
     run = await stop_in(runtime, workflow, place, workspace)
     assert await runtime.resume(run) == "receipt for hi"
     assert texts() == ["hi"]
@@ -91,8 +91,10 @@ async def test_a_receiver_that_can_tell_needs_no_person(
 
 
 @pytest.mark.parametrize("workflow", [effects_app.asking, effects_app.asking_twice], ids=["once", "with a retry"])
-async def test_a_hook_that_raises_leaves_the_doubt(runtime: Runtime, workspace: Path, workflow: Any) -> None:
-    """Whether the receiver can be asked says nothing of whether it was told."""
+async def test_a_reconcile_hook_that_raises_leaves_the_effect_in_doubt(
+    runtime: Runtime, workspace: Path, workflow: Any
+) -> None:
+    """An unreachable receiver says nothing about whether the effect happened."""
     run = await stop_in(runtime, workflow, "after", workspace)
     (effect,) = await runtime.effects()
     killed = replace(effect, status=EffectStatus.INTENDED)  # a kill leaves it so
@@ -107,7 +109,7 @@ async def test_a_hook_that_raises_leaves_the_doubt(runtime: Runtime, workspace: 
     assert texts() == ["hi"]
 
 
-async def test_a_timeout_leaves_a_doubt_and_is_not_retried(runtime: Runtime, workspace: Path) -> None:
+async def test_a_timeout_leaves_the_effect_in_doubt_and_is_not_retried(runtime: Runtime, workspace: Path) -> None:
     effects_app.STOP[:] = ["after"]
     with pytest.raises(RunFailed) as caught:
         await runtime.run(effects_app.in_time, "hi", workspace=workspace)
@@ -115,10 +117,10 @@ async def test_a_timeout_leaves_a_doubt_and_is_not_retried(runtime: Runtime, wor
     assert texts() == ["hi"]
 
 
-async def test_a_wrong_hit_says_nothing_of_the_effect_before_it(
+async def test_a_wrong_reuse_hit_leaves_the_effect_in_doubt(
     runtime: Runtime, home: Path, model: LLMClient, workspace: Path
 ) -> None:
-    """The check ended the step, and not the step's own word."""
+    """The reuse check ended the step, not the step's own code."""
     await runtime.run(effects_app.building, "hi", workspace=workspace)
     async with Runtime(home=home, sandbox="copy", llm=model, check_reuse=1.0) as checking:
         with pytest.raises(RunFailed, match="when it was recomputed it differed"):
@@ -128,8 +130,10 @@ async def test_a_wrong_hit_says_nothing_of_the_effect_before_it(
     assert texts() == ["hi", "hi"]
 
 
-async def test_a_run_that_goes_on_without_knowing_says_so(home: Path, model: LLMClient, workspace: Path) -> None:
-    """The workflow was there when the time was up, and decided; the doubt stays in the ledger."""
+async def test_a_run_that_continues_after_a_timeout_reports_the_unknown_effect(
+    home: Path, model: LLMClient, workspace: Path
+) -> None:
+    """The workflow handled the timeout itself; the effect stays in doubt in the ledger."""
     effects_app.STOP[:] = ["after"]
     heard: list[Event] = []
     async with Runtime(home=home, sandbox="copy", llm=model, observer=heard.append) as runtime:
@@ -156,13 +160,13 @@ async def test_a_seal_that_fails_does_not_undo_the_effect(
     assert texts() == ["hi"]
 
 
-async def test_a_branch_is_given_what_was_recorded(runtime: Runtime, workspace: Path) -> None:
+async def test_a_branch_gets_the_recorded_result(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(effects_app.the_recorded_one, workspace=workspace) == ["receipt for a"] * 2
     assert texts() == ["a"]
 
 
 @pytest.mark.parametrize("name", ["unseen_in_a_branch", "hidden_in_a_step"])
-async def test_what_the_compiler_did_not_see_is_refused_when_it_runs(
+async def test_an_irreversible_step_that_the_compiler_did_not_see_is_refused_at_run_time(
     runtime: Runtime, workspace: Path, name: str
 ) -> None:
     with pytest.raises(RunFailed) as caught:
@@ -171,7 +175,7 @@ async def test_what_the_compiler_did_not_see_is_refused_when_it_runs(
     assert texts() == []
 
 
-async def test_what_is_not_in_doubt_cannot_be_approved(runtime: Runtime, workspace: Path) -> None:
+async def test_an_effect_that_is_not_in_doubt_cannot_be_approved(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(effects_app.plain, "hi", workspace=workspace)
     run = str(runtime.last_run_id)
     with pytest.raises(RunNotFound, match="ramify effects"):
@@ -180,7 +184,7 @@ async def test_what_is_not_in_doubt_cannot_be_approved(runtime: Runtime, workspa
         await runtime.approve(run, "nothing", happened=False)
 
 
-async def test_several_doubts_are_told_apart_by_their_keys(runtime: Runtime, workspace: Path) -> None:
+async def test_several_effects_in_doubt_are_distinguished_by_their_keys(runtime: Runtime, workspace: Path) -> None:
     run = await stop_in(runtime, effects_app.plain, "before", workspace)
     (one,) = await runtime.effects()
     other = replace(one, key=f"{one.key}|other", idempotency_key="f" * 32)
@@ -191,7 +195,7 @@ async def test_several_doubts_are_told_apart_by_their_keys(runtime: Runtime, wor
     assert settled.idempotency_key == other.idempotency_key
 
 
-async def test_a_person_may_think_again_until_the_run_goes_on(runtime: Runtime, workspace: Path) -> None:
+async def test_a_person_may_change_the_decision_until_the_run_continues(runtime: Runtime, workspace: Path) -> None:
     run = await stop_in(runtime, effects_app.plain, "before", workspace)
     await runtime.approve(run, "post", happened=False)
     await runtime.approve(run, "post", happened=True, result="by hand")
@@ -201,7 +205,7 @@ async def test_a_person_may_think_again_until_the_run_goes_on(runtime: Runtime, 
     assert texts() == []
 
 
-async def test_nobody_decides_or_resumes_beside_a_run_that_goes_on(
+async def test_a_running_run_can_be_neither_approved_nor_resumed(
     runtime: Runtime, home: Path, model: LLMClient, workspace: Path
 ) -> None:
     run = await stop_in(runtime, effects_app.plain, "before", workspace)
@@ -226,7 +230,9 @@ async def test_nobody_decides_or_resumes_beside_a_run_that_goes_on(
     assert await statuses(runtime) == [EffectStatus.IN_DOUBT]
 
 
-async def test_a_run_whose_home_moved_goes_on(home: Path, model: LLMClient, workspace: Path, tmp_path: Path) -> None:
+async def test_a_run_whose_home_was_moved_continues(
+    home: Path, model: LLMClient, workspace: Path, tmp_path: Path
+) -> None:
     async with Runtime(home=home, sandbox="copy", llm=model) as runtime:
         run = await stop_in(runtime, effects_app.with_key, "after", workspace)
     home.rename(tmp_path / "elsewhere")
@@ -252,7 +258,7 @@ def test_the_options_of_effects_are_for_irreversible_steps() -> None:
         async def harmless() -> None: ...
 
 
-def test_nothing_that_is_known_becomes_unknown() -> None:
+def test_a_known_status_never_becomes_unknown() -> None:
     known = {EffectStatus.DONE, EffectStatus.COMPENSATED, EffectStatus.FAILED}
     doubt = {EffectStatus.IN_DOUBT}
     assert all(not (LEGAL_SETTLEMENTS[status] & doubt) for status in known)

@@ -1,4 +1,4 @@
-"""Attempts at an effect: those that never began, those that raised, those that follow a doubt."""
+"""Attempts at an effect: those that never began, those that raised, and those that follow an attempt in doubt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("outbox")
 
 
 async def cancelled_at_the_intent(runtime: Runtime, doing: Awaitable[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right after the intent is durable, and before the step can begin."""
+    """Cancel right after the intent is durable and before the step begins."""
     task = asyncio.ensure_future(doing)
     commit = runtime.store.commit
 
@@ -30,7 +30,7 @@ async def cancelled_at_the_intent(runtime: Runtime, doing: Awaitable[Any], monke
         await commit(run, **rows)
         if EffectStatus.INTENDED in [effect.status for effect in rows.get("effects", ())]:
             task.cancel()
-            for _ in range(20):  # turns of the loop: until whoever waits has heard of it
+            for _ in range(20):  # turns of the loop, until the waiting task has been notified
                 await asyncio.sleep(0)
 
     with monkeypatch.context() as patch:
@@ -39,7 +39,7 @@ async def cancelled_at_the_intent(runtime: Runtime, doing: Awaitable[Any], monke
             await task
 
 
-async def test_an_intent_whose_step_never_began_is_no_doubt(
+async def test_an_intent_whose_step_never_began_is_not_in_doubt(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cancelled_at_the_intent(runtime, runtime.run(effects_app.plain, "hi", workspace=workspace), monkeypatch)
@@ -53,7 +53,7 @@ async def test_an_intent_whose_step_never_began_is_no_doubt(
     assert texts() == ["hi"]
 
 
-async def test_a_doubt_outlasts_an_attempt_that_never_began(
+async def test_an_effect_stays_in_doubt_after_an_attempt_that_never_began(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await stop_in(runtime, effects_app.with_key, "after", workspace)
@@ -66,8 +66,8 @@ async def test_a_doubt_outlasts_an_attempt_that_never_began(
     assert texts() == ["hi"]
 
 
-async def test_a_doubt_outlasts_an_attempt_that_raised(runtime: Runtime, workspace: Path) -> None:
-    """What it says of itself is no word on the one before it."""
+async def test_an_effect_stays_in_doubt_after_an_attempt_that_raised(runtime: Runtime, workspace: Path) -> None:
+    """The error says nothing about the attempt before it."""
     run = await stop_in(runtime, effects_app.with_key, "after", workspace)
     (before,) = await runtime.effects()
     effects_app.STOP[:] = ["raise"]
@@ -89,10 +89,10 @@ async def test_a_doubt_outlasts_an_attempt_that_raised(runtime: Runtime, workspa
     ],
     ids=["sent again", "asked again"],
 )
-async def test_who_catches_what_a_later_attempt_raised_does_not_go_on_from_the_doubt(
+async def test_catching_the_error_of_a_later_attempt_does_not_continue_the_run(
     runtime: Runtime, workspace: Path, workflow: Any, fails: str, said: str
 ) -> None:
-    """It would send another way what was sent."""
+    """The workflow would send in another way what may have been sent."""
     run = await stop_in(runtime, workflow, "after", workspace)
     effects_app.STOP[:] = [fails]
     for _ in range(2):
@@ -106,14 +106,14 @@ async def test_who_catches_what_a_later_attempt_raised_does_not_go_on_from_the_d
     assert (texts(), await statuses(runtime)) == (["hi"], [EffectStatus.DONE])
 
 
-async def test_who_catches_what_a_first_attempt_raised_goes_on(runtime: Runtime, workspace: Path) -> None:
-    """By its own word nothing happened."""
+async def test_catching_the_error_of_a_first_attempt_continues_the_run(runtime: Runtime, workspace: Path) -> None:
+    """The error says that nothing happened."""
     effects_app.STOP[:] = ["raise"]
     assert await runtime.run(effects_app.otherwise, "hi", workspace=workspace) == "by another way"
     assert await statuses(runtime) == [EffectStatus.FAILED, EffectStatus.DONE]
 
 
-async def test_an_intent_that_cannot_be_taken_back_is_a_doubt(
+async def test_an_intent_that_cannot_be_withdrawn_is_in_doubt(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = runtime.store.commit
@@ -157,8 +157,8 @@ async def test_each_attempt_at_an_effect_stays_in_the_ledger(runtime: Runtime, h
     assert left == [(0,), (0,)]
 
 
-async def test_a_fork_has_an_effect_that_it_took_over_once(runtime: Runtime, workspace: Path) -> None:
-    """The attempts before it are the other run's."""
+async def test_a_fork_has_a_copied_effect_once(runtime: Runtime, workspace: Path) -> None:
+    """The earlier attempts stay with the original run."""
     run = await stop_in(runtime, effects_app.plain, "after", workspace)
     await runtime.approve(run, "post", happened=False)
     assert await runtime.resume(run) == "receipt for hi"
@@ -169,9 +169,7 @@ async def test_a_fork_has_an_effect_that_it_took_over_once(runtime: Runtime, wor
     assert (ours.attempt, theirs.attempt, theirs.idempotency_key) == (2, 1, ours.idempotency_key)
 
 
-async def test_an_attempt_under_another_key_stays_beside_the_one_that_was_undone(
-    runtime: Runtime, workspace: Path
-) -> None:
+async def test_an_attempt_with_another_key_is_kept_beside_the_undone_one(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(effects_app.two_that_can_be_recalled, workspace=workspace)
     run = await runtime.record()
     first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")

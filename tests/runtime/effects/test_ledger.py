@@ -1,4 +1,4 @@
-"""Effects of what was gone back before, or thrown away: compensated once, and known to be."""
+"""Effects on discarded branches, and after a checkpoint to which the run goes back, are compensated exactly once."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ async def test_going_back_compensates_the_last_first(runtime: Runtime, workspace
     assert undone == ["post_and_recall", "write", "post_and_recall", "write"]
 
 
-async def test_what_was_undone_is_done_anew_under_another_key(runtime: Runtime, workspace: Path) -> None:
-    """To a receiver that honours keys the old one is done: it would answer, and do nothing."""
+async def test_an_undone_effect_is_performed_again_under_another_key(runtime: Runtime, workspace: Path) -> None:
+    """A receiver that honours keys would answer the old key with its old result."""
     app = effects_app.one_under_a_key_that_can_be_recalled
     await runtime.run(app, workspace=workspace)
     run = await runtime.record()
     first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
     effects_app.STOP[:] = ["after"]
     await cancelled_where_it_hangs(asyncio.create_task(runtime.resume(run.id, back_to=first.id)))
-    assert await runtime.resume(run.id) == "receipt for a"  # in doubt since: sent again under the same new key
+    assert await runtime.resume(run.id) == "receipt for a"  # it was in doubt: sent again under the same new key
     keys = [key for key, _ in effects_app.sent()]
     assert (len(keys), len(set(keys))) == (2, 2)
     (effect,) = await runtime.effects()
     assert (effect.status, effect.idempotency_key) == (EffectStatus.DONE, keys[1])
 
 
-async def test_going_back_goes_on_where_a_hook_failed(runtime: Runtime, workspace: Path) -> None:
+async def test_going_back_continues_after_a_hook_failed(runtime: Runtime, workspace: Path) -> None:
     wanted = await runtime.run(effects_app.two_that_can_be_recalled, workspace=workspace)
     run = await runtime.record()
     first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
@@ -73,7 +73,7 @@ async def test_going_back_without_a_hook_keeps_what_was_done(runtime: Runtime, w
     assert texts() == ["hi"]
 
 
-async def test_going_back_leaves_the_world_as_it_was_there(runtime: Runtime, workspace: Path) -> None:
+async def test_going_back_restores_the_world_of_the_checkpoint(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(effects_app.plain, "hi", workspace=workspace)
     run = await runtime.record()
     base = next(c for c in await runtime.store.checkpoints(run.id) if c.seq == 0)
@@ -81,16 +81,16 @@ async def test_going_back_leaves_the_world_as_it_was_there(runtime: Runtime, wor
     assert sorted(c.path for c in await runtime.changes()) == ["first", "second"]
 
 
-async def test_a_branch_that_is_thrown_away_is_compensated(runtime: Runtime, workspace: Path) -> None:
+async def test_effects_of_a_discarded_branch_are_compensated(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(effects_app.on_branches, workspace=workspace) == ["receipt for a", "receipt for b"]
     assert effects_app.UNDONE == [("b", "receipt for b")]
     assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
 
 
-async def test_what_a_resumed_run_does_on_a_branch_that_is_thrown_away_is_compensated(
+async def test_effects_of_a_resumed_run_on_a_discarded_branch_are_compensated(
     runtime: Runtime, workspace: Path
 ) -> None:
-    """Its fork was left by an error before, and that it was left stands in the journal."""
+    """An error left the fork before, and the journal records that it was left."""
     effects_app.STOP.append("raise")
     with pytest.raises(RunFailed):
         await runtime.run(effects_app.on_branches, workspace=workspace)
@@ -117,10 +117,10 @@ async def test_a_branch_whose_effect_was_undone_is_not_adopted(runtime: Runtime,
     assert await statuses(runtime) == [EffectStatus.DONE]
 
 
-async def test_an_effect_that_going_back_undid_is_no_part_of_the_branch_any_more(
+async def test_an_undone_effect_does_not_count_for_a_new_branch_of_that_name(
     runtime: Runtime, workspace: Path
 ) -> None:
-    """The workflow went another way from there: its branch has the old one's name, and another effect."""
+    """After going back, the workflow took another way: its branch has the old name and another effect."""
     assert await runtime.run(effects_app.another_way, workspace=workspace) == "receipt for a"
     run = await runtime.record()
     first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")

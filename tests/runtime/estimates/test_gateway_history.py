@@ -1,4 +1,4 @@
-"""What a gateway has learnt of a workflow, in a plan that is made where it never ran."""
+"""A plan for a workflow that never ran here uses the stages that a gateway has learned."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gateway(status: int = 200, body: object = None) -> httpx.MockTransport:
     return httpx.MockTransport(lambda _: httpx.Response(status, content=json.dumps(said)))
 
 
-def test_a_gateways_stages() -> None:
+def test_the_stages_of_a_gateway_are_read() -> None:
     asked: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -49,19 +49,19 @@ def test_a_gateways_stages() -> None:
         (200, {"stages": [STAGE] * 257}),
     ],
 )
-def test_who_answers_otherwise_is_no_gateway(status: int, body: object) -> None:
+def test_other_answers_are_refused(status: int, body: object) -> None:
     with pytest.raises(LLMRejected, match="gateway"):
         gateway_stages("w", "http://g", transport=gateway(status, body))
 
 
 @pytest.mark.parametrize("url", ["http://a:abc", "http://a\u2025b", "nonsense"])
-def test_what_is_no_address(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not a base URL"):
         gateway_stages("w", url)
 
 
 def test_a_key_is_never_shown() -> None:
-    """One with the end of its line is no header's value, and httpx says which was not."""
+    """A key with a line break is no valid header, and httpx would show it in its error."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(LLMUnavailable, match="no gateway answers") as caught:
@@ -77,12 +77,12 @@ def test_a_key_is_never_shown() -> None:
     assert seen[0].headers["authorization"] == "Bearer sk-1"
 
 
-def test_one_that_cannot_say_now() -> None:
+def test_a_gateway_that_fails_is_reported_as_unavailable() -> None:
     with pytest.raises(LLMUnavailable, match=r"http://g/v1 cannot give its history now .* \(503\): try again"):
         gateway_stages("w", "http://g", transport=gateway(503, {}))
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_gateway_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(LLMUnavailable, match=f"no gateway answers at http://127.0.0.1:{port}"):
@@ -107,7 +107,7 @@ class Endless(httpx.AsyncByteStream):
         return httpx.MockTransport(lambda _: httpx.Response(200, stream=self))
 
 
-def test_an_answer_without_an_end_is_none() -> None:
+def test_an_endless_answer_is_refused() -> None:
     endless = Endless(b"[" * 65536, 0)
     with pytest.raises(LLMRejected, match=r"http://g/v1 is no gateway: .* longer than 262144 bytes"):
         gateway_stages("w", "http://g", transport=endless.transport())
@@ -115,7 +115,7 @@ def test_an_answer_without_an_end_is_none() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 500])
-def test_an_answer_that_drips_is_not_waited_for(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_answer_times_out(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_history, "_PATIENCE_S", 0.1)
     drips = Endless(b" ", 0.001)
     way = httpx.MockTransport(lambda _: httpx.Response(status, stream=drips))
@@ -124,11 +124,11 @@ def test_an_answer_that_drips_is_not_waited_for(status: int, monkeypatch: pytest
     assert drips.closed
 
 
-async def test_it_can_be_asked_where_a_loop_runs() -> None:
+async def test_it_works_while_an_event_loop_runs() -> None:
     assert gateway_stages("w", "http://g", transport=gateway()) == (LEARNT,)
 
 
-def test_what_was_recorded_here_comes_first() -> None:
+def test_local_recordings_take_precedence() -> None:
     own = (StagePlan(OpId("a"), 1, 1.0, 1.0, 0.0, 1.0, 1.0),)
 
     class Recorded(RecordedEstimates):

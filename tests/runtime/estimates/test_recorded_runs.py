@@ -1,5 +1,5 @@
-"""A plan that leaves snapshots out does what one with all of them does, also where the compiler could not see why a
-snapshot was needed."""
+"""A plan that omits snapshots gives the same results as one with all of them, also if the compiler could not see why
+a snapshot was needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def forgiving(function):
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learned_plans: None) -> Iterator[None]:
-    """`forgiven` is made in a module that is of no project of ours."""
+    """`forgiven` is made in a module that belongs to no project of ours."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "of_another_project.py").write_text(ELSEWHERE)
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
@@ -45,7 +45,9 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learned_plans: None) 
 
 
 @pytest.mark.parametrize("workflow", [app.by_a_decorator, app.by_another_project, app.calls_it])
-async def test_what_others_catch_costs_no_state(runtime: Runtime, workspace: Path, workflow: Any) -> None:
+async def test_a_failure_that_other_code_catches_loses_no_state(
+    runtime: Runtime, workspace: Path, workflow: Any
+) -> None:
     files = ["a", "b", "hello.txt", *(["inside"] if workflow is app.calls_it else [])]
     assert await runtime.run(workflow, workspace=workspace) == files
     done = list(app.BEGUN)
@@ -59,7 +61,7 @@ async def test_what_others_catch_costs_no_state(runtime: Runtime, workspace: Pat
     assert done[1:] == app.BEGUN, "what came before the state that was kept is not done again"
 
 
-async def test_what_was_done_before_a_question_is_not_done_again(runtime: Runtime, workspace: Path) -> None:
+async def test_steps_before_a_question_are_not_repeated(runtime: Runtime, workspace: Path) -> None:
     with pytest.raises(RunWaiting):
         await runtime.run(app.asks, workspace=workspace)
     with pytest.raises(RunWaiting):
@@ -71,7 +73,7 @@ async def test_what_was_done_before_a_question_is_not_done_again(runtime: Runtim
 async def test_a_run_that_has_failed_keeps_a_state_before_each_step(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it was that nobody foresaw, the resume does not meet it twice."""
+    """Whatever caused the failure, the resume does not repeat it."""
     with monkeypatch.context() as failing:
         failing.setattr("of_another_project.forgives", False)
         with pytest.raises(RunFailed):

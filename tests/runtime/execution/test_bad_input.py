@@ -1,4 +1,4 @@
-"""What bad input gets, in both front ends, as a user meets it: an error that names the place and the mend."""
+"""Errors for bad input, in both front ends, name the place and the fix."""
 
 from __future__ import annotations
 
@@ -212,14 +212,14 @@ async def hands_a_fork() -> None:
 
 
 def at(thing: Any) -> str:
-    """The line of its `def`."""
+    """The line of the function's `def`."""
     lines, first = inspect.getsourcelines(inspect.unwrap(thing))
     decorated = next(number for number, line in enumerate(lines) if "def " in line)
     return f"execution/test_bad_input.py:{first + decorated}"
 
 
 def line(thing: Any, after: int) -> str:
-    """So many lines after its `def`."""
+    """The line so many lines after the function's `def`."""
     file, number = at(thing).split(":")
     return f"{file}:{int(number) + after}"
 
@@ -270,7 +270,7 @@ FOUND: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("case", FOUND)
-async def test_it_names_the_place_and_the_mend(case: str, home: Path, workspace: Path) -> None:
+async def test_the_error_names_the_place_and_the_fix(case: str, home: Path, workspace: Path) -> None:
     given, place, mend = FOUND[case]
     with pytest.raises(Exception, match=r".") as caught:
         if isinstance(given, StateGraph):
@@ -283,7 +283,7 @@ async def test_it_names_the_place_and_the_mend(case: str, home: Path, workspace:
 
 
 @pytest.mark.parametrize("value", [threading.Lock(), [2**80]])
-async def test_a_channel_that_a_checkpointer_of_others_cannot_keep_is_named(
+async def test_a_channel_that_a_foreign_checkpointer_cannot_store_is_named(
     value: Any, home: Path, workspace: Path
 ) -> None:
     def gives(state: State, sandbox: SyncSandbox) -> State:
@@ -324,13 +324,13 @@ OUTSIDE: list[Callable[[], Any]] = [
 
 
 @pytest.mark.parametrize("call", OUTSIDE)
-def test_what_is_called_outside_a_workflow_says_from_where_to(call: Callable[[], Any]) -> None:
+def test_a_call_outside_a_workflow_says_where_to_call_it(call: Callable[[], Any]) -> None:
     with pytest.raises(NotInARun) as caught:
         call()
     assert re.search("called .*outside", str(caught.value))
 
 
-def test_the_best_branch_of_none() -> None:
+def test_the_best_of_no_branches_is_an_error() -> None:
     with pytest.raises(ValueError, match="given no items"):
         Outcomes([]).best(key=bool)
 

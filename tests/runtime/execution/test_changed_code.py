@@ -1,4 +1,4 @@
-"""A run that is resumed with other code: what is refused, and what is told of."""
+"""A run that is resumed with other code: what is refused, and what is reported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def flow() -> str:
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
-    """Writes the app, with other text in places, and loads it as a new process would."""
+    """Writes the app, with replacements, and loads it as a new process would."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(tmp_path / "app")
     (tmp_path / "app").mkdir()
@@ -89,7 +89,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
         ("await first(1)", "await first(2)", ["flow (app/changing_app.py:27)"], ("first", "second", "third")),
     ],
 )
-async def test_what_the_workflow_itself_uses_must_be_as_it_was(
+async def test_code_that_the_workflow_itself_uses_must_not_change(
     runtime: Runtime,
     workspace: Path,
     app: Callable[..., ModuleType],
@@ -115,7 +115,7 @@ async def test_what_the_workflow_itself_uses_must_be_as_it_was(
         ("str(x)", "repr(x)", "second (worded (app/changing_helpers.py:7))"),
     ],
 )
-async def test_steps_of_other_code_are_told_of_and_the_run_goes_on(
+async def test_changed_steps_are_reported_and_the_run_continues(
     home: Path, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path, old: str, new: str, said: str
 ) -> None:
     heard: list[object] = []
@@ -129,10 +129,10 @@ async def test_steps_of_other_code_are_told_of_and_the_run_goes_on(
     assert noticed == f"changed since the run started: {said}; their recorded results are still used"
 
 
-async def test_what_a_changed_step_did_is_not_taken_for_what_its_old_code_does(
+async def test_results_of_a_changed_step_are_not_reused_for_its_old_code(
     runtime: Runtime, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
-    """Cut off before it, the run went on with other code; then the old code is back."""
+    """The run was cut off, continued with other code, and then the old code came back."""
     failing = ("return kept(more.worded(x))", 'raise OSError("not yet")')
     with pytest.raises(StepFailed):
         await runtime.run(app(*failing).flow, workspace=workspace)
@@ -147,7 +147,7 @@ LEFT = """
 from pathlib import Path
 from ramify import Sandbox, step, workflow
 
-NOTE = Path(__file__).with_name("note")  # what changes between two processes, and no workflow should ask for
+NOTE = Path(__file__).with_name("note")  # changes between two processes; a workflow should not read it
 
 @step
 async def write(sandbox: Sandbox, text: str) -> str:
@@ -171,7 +171,7 @@ async def flow() -> str:
 """
 
 
-async def test_a_resume_says_what_it_left_aside(
+async def test_a_resume_reports_recorded_results_that_it_did_not_use(
     home: Path, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "app").mkdir()
@@ -215,7 +215,7 @@ async def test_a_run_of_the_version_before_is_resumed_by_its_own_digests(
 LATER = ("x = await first(1)", "from changing_helpers import worded as later\n    x = await first(1)")
 
 
-async def test_what_is_imported_inside_the_workflow_must_be_as_it_was(
+async def test_code_that_is_imported_inside_the_workflow_must_not_change(
     runtime: Runtime, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
     with pytest.raises(StepFailed):
@@ -227,7 +227,7 @@ async def test_what_is_imported_inside_the_workflow_must_be_as_it_was(
         await runtime.resume(str(runtime.last_run_id))
 
 
-async def test_a_run_of_format_4_is_compared_as_that_knew_its_code(
+async def test_a_run_of_plan_format_4_is_compared_by_its_own_digests(
     runtime: Runtime, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
     flow = app(*LATER).flow
@@ -242,7 +242,7 @@ async def test_a_run_of_format_4_is_compared_as_that_knew_its_code(
     assert await runtime.resume(str(runtime.last_run_id)) == "2"
 
 
-async def test_under_a_plan_of_other_code_nothing_is_reused_that_other_code_did(
+async def test_a_plan_of_other_code_reuses_no_results_of_that_code(
     runtime: Runtime, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
     (tmp_path / "app" / "flag").unlink()

@@ -1,4 +1,4 @@
-"""What a review found could go wrong, each held by a test."""
+"""Edge cases that a review found."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def cause_of(runtime: Runtime, workflow: Any, *args: Any, workspace: Path)
 
 
 async def heard_of(runtime: Runtime, workflow: Any, *args: Any, workspace: Path) -> list[str]:
-    """What a run that ends well was told to notice."""
+    """The notices of a run that ends well."""
     heard: list[object] = []
     runtime._observers.append(heard.append)
     assert await runtime.run(workflow, *args, workspace=workspace) == "done"
@@ -56,13 +56,13 @@ async def test_a_cancelled_step_leaves_nothing(runtime: Runtime, workspace: Path
     assert await runtime.run(edge_app.cancelled, workspace=workspace) == ["hello.txt"]
 
 
-async def test_a_result_that_cannot_be_kept_is_the_steps_failure(runtime: Runtime, workspace: Path) -> None:
+async def test_a_result_that_cannot_be_stored_is_the_steps_failure(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(edge_app.gives_what_cannot_be_kept, workspace=workspace) == ["hello.txt"]
     (failed,) = [r for r in await runtime.journal() if r.status is OpStatus.FAILED]
     assert str(failed.error).startswith(NotSerialisable.__name__)
 
 
-async def test_a_resumed_run_meets_a_dict_in_the_same_order(runtime: Runtime, workspace: Path) -> None:
+async def test_a_resumed_run_sees_a_dict_in_the_same_order(runtime: Runtime, workspace: Path) -> None:
     await cause_of(runtime, edge_app.in_the_order_of_a_dict, True, workspace=workspace)
     first = [r.key for r in await runtime.journal()]
     await cause_of(runtime, edge_app.in_the_order_of_a_dict, True, workspace=workspace)
@@ -97,7 +97,7 @@ async def test_a_task_does_not_outlive_its_fork(runtime: Runtime, workspace: Pat
 
 
 @pytest.mark.parametrize("how", ["dropped", "not begun", "running", "in a forgotten task", "only listened to"])
-async def test_a_workflow_waits_for_what_it_begins(runtime: Runtime, workspace: Path, how: str) -> None:
+async def test_a_workflow_must_wait_for_its_steps(runtime: Runtime, workspace: Path, how: str) -> None:
     cause = await cause_of(runtime, edge_app.leaves_a_step, how, workspace=workspace)
     assert isinstance(cause, NotAwaited)
     assert "returned while step 'hangs' had not ended" in str(cause)
@@ -106,7 +106,7 @@ async def test_a_workflow_waits_for_what_it_begins(runtime: Runtime, workspace: 
 
 
 @pytest.mark.parametrize("how", ["cancelled", "cancelled before it began", "awaited"])
-async def test_a_step_that_was_cancelled_is_waited_for_no_more(runtime: Runtime, workspace: Path, how: str) -> None:
+async def test_a_cancelled_step_need_not_be_awaited(runtime: Runtime, workspace: Path, how: str) -> None:
     assert await runtime.run(edge_app.leaves_a_step, how, workspace=workspace) == "done"
 
 
@@ -121,7 +121,7 @@ async def test_a_step_that_was_cancelled_is_waited_for_no_more(runtime: Runtime,
         ("wait_for of a shield", 1),
     ],
 )
-async def test_what_was_waited_for_and_left_is_stopped_and_told(
+async def test_abandoned_steps_are_stopped_and_reported(
     runtime: Runtime, workspace: Path, how: str, left: int
 ) -> None:
     heard = await heard_of(runtime, edge_app.takes_the_first, how, workspace=workspace)
@@ -134,7 +134,7 @@ async def test_what_was_waited_for_and_left_is_stopped_and_told(
     assert (await runtime.record()).status is RunStatus.DONE
 
 
-async def test_a_workflow_without_async_is_told_of_what_it_left(runtime: Runtime, workspace: Path) -> None:
+async def test_abandoned_steps_of_a_synchronous_workflow_are_reported(runtime: Runtime, workspace: Path) -> None:
     heard = await heard_of(runtime, edge_app.takes_the_first_without_async, workspace=workspace)
     assert heard == ["steps that nobody waited for any more were cancelled when the workflow returned: hangs"]
     assert [row.status for row in await runtime.journal() if row.step == "hangs"] == [OpStatus.FAILED]
@@ -176,10 +176,10 @@ async def test_where_a_workflow_cannot_be_part_of_another(runtime: Runtime, work
     assert isinstance(cause, NestedWorkflow)
 
 
-async def test_a_workflow_in_a_workflow_goes_on_from_another_folder(
+async def test_a_nested_workflow_continues_from_another_folder(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are declared for one folder, relative to that where the run began."""
+    """Both are declared for one folder, relative to the folder where the run began."""
     (tmp_path / "relative").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunWaiting):
@@ -190,7 +190,7 @@ async def test_a_workflow_in_a_workflow_goes_on_from_another_folder(
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-async def test_what_was_not_sealed_is_not_taken_over(runtime: Runtime, workspace: Path, sealed: bool) -> None:
+async def test_unsealed_results_are_not_reused(runtime: Runtime, workspace: Path, sealed: bool) -> None:
     plan = compile_plan(edge_app.reuses_unsealed)
     if not sealed:
         plan = replace(plan, ops=tuple(op for op in plan.ops if op.kind is not OpKind.SEAL))

@@ -1,4 +1,4 @@
-"""Runs whose code is edited before they are resumed: what is done stays done, and belongs to the call that did it."""
+"""Runs whose code is edited before they are resumed: recorded results stay with the calls that made them."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_a_shifted_line_repeats_nothing_and_swaps_nothing(app: App, edit: 
     assert app.log == ONCE
 
 
-async def test_a_step_that_gets_longer_moves_the_workflow(app: App) -> None:
+async def test_a_longer_step_moves_the_workflow_down(app: App) -> None:
     await app.begin(
         "@step\nasync def mine():\n    if FLAG.exists():\n        raise OSError\n" + THREE.replace("die()", "mine()")
     )
@@ -189,7 +189,7 @@ async def test_a_helper_of_another_module_is_edited(app: App) -> None:
         assert app.log == ["id", "id"]
 
 
-async def test_a_question_that_waits_and_one_under_a_break(app: App) -> None:
+async def test_an_open_question_and_one_under_a_graph_break(app: App) -> None:
     text = (
         "async def through(of):\n    await pay('x')\n    return await of('go on?')\n\n@workflow\nasync def flow():\n"
         "    one = await next_id()\n    said = await through(interrupt)\n    await die()\n    return [one, said]\n"
@@ -199,7 +199,7 @@ async def test_a_question_that_waits_and_one_under_a_break(app: App) -> None:
     assert app.log == ["id", "pay x"]
 
 
-async def test_a_fork_of_a_run_goes_on_with_shifted_code(app: App) -> None:
+async def test_a_fork_of_a_run_continues_with_shifted_code(app: App) -> None:
     text = THREE.replace("    await die()", "    await save()\n    await die()")
     saves = "@step\nasync def save(sandbox: Sandbox):\n    (sandbox.path / 'x').write_text('x')\n"
     await app.begin(saves + text)
@@ -210,8 +210,8 @@ async def test_a_fork_of_a_run_goes_on_with_shifted_code(app: App) -> None:
     assert app.log == ONCE
 
 
-async def test_two_helpers_that_change_places_keep_their_results(app: App) -> None:
-    """At the very lines where the other stood."""
+async def test_two_helpers_that_swap_places_keep_their_results(app: App) -> None:
+    """Each at the very lines where the other one was."""
     ones = "async def f():\n    return await next_id()\n"
     others = "async def g():\n    return await next_id()\n"
     flow = "@workflow\nasync def flow():\n    ada = await f()\n    bob = await g()\n"
@@ -235,7 +235,7 @@ async def test_bodies_that_are_exchanged_between_modules_are_a_change(app: App) 
         )
 
 
-async def test_changed_code_names_the_way_on(app: App) -> None:
+async def test_the_error_for_changed_code_says_how_to_continue(app: App) -> None:
     await app.begin(THREE)
     run = app.runtime.last_run_id
     with pytest.raises(WorkflowChanged, match=f"`ramify resume {run} --show-changes`.*`--accept-changes`"):
@@ -256,7 +256,7 @@ async def test_a_step_is_added_and_accepted(app: App, before: str) -> None:
     assert row.summary.startswith("changed code accepted")
 
 
-async def test_what_was_accepted_is_what_the_next_resume_compares_with(app: App) -> None:
+async def test_the_next_resume_compares_with_the_accepted_code(app: App) -> None:
     await app.begin(THREE)
     (app.folder / "flag").touch()
     text = THREE.replace("    bob =", "    await extra('x')\n    bob =")
@@ -270,7 +270,7 @@ async def test_what_was_accepted_is_what_the_next_resume_compares_with(app: App)
     assert app.log == [*ONCE, "extra", "extra"]
 
 
-async def test_code_that_is_changed_to_and_fro_leaves_a_run_that_reads(app: App) -> None:
+async def test_a_run_is_readable_after_code_was_changed_back_and_forth(app: App) -> None:
     await app.begin(THREE)
     (app.folder / "flag").touch()
     other = THREE.replace("    bob =", "    await extra('x')\n    bob =")
@@ -282,7 +282,7 @@ async def test_code_that_is_changed_to_and_fro_leaves_a_run_that_reads(app: App)
     assert [line for line in app.log if line != "extra"] == ONCE
 
 
-async def test_names_that_change_places_keep_their_own_results(app: App) -> None:
+async def test_swapped_names_keep_their_own_results(app: App) -> None:
     await app.begin(THREE)
     swapped = THREE.replace("ada = await", "TMP = await").replace("bob = await", "ada = await").replace("TMP", "bob")
     with pytest.raises(WorkflowChanged):
@@ -309,7 +309,7 @@ async def test_names_that_change_places_keep_their_own_results(app: App) -> None
         ),
     ],
 )
-async def test_what_cannot_be_told_is_refused_and_never_guessed(app: App, old: str, new: str) -> None:
+async def test_an_ambiguous_call_is_refused(app: App, old: str, new: str) -> None:
     helpers = "async def many(text):\n    return await next_id()\n\nasync def unseen(of):\n    return await of()\n\n"
     flow = helpers + "@workflow\nasync def flow():\n    {}\n    await die()\n    return x\n"
     await app.begin(flow.format(old))
@@ -322,7 +322,7 @@ async def test_what_cannot_be_told_is_refused_and_never_guessed(app: App, old: s
     assert app.log == before
 
 
-async def test_what_is_harmless_runs_again_where_it_cannot_be_told(app: App) -> None:
+async def test_an_ambiguous_pure_call_runs_again(app: App) -> None:
     flow = "@workflow\nasync def flow():\n    x = [await extra(n) for n in {}]\n    await die()\n    return x\n"
     await app.begin(flow.format("'ab'"))
     assert (await app.changes(flow.format("'cab'"))).again
@@ -330,7 +330,7 @@ async def test_what_is_harmless_runs_again_where_it_cannot_be_told(app: App) -> 
     assert len(app.log) == 5
 
 
-async def test_a_loop_in_front_of_the_change_stays(app: App) -> None:
+async def test_a_loop_before_the_change_keeps_its_results(app: App) -> None:
     flow = "@workflow\nasync def flow():\n    x = []\n    for n in 'ab':\n        x.append(await next_id())\n"
     flow += "{}    await die()\n    return x\n"
     await app.begin(flow.format(""))
@@ -338,7 +338,7 @@ async def test_a_loop_in_front_of_the_change_stays(app: App) -> None:
     assert app.log == ["id", "id", "extra"]
 
 
-async def test_ids_of_operations_are_never_given_out_twice(app: App) -> None:
+async def test_operation_ids_are_never_reused(app: App) -> None:
     await app.begin(THREE)
     text = THREE.replace("    bob = await next_id()\n", "    bob = 0\n")
     assert await app.resume(text, accept_changes=True) == [["a", "b"], 1, 0, 3]
@@ -377,7 +377,7 @@ async def test_no_equal_irreversible_step_runs_at_a_place_that_is_new(app: App) 
         "await unseen(pay, 'a')\n    await unseen(pay, 'a')\n    await unseen(pay, 'b')",
     ],
 )
-async def test_equal_calls_under_a_break_are_met_in_order(app: App, work: str) -> None:
+async def test_equal_calls_under_a_graph_break_are_matched_in_order(app: App, work: str) -> None:
     await app.begin(GUARDED.format(work))
     assert await app.resume("# moved\n" + GUARDED.format(work)) == 1
     assert app.log == ["pay a", "pay a", "pay b"]
@@ -448,7 +448,7 @@ async def test_a_step_of_another_name_may_be_the_same(app: App) -> None:
     assert app.log == ["once"]
 
 
-async def test_a_recorded_call_that_is_deleted_is_not_made_at_an_equal_one(app: App) -> None:
+async def test_an_effect_of_a_deleted_call_is_not_repeated_at_an_equal_call(app: App) -> None:
     flow = "@workflow\nasync def flow():\n{}    await die()\n    y = await pay('a')\n    return y\n"
     await app.begin(flow.format("    x = await pay('a')\n"))
     with pytest.raises(RunFailed) as raised:
@@ -468,7 +468,7 @@ async def flow():
 BLOCK = "if ramify.patched('{}'):\n        await extra('{}')\n    "
 
 
-async def test_a_patch_is_for_runs_that_come_to_it_afresh(app: App) -> None:
+async def test_a_patch_applies_to_runs_that_reach_it_anew(app: App) -> None:
     await app.begin(PATCHED.format("", "").replace("await die()", "await look()\n    await die()"))
     text = PATCHED.format(BLOCK.format("one", "passed"), BLOCK.format("two", "new"))
     text = text.replace("await die()", "await look()\n    await die()")
@@ -485,7 +485,7 @@ async def test_a_patch_is_for_runs_that_come_to_it_afresh(app: App) -> None:
         "if not ramify.patched('p'):\n        {}\n    else:\n        x = 1",
     ],
 )
-async def test_the_old_code_stands_in_the_else(app: App, test: str) -> None:
+async def test_the_old_code_is_in_the_else_branch(app: App, test: str) -> None:
     flow = "@workflow\nasync def flow():\n    {}\n    await look()\n    await die()\n    return x\n"
     await app.begin(flow.format("x = await next_id()"))
     assert await app.resume(flow.format(test.format("x = await next_id()"))) == 1
@@ -514,7 +514,7 @@ def test_patched_in_a_workflow_that_is_not_async(tmp_path: Path, monkeypatch: py
         edited_plain.wrong.invoke()
 
 
-async def test_a_plan_that_is_given_stands_where_the_code_stands_now(app: App) -> None:
+async def test_a_given_plan_is_moved_to_the_present_lines(app: App) -> None:
     plan = compile_plan(app.load(THREE).flow)
     module = app.load("# a\n# comment\n" + THREE)
     with pytest.raises(StepFailed):
@@ -526,7 +526,7 @@ async def test_a_plan_that_is_given_stands_where_the_code_stands_now(app: App) -
     assert app.log == ONCE
 
 
-async def test_a_plan_of_other_code_foresees_what_is_in_both(app: App) -> None:
+async def test_a_plan_of_other_code_expects_the_common_operations(app: App) -> None:
     plan = compile_plan(app.load(THREE).flow)
     module = app.load(THREE.replace("    bob =", "    await extra('x')\n    bob ="))
     with pytest.raises(StepFailed):
@@ -538,8 +538,10 @@ async def test_a_plan_of_other_code_foresees_what_is_in_both(app: App) -> None:
     assert await app.resume("# shifted\n" + text) == DONE
 
 
-async def test_without_columns_a_line_tells_or_it_is_said(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PYTHONNODEBUGRANGES has it."""
+async def test_without_columns_the_line_decides_or_an_error_is_raised(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under PYTHONNODEBUGRANGES."""
     from ramify.runtime.user_code import call_sites
 
     one = THREE.replace('[await pay("a"), await pay("b")]', '[await pay("a"),\n        await pay("b")]')
@@ -554,8 +556,8 @@ async def test_without_columns_a_line_tells_or_it_is_said(app: App, monkeypatch:
     assert isinstance(error.value.__cause__, CallNotTold)
 
 
-async def test_a_plan_of_the_format_before_is_known_under_each_python(app: App) -> None:
-    """Of format 5 the digests are of `ast.dump`, which says other things under other versions of Python."""
+async def test_a_plan_of_format_5_is_recognised_under_each_python(app: App) -> None:
+    """Its digests are computed from `ast.dump`, whose output differs between versions of Python."""
     from ramify.compiler.frontend.python.workflow_reader import read_workflow
 
     for minor in (11, 12, 13):

@@ -1,4 +1,4 @@
-"""What `adopt` makes of conflicts, and that a resumed run takes the merge over as it was."""
+"""How `adopt` resolves conflicts, and that a resumed run uses the recorded merge."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def _fresh() -> None:
     ("how", "lines"),
     [("union", ["left", "right"]), ("theirs", ["right"]), ("callback", ["hello+left+right"])],
 )
-async def test_conflicts_are_settled_as_asked(
+async def test_conflicts_are_resolved_by_the_strategy(
     runtime: Runtime, workspace: Path, how: Literal["union", "theirs", "callback"], lines: list[str]
 ) -> None:
     assert await runtime.run(two_writers, how, workspace=workspace) == lines
 
 
-async def test_a_conflict_that_nobody_settles_is_told(runtime: Runtime, workspace: Path) -> None:
+async def test_an_unresolved_conflict_is_an_error(runtime: Runtime, workspace: Path) -> None:
     with pytest.raises(RunFailed) as caught:
         await runtime.run(two_writers, "fail", workspace=workspace)
     assert isinstance(caught.value.__cause__, MergeConflict)
 
 
-async def test_a_resumed_run_does_not_ask_again(runtime: Runtime, workspace: Path) -> None:
+async def test_a_resumed_run_does_not_call_the_resolver_again(runtime: Runtime, workspace: Path) -> None:
     BROKEN.append("not yet")
     with pytest.raises(RunFailed):
         await runtime.run(two_writers, "callback", workspace=workspace)

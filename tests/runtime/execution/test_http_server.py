@@ -1,4 +1,4 @@
-"""Workflows over worlds inside a real server: uvicorn as `uvicorn[standard]` runs it, on uvloop with httptools."""
+"""Workflows inside a real HTTP server: uvicorn as installed by `uvicorn[standard]`, on uvloop with httptools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ APPS = Path(__file__).parents[2] / "apps"
 
 @contextmanager
 def served(folder: Path, sandbox: str, loop: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The server's process and the socket that it answers on, once it does."""
+    """The server's process and its socket, once it answers."""
     socket, log = folder / "socket", folder / "log"
     command = ["uvicorn", "served_app:app", "--uds", str(socket), "--loop", loop, "--http", "httptools"]
     with log.open("wb") as out:

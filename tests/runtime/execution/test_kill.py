@@ -1,4 +1,4 @@
-"""Killed at random moments and resumed: the same journal, the same tree, nothing done twice."""
+"""Runs that are killed at random moments and resumed: the same journal, the same files, nothing done twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRIALS, UNSEALED_TRIALS = 12, 3
 
 
 @pytest.mark.parametrize("sandbox", ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)])
-def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path, sandbox: str) -> None:
+def test_a_killed_and_resumed_run_ends_like_an_unkilled_one(tmp_path: Path, sandbox: str) -> None:
     command = [sys.executable, str(HARNESS), str(tmp_path), sandbox, str(TRIALS), "7"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert shown.returncode == 0, shown.stderr
@@ -30,8 +30,8 @@ def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path, sandbox: str) 
     assert len(set(keys)) == len(keys)
 
 
-def test_killed_under_a_plan_that_leaves_snapshots_out_it_ends_the_same(tmp_path: Path) -> None:
-    """Steps after which nothing was sealed are done again, so a row may stand twice; never with another result."""
+def test_a_killed_run_under_a_plan_without_some_snapshots_ends_the_same(tmp_path: Path) -> None:
+    """Unsealed steps are repeated, so a row may occur twice, but never with another result."""
     command = [sys.executable, str(HARNESS), str(tmp_path), "copy", str(UNSEALED_TRIALS), "11", "learned"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert shown.returncode == 0, shown.stderr

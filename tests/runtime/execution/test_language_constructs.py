@@ -1,4 +1,4 @@
-"""Whatever a workflow is made of: cut off in the middle of a step and resumed, it ends as if it never was."""
+"""Workflows of all language constructs: cut off in the middle of a step and resumed, they end like unbroken ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fresh() -> Iterator[None]:
 
 
 async def to_the_end(runtime: Runtime, workspace: Path) -> Any:
-    """Run, and go on after each stop: the question is answered once it is asked."""
+    """Run, and resume after each stop; the question is answered when it is asked."""
     answers = 0
     work = runtime.run(app.everything, ROUNDS, workspace=workspace)
     while True:
@@ -69,8 +69,8 @@ async def test_cut_off_in_a_step_it_ends_the_same(runtime: Runtime, workspace: P
         assert sum(twice.values()) <= 2, f"cut off at {bodies[at - 1]}, done again: {twice}"
 
 
-def test_it_is_seen_ahead_whole() -> None:
-    """No graph break but the catch-all: each step, fork, merge and call stands in the plan with its line."""
+def test_the_plan_contains_every_operation() -> None:
+    """No graph break except the catch-all: each step, fork, merge and call is in the plan with its line."""
     plan = compile_plan(app.everything)
     assert [found.reason for found in plan.breaks[1:]] == []
     steps = {step.name for step in plan.steps}

@@ -1,4 +1,4 @@
-"""Model calls of a run: tagged, journalled, served again, and never recorded where they gave nothing."""
+"""Model calls of a run are tagged, journalled and served again; failed calls are not recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_every_call_carries_the_workflows_deadline(home: Path, workspace: 
     ("faults", "kind"),
     [([Fault.ERROR_500] * 99, LLMError), ([Fault.CUT] * 99, LLMError), ([Fault.REFUSE] * 99, LLMError)],
 )
-async def test_a_call_that_fails_is_not_recorded_and_the_run_goes_on_later(
+async def test_a_failed_call_is_not_recorded_and_the_run_can_be_resumed(
     home: Path, workspace: Path, faults: Iterable[Fault], kind: type[Exception]
 ) -> None:
     model = ScriptedModel(script, faults=faults)
@@ -65,7 +65,7 @@ async def test_a_call_that_fails_is_not_recorded_and_the_run_goes_on_later(
         assert len(healthy.calls) == len(await runtime.llm_calls()) == 3
 
 
-async def test_a_passing_fault_is_retried(home: Path, workspace: Path) -> None:
+async def test_a_transient_error_is_retried(home: Path, workspace: Path) -> None:
     model = ScriptedModel(script, faults=[Fault.ERROR_500, Fault.CUT])
     async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
         assert await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="10m")

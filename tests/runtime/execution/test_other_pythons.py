@@ -1,4 +1,4 @@
-"""A run that is killed in one Python goes on in another, and does nothing twice."""
+"""A run that is killed under one version of Python continues under another, and does nothing twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def live(python: Path, home: Path, *args: str) -> tuple[list[dict[str, Any]], in
 
 
 @pytest.mark.timeout(600)
-def test_a_run_begun_in_one_python_goes_on_in_another(others: list[Path], tmp_path: Path) -> None:
+def test_a_run_continues_under_another_python(others: list[Path], tmp_path: Path) -> None:
     here = Path(sys.executable)
     whole = tmp_path / "whole"
     whole.mkdir()

@@ -1,4 +1,5 @@
-"""Each pass of the compiler where it counts: in what a run does and in its journal; and not there when turned off."""
+"""The effect of each compiler pass on what a run does and on its journal, and its absence if the pass is turned
+off."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ SANDBOXES = ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)]
 
 @dataclass(frozen=True)
 class Measured(Unmeasured):
-    """`write` is cheap: doing it again costs less than a snapshot."""
+    """Estimates by which `write` is cheap: repeating it costs less than a snapshot."""
 
     def step_s(self, step: str) -> float | None:
         return 0.001
@@ -56,7 +57,7 @@ async def kinds(runtime: Runtime) -> list[OpKind]:
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
-async def test_worlds_are_made_ready_while_the_model_thinks_and_taken_by_the_fork(
+async def test_worlds_are_preforked_during_a_model_call_and_used_by_the_fork(
     home: Path, model: LLMClient, workspace: Path, sandbox: str
 ) -> None:
     async with Runtime(home=home, sandbox=sandbox, llm=model) as runtime:
@@ -68,7 +69,7 @@ async def test_worlds_are_made_ready_while_the_model_thinks_and_taken_by_the_for
         assert ready.snapshot_in == fork.snapshot_out
 
 
-async def test_without_lookahead_nothing_is_made_ready(runtime: Runtime, workspace: Path) -> None:
+async def test_without_lookahead_nothing_is_preforked(runtime: Runtime, workspace: Path) -> None:
     plan = plan_of(passes_app.searches, "lookahead")
     assert all(op.kind is not OpKind.PREFORK for op in plan.ops)
     told = await runtime.run(passes_app.searches, "what?", workspace=workspace, plan=plan)
@@ -76,7 +77,7 @@ async def test_without_lookahead_nothing_is_made_ready(runtime: Runtime, workspa
     assert told == await runtime.run(passes_app.searches, "what?", workspace=workspace)
 
 
-async def test_a_reader_leaves_no_snapshot_and_nothing_behind(runtime: Runtime, workspace: Path) -> None:
+async def test_a_read_only_step_leaves_no_snapshot_and_no_world(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(passes_app.reads, workspace=workspace) == ["one\n", "one\ntwo\n", "2"]
     assert await kinds(runtime) == [
         OpKind.RUN,
@@ -90,7 +91,7 @@ async def test_a_reader_leaves_no_snapshot_and_nothing_behind(runtime: Runtime, 
 
 
 @pytest.mark.parametrize("workflow", [passes_app.meets, passes_app.glances])
-async def test_readers_run_beside_each_other(
+async def test_read_only_steps_run_in_parallel(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch, workflow: Any
 ) -> None:
     monkeypatch.setattr(passes_app, "MEETING", asyncio.Barrier(3))
@@ -103,7 +104,7 @@ async def test_readers_run_beside_each_other(
 async def test_a_write_that_the_compiler_did_not_see_is_not_lost(
     runtime: Runtime, workspace: Path, tmp_path: Path
 ) -> None:
-    """Neither in the run, nor where a resume takes the step's row from the journal."""
+    """Neither in the run, nor if a resume takes the step's row from the journal."""
     flag = tmp_path / "flag"
     flag.touch()
     with pytest.raises(StepFailed, match="the flag is there"):
@@ -116,14 +117,16 @@ async def test_a_write_that_the_compiler_did_not_see_is_not_lost(
     assert await runtime.run(passes_app.hides_beside, str(flag), workspace=workspace, plan=alone) == [None, 2, 2]
 
 
-async def test_a_side_that_writes_what_is_there_already_is_no_conflict(runtime: Runtime, workspace: Path) -> None:
+async def test_equal_writes_are_no_conflict(runtime: Runtime, workspace: Path) -> None:
     with pytest.raises(WorkflowError, match="must conflict"):
         await runtime.run(passes_app.sets_and_resets, workspace=workspace)
     (workspace / "state").write_text("new")
     assert await runtime.run(passes_app.sets_and_resets, workspace=workspace) == "old"
 
 
-async def test_what_steps_wrote_is_in_their_rows_and_in_the_next_plan(runtime: Runtime, workspace: Path) -> None:
+async def test_files_written_by_steps_are_in_their_rows_and_in_the_next_plan(
+    runtime: Runtime, workspace: Path
+) -> None:
     await runtime.run(passes_app.writes, workspace=workspace)
     seen = await observed(runtime.store, passes_app.writes.__ramify_workflow__.ref)
     assert seen.wrote("write") == {"files": ("log",)}
@@ -133,7 +136,7 @@ async def test_what_steps_wrote_is_in_their_rows_and_in_the_next_plan(runtime: R
 
 
 @pytest.mark.parametrize("workflow", [passes_app.meets, passes_app.glances])
-async def test_without_parallel_readers_wait_for_each_other(
+async def test_without_the_parallel_pass_read_only_steps_wait_for_each_other(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch, workflow: Any
 ) -> None:
     class Alone:
@@ -150,7 +153,7 @@ async def test_without_parallel_readers_wait_for_each_other(
     assert await runtime.run(workflow, 3, workspace=workspace, plan=plan) == ["one\n"] * 3
 
 
-async def test_no_snapshot_after_a_step_that_is_cheap_to_do_again(runtime: Runtime, workspace: Path) -> None:
+async def test_no_snapshot_after_a_step_that_is_cheap_to_repeat(runtime: Runtime, workspace: Path) -> None:
     plan = plan_of(passes_app.writes, estimates=Measured())
     assert await runtime.run(passes_app.writes, workspace=workspace, plan=plan) == 2
     assert await kinds(runtime) == [OpKind.RUN, OpKind.RUN, OpKind.SEAL, OpKind.RUN]
@@ -159,7 +162,7 @@ async def test_no_snapshot_after_a_step_that_is_cheap_to_do_again(runtime: Runti
     assert await runtime.run(passes_app.writes, workspace=workspace, plan=whole) == 2
 
 
-async def test_only_what_common_marks_is_reused(runtime: Runtime, workspace: Path) -> None:
+async def test_only_steps_marked_by_the_common_pass_are_reused(runtime: Runtime, workspace: Path) -> None:
     for without, reusable in (((), True), (("common",), False)):
         plan = plan_of(passes_app.counts_in_branches, *without)
         await runtime.run(passes_app.counts_in_branches, workspace=workspace, plan=plan)
@@ -167,13 +170,13 @@ async def test_only_what_common_marks_is_reused(runtime: Runtime, workspace: Pat
         assert [row.lineage_key is not None for row in rows] == [reusable] * 3
 
 
-async def test_what_is_irreversible_names_the_barrier_behind_which_it_ran(runtime: Runtime, workspace: Path) -> None:
+async def test_an_irreversible_step_names_its_barrier(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(passes_app.sends, workspace=workspace) == "hello"
     (sent,) = [row for row in await runtime.journal() if row.step == "send"]
     assert sent.attrs["barrier"] == "barrier.2"
 
 
-async def test_calls_carry_what_is_still_to_come_of_the_plan(runtime: Runtime, workspace: Path) -> None:
+async def test_calls_carry_the_rest_of_the_plan(runtime: Runtime, workspace: Path) -> None:
     plan = plan_of(passes_app.asks_twice, estimates=Measured())
     first, second = plan.expected
     assert (first.op, first.calls, first.seconds, first.tools_s) == ("llm.1", 3, 2.0, 0.001)
@@ -188,14 +191,14 @@ async def test_calls_carry_what_is_still_to_come_of_the_plan(runtime: Runtime, w
 
 
 async def tags_of(runtime: Runtime) -> list[Any]:
-    """Of one call of each stage, in their order."""
+    """The tags of one call of each stage, in order."""
     tags = [codec.decode(row.tags_json) for row in await runtime.llm_calls()]
     return [tag for _, tag in sorted({tag["compound_stage"]: tag for tag in tags}.items())]
 
 
 async def test_stages_are_due_on_a_first_run_too(runtime: Runtime, workspace: Path) -> None:
-    """Nothing was measured: the time left is split evenly among the stages that the code has, and where it does not
-    say how many, among this one and one more than there have been."""
+    """Nothing was measured: the time left is divided evenly among the stages in the code or, if the code does not
+    tell their number, among one more than there have been."""
     await runtime.run(passes_app.asks_twice, "what?", workspace=workspace, deadline="600s")
     dues = [(tag["compound_stages"], tag["compound_due_s"] / tag["slo_deadline_s"]) for tag in await tags_of(runtime)]
     assert dues == [(2, pytest.approx(1 / 2, rel=0.01)), (2, pytest.approx(1, rel=0.01))]
@@ -236,7 +239,7 @@ async def test_samples_of_one_prompt_are_a_fork_group_to_the_scheduler(
     assert not any("fork_group" in row.tags_json for row in await runtime.llm_calls()), "each is asked alone"
 
 
-async def test_without_stages_calls_carry_no_rest_and_no_due(runtime: Runtime, workspace: Path) -> None:
+async def test_without_stages_calls_carry_no_rest_and_no_due_time(runtime: Runtime, workspace: Path) -> None:
     plan = plan_of(passes_app.asks_twice, "stages", estimates=Measured())
     await runtime.run(passes_app.asks_twice, "what?", workspace=workspace, plan=plan, deadline="60s")
     tags: list[Any] = [codec.decode(row.tags_json) for row in await runtime.llm_calls()]

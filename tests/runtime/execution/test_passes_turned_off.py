@@ -1,5 +1,5 @@
-"""Every pass that can be turned off, in both front ends: what it places is in the plan and in the journal; turned
-off, exactly that is in neither, and the results are the same."""
+"""Every pass that can be turned off, in both front ends: turned off, its operations are neither in the plan nor in
+the journal, and the results are the same."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ FOUND = {
 
 @pytest.mark.parametrize("off", OPTIONAL)
 @pytest.mark.parametrize("run", [as_workflow, as_graph])
-async def test_a_pass_that_is_off_leaves_nothing(
+async def test_a_pass_that_is_turned_off_leaves_nothing(
     run: Callable[..., Awaitable[Done]], off: str, tmp_path: Path, workspace: Path, model: LLMClient
 ) -> None:
     whole = await run(tmp_path / "whole", workspace, model, list(OPTIONAL))

@@ -1,4 +1,4 @@
-"""Prefix hints of a run: sent while its first steps work, once, and never in anybody's way."""
+"""Prefix hints are sent once, while the first steps of a run execute, and never delay anything."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ramify.serving.types import ChatRequest
 
 
 class Site:
-    """A gateway before a model, with what both have seen."""
+    """A gateway before a model, and what both have received."""
 
     def __init__(self) -> None:
         self.heard: list[Event] = []
-        self.prepared = asyncio.Event()  # lets the step go on: where a test waits for the hint, the hint does it
+        self.prepared = asyncio.Event()  # lets the step continue; set by the hint in tests that wait for it
         self.model = ScriptedModel(self.script)
         upstream = Upstream("http://engine", transport=self.model)
         app = create_gateway([Replica(0, 1, upstream, EngineTraits(keeps_prefixes=True))])
@@ -68,7 +68,7 @@ def runtime_of(home: Path, site: Site) -> Runtime:
 
 @pytest.mark.parametrize("name", ["named", "literal", "in_a_step"])
 async def test_the_prefix_is_read_while_the_step_before_the_call_works(home: Path, site: Site, name: str) -> None:
-    """The step waits until the hint has come to its end."""
+    """The step waits until the hint has ended."""
     async with asyncio.timeout(60), site.client, runtime_of(home, site) as runtime:
         assert await runtime.run(getattr(hint_app, name)) == "said"
         calls, rows = await runtime.llm_calls(), await runtime.journal()
@@ -87,7 +87,7 @@ async def test_without_lookahead_there_is_none(home: Path, site: Site) -> None:
     assert site.limits == [256] and site.told == []
 
 
-async def test_a_run_that_has_its_answer_sends_none_when_it_is_resumed(home: Path, site: Site) -> None:
+async def test_a_resumed_run_that_has_the_answer_sends_no_hint(home: Path, site: Site) -> None:
     async with site.client, runtime_of(home, site) as runtime:
         with pytest.raises(RunFailed, match="said"):
             await runtime.run(hint_app.fails)
@@ -114,7 +114,7 @@ async def test_a_hint_ends_with_its_run(home: Path, site: Site, monkeypatch: pyt
         assert ended.is_set() and site.told == []
 
 
-async def test_what_fails_on_the_way_is_told(home: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_of_a_hint_are_reported(home: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """`mock.call` says of everything that it has it, so also that it wraps another call."""
     monkeypatch.setattr(hint_app, "call", mock.call, raising=False)
     async with asyncio.timeout(60), site.client, runtime_of(home, site) as runtime:
@@ -123,7 +123,7 @@ async def test_what_fails_on_the_way_is_told(home: Path, site: Site, monkeypatch
     assert [why.partition(":")[0] for why in site.told] == ["ValueError"]
 
 
-async def test_a_text_that_is_another_by_now_is_told_and_not_sent(
+async def test_a_changed_text_is_reported_and_not_sent(
     home: Path, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = compile_workflow(hint_app.named, ref=hint_app.named.__ramify_workflow__.ref).plan

@@ -1,4 +1,4 @@
-"""A workflow that asks a person: stopped, answered, gone on with, in any process."""
+"""A workflow that asks a person is stopped, answered and resumed, in any process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def question(work: Any) -> Any:
     return (await waiting(work)).question
 
 
-async def test_it_stops_and_goes_on_with_the_answer(runtime: Runtime, workspace: Path) -> None:
+async def test_it_stops_and_continues_with_the_answer(runtime: Runtime, workspace: Path) -> None:
     assert await question(runtime.run(asking_app.asks, "rm", workspace=workspace)) == {"really": "rm"}
     run = await runtime.record()
     assert (run.status, run.error) == (RunStatus.WAITING, "")
@@ -45,7 +45,7 @@ async def test_it_stops_and_goes_on_with_the_answer(runtime: Runtime, workspace:
     assert await runtime.resume(run.id) == {"answer": {"yes": True}, "files": ["after", "before", "hello.txt"]}
 
 
-async def test_a_failure_that_was_caught_before_the_question_is_not_tried_again(
+async def test_a_caught_failure_before_the_question_is_not_retried(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await question(runtime.run(asking_app.asks_after_a_failure, workspace=workspace)) == "it said 7, go on?"
@@ -58,7 +58,7 @@ async def test_a_failure_that_was_caught_before_the_question_is_not_tried_again(
     assert asking_app.DONE == ["fails", "fails"], "after the run itself has failed, any of them may be why"
 
 
-async def test_the_workflow_goes_the_way_that_it_went_when_it_asked(
+async def test_the_workflow_takes_the_same_path_as_when_it_asked(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await question(runtime.run(asking_app.asks_after_a_failure, workspace=workspace)) == "it said 7, go on?"
@@ -67,7 +67,7 @@ async def test_the_workflow_goes_the_way_that_it_went_when_it_asked(
     assert asking_app.DONE == ["fails", "after"]
 
 
-async def test_the_same_question_again_is_another_one(runtime: Runtime) -> None:
+async def test_asking_the_same_again_is_another_question(runtime: Runtime) -> None:
     assert await question(runtime.run(asking_app.asks_in_a_loop)) == "more?"
     run = str(runtime.last_run_id)
     for answer in ("yes", "and more"):
@@ -75,7 +75,7 @@ async def test_the_same_question_again_is_another_one(runtime: Runtime) -> None:
     assert await runtime.resume(run, answer="stop") == ["yes", "and more", "stop"]
 
 
-async def test_questions_asked_at_once_are_all_told_and_answered_by_name(runtime: Runtime) -> None:
+async def test_concurrent_questions_are_all_reported_and_answered_by_id(runtime: Runtime) -> None:
     asked = await waiting(runtime.run(asking_app.asks_at_once))
     run = str(runtime.last_run_id)
     assert [one.question for one in asked.questions] == ["left", "right"]
@@ -97,7 +97,7 @@ async def test_a_question_on_a_branch(runtime: Runtime, workspace: Path, answer:
     assert sorted(asking_app.DONE) == ["a", "b", "end"]  # nothing twice
 
 
-async def test_what_is_not_asked_cannot_be_answered(runtime: Runtime, workspace: Path) -> None:
+async def test_only_asked_questions_can_be_answered(runtime: Runtime, workspace: Path) -> None:
     with pytest.raises(RunFailed) as caught:
         await runtime.run(asking_app.asks_in_a_step)
     assert isinstance(caught.value.__cause__, NotInARun)

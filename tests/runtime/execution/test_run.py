@@ -1,4 +1,4 @@
-"""Runs of the decorator front end, on plain copies and a scripted model."""
+"""Runs of the decorator front end, on the copy backend and with a scripted model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-async def test_steps_share_a_world_and_the_workspace_stays_as_it_was(runtime: Runtime, workspace: Path) -> None:
+async def test_steps_share_a_world_and_the_workspace_is_unchanged(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(small_app.kinds, workspace=workspace) == ["one", "sync\n", "a", "hello.txt", "s"]
     assert [p.name for p in workspace.iterdir()] == ["hello.txt"]
 
@@ -40,7 +40,7 @@ async def test_every_row_names_its_plan_operation(runtime: Runtime, workspace: P
     assert all(plan.op(r.op_id).kind is r.kind for r in rows)
 
 
-async def test_a_seal_taken_out_of_the_plan_is_a_snapshot_fewer(runtime: Runtime, workspace: Path) -> None:
+async def test_a_plan_without_a_seal_makes_one_snapshot_fewer(runtime: Runtime, workspace: Path) -> None:
     plan = compile_plan(small_app.two_writes)
     assert await runtime.run(small_app.two_writes, workspace=workspace, plan=plan) == "one"
     before = await runtime.store.checkpoints((await runtime.record()).id)
@@ -131,12 +131,12 @@ async def test_a_merge_names_both_parents(runtime: Runtime, workspace: Path) -> 
     assert [checkpoints[c.parents[1]].branch for c in merged] == ["root/fork.1.0.0", "root/fork.1.0.1"]
 
 
-async def test_failures_on_branches_can_be_looked_at(runtime: Runtime, workspace: Path) -> None:
+async def test_failures_on_branches_can_be_inspected(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(small_app.some_fail, workspace=workspace) == ["hello\n", "CommandFailed"]
 
 
 @pytest.mark.parametrize("name", ["read", "helper"])
-async def test_what_the_compiler_did_not_see_runs_under_a_graph_break(
+async def test_calls_that_the_compiler_did_not_see_run_under_a_graph_break(
     runtime: Runtime, workspace: Path, name: str
 ) -> None:
     assert await runtime.run(small_app.dynamic, name, workspace=workspace) == "hello\n"
@@ -145,7 +145,7 @@ async def test_what_the_compiler_did_not_see_runs_under_a_graph_break(
     assert plan.op(row.op_id).kind in (OpKind.BREAK, OpKind.RUN)
 
 
-async def test_equal_states_are_worked_on_once(runtime: Runtime, workspace: Path, flag: Path) -> None:
+async def test_equal_operations_are_computed_once(runtime: Runtime, workspace: Path, flag: Path) -> None:
     assert await runtime.run(small_app.reusing, workspace=workspace) == [7, 7, 7, 7]
     assert flag.read_text() == "xx"  # once for the three equal branches, once for the other state
     reused = [r for r in await runtime.journal() if r.reused_from and r.kind is OpKind.RUN]
@@ -162,7 +162,7 @@ async def test_a_missing_workspace_is_refused_by_name(runtime: Runtime, tmp_path
         await runtime.run(small_app.kinds, workspace=tmp_path / "nowhere")
 
 
-async def test_outside_a_run_there_are_no_steps() -> None:
+async def test_steps_outside_a_run_are_refused() -> None:
     with pytest.raises(NotInARun, match="read"):
         await small_app.read("x")
 
@@ -172,7 +172,7 @@ async def test_a_step_cannot_fork(runtime: Runtime, workspace: Path) -> None:
         await runtime.run(small_app.forks_in_a_step, workspace=workspace)
 
 
-async def test_a_finished_run_gives_its_result_again(runtime: Runtime, workspace: Path) -> None:
+async def test_a_finished_run_returns_its_result_again(runtime: Runtime, workspace: Path) -> None:
     first = await runtime.run(small_app.two_writes, workspace=workspace)
     rows = await runtime.journal()
     assert await runtime.resume(str(runtime.last_run_id)) == first

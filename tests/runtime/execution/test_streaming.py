@@ -1,4 +1,4 @@
-"""Workflows that yield: what they yield comes as it is yielded, and is their result."""
+"""Workflows that yield: items are streamed when they are yielded, and form the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def begun() -> Iterator[list[int]]:
     yield app.BEGUN
 
 
-async def test_items_come_when_they_are_yielded(runtime: Runtime, begun: list[int]) -> None:
+async def test_items_are_streamed_when_they_are_yielded(runtime: Runtime, begun: list[int]) -> None:
     seen = []
     async with aclosing(app.counts.stream(5)) as items:
         async for n, found in items:
@@ -37,13 +37,13 @@ async def test_items_come_when_they_are_yielded(runtime: Runtime, begun: list[in
     assert record.status is RunStatus.DONE
 
 
-async def test_run_by_itself_it_gives_all_that_it_yields(runtime: Runtime) -> None:
+async def test_a_run_returns_the_list_of_items(runtime: Runtime) -> None:
     whole = [(0, "0.txt"), (1, "0.txt 1.txt")]
     assert await runtime.run(app.counts, 2) == whole
     assert await runtime.resume(str(runtime.last_run_id)) == whole
 
 
-async def test_one_that_is_left_early_can_be_resumed(runtime: Runtime, begun: list[int]) -> None:
+async def test_a_stream_that_is_left_early_can_be_resumed(runtime: Runtime, begun: list[int]) -> None:
     async with aclosing(app.counts.stream(5)) as items:
         async for _ in items:
             break
@@ -63,7 +63,7 @@ async def test_a_stream_in_a_workflow_is_part_of_its_run(runtime: Runtime) -> No
     assert all(plan.op(row.op_id).step == "touches" for row in await runtime.journal() if row.kind is OpKind.RUN)
 
 
-async def test_what_a_cancelled_reader_is_not_told_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_reader_causes_no_log_message(caplog: pytest.LogCaptureFixture) -> None:
     running = asyncio.Event()
 
     async def fails_at_its_end() -> None:
@@ -78,12 +78,12 @@ async def test_what_a_cancelled_reader_is_not_told_is_no_complaint(caplog: pytes
     reader.cancel()
     await asyncio.wait([reader])
     assert reader.cancelled()
-    del reader  # and with it what holds the run's task
+    del reader  # and the last reference to the run's task
     gc.collect()
     assert "never retrieved" not in caplog.text
 
 
-async def test_it_asks_and_goes_on(runtime: Runtime, begun: list[int]) -> None:
+async def test_a_generator_can_ask_a_question(runtime: Runtime, begun: list[int]) -> None:
     seen = []
     with pytest.raises(RunWaiting):
         async for item in app.asks.stream():
@@ -93,7 +93,7 @@ async def test_it_asks_and_goes_on(runtime: Runtime, begun: list[int]) -> None:
     assert begun == [1, 2]
 
 
-async def test_its_error_comes_after_what_it_yielded(runtime: Runtime) -> None:
+async def test_an_error_comes_after_the_items(runtime: Runtime) -> None:
     seen = []
     with pytest.raises(RunFailed, match="no more"):
         async for item in app.fails.stream():
@@ -101,7 +101,7 @@ async def test_its_error_comes_after_what_it_yielded(runtime: Runtime) -> None:
     assert seen == [1]
 
 
-async def test_what_cannot_be_kept_is_named(runtime: Runtime) -> None:
+async def test_an_item_that_cannot_be_stored_is_named(runtime: Runtime) -> None:
     with pytest.raises(RunFailed) as caught:
         await runtime.run(app.yields_what_cannot_be_kept)
     assert isinstance(caught.value.__cause__, NotSerialisable)

@@ -1,4 +1,4 @@
-"""Workflows and steps that are not async: as those that are, with nothing to await."""
+"""Workflows and steps that are not async behave like async ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_cut_off_in_a_step_it_ends_the_same(runtime: Runtime, workspace: P
         assert len(made.BEGUN) <= len(bodies) + 2, f"cut off at {bodies[at - 1]}, done again: {made.BEGUN}"
 
 
-def test_it_is_seen_ahead_whole() -> None:
+def test_the_plan_contains_every_operation() -> None:
     plan = compile_plan(app.everything)
     assert [found.reason for found in plan.breaks[1:]] == []
     assert {step.name for step in plan.steps} == {
@@ -78,8 +78,8 @@ def test_it_is_seen_ahead_whole() -> None:
     assert {op.step for op in plan.ops if "together" in op.attrs} == {"measured"}, "what waits runs beside nothing"
 
 
-def test_by_itself_a_call_is_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no loop runs, nothing is awaited outside either."""
+def test_a_plain_call_is_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a running event loop nothing needs to be awaited."""
     monkeypatch.setenv("RAMIFY_HOME", str(home))
     monkeypatch.setenv("RAMIFY_SANDBOX", "copy")
     called: Any = app.inner("called")
@@ -103,20 +103,20 @@ def in_a_process(code: str, home: Path) -> str:
 
 
 def test_a_stream_may_be_left_open_when_the_process_ends(home: Path) -> None:
-    """The thread that it is read from is gone by then: nobody waits for it, and the run is as one that was killed."""
+    """Its thread is gone by then: nobody waits for it, and the run counts as killed."""
     assert in_a_process("items = iter(app.many.stream(['a', 'b', 'c']))\nprint(next(items))", home) == "a\n"
     assert asyncio.run(statuses(home)) == [RunStatus.RUNNING]
     assert asyncio.run(resumed(home)) == ["a", "b", "c"]
 
 
-def test_ctrl_c_in_a_stream_is_told_as_itself(home: Path) -> None:
+def test_ctrl_c_in_a_stream_is_raised_as_keyboard_interrupt(home: Path) -> None:
     code = "try:\n    list(app.pressed.stream())\nexcept KeyboardInterrupt:\n    print('pressed')"
     assert in_a_process(code, home) == "pressed\n"
     assert asyncio.run(statuses(home)) == [RunStatus.CANCELLED]
 
 
-async def test_from_a_thread_it_is_a_run_of_the_runtime_it_stands_in(runtime: Runtime) -> None:
-    """Whose database and worlds live on its own loop: on another one they hung."""
+async def test_from_a_thread_it_is_a_run_of_the_surrounding_runtime(runtime: Runtime) -> None:
+    """The runtime's database and worlds live on its own loop; on another loop they would hang."""
     called: Any = app.inner
     calls = [lambda: called("a"), lambda: called.invoke("a"), lambda: list(app.many.stream(["a"]))]
     for call in [*calls, lambda: app.awaits.invoke("a")]:
@@ -124,14 +124,14 @@ async def test_from_a_thread_it_is_a_run_of_the_runtime_it_stands_in(runtime: Ru
     assert [run.status for run in await runtime.store.runs()] == 4 * [RunStatus.DONE]
 
 
-async def test_a_stream_does_not_hold_the_loop_of_its_reader(runtime: Runtime) -> None:
+async def test_a_stream_does_not_block_the_loop_of_its_reader(runtime: Runtime) -> None:
     with pytest.raises(WouldBlock, match="async for item in"):
         list(app.many.stream(["a"]))
     assert await asyncio.to_thread(list, app.many.stream(["a"])) == ["a"]
 
 
 def test_a_stream_may_be_collected_on_its_own_loop() -> None:
-    """By whatever makes the collector run there: it must not wait for itself."""
+    """Whatever triggers the garbage collector there: the stream must not wait for itself."""
     closed = threading.Event()
 
     async def items() -> AsyncGenerator[int, None]:
@@ -149,7 +149,7 @@ def test_a_stream_may_be_collected_on_its_own_loop() -> None:
     assert closed.wait(30)
 
 
-async def test_streamed_it_comes_as_it_is_yielded(runtime: Runtime) -> None:
+async def test_items_are_streamed_when_they_are_yielded(runtime: Runtime) -> None:
     seen = []
     async for item in app.many.stream(["a", "b", "c", "d"]):
         seen.append(item)
@@ -157,14 +157,14 @@ async def test_streamed_it_comes_as_it_is_yielded(runtime: Runtime) -> None:
     assert seen == ["a", "b", "c", "d"] == await runtime.resume((await runtime.store.runs())[0].id)
 
 
-async def test_a_part_that_yields_begins_nothing_beside_its_reader(runtime: Runtime) -> None:
+async def test_a_nested_stream_starts_nothing_beside_its_reader(runtime: Runtime) -> None:
     for read in (app.reads_in_turn, app.awaits_in_turn):
         made.BEGUN.clear()
         await runtime.run(read, ["a", "b"])
         assert made.BEGUN == ["write a", "write from a", "write b", "write from b"]
 
 
-async def test_a_part_whose_reader_leaves_goes_through_its_finally(runtime: Runtime) -> None:
+async def test_a_nested_stream_that_is_left_runs_its_finally(runtime: Runtime) -> None:
     for read in (app.leaves_early, app.awaits_and_leaves_early):
         made.BEGUN.clear()
         await runtime.run(read)
@@ -173,18 +173,18 @@ async def test_a_part_whose_reader_leaves_goes_through_its_finally(runtime: Runt
         await runtime.run(app.awaits_and_leaves_early, "no")
 
 
-async def test_what_a_generator_returns_is_not_lost_in_silence(runtime: Runtime) -> None:
+async def test_a_return_value_of_a_generator_is_an_error(runtime: Runtime) -> None:
     with pytest.raises(RunFailed, match="returns 2 besides"):
         await runtime.run(app.returns_too)
 
 
-async def test_threads_of_its_own_ask_too(runtime: Runtime) -> None:
+async def test_threads_of_the_workflow_can_call_steps(runtime: Runtime) -> None:
     assert await runtime.run(app.in_a_pool, ["a", "b", "c"]) == ["a", "b", "c"]
     (told,) = await runtime.run(app.does_not_wait)
     assert "llm.chat() was called by a thread for which the function that started it did not wait" in told
 
 
-async def test_cancelled_it_ends_where_it_waits_and_can_be_resumed(runtime: Runtime) -> None:
+async def test_a_cancelled_workflow_ends_where_it_waits_and_can_be_resumed(runtime: Runtime) -> None:
     task = asyncio.ensure_future(runtime.run(app.held))
     await asyncio.to_thread(app.HOLDING.wait, 30)
     task.cancel()
@@ -197,13 +197,13 @@ async def test_cancelled_it_ends_where_it_waits_and_can_be_resumed(runtime: Runt
     assert made.BEGUN == ["write before", "write after"]
 
 
-async def test_its_deadline_is_that_of_its_calls(runtime: Runtime) -> None:
+async def test_its_deadline_applies_to_its_calls(runtime: Runtime) -> None:
     with pytest.raises(RunFailed, match="deadline of 1e-06 s passed"):
         await runtime.run(app.everything, 1, deadline=1e-6)
 
 
-def test_an_exit_is_the_workflows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that exits ends the workflow first, and so its run is closed as any that fails."""
+def test_an_exit_in_a_step_ends_the_workflow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is closed like any failed run."""
     monkeypatch.setenv("RAMIFY_HOME", str(home))
     monkeypatch.setenv("RAMIFY_SANDBOX", "copy")
     with pytest.raises(SystemExit, match="7"):
@@ -211,11 +211,11 @@ def test_an_exit_is_the_workflows(home: Path, monkeypatch: pytest.MonkeyPatch) -
     assert asyncio.run(statuses(home)) == [RunStatus.FAILED]
 
 
-async def test_with_is_for_plain_functions_alone(runtime: Runtime) -> None:
+async def test_a_plain_with_is_refused_in_async_code(runtime: Runtime) -> None:
     with pytest.raises(RunFailed, match="write `async with`"):
         await runtime.run(app.mixes)
 
 
-async def test_a_thread_that_cannot_wait_is_told(runtime: Runtime) -> None:
+async def test_a_thread_that_cannot_wait_gets_an_error(runtime: Runtime) -> None:
     with pytest.raises(RunFailed, match="in a thread beside its run"):
         await runtime.run(app.hands_a_step_to_a_thread)

@@ -1,4 +1,4 @@
-"""A run that goes on from the middle of another."""
+"""Runs that are forked from the middle of another run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def after(runtime: Runtime, steps: int) -> CheckpointRecord:
 
 
 async def files(runtime: Runtime, run: RunId) -> list[str]:
-    """What the last state of its root branch holds."""
+    """The files in the last state of a run's root branch."""
     states = [one for one in await runtime.store.checkpoints(run) if one.branch == ROOT]
     last = runtime.snapshots.get(max(states, key=lambda one: one.seq).snapshot_id)
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ async def files(runtime: Runtime, run: RunId) -> list[str]:
         return sorted(path.name for path in Path(folder).iterdir())
 
 
-async def test_a_fork_does_only_what_came_after(runtime: Runtime, workspace: Path) -> None:
+async def test_a_fork_performs_only_later_operations(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(app.counts, workspace=workspace) == 3
     first = await runtime.record()
     app.DONE.clear()
@@ -52,7 +52,7 @@ async def test_a_fork_does_only_what_came_after(runtime: Runtime, workspace: Pat
     assert await files(runtime, fork.id) == ["a", "b", "hello.txt"]
 
 
-async def test_a_fork_with_other_files_goes_another_way(runtime: Runtime, workspace: Path, tmp_path: Path) -> None:
+async def test_a_fork_with_edited_files_takes_another_path(runtime: Runtime, workspace: Path, tmp_path: Path) -> None:
     await runtime.run(app.counts, workspace=workspace)
     at = await after(runtime, 1)
     edited = tmp_path / "edited"
@@ -68,7 +68,7 @@ async def test_a_fork_with_other_files_goes_another_way(runtime: Runtime, worksp
     assert runtime.snapshots.get(at.snapshot_id).id == at.snapshot_id
 
 
-async def test_a_fork_of_the_beginning_with_other_files(runtime: Runtime, workspace: Path, tmp_path: Path) -> None:
+async def test_a_fork_of_the_beginning_with_edited_files(runtime: Runtime, workspace: Path, tmp_path: Path) -> None:
     await runtime.run(app.counts, workspace=workspace)
     (tmp_path / "empty").mkdir()
     fork = await runtime.fork((await after(runtime, 0)).id, files=tmp_path / "empty")
@@ -87,7 +87,7 @@ async def test_a_fork_on_a_branch(runtime: Runtime, workspace: Path) -> None:
     assert all(parent in known for one in told for parent in one.parents)
 
 
-async def test_what_a_run_took_back_later_is_done_in_a_fork_from_before(runtime: Runtime, workspace: Path) -> None:
+async def test_rows_undone_later_are_done_in_a_fork_from_before(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(app.counts, workspace=workspace)
     run = await runtime.record()
     a, b = await after(runtime, 1), await after(runtime, 2)
@@ -98,7 +98,7 @@ async def test_what_a_run_took_back_later_is_done_in_a_fork_from_before(runtime:
     assert await runtime.resume(fork.id) == 3
 
 
-async def test_a_fork_does_nothing_outside_unless_for_real(runtime: Runtime, workspace: Path) -> None:
+async def test_a_fork_performs_no_effects_unless_for_real(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(app.sends, workspace=workspace) == "bye"
     start, later = await after(runtime, 1), await after(runtime, 2)
     fork = await runtime.fork(start.id)
@@ -119,7 +119,7 @@ async def test_a_fork_does_nothing_outside_unless_for_real(runtime: Runtime, wor
     assert app.SENT == ["hello", "bye", "bye"]
 
 
-async def test_a_fork_is_given_what_was_recorded_in_the_run_it_comes_from(runtime: Runtime, workspace: Path) -> None:
+async def test_a_fork_gets_the_recorded_effects_of_its_origin(runtime: Runtime, workspace: Path) -> None:
     told = await runtime.run(app.sends_once, workspace=workspace)
     fork = await runtime.fork((await after(runtime, 1)).id)
     assert await runtime.resume(fork.id) == told == ["1: hello", "2: bye"]
@@ -138,7 +138,7 @@ async def test_a_graph_without_checkpoints_is_refused(runtime: Runtime, workspac
         await fork_run(runtime.store, record, replace(at, run_id=RunId("other")), record.id, clock=lambda: 0.0)
 
 
-async def test_what_two_branches_did_is_merged_into_a_run_that_goes_on(runtime: Runtime, workspace: Path) -> None:
+async def test_two_runs_are_merged_into_a_run_that_continues(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(app.searches, workspace=workspace)
     states = await runtime.store.checkpoints((await runtime.record()).id)
     left, right = (next(one for one in states if one.branch.endswith(f".{i}")) for i in (0, 1))

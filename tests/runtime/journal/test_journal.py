@@ -1,4 +1,4 @@
-"""The one place that commits: what it knows and what the database holds move on together."""
+"""The journal in memory and the database always agree."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def store(tmp_path: Path) -> AsyncIterator[RunStore]:
 
 
 class Disk:
-    """Stands for the flush of sealed layers: counts, and waits where it is told to."""
+    """Stands for the flush of sealed layers: counts flushes, and waits if told to."""
 
     def __init__(self) -> None:
         self.flushed = 0
@@ -62,7 +62,7 @@ async def journal(store: RunStore, disk: Disk) -> Journal:
     return Journal(store, RUN, ops=ops, llm=(), flush=disk.flush, clock=lambda: 0.0, emit=lambda _: None)
 
 
-async def test_who_is_cancelled_in_a_commit_hears_of_it_when_both_know(store: RunStore) -> None:
+async def test_a_caller_cancelled_in_a_commit_waits_for_its_end(store: RunStore) -> None:
     disk = Disk()
     kept = await journal(store, disk)
     disk.open.clear()
@@ -90,7 +90,7 @@ async def test_layers_are_flushed_before_a_row_names_them_and_only_then(store: R
     assert disk.flushed == 1
 
 
-async def test_siblings_that_end_together_are_numbered_apart(store: RunStore) -> None:
+async def test_concurrent_rows_get_different_numbers(store: RunStore) -> None:
     kept = await journal(store, Disk())
 
     async def end(number: int) -> None:
@@ -103,7 +103,7 @@ async def test_siblings_that_end_together_are_numbered_apart(store: RunStore) ->
     assert sorted(op.seq for op in await store.ops(RUN.id)) == list(range(1, 17))
 
 
-async def test_a_commit_that_failed_leaves_what_is_known_as_it_was(store: RunStore) -> None:
+async def test_a_failed_commit_changes_nothing_in_memory(store: RunStore) -> None:
     kept, other = await journal(store, Disk()), await journal(store, Disk())
     await other.record(row("theirs"))
     with pytest.raises(StoreError, match="do two processes work on the run"):
@@ -112,7 +112,7 @@ async def test_a_commit_that_failed_leaves_what_is_known_as_it_was(store: RunSto
     assert [op.key for op in await store.ops(RUN.id)] == ["theirs"]
 
 
-async def test_a_forks_place_goes_on_after_those_of_earlier_processes(store: RunStore) -> None:
+async def test_fork_numbers_continue_after_those_of_earlier_processes(store: RunStore) -> None:
     first = await journal(store, Disk())
     for n in range(2):
         assert first.next_place(ROOT, OpId("fork.1")) == n

@@ -73,7 +73,7 @@ CHECKPOINTS = [
         ("beef:o7.0.1", 6),
         ("beef:o9.0.0", 9),
         ("beef:o7.0.0~1", 5),
-        ("beef:o7.0.0~2", 3),  # past the branch's beginning, on where it was forked
+        ("beef:o7.0.0~2", 3),  # before the branch's beginning: its parent's checkpoints
         ("beef:o9.0.0~3", 0),
         ("cp-beef2222-5", 5),
         ("cp-beef2222-8~1", 5),
@@ -88,7 +88,7 @@ def test_a_state_of_a_run(text: str, seq: int) -> None:
     assert place.run == RUNS[0]
 
 
-def test_an_exact_name_wins_over_those_that_it_begins() -> None:
+def test_an_exact_name_wins_over_a_prefix() -> None:
     place = resolve("cp-beef2222-1", RUNS, [*CHECKPOINTS, seal("beef2222", 1, parent=0)])
     assert place.snapshot == "sn-beef2222-1"
 
@@ -111,7 +111,7 @@ def test_a_snapshot_by_its_prefix() -> None:
         ("sn-lonely~1", "ramify ls"),
     ],
 )
-def test_what_is_not_there_says_what_to_try(text: str, advice: str) -> None:
+def test_an_unknown_name_says_what_to_try(text: str, advice: str) -> None:
     with pytest.raises(RunNotFound, match=advice):
         resolve(text, RUNS, CHECKPOINTS, [SnapshotId("sn-lonely")])
 
@@ -130,7 +130,7 @@ def test_an_ambiguous_name_lists_its_candidates(text: str, candidates: tuple[str
     assert all(name in str(raised.value) for name in candidates)
 
 
-def test_a_branch_that_ends_alike_in_two_places_is_ambiguous() -> None:
+def test_a_suffix_of_two_branches_is_ambiguous() -> None:
     twice = [*CHECKPOINTS, seal("beef2222", 20, "root/o7.0.0/o9.0.0", parent=8)]
     with pytest.raises(AmbiguousRef, match=r"root/o7\.0\.1/o9\.0\.0"):
         resolve("beef:o9.0.0", RUNS, twice)
@@ -142,7 +142,7 @@ def test_there_are_no_runs_yet() -> None:
     assert find_run(parse("cafe"), []) is None
 
 
-def test_what_a_text_says() -> None:
+def test_parsing_of_references() -> None:
     assert parse("@:o1.0.2~3") == Ref("@:o1.0.2~3", "@", "o1.0.2", 3)
     assert parse("@").is_whole_run
     assert not parse("@~1").is_whole_run

@@ -12,11 +12,11 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
 from ramify import Sandbox, llm, paths
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.events import Event, Recovered
 from ramify.runtime.store import RunStore
 from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-from ramify.runtime.worlds.gc_pins import Pins
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 LOG: list[str] = []

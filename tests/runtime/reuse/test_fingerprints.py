@@ -1,4 +1,4 @@
-"""What a key cannot hold is printed: the user's own modules by content, without importing one of them."""
+"""Fingerprints cover the user's own modules by content, without importing one of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def work(modules: Path) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "changed", ["printed_package/__init__.py", "printed_package/inner.py", "printed_package/deeper.py"]
 )
-def test_a_change_of_what_is_imported_is_another_print(modules: Path, work: Callable[..., Any], changed: str) -> None:
+def test_a_changed_import_changes_the_fingerprint(modules: Path, work: Callable[..., Any], changed: str) -> None:
     before = code_fingerprint(work)
     assert before is not None and before == code_fingerprint(work)
     path = modules / changed
@@ -50,13 +50,13 @@ def test_a_change_of_what_is_imported_is_another_print(modules: Path, work: Call
     assert code_fingerprint(work) != before
 
 
-def test_installed_packages_are_covered_by_the_machines_print(modules: Path, work: Callable[..., Any]) -> None:
+def test_installed_packages_are_covered_by_the_machine_fingerprint(modules: Path, work: Callable[..., Any]) -> None:
     before = code_fingerprint(work)
     (modules / "site-packages" / "printed_installed.py").write_text("X = 2222\n")
     assert code_fingerprint(work) == before
 
 
-def test_what_has_no_file_has_no_print() -> None:
+def test_a_function_without_a_file_has_no_fingerprint() -> None:
     namespace: dict[str, Any] = {"__name__": "nowhere"}
     exec("def work(): ...", namespace)
     assert code_fingerprint(namespace["work"]) is None

@@ -1,4 +1,4 @@
-"""Never twice: across branches, runs and processes; and never wrongly."""
+"""Results are reused across branches, runs and processes, and never wrongly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def executed(log: Path) -> int:
     return len(log.read_text().replace("\n", ""))
 
 
-async def test_a_step_is_taken_over_from_an_earlier_run(runtime: Runtime, workspace: Path, log: Path) -> None:
+async def test_a_result_of_an_earlier_run_is_reused(runtime: Runtime, workspace: Path, log: Path) -> None:
     first = await runtime.run(reuse_app.builds, "a", workspace=workspace)
     source = (await runtime.journal())[0]
     assert await runtime.run(reuse_app.builds, "a", workspace=workspace) == first == ["hello.txt", "out/a"]
@@ -45,7 +45,7 @@ async def test_a_step_is_taken_over_from_an_earlier_run(runtime: Runtime, worksp
     assert executed(log) == 1
 
 
-async def test_what_differs_is_done_again(runtime: Runtime, workspace: Path, log: Path) -> None:
+async def test_a_step_that_differs_is_computed_again(runtime: Runtime, workspace: Path, log: Path) -> None:
     await runtime.run(reuse_app.builds, "a", workspace=workspace)
     assert await runtime.run(reuse_app.builds, "b", workspace=workspace) == ["hello.txt", "out/b"]
     (workspace / "hello.txt").write_text("another\n")
@@ -53,7 +53,7 @@ async def test_what_differs_is_done_again(runtime: Runtime, workspace: Path, log
     assert executed(log) == 3
 
 
-async def test_what_looks_equal_and_is_not_is_done_again(runtime: Runtime, workspace: Path, log: Path) -> None:
+async def test_a_step_that_only_looks_equal_is_computed_again(runtime: Runtime, workspace: Path, log: Path) -> None:
     given = [{"a": 1, "b": [{"c": 1, "d": 2}]}, {"b": [{"c": 1, "d": 2}], "a": 1}, {"a": 1, "b": [{"d": 2, "c": 1}]}]
     given += [{"a": one} for one in (True, 1, 1.0, -0.0, 0.0, "é", "e\u0301", [1], (1,))]
     for value in given + given:
@@ -62,10 +62,10 @@ async def test_what_looks_equal_and_is_not_is_done_again(runtime: Runtime, works
 
 
 @pytest.mark.parametrize("base_url", [None, "http://model.test/v1"])
-async def test_what_a_step_was_told_by_a_model_is_no_word_of_another(
+async def test_results_that_depend_on_a_model_are_not_reused_for_another(
     home: Path, workspace: Path, log: Path, base_url: str | None
 ) -> None:
-    """A model that is not named may be another one in the next run: a server's, or that of a client of one's own."""
+    """An unnamed model, of a server or of the user's own client, may be another one in the next run."""
 
     async def said(model: str | None, named: str = "") -> str:
         transport = ScriptedModel(lambda request: f"{model or named} says {request.messages[-1].content}")
@@ -94,7 +94,7 @@ def test_the_embedded_model_is_the_same_in_every_run() -> None:
     assert one != model_of(a_run("one"), Settings(model="another"))
 
 
-def test_a_client_of_ones_own_is_nobody_elses_model() -> None:
+def test_a_users_own_client_counts_as_a_separate_model() -> None:
     own = Settings(model="m", client_url="http://a/v1")
     begun = a_run("one", own)
     words = {model_of(begun, each) for each in (own, replace(own, client_url="http://b/v1"), Settings(model="m"))}
@@ -128,7 +128,7 @@ async def test_the_same_content_with_other_times_is_the_same_state(
     assert runtime.snapshots.get(last.snapshot_id).base == base.base  # stacked on the run's own base
 
 
-async def test_a_snapshot_that_is_gone_is_no_hit(runtime: Runtime, workspace: Path, log: Path) -> None:
+async def test_a_lost_snapshot_is_no_hit(runtime: Runtime, workspace: Path, log: Path) -> None:
     await runtime.run(reuse_app.builds, "a", workspace=workspace)
     base = (await runtime.record()).base_snapshot
     runtime.snapshots.delete_unreachable({base})
@@ -137,7 +137,7 @@ async def test_a_snapshot_that_is_gone_is_no_hit(runtime: Runtime, workspace: Pa
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
-async def test_commands_are_taken_over_one_by_one(
+async def test_commands_are_reused_one_by_one(
     home: Path, model: LLMClient, workspace: Path, log: Path, sandbox: str
 ) -> None:
     async with Runtime(home=home, sandbox=sandbox, llm=model) as runtime:
@@ -151,13 +151,13 @@ async def test_commands_are_taken_over_one_by_one(
         assert executed(log) == 1
 
 
-async def test_branches_at_once_run_a_command_once(runtime: Runtime, workspace: Path, log: Path) -> None:
+async def test_concurrent_branches_run_a_command_once(runtime: Runtime, workspace: Path, log: Path) -> None:
     said = await runtime.run(reuse_app.tools_at_once, workspace=workspace)
     assert said == ["x\nx\nyes\n", "x\nx\nyes\n", "y\ny\nyes\n"]
     assert executed(log) == 2
 
 
-async def test_two_runs_at_once_run_a_command_once(
+async def test_concurrent_runs_run_a_command_once(
     home: Path, model: LLMClient, workspace: Path, log: Path, runtime: Runtime
 ) -> None:
     async with Runtime(home=home, sandbox="copy", llm=model) as other:
@@ -178,7 +178,7 @@ async def test_the_checking_mode_finds_a_wrong_hit(
         assert (await checking.record()).status is RunStatus.FAILED
 
 
-async def test_a_wrong_hit_is_no_failed_branch_among_others(
+async def test_a_wrong_hit_ends_the_run_and_not_only_its_branch(
     home: Path, model: LLMClient, workspace: Path, runtime: Runtime
 ) -> None:
     await runtime.run(reuse_app.lying_among_others, "result", workspace=workspace)
@@ -188,7 +188,7 @@ async def test_a_wrong_hit_is_no_failed_branch_among_others(
         assert isinstance(caught.value.__cause__, WrongReuse)
 
 
-async def test_the_checking_mode_passes_what_is_true(
+async def test_the_checking_mode_accepts_a_correct_hit(
     home: Path, model: LLMClient, workspace: Path, runtime: Runtime, log: Path
 ) -> None:
     wanted = [await runtime.run(app, "a", workspace=workspace) for app in (reuse_app.builds, reuse_app.tools)]
@@ -200,10 +200,10 @@ async def test_the_checking_mode_passes_what_is_true(
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 @pytest.mark.parametrize("beside", ["before", "in"])
-async def test_nothing_is_taken_where_something_runs(
+async def test_nothing_is_reused_while_a_background_process_runs(
     home: Path, model: LLMClient, workspace: Path, log: Path, sandbox: str, beside: str
 ) -> None:
-    """A world with a process that nobody declared has no content key: what the step would meet is not known."""
+    """A world with an undeclared process has no content key, so the step's state is unknown."""
     async with Runtime(home=home, sandbox=sandbox, llm=model) as runtime:
         for _ in range(2):
             await runtime.run(reuse_app.live, beside, workspace=workspace)
@@ -213,10 +213,10 @@ async def test_nothing_is_taken_where_something_runs(
     assert executed(log) == 2
 
 
-async def test_a_resumed_run_takes_over_as_an_unbroken_one(
+async def test_a_resumed_run_reuses_like_an_unbroken_one(
     home: Path, model: LLMClient, workspace: Path, log: Path, runtime: Runtime
 ) -> None:
-    """Whether a step is reused stands in its code; how many hits are checked, in the process that goes on."""
+    """The code says whether a step is reusable; the resuming process says how many hits are checked."""
     wanted = await runtime.run(reuse_app.builds_then, "a", workspace=workspace)
     reuse_app.BROKEN.append("not yet")
     with pytest.raises(RunFailed):

@@ -47,32 +47,32 @@ async def said(home: Path, client: LLMClient, model: str | None, *asked: object,
         return result
 
 
-async def test_equal_calls_are_asked_once_across_branches_and_runs(home: Path, client: LLMClient) -> None:
+async def test_equal_calls_are_made_once_across_branches_and_runs(home: Path, client: LLMClient) -> None:
     assert await said(home, client, "m", 0.0, 7) == ["answer 1"] * 2
     assert await said(home, client, "m", 0.0, 7) == ["answer 1"] * 2
     assert len(ASKED) == 1
 
 
 @pytest.mark.parametrize(("temperature", "seed"), [(0.0, None), (0.7, 7)])
-async def test_what_may_differ_is_asked_again(
+async def test_calls_that_may_differ_are_made_again(
     home: Path, client: LLMClient, temperature: float, seed: int | None
 ) -> None:
     assert len(set(await said(home, client, "m", temperature, seed))) == 2
 
 
-async def test_a_server_that_is_not_known_to_honour_seeds_is_asked_again(home: Path, client: LLMClient) -> None:
+async def test_calls_to_a_server_that_may_ignore_seeds_are_made_again(home: Path, client: LLMClient) -> None:
     client.honours_seed = False
     assert len(set(await said(home, client, "m", 0.0, 7))) == 2
 
 
-async def test_other_models_and_unnamed_ones_answer_for_themselves(home: Path, client: LLMClient) -> None:
+async def test_answers_of_other_and_unnamed_models_are_not_reused(home: Path, client: LLMClient) -> None:
     assert await said(home, client, "m", 0.0, 7) == ["answer 1"] * 2
     assert await said(home, client, "n", 0.0, 7) == ["answer 2"] * 2
     assert await said(home, client, None, 0.0, 7) == ["answer 3"] * 2
     assert await said(home, client, None, 0.0, 7) == ["answer 4"] * 2
 
 
-async def test_where_asked_any_temperature_is_reused(home: Path, client: LLMClient) -> None:
+async def test_reuse_at_any_temperature_if_requested(home: Path, client: LLMClient) -> None:
     assert await said(home, client, "m", 0.7, 7, reuse_answers=True) == ["answer 1"] * 2
 
 
@@ -89,8 +89,8 @@ async def sampling(temperature: float) -> list[str]:
     return [text for texts in found for text in texts]
 
 
-async def test_samples_stay_apart_and_a_resume_asks_nothing_again(home: Path, client: LLMClient) -> None:
-    """Two samples of one question are two; what was asked at any temperature is the run's own when it goes on."""
+async def test_samples_stay_distinct_and_a_resume_repeats_no_call(home: Path, client: LLMClient) -> None:
+    """Two samples of one prompt are two calls. A resumed run uses its own answers at any temperature."""
     BROKEN[:] = ["not yet"]
     async with Runtime(home=home, sandbox="copy", llm=client, model="m", reuse_answers=True) as runtime:
         with pytest.raises(RunFailed):
@@ -105,7 +105,7 @@ async def test_samples_stay_apart_and_a_resume_asks_nothing_again(home: Path, cl
     assert len(ASKED) == 6
 
 
-async def test_the_checking_mode_asks_again(home: Path, client: LLMClient) -> None:
+async def test_the_checking_mode_repeats_the_call(home: Path, client: LLMClient) -> None:
     with pytest.raises(RunFailed) as caught:
         await said(home, client, "m", 0.0, 7, check_reuse=1.0)
     assert isinstance(caught.value.__cause__, WrongReuse)
@@ -118,8 +118,8 @@ async def with_luck() -> str:
     return (await llm.chat("what?", temperature=0.0, seed=7)).text
 
 
-async def test_what_a_run_was_told_after_it_went_to_another_server_is_nobodys_word(home: Path) -> None:
-    """The run's settings name the server that it began with."""
+async def test_answers_after_a_change_of_server_are_not_reused(home: Path) -> None:
+    """The run's settings name only the server with which it began."""
 
     def at(name: str) -> LLMClient:
         return LLMClient(f"http://{name}.test/v1", transport=ScriptedModel(lambda _: name), honours_seed=True)

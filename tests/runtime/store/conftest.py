@@ -1,4 +1,4 @@
-"""Records for the store's tests: plain makers, every field given. Tests that take `store` run on both databases."""
+"""Records for the store's tests: makers with every field given. Tests that take `store` run on both databases."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def one_database(postgres_server: str) -> str:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a database that does not exist yet, or of an empty one."""
+    """The address of a database that does not exist yet, or of an empty one."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/home/ramify.db"
     import psycopg

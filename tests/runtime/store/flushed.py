@@ -53,7 +53,7 @@ class State(TypedDict):
 
 
 def looping(part: str, work: Any) -> Any:
-    """One node, again and again; what comes before the first and after the last superstep is not counted."""
+    """One node, repeatedly; what comes before the first and after the last superstep is not counted."""
 
     async def node(state: State, sandbox: Sandbox) -> dict[str, object]:
         if state["left"] == TIMES + 1:
@@ -71,7 +71,7 @@ def looping(part: str, work: Any) -> Any:
 
 
 def fanning(part: str) -> Any:
-    """One superstep of several nodes and one that joins them, again and again."""
+    """One superstep of several nodes and one that joins them, repeatedly."""
 
     async def lead(state: State) -> dict[str, object]:
         if state["left"] == TIMES + 1:
@@ -117,7 +117,7 @@ PARTS = {
 
 
 def graphs(folder: Path) -> None:
-    """The saver's tables stand in the home's database."""
+    """The saver's tables are in the home's database."""
     for name, (work, *durabilities) in PARTS.items():
         for durability in durabilities:
             part = f"{name}-{durability}"

@@ -1,4 +1,4 @@
-"""Answers in the store, on both databases: the first one stands, and what an old row means is known."""
+"""Answers in the store, on both databases: the first answer counts, and rows of earlier versions are understood."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer(key: str, said: str, by: str = "somebody") -> AnswerRecord:
     return AnswerRecord(RUN, key, f'"{said}"', 1001.0, by)
 
 
-async def test_the_first_answer_stands(store: RunStore, a_run: Any) -> None:
+async def test_the_first_answer_counts(store: RunStore, a_run: Any) -> None:
     await store.create_run(a_run())
     assert await store.put_answers(RUN, [answer("q1", "yes")]) is None
     before = await store.put_answers(RUN, [answer("q1", "no", "another")])
@@ -35,14 +35,14 @@ async def test_the_first_answer_stands(store: RunStore, a_run: Any) -> None:
     assert await store.answers(RUN) == await store.answers() == [answer("q1", "yes")]
 
 
-async def test_several_are_stored_together_or_not_at_all(store: RunStore, a_run: Any) -> None:
+async def test_several_answers_are_stored_together_or_not_at_all(store: RunStore, a_run: Any) -> None:
     await store.create_run(a_run())
     await store.put_answers(RUN, [answer("q1", "yes")])
     assert await store.put_answers(RUN, [answer("q0", "a"), answer("q1", "b")]) == answer("q1", "yes")
     assert [one.key for one in await store.answers(RUN)] == ["q1"]
 
 
-async def test_of_many_at_once_one_is_taken(address: str, store: RunStore, a_run: Any) -> None:
+async def test_of_concurrent_answers_one_is_stored(address: str, store: RunStore, a_run: Any) -> None:
     await store.create_run(a_run())
     async with RunStore(address, clock=lambda: 0.0) as other:
         said = [answer("q", str(at)) for at in range(20)]
@@ -52,7 +52,7 @@ async def test_of_many_at_once_one_is_taken(address: str, store: RunStore, a_run
     assert [said[at] for at, before in enumerate(taken) if before is None] == [first]
 
 
-async def test_they_are_read_alike_by_who_only_looks(store: RunStore, address: str, a_run: Any, an_op: Any) -> None:
+async def test_the_reader_gives_the_same_answers(store: RunStore, address: str, a_run: Any, an_op: Any) -> None:
     asks = an_op(kind=OpKind.INTERRUPT, status=OpStatus.ASKED, key="q\ud800")
     doubt = EffectRecord(RUN, "e", "send", asks.branch, EffectStatus.IN_DOUBT, "key", "{}")
     await store.create_run(a_run())
@@ -70,7 +70,7 @@ async def test_they_are_read_alike_by_who_only_looks(store: RunStore, address: s
             assert await of.doubts() == [doubt]
 
 
-async def test_a_run_that_goes_back_takes_new_answers(store: RunStore, a_run: Any, an_op: Any) -> None:
+async def test_a_run_that_went_back_takes_new_answers(store: RunStore, a_run: Any, an_op: Any) -> None:
     asks = an_op(kind=OpKind.INTERRUPT, status=OpStatus.ASKED)
     rows = [
         numbered(asks, 2, "early"),
@@ -90,7 +90,9 @@ async def test_a_run_that_goes_back_takes_new_answers(store: RunStore, a_run: An
     assert await store.put_answers(RUN, [answer("other", "f")]) is None
 
 
-async def test_what_was_not_asked_again_is_told_by_its_status(store: RunStore, a_run: Any, an_op: Any) -> None:
+async def test_a_question_that_was_not_asked_again_has_its_own_status(
+    store: RunStore, a_run: Any, an_op: Any
+) -> None:
     asks = an_op(kind=OpKind.INTERRUPT, status=OpStatus.ASKED)
     await store.create_run(a_run())
     await store.commit(RUN, ops=[numbered(asks, 1, "one"), numbered(asks, 2, "two"), an_op(seq=3, key="one")])
@@ -98,7 +100,7 @@ async def test_what_was_not_asked_again_is_told_by_its_status(store: RunStore, a
     assert [row.status for row in await store.ops(RUN)] == [OpStatus.UNASKED, OpStatus.ASKED, OpStatus.DONE]
 
 
-async def test_they_go_with_their_run(store: RunStore, a_run: Any) -> None:
+async def test_answers_are_deleted_with_their_run(store: RunStore, a_run: Any) -> None:
     await store.create_run(a_run())
     await store.create_run(a_run(id=RunId("run-2")))
     shared = AnswerRecord(RunId("run-2"), "q", '"both"', 1.0)

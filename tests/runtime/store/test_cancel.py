@@ -1,4 +1,4 @@
-"""`ramify cancel` where the database is on a server: whoever works on the run may stand on another machine."""
+"""`ramify cancel` with a database on a server: the process that works on the run may be on another machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_run_is_cancelled_from_another_machine(tmp_path: Path, one_datab
 
 
 @pytest.mark.postgres
-async def test_a_wish_goes_with_who_had_it(one_database: str) -> None:
+async def test_a_cancel_request_ends_with_its_process(one_database: str) -> None:
     run = RunId("somerun")
     async with RunStore(one_database, clock=time.time) as one, RunStore(one_database, clock=time.time) as other:
         async with one.requesting_stop(run):

@@ -1,4 +1,4 @@
-"""A database that cannot be used: what is said names the file and what to do."""
+"""The error for a database that cannot be used names the file and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def opened(path: Path) -> RunStore:
     return RunStore(path, clock=lambda: 0.0)
 
 
-async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     path = tmp_path / "ramify.db"
     path.write_bytes(b"a poem about the sea\n" * 400)
     with pytest.raises(StoreError, match=f"{path}.*not a database"):
@@ -34,7 +34,7 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_cannot_be_opened_leaves_no_thread_behind(tmp_path: Path) -> None:
-    """One that went on would answer an event loop that is closed by then."""
+    """The thread would call an event loop that is closed by then."""
     for _ in range(20):
         with pytest.raises(StoreError):
             async with opened(tmp_path):
@@ -105,13 +105,13 @@ def fill(path: Path) -> str:
     return subprocess.run([sys.executable, "-c", FILL, path], stdout=subprocess.PIPE, text=True, timeout=60).stdout
 
 
-async def test_a_disk_that_takes_no_more(tmp_path: Path, a_run: Make) -> None:
-    """A limit on the file's size stands for the full disk: the write fails in the same place."""
+async def test_a_full_disk(tmp_path: Path, a_run: Make) -> None:
+    """A limit on the file's size stands for a full disk: the write fails in the same place."""
     path = tmp_path / "ramify.db"
     async with opened(path) as store:
         await store.create_run(a_run())
     assert "free" in fill(path)
     async with opened(path) as store:
-        assert len(await store.runs()) > 1  # what was answered is there, and the file is whole
+        assert len(await store.runs()) > 1  # confirmed rows are there, and the file is intact
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

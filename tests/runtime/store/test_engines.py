@@ -66,7 +66,7 @@ asyncio.run(main())
 """
 
 
-def test_processes_that_make_the_database_at_the_same_moment(tmp_path: Path) -> None:
+def test_processes_that_create_the_database_concurrently(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPEN, os.fspath(tmp_path / "ramify.db")]
     openers = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     for one in openers:
@@ -87,7 +87,7 @@ async def test_a_killed_writer_leaves_a_readable_prefix(tmp_path: Path, a_run: M
     assert writer.stdout is not None
     answered = [int(writer.stdout.readline()) for _ in range(after)]
     writer.send_signal(signal.SIGKILL)
-    answered += [int(line) for line in writer.stdout]  # `communicate` would miss what was read ahead
+    answered += [int(line) for line in writer.stdout]  # `communicate` would miss buffered lines
     writer.communicate()
     async with RunStore(path, clock=lambda: 0.0) as store:
         kept = [op.seq for op in await store.ops("run-1")]

@@ -1,4 +1,4 @@
-"""How often a superstep makes the disk write, counted by strace: one fsync, and one syncfs only for changed files."""
+"""How often a superstep writes to disk, counted by strace: one fsync, and one syncfs only if files changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ EXPECTED = {
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="counts system calls: needs strace")
 def test_a_superstep_is_one_commit(tmp_path: Path) -> None:
-    """LangGraph's checkpoint, the nodes' rows and their snapshots' together; an answer inside a step one more."""
+    """LangGraph's checkpoint, the rows of the nodes and their snapshots share it; an answer inside a step is one
+    more."""
     trace = tmp_path / "trace"
     command = ["strace", "-f", "--seccomp-bpf", "-e", CALLS, "-o", trace, sys.executable, SCRIPT, tmp_path]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

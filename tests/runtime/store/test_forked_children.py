@@ -1,4 +1,4 @@
-"""A forked child holds no lock at the server: the connection is not its own."""
+"""A forked child holds no lock on the server, because it does not own the connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.postgres
 
 
 def sessions(database: str) -> int:
-    """How many of ours the server has, once it has noticed which have ended."""
+    """The number of our sessions on the server, after it has noticed which have ended."""
     asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ramify' AND datname = current_database()"
     with psycopg.connect(database, autocommit=True) as connection:
         for _ in range(200):
@@ -28,7 +28,7 @@ def sessions(database: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["os.fork+thread", "process", "pool"])
-def test_a_killed_runs_lock_is_free_at_the_server_though_its_child_lives(
+def test_the_server_lock_of_a_killed_run_is_free_while_its_child_lives(
     home: Path, kind: str, one_database: str
 ) -> None:
     lines, status, _ = start(home, kind, "die", database=one_database)
@@ -41,8 +41,8 @@ def test_a_killed_runs_lock_is_free_at_the_server_though_its_child_lives(
         assert alive(child)
 
 
-def test_a_run_goes_on_after_its_child_ended(home: Path, one_database: str) -> None:
-    """What a child does with its copy of the connection, at its end too, says nothing to the server."""
+def test_a_run_continues_after_its_child_ended(home: Path, one_database: str) -> None:
+    """Whatever a child does with its copy of the connection, also at its end, does not reach the server."""
     lines, status, errors = start(home, "pool", "run", database=one_database)
     with child_of(lines) as child:
         assert (lines[-1], status) == ({"result": ["seen\n", "alive", "seen\n"]}, 0), errors

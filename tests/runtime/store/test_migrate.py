@@ -23,7 +23,7 @@ OLD_HOMES = Path(__file__).with_name("old_homes")
 
 
 def shape(connection: Connection) -> dict[str, Any]:
-    """What a schema is, without how its statements were written."""
+    """A schema, independent of how its statements are written."""
     seen = inspect(connection)
     return {
         table: {
@@ -47,7 +47,7 @@ def foreign_keys(connection: Connection, table: str) -> list[tuple[str, ...]]:
     return sorted((k["referred_table"], *k["constrained_columns"], str(k["options"])) for k in keys)
 
 
-async def test_the_revisions_make_the_tables_that_the_code_declares(address: str, tmp_path: Path) -> None:
+async def test_the_migrations_make_the_declared_tables(address: str, tmp_path: Path) -> None:
     async with RunStore(address, clock=lambda: 0.0):
         pass
     made = writer(parse(address))
@@ -69,7 +69,7 @@ def version(path: Path, new: int | None = None) -> int:
     return found
 
 
-async def test_the_version_stands_in_the_database(address: str) -> None:
+async def test_the_database_stores_its_version(address: str) -> None:
     for _ in range(2):
         async with RunStore(address, clock=lambda: 0.0):
             pass
@@ -92,7 +92,7 @@ assert "alembic" not in sys.modules
 """
 
 
-async def test_alembic_is_not_imported_where_there_is_nothing_to_do(address: str) -> None:
+async def test_alembic_is_not_imported_without_migrations(address: str) -> None:
     async with RunStore(address, clock=lambda: 0.0):
         pass
     command = [sys.executable, "-c", NO_ALEMBIC, address]
@@ -100,8 +100,8 @@ async def test_alembic_is_not_imported_where_there_is_nothing_to_do(address: str
 
 
 @pytest.mark.parametrize("old", [1, 2, 3, 4])
-async def test_an_old_home_is_taken_over(tmp_path: Path, old: int) -> None:
-    """Databases as earlier versions made them, with a finished run in each."""
+async def test_an_old_home_is_migrated(tmp_path: Path, old: int) -> None:
+    """Databases as earlier versions made them, each with a finished run."""
     path = tmp_path / "ramify.db"
     database = sqlite3.connect(path)
     database.executescript((OLD_HOMES / f"version{old}.sql").read_text())
@@ -128,7 +128,7 @@ async def test_an_old_home_is_taken_over(tmp_path: Path, old: int) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("old", [1, 2, 3, 4])
-async def test_an_old_database_on_a_server_is_taken_over(
+async def test_an_old_database_on_a_server_is_migrated(
     one_database: str, old: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same rows, in tables that the first `old` revisions made."""
@@ -161,7 +161,7 @@ async def test_an_old_database_on_a_server_is_taken_over(
     engine.dispose()
 
 
-async def test_a_newer_database_is_refused_and_left_alone(address: str) -> None:
+async def test_a_newer_database_is_refused_and_unchanged(address: str) -> None:
     async with RunStore(address, clock=lambda: 0.0) as store:
         where = store.address
     newer = f"PRAGMA user_version = {len(migrate.REVISIONS) + 1}"

@@ -1,4 +1,4 @@
-"""Behind PgBouncer: refused by name where a client has no session of its own, used where it has."""
+"""Behind PgBouncer: refused if clients share sessions, used if each has its own."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_a_pooler_in_session_mode_is_used(settings: dict[str, str], pool: 
     await asyncio.to_thread(saver.close)
 
 
-async def test_without_a_pooler_one_look_is_enough(postgres_server: str) -> None:
+async def test_without_a_pooler_one_check_is_enough(postgres_server: str) -> None:
     engine = writer(RunStore(postgres_server, clock=time.time).address)
     asked: list[int] = []
     original = session_of
@@ -159,10 +159,10 @@ async def test_without_a_pooler_one_look_is_enough(postgres_server: str) -> None
     assert len(asked) == 1
 
 
-async def test_a_pooler_that_changes_its_mode_meanwhile_is_noticed(
+async def test_a_pooler_that_changes_its_mode_later_is_noticed(
     postgres_server: str, one_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By each batch: what it writes is in the session that holds our locks, or is not written."""
+    """By each batch: it is written in the session that holds our locks, or not at all."""
     async with RunStore(one_database, clock=time.time) as store:
         committer = store._opened()
         async with store.held(RunId("held")):

@@ -1,4 +1,5 @@
-"""A Reader gives what RunStore gives, on both databases, and loads neither SQLAlchemy nor asyncio for a file."""
+"""A Reader returns what RunStore returns, on both databases, and imports neither SQLAlchemy nor asyncio for a
+file."""
 
 from __future__ import annotations
 
@@ -55,14 +56,14 @@ async def test_it_reads_what_the_store_reads(
             at_once(reader.run(replace(a_run(), id="nobody").id))
 
 
-def test_a_ledger_read_while_an_attempt_begins_has_each_once() -> None:
+def test_a_ledger_read_while_an_attempt_begins_has_each_attempt_once() -> None:
     effect = EffectRecord(RunId("r"), "k", "send", BranchPath("root"), EffectStatus.AGAIN, "idem", "[]")
     assert rows.with_attempts([effect], [effect]) == [effect]
     again = replace(effect, attempt=2)
     assert rows.with_attempts([again], [effect]) == [effect, again]
 
 
-def test_an_older_database_is_brought_up_to_date(address: str) -> None:
+def test_an_older_database_is_migrated(address: str) -> None:
     if address.startswith("sqlite"):  # a server's database is there before its first table
         Path(address.removeprefix("sqlite:///")).parent.mkdir(parents=True)
         Path(address.removeprefix("sqlite:///")).touch()
@@ -70,7 +71,7 @@ def test_an_older_database_is_brought_up_to_date(address: str) -> None:
         assert at_once(reader.runs()) == []
 
 
-def test_a_file_that_is_none_of_ours_is_told_in_our_words(tmp_path: Path) -> None:
+def test_a_foreign_file_is_a_store_error(tmp_path: Path) -> None:
     file = tmp_path / "other.db"
     file.write_bytes(b"not a database at all, and long enough to be looked at" * 20)
     with pytest.raises(StoreError, match=r"other\.db refused: .* move it away"), reading(file):
@@ -81,8 +82,8 @@ def test_a_file_that_is_none_of_ours_is_told_in_our_words(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("left", ["ended", "working", "killed", "copied"])
-async def test_it_reads_where_nothing_can_be_written(tmp_path: Path, a_run: Make, left: str) -> None:
-    """Whatever who wrote last left beside it: SQLite itself reads no log on a disk where it can make no file."""
+async def test_it_reads_a_database_that_cannot_be_written(tmp_path: Path, a_run: Make, left: str) -> None:
+    """Whatever files the last writer left: SQLite itself cannot read a log on a disk where it can create no file."""
     home, kept = tmp_path / "home", tmp_path / "kept"
     async with RunStore(home / "ramify.db", clock=lambda: 0.0) as store:
         await store.create_run(a_run())
@@ -105,8 +106,8 @@ async def test_it_reads_where_nothing_can_be_written(tmp_path: Path, a_run: Make
     assert sorted(path.name for path in home.iterdir()) == before
 
 
-async def test_who_looks_for_long_sees_what_others_write_meanwhile(tmp_path: Path, a_run: Make) -> None:
-    """Another user's home, where nobody worked when the look began."""
+async def test_a_long_lived_reader_sees_later_writes(tmp_path: Path, a_run: Make) -> None:
+    """In another user's home, in which no process worked at first."""
     home, seen = tmp_path / "home", tmp_path / "seen"
     seen.mkdir()
     async with RunStore(home / "ramify.db", clock=lambda: 0.0) as store:
@@ -133,7 +134,7 @@ def ids_in(home: Path) -> list[str]:
         return ids(reader)
 
 
-def test_nothing_heavy_is_loaded_for_a_file() -> None:
+def test_a_file_needs_no_heavy_imports() -> None:
     code = "import sys, ramify.runtime.store.reader; print({'sqlalchemy', 'asyncio'} & set(sys.modules))"
     command = [sys.executable, "-E", "-c", code]  # without what `--loop` has a child import
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

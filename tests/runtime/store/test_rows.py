@@ -1,4 +1,4 @@
-"""Any record that can be made comes back from a database as it was."""
+"""Every record is read from the database as it was written."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RECORDS = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(RECORDS)
-def test_every_record_comes_back_as_it_was(records: Any) -> None:
+def test_every_record_is_read_as_it_was_written(records: Any) -> None:
     run, ops, llm, checkpoints = records
     ops = [replace(op, run_id=run.id) for op in ops]
     llm = [replace(call, run_id=run.id) for call in llm]
@@ -77,8 +77,8 @@ def test_every_record_comes_back_as_it_was(records: Any) -> None:
         asyncio.run(there_and_back(Path(folder) / "ramify.db"))
 
 
-def test_settings_that_an_older_ramify_does_not_know_stand_only_where_they_say_something() -> None:
-    """One that was at work in the home before reads the rows of the newer one, too."""
+def test_unset_settings_are_not_stored() -> None:
+    """An older Ramify that works in the same home reads the rows of the newer one."""
     plain = Settings("copy", "http://a/v1")
     assert set(json.loads(rows.settings_json(plain))) <= {"sandbox", "base_url", "model"}
     unknown = Settings("copy", client_url="", mixed=True)

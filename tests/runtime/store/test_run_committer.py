@@ -1,4 +1,4 @@
-"""What waits together is committed together; a server that goes away is waited for, and no batch is done twice."""
+"""Concurrent commits share a transaction, lost connections are retried, and no batch is committed twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Make = Callable[..., Any]
 RUN = RunId("run-1")
 
 
-async def test_one_that_fails_spoils_nothing_for_the_others(store: RunStore, a_run: Make, an_op: Make) -> None:
+async def test_a_failing_job_does_not_affect_the_others(store: RunStore, a_run: Make, an_op: Make) -> None:
     await store.create_run(a_run())
     await store.commit(RUN, ops=[an_op(seq=1)])
     commits = [store.commit(RUN, ops=[an_op(seq=n)]) for n in (2, 1, 3)]  # the second clashes
@@ -57,7 +57,7 @@ def _flush_of(flushed: list[int], cache: dict[int, Callable[[], None]] = {}) -> 
     return cache.setdefault(id(flushed), lambda: flushed.append(1))
 
 
-async def test_a_sibling_that_never_comes_is_not_waited_for_long(store: RunStore, a_run: Make) -> None:
+async def test_a_missing_sibling_delays_a_batch_only_briefly(store: RunStore, a_run: Make) -> None:
     await store.create_run(a_run())
     with store.coming():
         await store.commit(RUN)
@@ -121,7 +121,7 @@ def on_server(request: pytest.FixtureRequest) -> str:
 
 
 def end_connections(address: str) -> None:
-    """As a server that is restarted does."""
+    """End all connections, as a server that is restarted does."""
     import psycopg
 
     with psycopg.connect(address, autocommit=True) as connection:
@@ -129,9 +129,7 @@ def end_connections(address: str) -> None:
 
 
 @pytest.mark.postgres
-async def test_connections_that_break_lose_nothing_and_do_nothing_twice(
-    on_server: str, a_run: Make, an_op: Make
-) -> None:
+async def test_lost_connections_lose_nothing_and_repeat_nothing(on_server: str, a_run: Make, an_op: Make) -> None:
     async with RunStore(on_server, clock=lambda: 0.0) as store:
         await store.create_run(a_run())
         for round_ in range(5):
@@ -149,7 +147,7 @@ async def test_a_commit_whose_answer_was_lost_is_found_not_repeated(
 
     async with RunStore(on_server, clock=lambda: 0.0) as store:
         await store.create_run(a_run())
-        once = RunCommitter._once
+        once = RunCommitter._transact
         lost = []
 
         def commits_and_then_breaks(self: RunCommitter, batch: Any) -> None:
@@ -159,14 +157,14 @@ async def test_a_commit_whose_answer_was_lost_is_found_not_repeated(
                 end_connections(on_server)
                 once(self, batch)  # raises: the connection is gone
 
-        monkeypatch.setattr(committer.RunCommitter, "_once", commits_and_then_breaks)
+        monkeypatch.setattr(committer.RunCommitter, "_transact", commits_and_then_breaks)
         await store.commit(RUN, ops=[an_op(seq=1)])
         assert len(lost) == 1
         assert [op.seq for op in await store.ops(RUN)] == [1]
 
 
 @pytest.mark.postgres
-async def test_a_run_is_held_on_all_machines(on_server: str, a_run: Make) -> None:
+async def test_a_run_is_locked_on_all_machines(on_server: str, a_run: Make) -> None:
     async with (
         RunStore(on_server, clock=lambda: 0.0) as here,
         RunStore(on_server, clock=lambda: 0.0) as there,
@@ -197,7 +195,7 @@ async def test_a_process_that_lost_its_lock_writes_nothing_more(on_server: str, 
 
 
 @pytest.mark.postgres
-async def test_a_server_that_stays_away_is_a_typed_error_in_the_end() -> None:
+async def test_a_server_that_stays_unreachable_is_a_store_error() -> None:
     pytest.importorskip("psycopg")
     nowhere = "postgresql://ramify@127.0.0.1:1/nothing"
     with pytest.raises(StoreError, match="no server answers"):
@@ -205,8 +203,8 @@ async def test_a_server_that_stays_away_is_a_typed_error_in_the_end() -> None:
             pass
 
 
-async def test_a_thread_that_ends_leaves_nobody_waiting(tmp_path: Path) -> None:
-    """Whatever ends it: what waits fails with the reason, and so does what comes later."""
+async def test_a_committing_thread_that_ends_fails_all_jobs(tmp_path: Path) -> None:
+    """Whatever ends it: queued jobs fail with the reason, and so do later ones."""
     breaks = threading.Event()
 
     def timer() -> float:

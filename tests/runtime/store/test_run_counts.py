@@ -10,7 +10,7 @@ from ramify.runtime.store import RunStore, Tally
 Make = Callable[..., Any]
 
 
-async def test_what_was_done_in_each_run(store: RunStore, a_run: Make, an_op: Make, an_llm_call: Make) -> None:
+async def test_the_counts_of_each_run(store: RunStore, a_run: Make, an_op: Make, an_llm_call: Make) -> None:
     for name in ("run-1", "run-2"):
         await store.create_run(a_run(id=name))
     left, right = "root/o2.0.0", "root/o2.0.1"

@@ -1,4 +1,4 @@
-"""Who works on a run, and who only asks whether somebody does."""
+"""Run locks: one process works on a run, and checking the lock does not disturb it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ramify.runtime.store.run_locks import RunLock, is_held
 RUN = RunId("run-1")
 
 
-def test_who_only_looks_keeps_nobody_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look is to have the lock for a moment, and a page that is open looks all the time."""
+def test_checking_a_lock_does_not_block_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check takes the lock for a moment, and an open page checks all the time."""
     with RunLock(tmp_path, RUN):
         assert is_held(tmp_path, RUN)
     looking = os.open(tmp_path / f"{RUN}.lock", os.O_RDONLY)
@@ -28,6 +28,6 @@ def test_who_only_looks_keeps_nobody_from_the_run(tmp_path: Path, monkeypatch: p
     assert not is_held(tmp_path, RUN)
 
 
-def test_a_run_is_one_processs(tmp_path: Path) -> None:
+def test_only_one_process_holds_a_run(tmp_path: Path) -> None:
     with RunLock(tmp_path, RUN), pytest.raises(RunLocked, match="wait for it or stop it"):
         RunLock(tmp_path, RUN).__enter__()

@@ -34,12 +34,12 @@ async def test_runs_come_newest_first_whatever_the_clock_said(store: RunStore, a
 
 async def test_a_run_of_the_same_id_is_refused(store: RunStore, a_run: Make) -> None:
     await store.create_run(a_run())
-    with pytest.raises(StoreError, match="there already"):
+    with pytest.raises(StoreError, match="exists already"):
         await store.create_run(a_run(name="another"))
     assert (await store.run(a_run().id)).name == "repair"
 
 
-async def test_what_is_not_there_is_not_found(store: RunStore, a_run: Make, an_op: Make) -> None:
+async def test_missing_runs_and_checkpoints_are_errors(store: RunStore, a_run: Make, an_op: Make) -> None:
     with pytest.raises(RunNotFound, match="ramify ls"):
         await store.run(a_run().id)
     with pytest.raises(RunNotFound, match="ramify ls"):
@@ -89,7 +89,7 @@ async def test_only_legal_changes_of_status(
         assert (await store.run("run-1")).status is before
 
 
-async def test_an_update_leaves_alone_what_it_does_not_name(store: RunStore, a_run: Make) -> None:
+async def test_an_update_changes_only_the_given_columns(store: RunStore, a_run: Make) -> None:
     await store.create_run(a_run())
     await store.commit("run-1", update=RunUpdate(status=RunStatus.FAILED, error="no", consumed_s=2.5, updated_at=9.0))
     expected = a_run(status=RunStatus.FAILED, error="no", consumed_s=2.5, updated_at=9.0)
@@ -100,7 +100,7 @@ async def test_an_update_leaves_alone_what_it_does_not_name(store: RunStore, a_r
     assert run.updated_at == 5000.0
 
 
-async def test_a_run_that_goes_on_loses_its_error(store: RunStore, a_run: Make) -> None:
+async def test_a_resumed_run_loses_its_error(store: RunStore, a_run: Make) -> None:
     await store.create_run(a_run(status=RunStatus.FAILED, error="no"))
     await store.commit("run-1", update=RunUpdate(status=RunStatus.RUNNING))
     assert (await store.run("run-1")).error is None
@@ -131,7 +131,7 @@ async def test_live_snapshots_are_all_that_a_row_names(
     assert await store.live_snapshots() == {"base", "in", "out", "sealed"}
 
 
-async def test_equal_texts_are_kept_once(store: RunStore, a_run: Make, an_op: Make, an_llm_call: Make) -> None:
+async def test_equal_texts_are_stored_once(store: RunStore, a_run: Make, an_op: Make, an_llm_call: Make) -> None:
     await store.create_run(a_run())
     before = blob_count(store)
     text = '"' + "x" * 10_000 + '"'
@@ -163,13 +163,13 @@ async def test_deleting_a_run_drops_its_rows_and_the_texts_that_only_it_named(
     assert await store.live_snapshots() == {"base"}
 
 
-async def test_commits_of_one_process_at_once_all_arrive(store: RunStore, a_run: Make, an_op: Make) -> None:
+async def test_concurrent_commits_of_one_process_are_all_stored(store: RunStore, a_run: Make, an_op: Make) -> None:
     await store.create_run(a_run())
     await asyncio.gather(*(store.commit("run-1", ops=[an_op(seq=n)]) for n in range(1, 41)))
     assert [op.seq for op in await store.ops("run-1")] == list(range(1, 41))
 
 
-async def test_a_cancelled_commit_has_happened_when_the_caller_hears_of_it(
+async def test_a_cancelled_commit_has_ended_when_the_caller_is_cancelled(
     store: RunStore, a_run: Make, an_op: Make
 ) -> None:
     await store.create_run(a_run())
@@ -211,7 +211,7 @@ async def test_a_row_that_this_version_does_not_know_is_an_error_not_a_crash(
 
 
 async def test_a_text_that_was_altered_is_not_served(store: RunStore, a_run: Make, an_op: Make) -> None:
-    """A long text is named by its digest: what a hand or a disk changed in it is an error, not a result."""
+    """A long text is named by its digest: an altered text is an error, not a result."""
     await store.create_run(a_run())
     await store.commit("run-1", ops=[an_op(result_json='"true"')])
     assert [op.result_json for op in await store.ops("run-1")] == ['"true"']

@@ -1,4 +1,4 @@
-"""Texts that grow are written against what they grew from, and come back as they were."""
+"""Growing texts are stored as differences, and read as they were written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = st.lists(st.text(st.one_of(st.characters(), st.just("\udc80")), max_size
 
 
 @given(TEXTS, st.lists(st.integers(0, 5), max_size=12))
-def test_any_chain_of_texts_comes_back(pieces: list[str], order: list[int]) -> None:
+def test_any_chain_of_texts_is_read_as_written(pieces: list[str], order: list[int]) -> None:
     texts = {f"{at}": "".join(pieces[: n + 1]) + "]" for at, n in enumerate(order)}
     packed: dict[str, Packed] = {}
     for name, text in texts.items():
@@ -31,7 +31,7 @@ def test_any_chain_of_texts_comes_back(pieces: list[str], order: list[int]) -> N
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=300))
-def test_what_is_common_is_found(start: bytes, one: bytes, other: bytes) -> None:
+def test_the_common_beginning_is_found(start: bytes, one: bytes, other: bytes) -> None:
     length = common(start + one, start + other)
     assert (start + one)[:length] == (start + other)[:length]
     assert length >= len(start)
@@ -41,7 +41,7 @@ def test_what_is_common_is_found(start: bytes, one: bytes, other: bytes) -> None
 
 
 @given(st.binary(max_size=500), st.binary(max_size=500))
-def test_what_was_compressed_comes_back(data: bytes, dictionary: bytes) -> None:
+def test_compressed_data_is_expanded(data: bytes, dictionary: bytes) -> None:
     squeezed = compress(data, dictionary)
     assert squeezed is None or expand(squeezed, dictionary) == data
 
@@ -65,7 +65,7 @@ def stored(store: RunStore) -> int:
     return found
 
 
-async def test_results_that_grow_are_stored_by_what_is_new(store: RunStore, a_run: Make, an_op: Make) -> None:
+async def test_growing_results_are_stored_as_differences(store: RunStore, a_run: Make, an_op: Make) -> None:
     await store.create_run(a_run())
     texts = grown(50)
     for seq, text in enumerate(texts, 1):
@@ -74,9 +74,7 @@ async def test_results_that_grow_are_stored_by_what_is_new(store: RunStore, a_ru
     assert stored(store) < 1.1 * len(texts[-1])
 
 
-async def test_a_run_that_is_deleted_takes_nothing_that_another_stands_on(
-    store: RunStore, a_run: Make, an_op: Make
-) -> None:
+async def test_deleting_a_run_keeps_texts_that_others_need(store: RunStore, a_run: Make, an_op: Make) -> None:
     texts = grown(6)
     for run, some in (("run-1", texts), ("run-2", [*texts[:3], texts[5]])):
         await store.create_run(a_run(id=run))
@@ -88,10 +86,10 @@ async def test_a_run_that_is_deleted_takes_nothing_that_another_stands_on(
     assert stored(store) == 0
 
 
-async def test_a_run_that_comes_again_stands_on_nothing_of_the_deleted_one(
+async def test_a_run_with_the_id_of_a_deleted_one_uses_none_of_its_texts(
     store: RunStore, a_run: Make, an_op: Make
 ) -> None:
-    """Another process deleted it; this one still has its texts at hand."""
+    """Another process deleted it; this one still has its texts cached."""
     first, second = grown(2)
     await store.create_run(a_run())
     await store.commit("run-1", ops=[an_op(result_json=first)])

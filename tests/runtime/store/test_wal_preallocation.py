@@ -1,4 +1,4 @@
-"""SQLite's log has room ahead: few commits make it longer, and nothing of what it holds is lost or invented."""
+"""Space in SQLite's log is preallocated: few commits extend the file, and no content is lost or invented."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def insert(connection: Any, number: int) -> None:
     connection.execute(text("INSERT INTO t VALUES (:n, :f)"), {"n": number, "f": "x" * 300})
 
 
-def test_few_commits_make_the_log_longer(tmp_path: Path) -> None:
+def test_few_commits_extend_the_log(tmp_path: Path) -> None:
     path, log = tmp_path / "x.db", tmp_path / "x.db-wal"
     engine = opened(path)
     lengths = []
@@ -44,7 +44,7 @@ def test_few_commits_make_the_log_longer(tmp_path: Path) -> None:
             lengths.append(log.stat().st_size)
     assert len(set(lengths)) < COMMITS / 4
     assert lengths[-1] < 2 * COMMITS * 8192
-    for kill in (log, tmp_path / "x.db-shm"):  # what a kill leaves: SQLite has to find the log's end by itself
+    for kill in (log, tmp_path / "x.db-shm"):  # as after a kill: SQLite has to find the end of the log by itself
         assert kill.exists()
     (tmp_path / "killed").mkdir()
     for left in (path, log):
@@ -55,7 +55,7 @@ def test_few_commits_make_the_log_longer(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_two_who_write_make_room_for_both(tmp_path: Path) -> None:
+def test_two_writers_preallocate_for_each_other(tmp_path: Path) -> None:
     engines = [opened(tmp_path / "x.db") for _ in range(2)]
     for number in range(COMMITS):
         with engines[number % 2].begin() as connection:
@@ -68,8 +68,8 @@ def test_two_who_write_make_room_for_both(tmp_path: Path) -> None:
         engine.dispose()
 
 
-def test_a_database_that_took_our_place_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log under its name is another's then, who appends to it while we look."""
+def test_a_database_that_replaced_ours_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log under its name belongs to another database, whose process appends to it while we check."""
     path, log = tmp_path / "x.db", tmp_path / "x.db-wal"
     engine = opened(path)
     with engine.connect() as held:
@@ -117,7 +117,7 @@ def test_a_database_that_took_our_place_loses_nothing(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("call", "number"), [("write", errno.ENOSPC), ("open", errno.EMFILE), ("stat", errno.EACCES)]
 )
-def test_where_no_room_can_be_made_the_log_stays(
+def test_a_log_that_cannot_be_extended_is_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     log = tmp_path / "log"
@@ -139,7 +139,7 @@ def test_where_no_room_can_be_made_the_log_stays(
     assert log.read_bytes() == b"b" * 6000 + bytes(wal_preallocation.FIRST)
 
 
-def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     engine = opened(folder / "x.db")

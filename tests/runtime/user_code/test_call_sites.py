@@ -1,4 +1,4 @@
-"""Where a call stands, asked again and again."""
+"""The position of a call is found, and cached correctly."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from ramify.runtime.user_code.call_sites import call_site
 CODE = "def where():\n    return {spaces}call_site(0)\n"
 
 
-def test_equal_code_in_two_places_is_told_apart() -> None:
-    """The same instructions at the same line: equal for Python, but of two files, and in other columns."""
+def test_equal_code_in_two_places_is_distinguished() -> None:
+    """The same instructions at the same line: equal for Python, but in two files and at other columns."""
     sites = []
     for file, spaces in [("one.py", ""), ("two.py", "     ")]:
         names: dict[str, object] = {"call_site": call_site}

@@ -1,4 +1,5 @@
-"""What a step forks holds nothing of the run's: no lock, no world, no connection; and does not go on as the run."""
+"""A child that a step forks holds nothing of the run (no lock, no world, no connection), and does not continue the
+run."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ KINDS = ["os.fork", "os.fork+thread", "process", "process+thread", "pool", "exec
 
 @contextmanager
 def child_of(lines: list[dict[str, Any]]) -> Iterator[int]:
-    """The child that was left; alive inside, killed at the end."""
+    """The child that was left behind; alive in the block, killed at the end."""
     (pid,) = [line["child"] for line in lines if "child" in line]
     try:
         yield pid
@@ -30,7 +31,7 @@ def child_of(lines: list[dict[str, Any]]) -> Iterator[int]:
 
 
 def start(home: Path, *args: str, database: str = "") -> tuple[list[dict[str, Any]], int, str]:
-    """Run the app to the end of its process; a child may hold its output open, so that goes to files."""
+    """Run the app until its process ends. A child may hold its output open, so the output goes to files."""
     out, errors = home.parent / "out", home.parent / "errors"
     with out.open("wb") as stdout, errors.open("wb") as stderr:
         command = [sys.executable, str(APP), str(home), *args, *([database] if database else [])]
@@ -54,7 +55,7 @@ def test_a_run_ends_while_a_child_of_it_lives(home: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_runs_lock_is_free_though_its_child_lives(home: Path, kind: str) -> None:
+def test_the_lock_of_a_killed_run_is_free_while_its_child_lives(home: Path, kind: str) -> None:
     lines, status, _ = start(home, kind, "die")
     with child_of(lines) as child:
         assert status == -signal.SIGKILL
@@ -153,7 +154,7 @@ asyncio.run(main())
     [("returns", 1), ("raises", 1), ("exits", 7), ("exits with words", 1), ("interrupted", 130), ("waits", 1)],
 )
 def test_a_child_that_leaves_its_step_is_ended(home: Path, how: str, status: int, thread: bool) -> None:
-    """Else it would go on as a second copy of the run: charge again, write to the journal."""
+    """Otherwise it would continue as a second copy of the run: charge again, write to the journal."""
     if how == "waits" and thread:
         how = "returns"
     home.mkdir()
@@ -176,7 +177,7 @@ def test_a_child_that_leaves_its_step_is_ended(home: Path, how: str, status: int
         assert "ValueError: in the child" in done.stderr
 
 
-def test_a_workflow_that_forks_goes_on_in_its_parent_only(home: Path) -> None:
+def test_a_workflow_that_forks_continues_in_its_parent_only(home: Path) -> None:
     home.mkdir()
     script = home / "app.py"
     script.write_text(LEAVING)

@@ -1,4 +1,4 @@
-"""What belongs to one process, or to one event loop, says so where it is used in another; nothing waits for ever."""
+"""Objects of one process or event loop raise an error if they are used in another; nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ramify import Runtime
 from ramify.runtime.errors import RunError, RuntimeClosed
 
 
-def test_a_forked_child_is_told_what_it_may_not_use(tmp_path: Path) -> None:
-    """Each use gives an error of ours that says what to do, in place of a wait for a thread or loop that is not
-    there; a Runtime of the child's own works."""
+def test_a_forked_child_gets_errors_for_objects_of_its_parent(tmp_path: Path) -> None:
+    """Each use raises an error that says what to do, instead of waiting for a thread or loop that does not exist
+    there. A Runtime of the child's own works."""
     command = [sys.executable, app.__file__, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -32,10 +32,10 @@ def test_a_forked_child_is_told_what_it_may_not_use(tmp_path: Path) -> None:
         assert said.startswith("UsedAfterFork: "), (use, said)
         assert "which was forked from" in said
         assert "Open a new one in the child" in said
-    assert "parent: gave 5" in done.stderr  # and the parent goes on as before
+    assert "parent: gave 5" in done.stderr  # the parent is not affected
 
 
-def test_a_context_that_outlives_its_runtime_says_so(home: Path) -> None:
+def test_a_context_that_outlives_its_runtime_is_an_error(home: Path) -> None:
     copied: list[contextvars.Context] = []
 
     async def main() -> None:
@@ -61,7 +61,7 @@ def test_a_loop_that_ended_before_its_runtime_was_closed(home: Path) -> None:
     asyncio.run(left[0].__aexit__(None, None, None))
 
 
-async def test_a_runtime_after_its_end(home: Path) -> None:
+async def test_a_closed_runtime_is_an_error(home: Path) -> None:
     async with Runtime(home=home, sandbox="copy") as runtime:
         assert await runtime.run(app.add, 2, 3) == 5
         run = runtime.last_run_id
@@ -71,13 +71,13 @@ async def test_a_runtime_after_its_end(home: Path) -> None:
             await use
 
 
-async def test_a_runtime_that_was_never_opened(home: Path) -> None:
+async def test_a_runtime_that_was_never_opened_is_an_error(home: Path) -> None:
     with pytest.raises(RunError, match="open the Runtime before you use it"):
         await Runtime(home=home, sandbox="copy").run(app.add, 2, 3)
 
 
 async def test_a_runtime_on_another_loop(runtime: Runtime) -> None:
-    """Called under it a workflow crosses over; its own methods say where they can be used."""
+    """A workflow that is called under it runs on the runtime's loop; its own methods say where they can be used."""
     assert await asyncio.to_thread(app.add.invoke, 2, 3) == 5
 
     async def there() -> None:

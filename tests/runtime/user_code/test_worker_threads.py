@@ -1,4 +1,4 @@
-"""Threads of synchronous steps: their results, their errors, and that nobody waits for what was cancelled."""
+"""Threads of synchronous steps: their results and errors are passed on, and nobody waits for cancelled ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def sleepy(flag: str) -> None:
 """
 
 
-async def test_results_errors_and_context_pass() -> None:
+async def test_results_errors_and_context_are_passed() -> None:
     SEEN.set("here")
     assert await in_thread(lambda more: SEEN.get() + more, "!") == "here!"
     with pytest.raises(ZeroDivisionError):
@@ -64,7 +64,7 @@ async def test_a_cancelled_call_ends_at_its_next_instruction() -> None:
 
 @pytest.fixture
 def switching() -> Iterator[None]:
-    """Threads take turns more often: a look at one that never waits takes as long as its turn."""
+    """Switch threads more often, because checking a thread that never waits takes as long as its turn."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(0.001)
     yield
@@ -73,7 +73,8 @@ def switching() -> Iterator[None]:
 
 @pytest.mark.usefixtures("switching")
 async def test_a_cancelled_call_leaves_no_lock_of_a_library_held() -> None:
-    """`Abandoned` between taking a lock and the `try` that gives it back: whoever takes it next waits for ever."""
+    """If `Abandoned` were raised between taking a lock and the `try` that releases it, the next user would wait for
+    ever."""
     for _ in range(16):
         turns, thread = queue.Queue[int](), queue.Queue[threading.Thread]()
 
@@ -92,7 +93,7 @@ async def test_a_cancelled_call_leaves_no_lock_of_a_library_held() -> None:
         assert turns.mutex.acquire(blocking=False)
 
 
-async def test_a_cancelled_call_that_waits_for_the_run_gets_no_answer_to_go_on_with() -> None:
+async def test_a_cancelled_call_that_waits_for_the_run_gets_no_answer() -> None:
     begun, seen = asyncio.Event(), list[BaseException]()
     ended = threading.Event()
 
@@ -119,7 +120,7 @@ async def test_a_cancelled_call_that_waits_for_the_run_gets_no_answer_to_go_on_w
 
 
 @pytest.mark.usefixtures("switching")
-async def test_a_thread_that_a_cancelled_call_started_does_not_leave_in_its_stead() -> None:
+async def test_a_thread_started_by_a_cancelled_call_is_not_mistaken_for_it() -> None:
     go, ended = threading.Event(), threading.Event()
     told = list[BaseException]()
 
@@ -155,8 +156,8 @@ async def test_a_thread_that_a_cancelled_call_started_does_not_leave_in_its_stea
     assert [type(error) for error in told] == [Abandoned]
 
 
-def test_what_is_asked_when_the_loop_is_gone_is_refused() -> None:
-    """It waited for an answer for ever, and the interpreter for it at its end."""
+def test_a_call_after_the_end_of_the_loop_is_refused() -> None:
+    """It once waited for ever, and the interpreter waited for it at its end."""
     told, over = list[BaseException](), threading.Event()
 
     def asks() -> None:

@@ -1,4 +1,4 @@
-"""A workflow is found again under one name, however its file was started."""
+"""A workflow is loaded under one name, however its file was started."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_a_file_named_like_a_known_module_is_not_mistaken_for_it(tmp_path: Path)
         ("json:nope", "nope"),
     ],
 )
-def test_what_is_not_there_is_named(ref: str, said: str) -> None:
+def test_a_missing_target_is_named(ref: str, said: str) -> None:
     with pytest.raises(TargetNotFound, match=said):
         load_target(ref)
 
 
-def test_an_error_inside_the_file_is_its_own(tmp_path: Path) -> None:
+def test_an_error_inside_the_file_is_raised_unchanged(tmp_path: Path) -> None:
     (tmp_path / "ramify_loading_bad.py").write_text("import no_such_dependency\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
         load_target(f"{tmp_path / 'ramify_loading_bad.py'}:x")

@@ -1,4 +1,4 @@
-"""What a collection takes, what it leaves, and that the rest of the world agrees with it."""
+"""What a garbage collection deletes, what it keeps, and that `ramify fsck` and recovery agree with it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from ramify import Runtime, paths
 from ramify.fork_engine import crash_points
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import LayerId, SnapshotId
 from ramify.runtime.records import CheckpointId
 from ramify.runtime.worlds.garbage_collection import Candidate, Collected, EvictionMarks, LiveStates, choose, collect
-from ramify.runtime.worlds.gc_pins import Pins
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ async def fsck_agrees(runtime: Runtime) -> None:
     assert report.status == 0 and not report.problems, report.problems
 
 
-async def test_what_rows_name_stays(runtime: Runtime, workspace: Path) -> None:
+async def test_snapshots_that_rows_name_are_kept(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(reuse_app.tools, "a", workspace=workspace)
     before = set(runtime.snapshots.present())
     (workspace / "more").touch()
@@ -56,7 +56,7 @@ async def test_what_rows_name_stays(runtime: Runtime, workspace: Path) -> None:
     await fsck_agrees(runtime)
 
 
-async def test_the_young_have_their_grace(runtime: Runtime, workspace: Path) -> None:
+async def test_young_snapshots_are_kept(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(reuse_app.builds, "a", workspace=workspace)
     (workspace / "more").touch()
     unnamed = runtime.snapshots.import_tree(workspace).snapshot
@@ -64,7 +64,9 @@ async def test_the_young_have_their_grace(runtime: Runtime, workspace: Path) -> 
     assert unnamed.id in runtime.snapshots.present()
 
 
-async def test_under_a_budget_the_ends_of_a_run_stay(runtime: Runtime, workspace: Path, log: Path) -> None:
+async def test_under_a_budget_the_first_and_last_state_of_a_run_are_kept(
+    runtime: Runtime, workspace: Path, log: Path
+) -> None:
     wanted = await runtime.run(reuse_app.tools, "a", workspace=workspace)
     run = await runtime.record()
     last = (await runtime.store.checkpoints(run.id))[-1]
@@ -76,7 +78,7 @@ async def test_under_a_budget_the_ends_of_a_run_stay(runtime: Runtime, workspace
     assert await runtime.run(reuse_app.tools, "a", workspace=workspace) == wanted
 
 
-async def test_a_run_that_can_go_on_keeps_all(runtime: Runtime, workspace: Path) -> None:
+async def test_a_run_that_can_continue_keeps_all_states(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(reuse_app.tools, "a", workspace=workspace)
     run = await runtime.record()
     first = (await runtime.store.checkpoints(run.id))[0]
@@ -89,10 +91,10 @@ async def test_a_run_that_can_go_on_keeps_all(runtime: Runtime, workspace: Path)
 
 
 class Killed(BaseException):
-    """What a SIGKILL is to the code at a crash point: nothing after it is done."""
+    """Stands for a SIGKILL at a crash point: nothing after it is executed."""
 
 
-async def test_killed_anywhere_it_leaves_what_fsck_agrees_with(
+async def test_a_collection_killed_anywhere_leaves_a_consistent_store(
     runtime: Runtime, workspace: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = await runtime.run(reuse_app.tools, "a", workspace=workspace)
@@ -100,7 +102,7 @@ async def test_killed_anywhere_it_leaves_what_fsck_agrees_with(
     unnamed = runtime.snapshots.import_tree(workspace).snapshot
     (workspace / "more").unlink()
     killed: list[str] = []
-    for late in itertools.count():  # one point later each time, until it comes to its end
+    for late in itertools.count():  # one crash point later each time, until it reaches the end
         left = itertools.count(late, -1)
 
         def kill(name: str, left: Iterator[int] = left) -> None:
@@ -118,13 +120,13 @@ async def test_killed_anywhere_it_leaves_what_fsck_agrees_with(
             break
     assert {"marked", "forgotten", "removed"} <= set(killed)
     assert unnamed.id not in runtime.snapshots.present()
-    assert done.evicted == ()  # what the killed ones had marked is not chosen twice
+    assert done.evicted == ()  # states that killed collections had marked are not chosen again
     monkeypatch.setattr(crash_points, "at", None)
     await fsck_agrees(runtime)
     assert await runtime.run(reuse_app.tools, "a", workspace=workspace) == wanted
 
 
-async def test_runs_go_on_while_it_collects(runtime: Runtime, workspace: Path) -> None:
+async def test_runs_continue_during_a_collection(runtime: Runtime, workspace: Path) -> None:
     async def collecting() -> None:
         for _ in range(5):
             await asyncio.to_thread(_gc_elsewhere, runtime.home)
@@ -138,7 +140,7 @@ IN_A_COLLECTION: ContextVar[bool] = ContextVar("in a collection", default=False)
 
 
 @pytest.mark.parametrize("late", [0, 2, 5])
-async def test_killed_beside_a_run_it_takes_nothing_from_it(
+async def test_a_collection_killed_beside_a_run_deletes_nothing_that_it_needs(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch, late: int
 ) -> None:
     await runtime.run(reuse_app.tools, "a", workspace=workspace)
@@ -161,10 +163,10 @@ async def test_killed_beside_a_run_it_takes_nothing_from_it(
     await fsck_agrees(runtime)
 
 
-async def test_what_a_running_step_stands_on_stays(
+async def test_the_state_of_a_running_step_is_kept(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its world was sealed for a command that came to no row, and the step goes on for longer than the grace."""
+    """Its world was sealed for a command that got no row, and the step runs longer than the grace period."""
     monkeypatch.setattr(reuse_app, "MEANWHILE", [lambda: _gc_elsewhere(runtime.home)])
     assert await runtime.run(reuse_app.gives_up, workspace=workspace) == ["before\n", "before", "hello.txt"]
     await fsck_agrees(runtime)
@@ -190,7 +192,7 @@ layer_ids = st.sampled_from([LayerId(name) for name in "abcdef"])
     roots=st.integers(0, 2),
     budget=st.integers(0, 40),
 )
-def test_the_choice_meets_the_budget_or_takes_all_that_helps(
+def test_the_choice_meets_the_budget_or_evicts_all_candidates(
     stacks: list[list[LayerId]], seconds: list[float], roots: int, budget: int
 ) -> None:
     ids = [SnapshotId(str(at)) for at in range(len(stacks))]
@@ -210,7 +212,7 @@ def test_the_choice_meets_the_budget_or_takes_all_that_helps(
     )
 
 
-def test_the_cheapest_to_compute_again_for_its_bytes_goes_first() -> None:
+def test_the_cheapest_state_per_byte_is_evicted_first() -> None:
     cheap, dear, base = (SnapshotId(name) for name in ("cheap", "dear", "base"))
     layers = {base: [LayerId("0")], cheap: [LayerId("0"), LayerId("1")], dear: [LayerId("0"), LayerId("2")]}
     sizes = {LayerId("0"): 5, LayerId("1"): 10, LayerId("2"): 10}

@@ -1,4 +1,4 @@
-"""A snapshot that a run will not need is dead: known from its plan and its journal, and its bytes can go."""
+"""Snapshots that a run will not need are dead, by its plan and its journal, and can be deleted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ramify import Runtime, paths
 from ramify.compiler.passes import OPTIONAL
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import OpKind, Plan
+from ramify.fork_engine.gc_pins import Pins
 from ramify.runtime.errors import RunFailed
 from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect, dead_states
-from ramify.runtime.worlds.gc_pins import Pins
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ async def test_all_but_the_newest_state_of_a_run_that_stopped_is_dead(runtime: R
     assert dead_states(plan_of(passes_app.breaks, "liveness"), rows) == set()
 
 
-async def test_a_fork_that_is_not_released_needs_what_it_stands_on(runtime: Runtime, workspace: Path) -> None:
+async def test_a_fork_that_is_not_released_keeps_its_base(runtime: Runtime, workspace: Path) -> None:
     plan = plan_of(passes_app.breaks)
     await stopped(runtime, workspace, plan)
     rows = [row for row in await runtime.journal() if row.kind is not OpKind.RELEASE]
@@ -54,7 +54,7 @@ async def test_a_fork_that_is_not_released_needs_what_it_stands_on(runtime: Runt
     assert fork.snapshot_out not in dead_states(plan, rows)
 
 
-async def test_a_collection_takes_what_is_dead_and_the_run_goes_on(runtime: Runtime, workspace: Path) -> None:
+async def test_a_collection_deletes_dead_states_and_the_run_continues(runtime: Runtime, workspace: Path) -> None:
     taken = {}
     for without in ((), ("liveness",)):
         passes_app.BROKEN[:] = ["not yet"]

@@ -1,4 +1,4 @@
-"""Lost and damaged snapshots, brought back by doing again what made them; or refused."""
+"""Lost and damaged snapshots are recomputed by repeating the operations that made them, or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 async def stopped(home: Path, model: LLMClient, workflow: Any, workspace: Path) -> str:
-    """A run that stands before its last step."""
+    """A run that stopped before its last step."""
     async with Runtime(home=home, sandbox="copy", llm=model) as runtime:
         with pytest.raises(RunFailed, match="not yet"):
             await runtime.run(workflow, workspace=workspace)
@@ -57,7 +57,7 @@ def lose(home: Path, *ids: SnapshotId) -> None:
         (paths.snapshots(home) / "snapshots" / f"{id}.json").unlink()
 
 
-async def test_a_lost_state_is_made_again(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
+async def test_a_lost_state_is_recomputed(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
     run = await stopped(home, model, recovery_app.line, workspace)
     lose(home, *(await states(home, run))[2:])
     result, heard = await resumed(home, model, run)
@@ -67,7 +67,9 @@ async def test_a_lost_state_is_made_again(home: Path, model: LLMClient, workspac
     assert log.read_text() == "ppp" + "pp"
 
 
-async def test_a_damaged_layer_is_a_lost_state(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
+async def test_a_state_with_a_damaged_layer_is_recomputed(
+    home: Path, model: LLMClient, workspace: Path, log: Path
+) -> None:
     run = await stopped(home, model, recovery_app.line, workspace)
     last = (await states(home, run))[-1]
     async with Runtime(home=home, sandbox="copy") as runtime:
@@ -78,7 +80,9 @@ async def test_a_damaged_layer_is_a_lost_state(home: Path, model: LLMClient, wor
     assert log.read_text() == "ppp" + "p"
 
 
-async def test_what_is_not_needed_is_not_made_again(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
+async def test_a_lost_state_that_is_not_needed_is_not_recomputed(
+    home: Path, model: LLMClient, workspace: Path, log: Path
+) -> None:
     run = await stopped(home, model, recovery_app.line, workspace)
     lose(home, *(await states(home, run))[1:-1])
     result, heard = await resumed(home, model, run)
@@ -87,7 +91,7 @@ async def test_what_is_not_needed_is_not_made_again(home: Path, model: LLMClient
     assert log.read_text() == "ppp"
 
 
-async def test_a_lost_merge_is_merged_again(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
+async def test_a_lost_merge_is_recomputed(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
     run = await stopped(home, model, recovery_app.merging, workspace)
     lose(home, *(await states(home, run))[1:])
     result, _ = await resumed(home, model, run)
@@ -101,22 +105,22 @@ async def refused(home: Path, model: LLMClient, run: str) -> str:
     return str(caught.value.__cause__)
 
 
-async def test_what_is_irreversible_is_not_done_again(
-    home: Path, model: LLMClient, workspace: Path, log: Path
-) -> None:
+async def test_irreversible_steps_are_not_repeated(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
     run = await stopped(home, model, recovery_app.sending, workspace)
     lose(home, (await states(home, run))[-1])
     assert "step 'send' would have to be done again, and it is irreversible" in await refused(home, model, run)
     assert log.read_text() == "ps"
 
 
-async def test_another_content_is_not_taken_for_the_same(home: Path, model: LLMClient, workspace: Path) -> None:
+async def test_a_recomputed_state_with_other_content_is_refused(
+    home: Path, model: LLMClient, workspace: Path
+) -> None:
     run = await stopped(home, model, recovery_app.oddly, workspace)
     lose(home, (await states(home, run))[-1])
     assert "left other files than before" in await refused(home, model, run)
 
 
-async def test_without_the_workspace_nothing_is_made_again(home: Path, model: LLMClient, workspace: Path) -> None:
+async def test_without_the_workspace_nothing_is_recomputed(home: Path, model: LLMClient, workspace: Path) -> None:
     run = await stopped(home, model, recovery_app.line, workspace)
     lose(home, *(await states(home, run)))
     assert "including the workspace" in await refused(home, model, run)
@@ -125,10 +129,10 @@ async def test_without_the_workspace_nothing_is_made_again(home: Path, model: LL
 @pytest.mark.parametrize(
     ("lost", "level", "chose"), [(0, "restored", "restore"), (1, "computed again", "compute again")]
 )
-async def test_which_level_was_taken_is_told_and_written_down(
+async def test_the_level_of_recovery_is_reported_and_recorded(
     home: Path, model: LLMClient, workspace: Path, log: Path, lost: int, level: str, chose: str
 ) -> None:
-    """The cheapest that is right: restoring where the state is whole; its cost beside what was predicted."""
+    """The cheapest possible level: restoring if the state is complete; its cost is recorded beside the prediction."""
     run = await stopped(home, model, recovery_app.line, workspace)
     lose(home, *(await states(home, run))[4 - lost :])
     _, heard = await resumed(home, model, run)

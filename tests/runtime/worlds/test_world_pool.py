@@ -1,4 +1,4 @@
-"""Worlds are made late, kept while they are of use, and never dropped while they hold what no snapshot does."""
+"""Worlds are created late, kept while they are useful, and never closed while they hold unsealed changes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_the_backend_starts_with_the_first_world(ground: Ground) -> None:
     assert ground.opened == 1
 
 
-async def test_a_live_world_is_used_again(ground: Ground) -> None:
+async def test_a_live_world_is_reused(ground: Ground) -> None:
     branch = ground.branches[0]
     first, cost = await ground.pool.acquire(branch)
     await ground.pool.rest(branch)
@@ -55,7 +55,7 @@ async def test_a_live_world_is_used_again(ground: Ground) -> None:
     assert nothing is None
 
 
-async def test_a_branch_that_moved_on_takes_its_world_along(ground: Ground) -> None:
+async def test_the_world_of_a_branch_that_moved_is_rolled_forward(ground: Ground) -> None:
     branch = ground.branches[0]
     world, _ = await ground.pool.acquire(branch)
     (world.path / "file").touch()
@@ -67,14 +67,14 @@ async def test_a_branch_that_moved_on_takes_its_world_along(ground: Ground) -> N
     assert list(again.path.iterdir()) == []
 
 
-async def test_the_longest_idle_goes_first(ground: Ground) -> None:
+async def test_the_longest_idle_world_is_closed_first(ground: Ground) -> None:
     for branch in ground.branches:
         await ground.pool.acquire(branch)
         await ground.pool.rest(branch)
     assert [b.world is None for b in ground.branches] == [True, True, False, False]
 
 
-async def test_what_is_not_sealed_is_not_let_go(ground: Ground) -> None:
+async def test_a_world_with_unsealed_changes_is_kept(ground: Ground) -> None:
     held = ground.branches[0]
     await ground.pool.acquire(held)
     held.unsealed = True

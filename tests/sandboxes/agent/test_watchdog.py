@@ -108,7 +108,7 @@ async def test_a_hog_left_by_an_earlier_command_is_killed_and_reported(make: Mak
 
 
 @pytest.mark.parametrize("place", [".", "/tmp", "~"])
-async def test_a_full_disk_is_the_worlds_own(make: Make, out: Out, place: str) -> None:
+async def test_a_full_disk_only_affects_its_own_world(make: Make, out: Out, place: str) -> None:
     world = await make(disk_bytes=20 * MIB)
     result = await world.run(f"head -c 60M /dev/zero > {place}/big; sleep 99", timeout=PATIENCE)
     assert (result.limit, result.exit_code) == (Limit.DISK, 137)
@@ -139,7 +139,7 @@ def test_folders_too_deep_to_name_are_weighed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", deep], cwd=tmp_path, check=True)
     folder = os.open(tmp_path, os.O_PATH)
     try:
-        *_, total = watchdog.weigh(folder)
+        *_, total = watchdog.disk_usage(folder)
     finally:
         os.close(folder)
     assert 50_000 + 40 * 4096 <= total < 50_000 + 60 * 8192
@@ -242,11 +242,11 @@ def test_no_limit_is_ever_raised() -> None:
 
 def test_the_limit_that_an_exit_code_shows() -> None:
     bounds = Bounds(cpu_s=1, file_bytes=1)
-    assert [resource_limits.met(bounds, code) for code in (0, 1, 137, 152, 153)] == [
+    assert [resource_limits.limit_behind_exit_code(bounds, code) for code in (0, 1, 137, 152, 153)] == [
         "",
         "",
         "",
         "cpu_s",
         "file_bytes",
     ]
-    assert [resource_limits.met(Bounds(), code) for code in (152, 153)] == ["", ""]
+    assert [resource_limits.limit_behind_exit_code(Bounds(), code) for code in (152, 153)] == ["", ""]

@@ -33,7 +33,7 @@ async def world(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -
     return await namespaces.materialise(base, spec)
 
 
-async def test_the_agent_is_not_there_to_be_read_or_written(world: World) -> None:
+async def test_the_agents_memory_and_descriptors_are_out_of_reach(world: World) -> None:
     for attempt in (
         *(
             "cat /proc/1/maps",
@@ -67,7 +67,7 @@ async def test_killing_everything_in_reach_leaves_the_agent(world: World, out: O
     assert await out(world, "echo $kept") == "1\n"
 
 
-async def test_links_planted_where_the_agent_writes_do_not_lead_it_out(
+async def test_planted_links_do_not_mislead_the_agent(
     world: World, tmp_path: Path, store: SnapshotStore, out: Out
 ) -> None:
     """The agent holds the host's folders open, and writes the state of an ended shell for the next one."""
@@ -99,7 +99,7 @@ async def test_a_new_shell_does_not_start_outside(
         await out(world, "rm -f ~/place")
 
 
-async def test_a_pipe_in_the_place_of_a_file_does_not_hold_the_agent(world: World, out: Out) -> None:
+async def test_a_pipe_in_place_of_a_file_does_not_block_the_agent(world: World, out: Out) -> None:
     private = (await out(world, "dirname $(readlink /proc/$$/fd/1)")).strip()
     await out(world, f"for name in state stdin session.py; do rm -f {private}/$name; mkfifo {private}/$name; done")
     result = await asyncio.wait_for(world.run("cat", stdin="all of it", timeout=PATIENCE), 2 * PATIENCE)
@@ -225,7 +225,7 @@ async def test_a_gigabyte_of_output_is_read_and_not_kept(
     assert await peak_kb(world) < 60_000
 
 
-async def test_a_shell_that_does_not_read_does_not_hold_the_agent(world: World) -> None:
+async def test_a_shell_that_does_not_read_does_not_block_the_agent(world: World) -> None:
     await world.run(f"({until('stop')}; kill -STOP $$; touch stopped) &")
     await is_stopped(world)
     result = await asyncio.wait_for(world.run(": " + "x" * 1_000_000, timeout=1.0), PATIENCE)
@@ -236,14 +236,14 @@ async def test_a_shell_that_does_not_read_does_not_hold_the_agent(world: World) 
 # Ends
 
 
-async def test_a_grandchild_that_runs_away_ends_with_its_world(world: World, out: Out) -> None:
+async def test_an_escaped_grandchild_ends_with_its_world(world: World, out: Out) -> None:
     runaway = (
         "( setsid setsid bash -c 'trap \"\" TERM HUP; echo $$ > ready; exec sleep 1000' >/dev/null 2>&1 & ) & true"
     )
     await out(world, runaway)
     await out(world, "until [ -s ready ]; do sleep 0.01; done")
     assert await world.background_processes() == 1
-    mine = [processes.everything()[pid].key for pid in await family(world)]
+    mine = [processes.all_processes()[pid].key for pid in await family(world)]
     assert len(mine) == 3  # the agent, the shell and it
     await world.close()
-    assert not set(mine) & {process.key for process in processes.everything().values()}
+    assert not set(mine) & {process.key for process in processes.all_processes().values()}

@@ -125,7 +125,7 @@ async def test_no_socket_of_a_family_that_namespaces_do_not_cover(world: World) 
     assert tried.stdout == "1\n2\n10\n16\n38 97\n40 97\n44 97\n", tried.stderr  # 40: vsock, to the hypervisor
 
 
-async def test_abstract_sockets_of_the_host_are_not_there(world: World) -> None:
+async def test_abstract_sockets_of_the_host_cannot_be_reached(world: World) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("\0ramify-test-" + world.id)
         server.listen()
@@ -133,10 +133,10 @@ async def test_abstract_sockets_of_the_host_are_not_there(world: World) -> None:
         assert "ConnectionRefused" in (await world.run(python(text))).stderr
 
 
-async def test_the_network_that_was_asked_for_does_not_bring_the_hosts_abstract_sockets(
+async def test_a_requested_network_does_not_include_the_hosts_abstract_sockets(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
-    if landlock.version() < landlock.ABI_SCOPES:
+    if landlock.abi_version() < landlock.ABI_SCOPES:
         pytest.skip("this kernel's Landlock has no scopes (Linux 6.12)")
     world = await namespaces.materialise(base, replace(spec, network=True))
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as hidden:
@@ -160,8 +160,8 @@ async def test_device_nodes_cannot_be_made_anywhere(world: World, namespaces: Na
     assert not (world.path / "node").exists()
 
 
-async def test_landlock_stands_behind_the_capabilities(world: World, out: Out) -> None:
-    if landlock.version() < landlock.ABI_REFER:
+async def test_landlock_also_forbids_what_capabilities_forbid(world: World, out: Out) -> None:
+    if landlock.abi_version() < landlock.ABI_REFER:
         pytest.skip("this kernel has no Landlock that can allow renames (Linux 5.19)")
     for place in (".", "/tmp", "/dev/shm"):
         refused = await world.run(f"mknod {place}/node c 1 3")
@@ -260,7 +260,7 @@ async def test_a_name_that_becomes_a_link_during_a_seal_is_not_followed(
 # /proc and /sys
 
 
-async def test_the_hosts_switches_are_out_of_reach(world: World) -> None:
+async def test_the_hosts_kernel_settings_are_out_of_reach(world: World) -> None:
     knobs = (
         *("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/vm/drop_caches"),
         *("/proc/sysrq-trigger", "/sys/kernel/uevent_helper", "/sys/power/state", "/sys/kernel/mm/ksm/run"),

@@ -95,7 +95,7 @@ LOCKS = {
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-async def test_a_lock_from_inside_holds_nobody_outside(
+async def test_locks_inside_do_not_block_the_host(
     world: World, data: Path, hold: Callable[[World, str], Awaitable[None]], lock: str
 ) -> None:
     await hold(world, f"import fcntl, os, struct\nfd = os.open('{data}/file', os.O_RDONLY)\n{LOCKS[lock]}")
@@ -103,7 +103,7 @@ async def test_a_lock_from_inside_holds_nobody_outside(
         (fcntl.flock if lock.startswith("flock") else fcntl.lockf)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-async def test_a_lock_of_a_folder_from_inside_holds_nobody_outside(
+async def test_folder_locks_inside_do_not_block_the_host(
     world: World, data: Path, hold: Callable[[World, str], Awaitable[None]]
 ) -> None:
     await hold(world, f"import fcntl, os\nfd = os.open('{data}', os.O_RDONLY)\nfcntl.flock(fd, fcntl.LOCK_EX)")
@@ -114,7 +114,7 @@ async def test_a_lock_of_a_folder_from_inside_holds_nobody_outside(
         os.close(folder)
 
 
-async def test_a_database_of_the_hosts_cannot_be_held_up_from_inside(
+async def test_a_database_of_the_host_cannot_be_locked_from_inside(
     world: World, data: Path, hold: Callable[[World, str], Awaitable[None]]
 ) -> None:
     """For other programs' databases: Ramify's own is hidden."""
@@ -127,7 +127,7 @@ async def test_a_database_of_the_hosts_cannot_be_held_up_from_inside(
         assert database.execute("pragma wal_checkpoint(truncate)").fetchone()[0] == 0
 
 
-async def test_a_lease_from_inside_holds_nobody_outside(
+async def test_leases_inside_do_not_block_the_host(
     world: World, data: Path, hold: Callable[[World, str], Awaitable[None]]
 ) -> None:
     take = "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)"
@@ -141,7 +141,7 @@ async def test_a_program_that_runs_inside_can_be_written_outside(world: World, d
     os.close(os.open(data / "program", os.O_WRONLY))
 
 
-async def test_what_is_written_into_a_fifo_inside_reaches_no_reader_outside(world: World, data: Path) -> None:
+async def test_writes_to_a_fifo_inside_reach_no_reader_outside(world: World, data: Path) -> None:
     os.mkfifo(data / "fifo")
     (data / "fifo").chmod(0o666)
     reader = os.open(data / "fifo", os.O_RDONLY | os.O_NONBLOCK)
@@ -186,7 +186,7 @@ for path in sys.argv[1:]:
 """
 
 
-async def test_a_watch_from_inside_sees_nothing_that_happens_outside(world: World, data: Path, out: Out) -> None:
+async def test_watches_inside_see_no_changes_outside(world: World, data: Path, out: Out) -> None:
     (data / "go").touch()
     code = f"{WATCH}print('watching', flush=True)\nprint(len(select.select([watch], [], [], 3)[0]), 'events')\n"
     begun = asyncio.create_task(world.run(f"{sys.executable} - {data} {data}/file", stdin=code, timeout=PATIENCE))
@@ -198,7 +198,7 @@ async def test_a_watch_from_inside_sees_nothing_that_happens_outside(world: Worl
     assert done.stdout == "watching\n0 events\n", done.stderr
 
 
-async def test_files_of_the_hosts_read_as_they_are(world: World, data: Path, out: Out) -> None:
+async def test_files_of_the_host_can_be_read_and_not_changed(world: World, data: Path, out: Out) -> None:
     """Files cannot be changed, except in the home, where changes belong to the world."""
     assert await out(world, f"cat {data}/file; stat -c %a {data}") == "as it was\n755\n"
     await world.run(f"echo x > {data}/file; touch {data}/new; chmod 777 {data}; rm -f {data}/file")
@@ -207,7 +207,7 @@ async def test_files_of_the_hosts_read_as_they_are(world: World, data: Path, out
 
 
 @pytest.mark.skipif(not ROOT, reason="an ordinary user has no such rights")
-async def test_root_reads_inside_only_what_modes_let_it(world: World, data: Path, out: Out) -> None:
+async def test_root_inside_is_bound_by_file_modes(world: World, data: Path, out: Out) -> None:
     (data / "theirs").write_text("not for you\n")
     (data / "theirs").chmod(0o600)
     os.chown(data / "theirs", NOBODY, NOBODY)
@@ -303,7 +303,7 @@ asyncio.run(main())
 """
 
 
-def test_a_second_proc_of_the_hosts_is_not_shown(tmp_path: Path) -> None:
+def test_a_second_proc_of_the_host_is_not_shown(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=area()) as data, mounting(HOST + PROC, tmp_path, data) as lines:
         (told,) = map(json.loads, lines)
     assert re.fullmatch(

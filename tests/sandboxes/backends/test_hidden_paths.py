@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from ramify import Runtime, Sandbox, paths, step, workflow
 
 pytestmark = pytest.mark.linux_ns
 
-MARKER = "marker-9a41e0c7"
+MARKER = f"marker-{uuid.uuid4().hex[:8]}"  # of this process: others may search the whole machine at the same time
 HALVES = (MARKER[:8], MARKER[8:])  # so that the command does not contain what it searches for
 
 

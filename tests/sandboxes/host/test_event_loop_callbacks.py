@@ -98,7 +98,7 @@ async def test_a_connection_whose_transport_the_loop_refuses_can_be_closed() -> 
         stream = MessageStream(ours)
         with pytest.raises(ConnectionResetError):
             stream.ask(Thaw(), asyncio.get_running_loop().create_future())
-        stream.say(Thaw())  # type: ignore[arg-type]
+        stream.send(Thaw())  # type: ignore[arg-type]
         await stream.close()
 
 

@@ -67,7 +67,7 @@ def nest(folder: Path, depth: int) -> None:
     os.close(at)
 
 
-def test_folders_nested_without_end_are_removed_and_keep_no_session_from_opening(tmp_path: Path) -> None:
+def test_deeply_nested_folders_are_removed_and_block_no_session(tmp_path: Path) -> None:
     session = ScratchSession(tmp_path)
     session.open()
     nest(session.folder, 5000)

@@ -72,7 +72,7 @@ def test_an_unwritable_group_is_not_used(tmp_path: Path) -> None:
 
 def test_groups_left_by_a_crash_are_removed_and_living_ones_are_kept(tmp_path: Path) -> None:
     place = folder(tmp_path / "fs", "memory pids")
-    me = processes.everything()[os.getpid()]
+    me = processes.all_processes()[os.getpid()]
     mine = f"ramify-{me.pid}-{me.started}-7"
     for name in (mine, f"ramify-{me.pid}-1-0", "ramify-4194305-1-0", "ramify-odd-1-0", "other"):
         (place / name).mkdir()

@@ -42,14 +42,14 @@ def test_descendants_are_found_whatever_their_session(family: subprocess.Popen[b
 
 def test_freeze_stops_all_and_returns_those_that_it_stopped(family: subprocess.Popen[bytes]) -> None:
     already = below(family)[0]
-    processes.send(already, signal.SIGSTOP)
-    while processes.everything()[already.pid].state != "T":
+    processes.send_signal(already, signal.SIGSTOP)
+    while processes.all_processes()[already.pid].state != "T":
         pass
     stopped = processes.freeze(lambda: below(family))
     assert {process.state for process in below(family)} == {"T"}
     assert {process.key for process in stopped} == {process.key for process in below(family)} - {already.key}
     for process in below(family):
-        processes.send(process, signal.SIGCONT)
+        processes.send_signal(process, signal.SIGCONT)
     processes.kill(lambda: below(family), lambda: None)
 
 
@@ -58,7 +58,7 @@ def test_kill_ends_all_and_an_ended_process_is_no_error(family: subprocess.Popen
     processes.kill(lambda: below(family), lambda: None)
     assert below(family) == []
     for process in found:
-        processes.send(process, signal.SIGKILL)
+        processes.send_signal(process, signal.SIGKILL)
 
 
 def test_a_family_is_found_without_reading_all_of_proc() -> None:

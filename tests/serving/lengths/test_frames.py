@@ -107,7 +107,7 @@ async def test_a_stream_that_ends_inside_a_frame_is_no_end() -> None:
 async def test_a_length_that_no_frame_has_is_refused_before_it_is_read() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(b"GET / HTTP/1.1\r\n")
-    with pytest.raises(BadFrame, match="no message of ours"):
+    with pytest.raises(BadFrame, match="not a message of ours"):
         await frames.read(reader)
 
 

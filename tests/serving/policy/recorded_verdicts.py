@@ -1,8 +1,8 @@
-"""Traces of made-up calls, and what the default policy says to them, decision by decision: `recorded.json`.
+"""Generated traces, and the default policy's verdicts on them: `recorded_verdicts.json`.
 
-That a policy became quicker must change none of its verdicts; where decisions were meant to change, `python -m
-tests.serving.policy.recorded_verdicts` writes them down anew. The calls are of every kind that a policy can meet:
-workflows, fork groups, streams, weights, limits of waiting, calls without a sketch, paused and preempted ones.
+A faster policy must not change its verdicts. If verdicts are meant to change, record them again with `python -m
+tests.serving.policy.recorded_verdicts`. The calls are of every kind that a policy can meet: workflows, fork groups,
+streams, weights, waiting limits, calls without a sketch, paused and preempted ones.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ SCENES = {
 
 @dataclass
 class Record:
-    """What was decided: every `EVERY` decisions a digest of all so far, and how often each move was made."""
+    """The decisions: a digest of all so far after every `EVERY` decisions, and how often each move was made."""
 
     digests: list[str] = field(default_factory=list)
     moves: dict[str, int] = field(default_factory=dict)
 
 
 class Host:
-    """Shows a policy its calls every tenth of a second, and does what it says. Rough: only variety matters."""
+    """Shows a policy its calls every tenth of a second, and carries out its verdicts roughly: variety matters."""
 
     def __init__(self, scene: Scene, policy: Policy, seed: int) -> None:
         self._scene, self._policy, self._chance = scene, policy, random.Random(seed)

@@ -1,8 +1,8 @@
-"""An engine of slots and steps, and made-up programs, for holding policies against each other past saturation.
+"""An engine of slots and steps, and generated programs, for comparing policies under overload.
 
-A step computes one token for each running call and up to a budget of prompt tokens, as vLLM's does, and takes what
-the step model says. Nothing else of vLLM is here: `benchmarks/replay/simulation/simulated_engine.py` has its real
-scheduler, a hundred times slower. Programs are latency-sensitive, due as a whole, and compound, in equal shares.
+A step computes one token for each running call and up to a budget of prompt tokens, as in vLLM, and takes the time of
+the step model. `benchmarks/replay/simulation/simulated_engine.py` has vLLM's real scheduler, a hundred times slower.
+Programs are latency-sensitive, due as a whole, and compound, in equal shares.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Machine:
             self._step()
 
     def attained(self, begin: float, end: float) -> dict[str, float]:
-        """Shares in time of the programs that arrived between, by kind and of all of them."""
+        """Return the shares in time of programs that arrived between `begin` and `end`, by kind and of all."""
         here = [(p.kind, self.met.get(i, False)) for i, p in enumerate(self.work) if begin <= p.at < end]
         share = {kind.value: [met for k, met in here if k is kind] for kind in _KINDS}
         every = {**share, "all": [met for _, met in here]}
@@ -200,7 +200,7 @@ class Machine:
         self.met[call.program] = False
 
     def _step(self) -> None:
-        """One step; several at once where nothing happens in between."""
+        """Do one step, or several at once if nothing happens in between."""
         room, admits = self._a_step_has(), 0
         while self._queue and len(self._running) < self.slots and room > 0:
             id_ = self._queue.pop(0)

@@ -1,4 +1,4 @@
-"""CALM against the thesis: equation 4.1, algorithm 4.1, and the safeguards of §4.2."""
+"""CALM against the thesis: equation 4.1, algorithm 4.1 and the safeguards of §4.2."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def analysed(*calls: RequestView, **options: object) -> list[Ranked]:
 
 
 def test_priority_is_goodput_over_generation_time() -> None:
-    """Equation 4.1, with len_rem · v_token below, and input and output above."""
+    """Equation 4.1, with len_rem · v_token as the denominator, and input and output as the numerator."""
     (ranked,) = analysed(view(1, length=200, deadline=NOW + 10))
     assert ranked.gen_s == pytest.approx(200 * TOKEN_S)
     assert ranked.priority == pytest.approx((100 + 200) / 2)
 
 
 def test_by_tokens_a_latency_sensitive_priority_is_the_constant_one_over_v() -> None:
-    """Why a token goodput starves them: whatever the length, 1 / v."""
+    """This is why token goodput starves them: their priority is 1 / v for any length."""
     ranked = analysed(*(view(i, SloClass.LATENCY, length=10.0**i, tbt=0.1) for i in (1, 2, 3)))
     assert [r.priority for r in ranked] == pytest.approx([1 / TOKEN_S] * 3)
 
@@ -64,7 +64,7 @@ def test_waiting_raises_the_goodput_by_delta_a_frame() -> None:
     assert ranked.goodput == pytest.approx(1 + 2.0 * 10)
 
 
-def test_fairness_mixes_in_what_the_provider_says() -> None:
+def test_fairness_is_mixed_into_the_priority() -> None:
     (ranked,) = analysed(view(1, length=100), goodput=Goodput.REQUEST, fairness=0.25, fair=lambda r, now: 40.0)
     assert ranked.priority == pytest.approx(0.75 * 1.0 + 0.25 * 40.0)
 
@@ -91,7 +91,7 @@ def test_the_window_trades_priority_for_equal_lengths_only_within_the_cutoff() -
 def test_the_window_is_the_best_of_all_neighbourhoods(
     calls: list[tuple[float, int]], size: int, cutoff: float
 ) -> None:
-    """Against algorithm 4.1 read off word by word."""
+    """Compared with algorithm 4.1, taken literally."""
     queue = ranked_of([p for p, _ in calls], [n for _, n in calls])
     chosen = window(queue, size, cutoff)
     assert len(chosen) == min(size, len(queue))
@@ -107,7 +107,7 @@ def capacity(slots: int, running_now: int, preempt: bool = True) -> Capacity:
     return Capacity(slots, running_now, step=STEP, can_preempt=preempt)
 
 
-def test_a_running_request_is_displaced_only_where_the_gain_beats_the_prefill_to_be_done_again() -> None:
+def test_a_displacement_must_gain_more_than_its_prefill() -> None:
     calm = CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0)
     short = view(1, length=20, deadline=NOW + 5)
     cheap, dear = running(9, length=1000), running(9, length=1000, computed=1_000_000)
@@ -126,7 +126,7 @@ def test_within_a_frame_nothing_is_displaced() -> None:
     assert calm.decide(urgent, NOW + 0.6).preempt == (9,)
 
 
-def test_what_is_not_scheduled_within_its_waiting_time_is_dropped_but_never_best_effort() -> None:
+def test_a_call_is_dropped_after_its_waiting_time_unless_best_effort() -> None:
     old = NOW - 5.0
     calls = [view(1, arrived=old), view(2, SloClass.BEST_EFFORT, arrived=old), view(3, arrived=old, admit_by=NOW + 1)]
     verdict = Calm().decide(View(capacity(1, 0), calls), NOW)
@@ -134,7 +134,7 @@ def test_what_is_not_scheduled_within_its_waiting_time_is_dropped_but_never_best
     assert set(verdict.order) == {2, 3}
 
 
-def test_a_call_of_unknown_length_is_taken_for_what_was_learnt_while_it_waited() -> None:
+def test_a_call_of_unknown_length_uses_learnt_lengths() -> None:
     calm = Calm(CalmOptions(goodput=Goodput.REQUEST))
     calls = [view(1, length=100), view(2, sketch=None)]
     seen = View(capacity(1, 1), calls, [running(9)])
@@ -144,7 +144,7 @@ def test_a_call_of_unknown_length_is_taken_for_what_was_learnt_while_it_waited()
     assert calm.decide(seen, NOW).order == (2, 1)
 
 
-def test_nothing_is_kept_of_who_has_left() -> None:
+def test_calls_that_left_are_forgotten() -> None:
     calm = Calm()
     calm.decide(View(capacity(1, 1), [view(1), view(2)], [running(9)]), NOW)
     calm.decide(View(capacity(1, 0), [view(2)]), NOW)
@@ -169,8 +169,10 @@ def test_a_fixed_cutoff_stays() -> None:
     assert cutoff.value == 0.7
 
 
-def test_density_alone_can_lose_all_but_a_hundredth() -> None:
-    """Why theorem 4.1 is not claimed: one slot, A worth 100 in 100 s by 100 s, B worth 1 in half a second by then."""
+def test_density_alone_can_lose_99_percent() -> None:
+    """Why theorem 4.1 is not claimed: one slot; A is worth 100 and needs all 100 s, B is worth 1 and needs half a
+    second.
+    """
     calm = Calm(CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0, starvation_step=0))
     a = view(1, length=100 / TOKEN_S, weight=100, deadline=NOW + 100)
     b = view(2, length=0.5 / TOKEN_S, weight=1, deadline=NOW + 0.5)

@@ -1,4 +1,4 @@
-"""How fast a full batch is taken to be, where the KV and not the slots says how many calls run at once."""
+"""The pace of a full batch if the KV, and not the slots, limits how many calls run at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_full_batch_holds_no_more_context_than_the_kv() -> None:
     assert pace_of(seen, short, 2) == pace_of(unseen, short, 2)
 
 
-def test_a_call_among_long_contexts_is_not_refused_for_a_batch_that_the_kv_cannot_hold() -> None:
+def test_a_batch_that_the_kv_cannot_hold_refuses_nobody() -> None:
     """200 tokens in 20 s: 43 s at the pace of 64 such contexts, 6 s at that of the eight that fit."""
     busy = [running(i, prompt_tokens=LONG, computed=LONG + 10) for i in range(2, 4)]
     call = view(1, SloClass.DEADLINE, 200.0, deadline=NOW + 20.0)

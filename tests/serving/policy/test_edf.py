@@ -1,4 +1,4 @@
-"""Earliest deadline first, as a pure function."""
+"""Earliest deadline first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ties_go_by_arrival() -> None:
     assert order(call(1, NOW + 5, NOW - 1), call(2, NOW + 5, NOW - 2), call(3, NOW + 5, NOW - 1)) == (2, 1, 3)
 
 
-def test_best_effort_stands_behind_deadlines_until_it_has_aged() -> None:
+def test_best_effort_waits_for_deadlines_until_it_has_aged() -> None:
     fresh, old, tagged = call(1, None), call(2, None, NOW - 119), call(3, NOW + 60)
     assert order(fresh, old, tagged) == (2, 3, 1)
 
@@ -57,7 +57,7 @@ def test_best_effort_is_never_refused_however_old() -> None:
     assert (verdict.order, verdict.drop, verdict.wake_at) == ((1,), (), None)
 
 
-def test_what_is_too_late_is_refused_with_its_reason() -> None:
+def test_a_late_call_is_refused_with_a_reason() -> None:
     late, unpunctual = call(1, NOW - 2), call(2, NOW + 9, NOW - 5, admit_by=NOW)
     verdict = decided((late, unpunctual, call(3, NOW + 1)))
     assert verdict.order == (3,)

@@ -1,4 +1,4 @@
-"""Policies against each other past saturation, on a simulated engine; and no objective starves a kind of request."""
+"""Policies compared under overload on a simulated engine; no objective starves a class of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOTS, CAPACITY = 16, 5.0  # programs a second: what FCFS gets through with a qu
 
 
 class ShortestProgramFirst:
-    """The strong plain baseline: the least GPU time of the whole program first, what cannot be met refused."""
+    """A strong plain baseline: the least GPU time of the whole program first; late calls are refused."""
 
     def __init__(self) -> None:
         self._prior = LengthPrior()

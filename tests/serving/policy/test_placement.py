@@ -27,14 +27,12 @@ def test_a_fork_group_goes_to_one_replica_and_to_the_one_that_holds_its_prefix()
     assert set(PowerOfK().place(calls, held).values()) == {1}
 
 
-def test_the_dead_get_nothing() -> None:
+def test_dead_replicas_get_no_calls() -> None:
     assert PowerOfK().place([view(1)], [replica(0, alive=False), replica(1, slower=9)]) == {1: 1}
 
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 5), st.integers(0, 9))
-def test_no_slot_is_given_twice_and_none_stays_empty_while_a_dummy_stands_before_it(
-    calls: int, replicas: int, k: int, seed: int
-) -> None:
+def test_slots_are_filled_once_and_none_stays_empty(calls: int, replicas: int, k: int, seed: int) -> None:
     machines = [replica(i, slots=1 + i % 3, slower=1 + i) for i in range(replicas)]
     requests = [view(i) for i in range(calls)]
     places = PowerOfK(k, seed).place(requests, machines)

@@ -1,4 +1,4 @@
-"""What was decided once is decided again."""
+"""Concord's verdicts on recorded traces have not changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.serving.policy.recorded_verdicts import EVERY, FILE, SCENES, record
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_verdicts_are_those_that_were_recorded(name: str) -> None:
+def test_verdicts_match_the_recording(name: str) -> None:
     known = json.loads(FILE.read_text())[name]
     seen = record(SCENES[name])
     pairs = zip(known["digests"], seen.digests, strict=True)
@@ -21,7 +21,7 @@ def test_verdicts_are_those_that_were_recorded(name: str) -> None:
     )
 
 
-def test_the_traces_hold_every_move() -> None:
+def test_the_recording_has_every_kind_of_move() -> None:
     moves = [one["moves"] for one in json.loads(FILE.read_text()).values()]
     for name in ("admit", "preempt", "pause", "resume", "drop", "budget"):
         assert sum(one[name] for one in moves) > 5, name

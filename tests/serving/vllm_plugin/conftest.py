@@ -1,4 +1,4 @@
-"""vLLM's real scheduler and KV cache manager, without weights: a step's tokens are made up, its time is ours."""
+"""A fixture with vLLM's real scheduler and KV cache manager, without weights and on a virtual clock."""
 
 from __future__ import annotations
 

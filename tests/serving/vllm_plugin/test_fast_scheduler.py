@@ -1,4 +1,4 @@
-"""The brisk scheduler against vLLM's own: the same state after every step, whatever arrives, ends or is moved."""
+"""The fast scheduler against vLLM's own: the same state after every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def state(engine: Any) -> list[Any]:
-    """All that decides what vLLM does next. Without a prefix cache how many blocks are whose, and not which."""
+    """Return all state that decides vLLM's next step. Without a prefix cache, the number of blocks and not which."""
     scheduler = engine.scheduler
     kv = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
     blocks: Callable[[list[int]], object] = list if engine.settings.prefix_cache else len
@@ -72,19 +72,19 @@ def test_every_step_leaves_vllm_in_the_same_state(case: str, engine: Callable[..
     settings = {"slots": 6, "room": 3, "overlap": True, "context": 1024, **CASES[case]}
     traces: dict[bool, list[Any]] = {False: [], True: []}
     made = {}
-    for brisk, trace in traces.items():
-        made[brisk] = engine(brisk=brisk, **settings)
-        driven(made[brisk], 7, 300, lambda one, trace=trace: trace.append(state(one)))
-    for step, (own, brisk) in enumerate(zip(traces[False], traces[True], strict=True)):
-        assert own == brisk, f"step {step}"
+    for fast, trace in traces.items():
+        made[fast] = engine(fast=fast, **settings)
+        driven(made[fast], 7, 300, lambda one, trace=trace: trace.append(state(one)))
+    for step, (own, fast) in enumerate(zip(traces[False], traces[True], strict=True)):
+        assert own == fast, f"step {step}"
     assert made[False].tokens == made[True].tokens
     assert {n: e.at for n, e in made[False].ended.items()} == {n: e.at for n, e in made[True].ended.items()}
     preempted = sum(r[7] > 0 for step in traces[True] for r in step[0])
     assert len(made[True].ended) > 20 and (preempted > 0 or "scarce" not in case), "the case shows what it is for"
 
 
-def test_most_of_a_step_is_quiet(engine: Callable[..., Any]) -> None:
-    one = engine(brisk=True, concord=None, slots=10, overlap=True)
+def test_most_requests_of_a_step_are_quiet(engine: Callable[..., Any]) -> None:
+    one = engine(fast=True, concord=None, slots=10, overlap=True)
     for i in range(10):
         one.add(str(i), [i + 1] * (20 + i), 200)
     one.step(20)

@@ -1,4 +1,4 @@
-"""ConcordScheduler over vLLM's real scheduler: what the policy says happens to real queues and real KV blocks."""
+"""ConcordScheduler over vLLM's real scheduler: verdicts are carried out on real queues and KV blocks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def add(
     max_tokens: int = 16,
     salt: int = 0,
 ) -> None:
-    """A request; those with the same `salt` begin alike."""
+    """Make a request. Prompts with the same `salt` share their beginning."""
     engine.add(name, [1 + salt + i % 7 for i in range(prompt)], max_tokens, tags)
 
 
 def told(ended: Any) -> tuple[str, float | None] | None:
-    """What the client of a refused request reads: 0.33 has a message for it, 0.32 a stop reason."""
+    """Return what the client of a refused request reads: a message in 0.33, a stop reason in 0.32."""
     error = getattr(ended.output, "error", None)
     return refusal_from_line(ended.output.stop_reason if error is None else error.message)
 
@@ -92,7 +92,7 @@ def test_without_room_to_pause_it_preempts_and_the_preempted_end_too(engine: Mak
     assert all(len(ours.tokens[name]) == 300 for name in long)
     moves = [json.loads(line) for line in trace.read_text().splitlines()]
     assert sum(len(move.get("preempt", [])) for move in moves) == 2
-    totals = ours.scheduler._costs.totals
+    totals = ours.scheduler._totals.totals
     assert totals.preemptions == 2 and totals.pauses == 0
     assert 0 < totals.preempted_tokens <= 2 * (32 + 30), "less than all of it: full blocks are still in the cache"
     assert 0.4 <= totals.preempted_s <= 4.0
@@ -101,8 +101,8 @@ def test_without_room_to_pause_it_preempts_and_the_preempted_end_too(engine: Mak
 
 
 @pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord"])
-def test_no_tag_brings_the_engine_down(engine: Make, tmp_path: Path, policy: str) -> None:
-    """What vLLM lets through of `vllm_xargs` and `extra_args`: each field with each of these, and some together."""
+def test_no_tag_crashes_the_engine(engine: Make, tmp_path: Path, policy: str) -> None:
+    """Values that vLLM passes on in `vllm_xargs` and `extra_args`: each for each field, and some together."""
     nasty = [math.nan, math.inf, -1, 0, 5e-324, 1e308, 2**63, True, None, "", "x", "a" * 257, "\ud800", b"x"]
     nasty += [[], [1e308] * 4, [math.nan] * 4, [0] * 4, [1e9] * 32, list(range(32)), ["x"] * 4, [[1]], {}]
     names = [*(field.name for field in fields(SLOTags)), "slo_typo", "other"]
@@ -132,7 +132,7 @@ def test_a_paused_request_keeps_its_kv_and_gets_no_tokens(engine: Make) -> None:
 
 
 def test_a_paused_request_whose_kv_vllm_takes_still_ends(engine: Make) -> None:
-    """40 blocks: the urgent grow until vLLM preempts the paused, which stand last."""
+    """40 blocks: the urgent requests grow until vLLM preempts the paused ones, which are last."""
     ours = engine(slots=4, room=4, blocks=40, concord=STEADY)
     for i in range(4):
         add(ours, f"long{i}", prompt=64, max_tokens=60, salt=i)
@@ -144,7 +144,7 @@ def test_a_paused_request_whose_kv_vllm_takes_still_ends(engine: Make) -> None:
     assert all(len(ours.tokens[f"long{i}"]) == 60 for i in range(4))
 
 
-def test_what_cannot_be_met_is_refused_with_its_reason_and_its_least_deadline(engine: Make) -> None:
+def test_a_refusal_has_a_reason_and_the_least_deadline(engine: Make) -> None:
     ours = engine(concord=STEADY)
     quantiles = [200.0] * 32
     add(ours, "hopeless", {"slo_deadline_s": 2.0, "length_quantiles": quantiles}, max_tokens=400)
@@ -170,7 +170,7 @@ def test_tags_that_cannot_be_read_end_the_request_and_name_the_field(engine: Mak
     assert ours.running == ["good"]
 
 
-def test_the_most_urgent_of_those_that_wait_is_admitted_first(engine: Make) -> None:
+def test_the_most_urgent_waiting_request_is_admitted_first(engine: Make) -> None:
     ours = engine(slots=1, room=0, concord={**STEADY, "preempt": False})
     add(ours, "running", max_tokens=4)
     ours.step(2)
@@ -180,7 +180,7 @@ def test_the_most_urgent_of_those_that_wait_is_admitted_first(engine: Make) -> N
     assert [n for n, _ in sorted(ours.ended.items(), key=lambda e: e[1].at)] == ["running", "soon", "middle", "late"]
 
 
-def test_siblings_of_a_fork_group_prefill_their_prompt_once_and_stand_together(engine: Make) -> None:
+def test_siblings_of_a_fork_group_prefill_their_prompt_once(engine: Make) -> None:
     ours = engine(slots=2, room=0, concord={**STEADY, "preempt": False})
     tags = {"fork_group": "g", "fork_size": 4, "fork_need": 2, "slo_deadline_s": 60.0}
     for i in range(4):
@@ -194,7 +194,7 @@ def test_siblings_of_a_fork_group_prefill_their_prompt_once_and_stand_together(e
     ours.until(lambda: len(ours.ended) == 5)
 
 
-def test_losers_of_a_fork_give_their_kv_back_at_once(engine: Make, tmp_path: Path) -> None:
+def test_cancelled_siblings_free_their_kv_at_once(engine: Make, tmp_path: Path) -> None:
     from vllm.v1.request import RequestStatus
 
     trace = tmp_path / "trace.jsonl"
@@ -224,7 +224,7 @@ def test_a_new_sketch_by_the_socket_changes_what_the_policy_knows(engine: Make, 
     ours.step(1)
     (seen,) = ours.scheduler._views._seen.values()
     assert seen.view.sketch.quantile(0.5) == 123.0
-    assert ours.scheduler._refinements.unreadable == 1
+    assert ours.scheduler._length_updates.unreadable == 1
 
 
 @pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord"])
@@ -246,7 +246,7 @@ def test_every_policy_ends_a_mixed_load(engine: Make, policy: str) -> None:
     assert policy == "calm-thesis" or not refused
 
 
-def test_what_came_too_late_token_by_token_is_not_met(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_tokens_miss_the_slo(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = engine(concord={**STEADY, "policy_options": {"refuse": False}})
     seen = {}
     monkeypatch.setattr(ours.scheduler._decider, "observe", lambda done: seen.update({done.view.ttft: done}))
@@ -295,8 +295,8 @@ def test_an_unknown_version_and_unknown_options_stop_the_start(engine: Make, mon
         engine(concord={})
 
 
-def test_an_idle_engine_puts_a_pace_that_is_too_slow_to_the_test(engine: Make) -> None:
-    """A step takes 50 ms and is taken for 2 s. Refusals alone would never show that."""
+def test_an_idle_engine_tests_a_pessimistic_pace(engine: Make) -> None:
+    """A step takes 50 ms and the model says 2 s. Refusals alone would never show that."""
     slow = {"step": {"base_ms": 2000, "per_seq_ms": 0, "per_kctx_ms": 0, "per_prefill_ms": 0.01}}
     ours = engine(concord=slow)
     refused = 0
@@ -307,10 +307,10 @@ def test_an_idle_engine_puts_a_pace_that_is_too_slow_to_the_test(engine: Make) -
         ours.now += 10.0
     assert 0 < refused < 8, "it was believed at first"
     assert told(ours.ended["call11"]) is None and len(ours.tokens["call11"]) == 16
-    assert ours.scheduler._pace.model.base_ms < 200
+    assert ours.scheduler._calibrator.model.base_ms < 200
 
 
-def test_what_the_queue_keeps_from_starting_is_refused_when_it_comes(engine: Make) -> None:
+def test_a_call_that_cannot_start_in_time_is_refused_on_arrival(engine: Make) -> None:
     ours = engine(slots=2, concord=STEADY)
     for i in range(12):
         add(ours, f"call{i}", {"slo_deadline_s": 3.0, "length_quantiles": [16.0] * 32}, salt=i)

@@ -1,4 +1,4 @@
-"""Who is compared, and what each is told: an oracle differs from its form by what it knows, and by nothing else."""
+"""The contenders and what each is told: an oracle differs from its form only by what it knows."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ FORMS += [(f"{name}, refusing", f"{name}-preempting, refusing") for name in ("lt
 
 @pytest.mark.parametrize(("name", "preempting"), FORMS)
 def test_whoever_preempts_in_a_paper_runs_both_ways(name: str, preempting: str) -> None:
-    """Only the second of the two takes a slot from what runs."""
+    """Only the second of the two takes a slot from a running call."""
     busy = [running(i, length=900.0, generated=600, computed=700, deadline=NOW + 90.0) for i in range(4)]
     short = view(9, length=20, deadline=NOW + 60.0)
     tight = Capacity(slots=4, running=4, kv_free=100_000, can_preempt=True, can_pause=True)

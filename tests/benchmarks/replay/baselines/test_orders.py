@@ -1,4 +1,4 @@
-"""What each baseline does that the others do not."""
+"""What distinguishes each baseline."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_fcfs_never_drops_best_effort() -> None:
     assert fcfs(5.0).decide(View(Capacity(4, 4), [old]), NOW).drop == ()
 
 
-def test_classes_come_one_after_the_other_and_by_arrival_within() -> None:
+def test_classes_are_served_in_order_and_by_arrival_within() -> None:
     waiting = [
         compound(1, "p", arrived=NOW - 9.0),
         view(2, SloClass.LATENCY, ttft=NOW + 2.0, tbt=0.1),
@@ -70,7 +70,7 @@ def test_classes_come_one_after_the_other_and_by_arrival_within() -> None:
     assert order(classes(), waiting) == (3, 2, 4, 1)
 
 
-def test_edf_serves_what_is_due_first_and_refuses_only_with_a_filter() -> None:
+def test_edf_serves_the_earliest_deadline_and_refuses_only_with_a_filter() -> None:
     hopeless = view(1, deadline=NOW + 0.01, length=500)
     due = [view(2, deadline=NOW + 30.0), compound(3, "p"), view(4, SloClass.LATENCY, ttft=NOW + 2.0, tbt=0.1)]
     assert order(edf(), [*due, hopeless]) == (1, 4, 2, 3)
@@ -79,22 +79,22 @@ def test_edf_serves_what_is_due_first_and_refuses_only_with_a_filter() -> None:
     assert filtered.order == (4, 2, 3)
 
 
-def test_edf_that_is_told_the_plan_refuses_for_the_stages_to_come() -> None:
-    """Due alike and as long: only the one whose later stages take more than what is left cannot be met."""
+def test_edf_with_the_plan_refuses_for_later_stages() -> None:
+    """Equal deadlines and lengths: only the call whose later stages take too long cannot be met."""
     stage = StageEstimate(calls=1, prefill=100, output_median=900.0, tool_s_before=2.0)
     short, long = compound(1, "p", rest=(stage,)), compound(2, "q", rest=(stage,) * 40)
     verdict = named("edf-plan").decide(View(Capacity(4, 4), [short, long]), NOW)
     assert ([refusal.id for refusal in verdict.drop], verdict.order) == ([2], (1,))
 
 
-def test_edf_that_is_told_the_plan_refuses_by_the_median() -> None:
-    """The tenth of its length could be in time; the half could not."""
+def test_edf_with_the_plan_refuses_by_the_median() -> None:
+    """A length at the tenth percentile would be in time; the median would not."""
     uncertain = view(1, deadline=NOW + 5.0, sketch=LengthSketch((0.0, 0.2, 0.5, 1.0), (10.0, 20.0, 5000.0, 9000.0)))
     drops = [named(name).decide(View(Capacity(4, 4), [uncertain]), NOW).drop for name in ("edf-plan", "edf-feasible")]
     assert [len(drop) for drop in drops] == [1, 0]
 
 
-def test_least_laxity_puts_the_long_before_the_short_of_one_deadline() -> None:
+def test_least_laxity_serves_the_longer_of_two_with_one_deadline() -> None:
     assert order(
         least_laxity(), [view(1, deadline=NOW + 60.0, length=10), view(2, deadline=NOW + 60.0, length=900)]
     ) == (
@@ -125,7 +125,7 @@ def test_srpt_serves_the_shortest_call_whatever_its_program() -> None:
 
 
 def test_srpt_by_gpu_time_puts_a_long_prompt_behind_a_long_answer() -> None:
-    """Which ends sooner in its slot, and takes more from the others."""
+    """It ends sooner in its slot, and takes more GPU time from the others."""
     waiting = [view(1, length=10, prompt_tokens=20_000), view(2, length=200)]
     assert order(srpt(refuse=False), waiting) == (1, 2)
     assert order(srpt(gpu=True, refuse=False), waiting) == (2, 1)
@@ -144,13 +144,13 @@ def test_srpt_counts_what_is_left_and_displaces_the_longest_that_runs() -> None:
 
 
 @pytest.mark.parametrize("full", [replace(TIGHT, kv_free=0, can_preempt=False), Capacity(4, 4)])
-def test_nobody_is_displaced_where_there_is_no_room(full: Capacity) -> None:
+def test_nothing_is_displaced_without_room(full: Capacity) -> None:
     busy = [running(i, length=800.0) for i in range(4)]
     verdict = srpt(displace=0.5).decide(View(full, [view(9, length=20)], busy), NOW)
     assert verdict.pause == verdict.preempt == verdict.admit == ()
 
 
-def test_a_paused_call_stands_in_the_queue_at_its_own_place() -> None:
+def test_a_paused_call_has_its_own_place_in_the_queue() -> None:
     held = running(1, length=30.0, state=State.PAUSED)
     room = Capacity(4, 3, can_pause=True)
     verdict = srpt().decide(View(room, [view(2, length=500)], [running(3)], [held]), NOW)
@@ -160,7 +160,7 @@ def test_a_paused_call_stands_in_the_queue_at_its_own_place() -> None:
     assert (verdict.resume, verdict.admit) == ((), (2,))
 
 
-def test_learning_to_rank_looks_at_the_order_of_scores_and_promotes_who_starves() -> None:
+def test_learning_to_rank_sorts_by_score_and_promotes_starved_calls() -> None:
     waiting = [view(1, length=900, arrived=NOW - 8.0), view(2, length=10, arrived=NOW - 1.0), view(3, length=20)]
     assert order(LearningToRank(), waiting) == (2, 3, 1)
     starving = LearningToRank(starving_s=5.0).decide(View(Capacity(4, 3), waiting), NOW)
@@ -169,7 +169,7 @@ def test_learning_to_rank_looks_at_the_order_of_scores_and_promotes_who_starves(
     assert starving.wake_at == NOW + 4.0, "then the next one starves"
 
 
-def test_learning_to_rank_that_preempts_makes_room_for_what_ranks_before_what_runs() -> None:
+def test_preempting_learning_to_rank_displaces_lower_ranked_calls() -> None:
     busy = [running(i, length=100.0 * (i + 1)) for i in range(4)]
     short = View(TIGHT, [view(9, length=20, deadline=NOW + 60.0)], busy)
     assert LearningToRank().decide(short, NOW).admit == ()
@@ -177,7 +177,7 @@ def test_learning_to_rank_that_preempts_makes_room_for_what_ranks_before_what_ru
     assert (moved.admit, moved.pause) == ((9,), (3,))
 
 
-def test_learning_to_rank_is_asked_once_and_not_refined() -> None:
+def test_learning_to_rank_scores_a_call_once() -> None:
     sketch = LengthSketch((0.0, 0.5, 1.0), (10.0, 100.0, 1000.0))
     begun = view(1, sketch=sketch, generated=200, state=State.PREEMPTED)
     assert order(LearningToRank(), [begun, view(2, length=150)]) == (1, 2)
@@ -188,15 +188,15 @@ def served(policy: Plas, call: RequestView, tokens: int) -> None:
     policy.observe(Finished(replace(call, generated=tokens), NOW, True))
 
 
-def test_plas_puts_programs_behind_that_were_served_much() -> None:
+def test_plas_demotes_programs_that_were_served_much() -> None:
     policy = Plas()
     served(policy, compound(1, "long"), 900)
     assert order(policy, [compound(3, "long", 1, arrived=NOW - 5.0), compound(4, "new")]) == (4, 3)
 
 
 @pytest.mark.parametrize("name", ["plas", "ltr"])
-def test_those_that_refuse_nothing_in_their_papers_also_run_so_that_they_do(name: str) -> None:
-    """In the same order, but for what cannot be met."""
+def test_published_baselines_also_run_in_a_refusing_form(name: str) -> None:
+    """The order is the same except for calls that cannot be met."""
     waiting = [view(1, deadline=NOW + 0.01, length=500), view(2, deadline=NOW + 60.0), view(3, deadline=NOW + 60.0)]
     plain, refusing = (named(form).decide(View(Capacity(4, 4), waiting), NOW) for form in (name, f"{name}, refusing"))
     assert (plain.drop, {1, 2, 3}) == ((), set(plain.order))
@@ -214,8 +214,8 @@ def test_those_that_refuse_nothing_in_their_papers_also_run_so_that_they_do(name
         ("edf-feasible", "edf-plan"),
     ],
 )
-def test_by_medians_more_is_refused_than_by_the_tenth_of_lengths(cautious: str, bold: str) -> None:
-    """Of what is in time if its answer is one of the short ones, and is not if it is as long as most."""
+def test_medians_refuse_more_than_optimistic_lengths(cautious: str, bold: str) -> None:
+    """Calls that are in time with a short answer and late with a median one."""
     wide = view(1, deadline=NOW + 4.0, sketch=LengthSketch((0.0, 0.2, 0.3, 1.0), (10.0, 10.0, 2000.0, 2000.0)))
     dropped = [named(form).decide(View(Capacity(4, 4), [wide]), NOW).drop for form in (cautious, bold)]
     assert [len(drop) for drop in dropped] == [0, 1]
@@ -247,7 +247,7 @@ def test_plas_knows_queues_and_not_lengths() -> None:
 
 
 def test_plas_reckons_what_was_served_in_the_pace_that_the_engine_has_now() -> None:
-    """A pace that is 5 % slower, for which no other key would be worked out anew, takes it over its queue's bound."""
+    """A pace that is 5 % slower recomputes no other key, but takes this call over its queue's bound."""
     policy, begun = Plas(), view(1, generated=80, state=State.PREEMPTED, arrived=NOW - 1.0)
     for step, expected in ((StepModel(24.0, 0.0, 0.0, 0.0), (1, 2)), (StepModel(25.2, 0.0, 0.0, 0.0), (2, 1))):
         assert policy.decide(View(Capacity(4, 4, step=step), [begun, view(2)]), NOW).order == expected
@@ -300,8 +300,8 @@ def test_program_srpt_refuses_what_cannot_be_met_and_displaces_by_programs() -> 
 def test_paced_program_srpt_reckons_with_the_prompts_that_came_of_late(
     policy: type[ProgramSrpt], refused: list[int]
 ) -> None:
-    """Long prompts got slots just now, and take their share of every second: what would have been in time by the pace
-    of tokens alone will not be."""
+    """Long prompts just got slots and take a share of every second: a call that would be in time by tokens alone
+    is late."""
     one = policy()
     read = [view(i, length=400, prompt_tokens=60_000, deadline=NOW + 600.0) for i in range(4)]
     room = Capacity(8, 0)

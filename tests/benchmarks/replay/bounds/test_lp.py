@@ -1,4 +1,4 @@
-"""The LP bound: above every schedule, and no higher than it must be."""
+"""The LP bound is above every schedule, and no higher than necessary."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ jobs = st.lists(
 
 @given(jobs, st.sampled_from([0.5, 1.0, 7.0]))
 @settings(max_examples=30, deadline=None)
-def test_it_bounds_the_best_schedule(work: list[Job], bin_s: float) -> None:
+def test_no_schedule_exceeds_the_bound(work: list[Job], bin_s: float) -> None:
     programs = [due(i, float(job.at), job.length, float(job.due - job.at)) for i, job in enumerate(work)]
     bound = request_bound(programs, ONE_SLOT, bin_s)
     assert optimum(work) - 1e-6 <= bound.value <= bound.total == len(work)
 
 
-def test_it_is_reached_where_shares_are_whole() -> None:
-    """Three of ten seconds each until 20: two of them. Bins of half a second add what two windows' ends touch."""
+def test_the_bound_is_reached_with_whole_shares() -> None:
+    """Three programs of 10 s each until 20 s: two fit. Bins of half a second add what two windows' ends touch."""
     programs = [due(i, 0.0, 10, 20.0) for i in range(3)]
     assert 2.0 <= request_bound(programs, ONE_SLOT, 0.5).value <= 2.1
     assert request_bound(programs[:2], ONE_SLOT, 0.5).share == 1.0
 
 
-def test_what_cannot_be_met_alone_is_not_counted_as_met() -> None:
+def test_a_program_that_cannot_be_met_alone_does_not_count() -> None:
     bound = request_bound([due(0, 0.0, 10, 9.0)], ONE_SLOT)
     assert (bound.value, bound.total, bound.share) == (0.0, 1.0, 0.0)
 
@@ -84,7 +84,7 @@ def stream(id_: int, output: int) -> Program:
     return Program(ProgramId(id_), 0.0, SloClass.LATENCY, stages, ttft_s=2.0, tbt_s=1.0)
 
 
-def test_of_a_stream_each_token_counts_and_of_others_all_or_none() -> None:
+def test_each_token_of_a_stream_counts_and_other_programs_count_as_a_whole() -> None:
     """Two streams of ten tokens, one a second: their last tokens are due at 11 and bins round that up to 12."""
     assert token_bound([stream(0, 10)], ONE_SLOT).share == 1.0
     both = token_bound([stream(0, 10), stream(1, 10)], ONE_SLOT)
@@ -93,7 +93,7 @@ def test_of_a_stream_each_token_counts_and_of_others_all_or_none() -> None:
     assert token_bound([due(0, 0.0, 10, 9.0)], ONE_SLOT).value == 0.0
 
 
-def test_a_prefix_that_the_program_had_before_is_not_paid_for_again() -> None:
+def test_a_repeated_prefix_of_a_program_is_free() -> None:
     costly = Setting(slots=1, seconds=100.0, warm=0.0, cool=0.0)
     shared, other = tuple(range(100)), tuple(range(100, 200))
 
@@ -107,8 +107,8 @@ def test_a_prefix_that_the_program_had_before_is_not_paid_for_again() -> None:
 
 
 @pytest.mark.parametrize("at", [5.0, 95.0])
-def test_a_prefix_that_comes_around_the_window_is_not_paid_for_in_it(at: float) -> None:
-    """One that comes around the window, and some in it with the same prompt, due sooner than it could be computed."""
+def test_a_prefix_from_outside_the_window_is_free_in_it(at: float) -> None:
+    """One program outside the window, and some in it with the same prompt, due before it could be computed."""
     setting = Setting(slots=1, seconds=100.0)
     stages = (Stage((Call(51_200, 10, tuple(range(100))),)),)
     outside = Program(ProgramId(0), at, SloClass.DEADLINE, stages, deadline_s=30.0)
@@ -122,14 +122,14 @@ def test_a_prefix_that_comes_around_the_window_is_not_paid_for_in_it(at: float) 
     assert brought([due(0, 5.0, 1, 9.0)], setting) is None
 
 
-def test_a_programme_that_is_not_solved_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsolved_programme_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     unsolved = SimpleNamespace(status=4, message="numerical difficulties")
     monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: unsolved)
     with pytest.raises(NoBound, match="numerical difficulties"):
         solve([Item(1.0, (Piece(1.0, 0.0, 2.0),))], 1.0, 1.0)
 
 
-def test_chosen_is_what_fits_and_less_of_it_with_less_time() -> None:
+def test_the_clairvoyants_choice_fits_and_shrinks_with_less_time() -> None:
     work = [due(i, 0.0, 10, 20.0) for i in range(2)] + [due(2, 0.0, 15, 20.0), due(3, 0.0, 10, 9.0)]
     assert [one.id for one in chosen(work, ONE_SLOT, 1.0, 0.5)] == [0, 1]
     assert len(chosen(work, ONE_SLOT, 0.6, 0.5)) == 1

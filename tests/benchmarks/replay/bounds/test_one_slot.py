@@ -1,4 +1,4 @@
-"""Appendix D of the thesis on one slot: what it proves, what it does not, and the optimum beside it."""
+"""The thesis's appendix D on one slot: what it proves and what it does not, beside the optimum."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_policy_is_better_than_the_optimum(name: str, work: list[Job]) -> Non
 
 @given(jobs)
 @settings(max_examples=40)
-def test_one_job_that_can_be_met_is_met_and_all_together_where_they_fit(work: list[Job]) -> None:
+def test_jobs_that_fit_are_all_met(work: list[Job]) -> None:
     assert earned(Concord(), work[:1]) == work[0].worth
     if optimum(work) == sum(job.worth for job in work):
         assert earned(edf(displace=True), work) == optimum(work), "EDF meets what can be met (Liu and Layland)"
@@ -59,8 +59,8 @@ def test_the_optimum_by_hand() -> None:
 
 
 def test_theorem_4_1_does_not_hold() -> None:
-    """D.16 to D.18 drop a factor t_U / t_V below 1. B is denser, is served, and A, worth a hundred times as much, is
-    late: no constant holds. The default asks what else there is to fill the time with. docs/decisions/050."""
+    """D.16 to D.18 drop a factor t_U / t_V below 1. B is denser and is served; A, worth a hundred times as much, is
+    late. So no constant holds. Concord also asks what else could fill the time (docs/decisions/050)."""
     for worth in (100, 1000):
         counterexample = [Job(0, 2 * worth, 2 * worth, worth), Job(0, 1, 1, 1.0)]
         assert optimum(counterexample) == worth
@@ -69,7 +69,7 @@ def test_theorem_4_1_does_not_hold() -> None:
 
 
 def stream(count: int, slack: int, worth: float) -> list[Job]:
-    """D.1 and D.2: A needs all of T; N short ones of worth 1 come one after the other. δ is `slack` units."""
+    """D.1 and D.2: A needs all of T; N short jobs of worth 1 arrive one after the other. δ is `slack` units."""
     delta = 10
     whole = delta * (count + 1)
     return [Job(0, whole, whole, worth)] + [Job(i * delta, delta, i * delta + slack, 1.0) for i in range(count)]
@@ -78,7 +78,7 @@ def stream(count: int, slack: int, worth: float) -> list[Job]:
 @pytest.mark.parametrize("name", ["edf", "sjf"])
 @pytest.mark.parametrize("count", [5, 20])
 def test_edf_and_sjf_are_not_competitive(name: str, count: int) -> None:
-    """Theorems D.1 and D.2, with SLO δ for the B_i and M > N + 1: the more of them, the worse."""
+    """Theorems D.1 and D.2, with SLO δ for the B_i and M > N + 1: more of them make it worse."""
     worth = 10.0 * (count + 2)
     work = stream(count, 10, worth)
     assert earned(POLICIES[name](), work) == count
@@ -101,7 +101,7 @@ def test_the_same_streams_do_not_break_concord(count: int, factor: float) -> Non
 
 @st.composite
 def spread(draw: st.DrawFn, of: Spread) -> list[Job]:
-    """As `worst.draw`, by hypothesis."""
+    """Jobs as `one_slot.draw` makes them, drawn by hypothesis."""
     found = []
     for _ in range(draw(st.integers(2, 6))):
         at, length = draw(st.integers(0, 40)), draw(st.integers(1, 40))
@@ -113,8 +113,8 @@ def spread(draw: st.DrawFn, of: Spread) -> list[Job]:
 @pytest.mark.slow
 @pytest.mark.parametrize("density", [1.0, 10.0])
 @pytest.mark.parametrize("slack", [1.0, 3.0])
-def test_over_thousands_of_hypotheses_the_default_is_nowhere_the_worst(density: float, slack: float) -> None:
-    """The same cases for all, 500 for each spread of density and slack; hypothesis likes ties and ends of ranges."""
+def test_concord_is_never_the_worst_policy(density: float, slack: float) -> None:
+    """The same cases for all policies, 500 for each spread of density and slack."""
     policies = {"concord": Concord, "calm-thesis": calm, "srpt": lambda: srpt(displace=0.0)}
     worst = dict.fromkeys(policies, 1.0)
 
@@ -131,8 +131,8 @@ def test_over_thousands_of_hypotheses_the_default_is_nowhere_the_worst(density: 
 
 @pytest.mark.parametrize("density", [1.0, 100.0])
 @pytest.mark.parametrize("slack", [1.0, 2.0])
-def test_the_defaults_worst_is_no_worse_than_the_thesiss(density: float, slack: float) -> None:
-    """The same seeded cases for all; benchmarks/single_slot_ratios.py has thousands."""
+def test_concords_worst_case_is_no_worse_than_calms(density: float, slack: float) -> None:
+    """The same seeded cases for all policies; benchmarks/single_slot_ratios.py runs thousands."""
     found = ratios(Spread(density, slack), 60)
     assert found["concord"].worst >= found["calm-thesis"].worst
     assert found["concord"].mean >= max(of.mean for of in found.values())

@@ -1,4 +1,4 @@
-"""Bounds are kept beside the results, and worked out anew where that was spoilt."""
+"""Bounds are stored beside the results, and computed again if a stored one is damaged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.replay.bounds.shares import Bounds
 from benchmarks.replay.jobs import Job
 
 
-def test_a_bound_is_kept_and_is_of_the_whole_run_too(base: Job, tmp_path: Path) -> None:
+def test_a_bound_is_stored_and_covers_the_whole_run_too(base: Job, tmp_path: Path) -> None:
     kept = Bounds(tmp_path).of(base, [0])
     (path,) = tmp_path.glob("bound-*.json")
     assert kept.request == kept.whole == 1.0
@@ -18,7 +18,7 @@ def test_a_bound_is_kept_and_is_of_the_whole_run_too(base: Job, tmp_path: Path) 
     assert Bounds(tmp_path).of(base.but(seed=1), [0, 1]).whole == 0.75
 
 
-def test_a_bound_that_was_spoilt_is_worked_out_anew(base: Job, tmp_path: Path) -> None:
+def test_a_damaged_stored_bound_is_computed_again(base: Job, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     Bounds(kept).of(base, [0])

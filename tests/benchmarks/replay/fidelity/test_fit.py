@@ -1,4 +1,4 @@
-"""A fit finds the engine that made a run, also where KV runs short or engines wait for each other."""
+"""The fit finds the engine that made a run, also if KV runs short or engines run in lockstep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.replay.errors import BadTrace
 from benchmarks.replay.fidelity import fit
 from benchmarks.replay.fidelity.fit import judge
 from benchmarks.replay.fidelity.measured_run import Run, Served, read_run
-from benchmarks.replay.fidelity.rerun import again
+from benchmarks.replay.fidelity.rerun import rerun
 from benchmarks.replay.inputs.step_times import Held, Timing
 
 pytestmark = [
@@ -41,8 +41,8 @@ def asked(count: int = 60, seed: int = 0, every: float = 0.15) -> tuple[Served, 
 
 
 def measured(run: Run, folder: Path) -> tuple[Run, set[str]]:
-    """The run as an engine of TRUE would have measured it, and whom it preempted."""
-    served, log = again(run, TRUE.ms, folder)
+    """Return the run as an engine with the timing TRUE would have measured it, and the requests it preempted."""
+    served, log = rerun(run, TRUE.ms, folder)
     return replace(run, requests=tuple(served)), log.preempted
 
 
@@ -56,9 +56,7 @@ def measured(run: Run, folder: Path) -> tuple[Run, set[str]]:
     ],
     ids=lambda given: given.name if isinstance(given, Run) else "",
 )
-def test_the_engine_that_made_a_run_is_found_from_its_first_half(
-    run: Run, tpot: float, ttft: float, tmp_path: Path
-) -> None:
+def test_the_fit_finds_the_engine_that_made_the_run(run: Run, tpot: float, ttft: float, tmp_path: Path) -> None:
     made, preempted = measured(run, tmp_path)
     assert bool(preempted) == (run.blocks is not None)
     found = judge(made, tmp_path)
@@ -69,11 +67,11 @@ def test_the_engine_that_made_a_run_is_found_from_its_first_half(
     assert found.step.ms(full) == pytest.approx(TRUE.ms(full), rel=0.1)
 
 
-def test_a_step_of_two_engines_lasts_as_long_as_the_longer(tmp_path: Path) -> None:
+def test_a_step_of_two_engines_lasts_as_long_as_the_longer_one(tmp_path: Path) -> None:
     alone = (Served(900, 20, 0.0, 0.0, 0.0),)
     both = (*alone, Served(20, 20, 0.0, 0.0, 0.0))
-    (one,), _ = again(Run("one", 4, 1024, alone), TRUE.ms, tmp_path)
-    pair, log = again(Run("two", 4, 1024, both, engines=2), TRUE.ms, tmp_path)
+    (one,), _ = rerun(Run("one", 4, 1024, alone), TRUE.ms, tmp_path)
+    pair, log = rerun(Run("two", 4, 1024, both, engines=2), TRUE.ms, tmp_path)
     assert pair[0] == one, "who holds less is waited for by nobody"
     assert (pair[1].first, pair[1].last) == (one.first, one.last)
     assert max(held.sequences for held in log.held) == 1, "each has one of them"
@@ -82,36 +80,36 @@ def test_a_step_of_two_engines_lasts_as_long_as_the_longer(tmp_path: Path) -> No
 def test_a_request_that_finds_the_engine_idle_begins_at_once(tmp_path: Path) -> None:
     apart = (Served(100, 5, 0.0, 0.0, 0.0), Served(100, 5, 60.0, 60.0, 60.0))
     for engines in (1, 2):
-        served, _ = again(Run("idle", 4, 1024, apart, engines=engines), TRUE.ms, tmp_path)
+        served, _ = rerun(Run("idle", 4, 1024, apart, engines=engines), TRUE.ms, tmp_path)
         assert served[1].ttft == pytest.approx(served[0].ttft)
         assert served[0].ttft == pytest.approx(TRUE.ms(Held(1, 100, 100)) / 1000)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_request_may_be_as_long_as_the_step_that_holds_its_whole_prompt(overlap: bool, tmp_path: Path) -> None:
-    """Without chunked prefill an engine's longest request, its max_model_len, may be its step's tokens."""
+    """Without chunked prefill the longest request (max_model_len) may be as long as a step."""
     apart = tuple(Served(1024 - output, output, at, at, at) for at, output in ((0.0, 20), (60.0, 1), (120.0, 1000)))
     run = Run("whole", 4, 1024, apart, overlap, chunked_prefill=False)
-    served, log = again(run, TRUE.ms, tmp_path)
+    served, log = rerun(run, TRUE.ms, tmp_path)
     assert sum(held.sequences for held in log.held) == 20 + 1 + 1000, "each of its tokens"
-    assert served == again(replace(run, step_tokens=2048), TRUE.ms, tmp_path)[0]
+    assert served == rerun(replace(run, step_tokens=2048), TRUE.ms, tmp_path)[0]
 
 
-def test_without_prefix_caching_who_is_preempted_computes_all_of_it_again(tmp_path: Path) -> None:
+def test_without_prefix_caching_a_preempted_request_is_computed_again(tmp_path: Path) -> None:
     kept = Run("short of KV", 16, 1024, asked(), blocks=450)
     computed = []
     for run in (kept, replace(kept, prefix_cache=False)):
-        _, log = again(run, TRUE.ms, tmp_path)
+        _, log = rerun(run, TRUE.ms, tmp_path)
         assert log.preempted
         computed.append(sum(held.prefill for held in log.held))
     asked_for = sum(one.prompt for one in kept.requests)
     assert asked_for - 60 <= computed[0] < computed[1] - 1000
 
 
-def test_a_kv_that_ran_out_and_is_not_said_is_seen_in_the_files_and_one_that_sufficed_is_not(tmp_path: Path) -> None:
+def test_an_unknown_kv_that_ran_out_is_detected_in_the_files(tmp_path: Path) -> None:
     for blocks in (None, 450):
         run = Run("made", 16, 1024, asked(), blocks=blocks)
-        served, log = again(run, TRUE.ms, tmp_path)
+        served, log = rerun(run, TRUE.ms, tmp_path)
         rows = []
         for one in served:
             begun = log.ends[max(0, bisect_left(log.ends, one.first) - 1)]  # of the step that gave the first token
@@ -130,7 +128,7 @@ def test_a_kv_that_ran_out_and_is_not_said_is_seen_in_the_files_and_one_that_suf
             read_run(tmp_path)
 
 
-def test_a_fit_that_is_stopped_before_it_stands_still_says_so(
+def test_a_fit_that_does_not_converge_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(fit, "_ROUNDS", 1)
@@ -140,10 +138,10 @@ def test_a_fit_that_is_stopped_before_it_stands_still_says_so(
     for still in (False, True):
 
         @contextmanager
-        def child(said: dict[str, Any] = asdict(replace(found, still=still))) -> Iterator[SimpleNamespace]:  # noqa: B008
+        def worker(said: dict[str, Any] = asdict(replace(found, still=still))) -> Iterator[SimpleNamespace]:  # noqa: B008
             yield SimpleNamespace(ask=lambda question: said)
 
-        monkeypatch.setattr(benchmark, "child", child)
+        monkeypatch.setattr(benchmark, "worker", worker)
         monkeypatch.setattr(sys, "argv", ["fidelity.py", "--run", str(tmp_path), "--json"])
         assert benchmark.main() == 0
         *_, tpot, ttft, last = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""A replay held against a live engine: what is asked, how it is timed, and when the two agree."""
+"""Replays against a live engine: what is sent, how it is timed, and when the two agree."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return read(synthetic_traces.write(tmp_path_factory.mktemp("trace") / "made-up.jsonl", count=600, seconds=180.0))
 
 
-def test_the_same_seed_asks_the_same_and_lengths_are_a_part_of_the_traces(trace: Trace) -> None:
+def test_the_seed_fixes_the_requests_and_lengths_are_a_share_of_the_traces(trace: Trace) -> None:
     sizes = Sizes(share=0.5, prompt=300, output=40)
     asks, again, other = (plan(trace, STEP, 8, 100, load=0.8, seed=s, sizes=sizes) for s in (3, 3, 4))
     assert asks == again != other
@@ -49,7 +49,7 @@ def test_the_same_seed_asks_the_same_and_lengths_are_a_part_of_the_traces(trace:
     assert all(ask.prompt in there for ask in asks if ask.prompt < 300)
 
 
-def test_a_load_is_of_what_the_engine_can_do_by_its_steps(trace: Trace) -> None:
+def test_the_load_is_a_share_of_the_engines_capacity(trace: Trace) -> None:
     light, heavy = (plan(trace, STEP, 8, 100, load=load) for load in (0.4, 0.8))
     assert light[-1].at == pytest.approx(2 * heavy[-1].at)
     slow = plan(trace, STEP.scaled(3.0), 8, 100, load=0.8)
@@ -57,13 +57,13 @@ def test_a_load_is_of_what_the_engine_can_do_by_its_steps(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize(("count", "load"), [(1, 0.8), (100, 0.0)])
-def test_what_asks_nothing_is_refused(trace: Trace, count: int, load: float) -> None:
+def test_an_empty_plan_is_refused(trace: Trace, count: int, load: float) -> None:
     with pytest.raises(BadTrace, match="two at least and a load above 0"):
         plan(trace, STEP, 8, count, load=load)
 
 
 class Engine:
-    """Answers at once, by a clock that only sleeping moves: the first token after 0.5 s, the others 0.1 s apart."""
+    """Answers at once on a virtual clock: the first token after 0.5 s, the others 0.1 s apart."""
 
     def __init__(self, lost: int = 0) -> None:
         self.time, self.lost = 100.0, lost
@@ -97,19 +97,19 @@ async def test_each_request_is_sent_at_its_time_and_timed_from_then_on() -> None
 @pytest.mark.parametrize(
     ("lost", "said"), [(2, "request 0 got none of its 2 tokens"), (1, "12 tokens came in 10 pieces")]
 )
-async def test_answers_whose_tokens_are_not_told_apart_are_no_measurement(lost: int, said: str) -> None:
+async def test_tokens_that_arrive_together_cannot_be_timed(lost: int, said: str) -> None:
     engine = Engine(lost=lost)
     with pytest.raises(BadProbe, match=said):
         await serve(engine, [Ask(0.0, 10, 2), Ask(1.0, 10, 10)], engine.now, engine.sleep)
 
 
-async def test_two_tokens_in_one_piece_do_not_spoil_a_run() -> None:
+async def test_a_few_joined_tokens_are_tolerated() -> None:
     engine = Engine(lost=1)
     (served,) = await serve(engine, [Ask(0.0, 10, 20)], engine.now, engine.sleep)
     assert served.ttft == pytest.approx(0.5)
 
 
-async def test_an_engine_that_fails_is_told_of_as_it_failed() -> None:
+async def test_an_engine_failure_is_reported_as_it_is() -> None:
     class Broken(Engine):
         async def batch(self, prompts: Sequence[int], tokens: int) -> list[Stream]:
             raise BadProbe("answered 500")
@@ -123,7 +123,7 @@ def run(ttft: float, tpot: float) -> list[Served]:
     return [Served(10, 5, at, at + ttft, at + ttft + 4 * tpot) for at in (0.0, 2.0)]
 
 
-def test_a_run_is_replayed_with_what_was_measured_on_both_its_sides() -> None:
+def test_a_run_is_replayed_with_the_mean_of_both_measurements() -> None:
     before, amid = StepModel(30.0, 2.0, 1.0, 2.0), StepModel(40.0, 1.0, 3.0, 0.0)
     after = StepModel(50.0, 1.0, 1.0, 4.0)
     probed = [Profile(step, (), 0.0, way) for step, way in ((before, 0.004), (amid, 0.006), (after, 0.01))]
@@ -134,7 +134,7 @@ def test_a_run_is_replayed_with_what_was_measured_on_both_its_sides() -> None:
     assert first.step.step_ms(*held) == pytest.approx((before.step_ms(*held) + amid.step_ms(*held)) / 2)
 
 
-def test_replays_agree_where_they_are_no_further_from_the_live_runs_than_these_are_from_each_other() -> None:
+def test_replays_agree_within_the_spread_of_the_live_runs() -> None:
     live = [run(1.0, 0.10), run(1.1, 0.10), run(1.2, 0.13)]
     ttft, tpot, e2e = compared(live, [run(1.2, 0.15), run(1.25, 0.12), run(1.3, 0.18)])
     assert [one.name for one in (ttft, tpot, e2e)] == ["TTFT", "TPOT", "E2E"]
@@ -147,12 +147,12 @@ def test_replays_agree_where_they_are_no_further_from_the_live_runs_than_these_a
 
 
 @pytest.mark.parametrize(("replay", "agrees"), [(0.74, False), (0.75, True), (1.75, True), (1.76, False)])
-def test_a_replay_may_be_off_to_either_side_and_by_no_more_than_the_spread(replay: float, agrees: bool) -> None:
+def test_a_replay_may_differ_by_the_spread_to_either_side(replay: float, agrees: bool) -> None:
     ttft = compared([run(1.0, 0.1), run(1.5, 0.1)], [run(replay, 0.1)] * 2)[0]
     assert (ttft.mean, ttft.spread, ttft.agrees) == (1.25, 0.5, agrees)
 
 
-def test_how_far_a_run_is_from_its_own_replay_is_not_evened_out() -> None:
+def test_differences_of_runs_and_their_replays_do_not_cancel() -> None:
     live = [run(1.25, 0.1), run(1.5, 0.1), run(1.0, 0.1)]
     ttft = compared(live, [run(1.25, 0.1), run(0.5, 0.1), run(2.0, 0.1)])[0]
     assert (ttft.off, ttft.spread, ttft.agrees) == (0.0, 0.5, True), "of means, whatever is evened out in them"
@@ -161,7 +161,7 @@ def test_how_far_a_run_is_from_its_own_replay_is_not_evened_out() -> None:
     assert (ttft.replays_apart, ttft.runs_apart) == pytest.approx((1.0 / 3, 1.0 / 3))
 
 
-def test_single_requests_are_compared_where_means_are_the_same() -> None:
+def test_single_requests_are_compared_too() -> None:
     even, uneven = run(1.0, 0.1), run(1.0, 0.1)
     uneven[0] = replace(uneven[0], first=uneven[0].first - 0.4)
     uneven[1] = replace(uneven[1], first=uneven[1].first + 0.4)

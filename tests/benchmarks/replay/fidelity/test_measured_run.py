@@ -1,4 +1,4 @@
-"""Measured runs as files: what is read of them, and what is refused with its place."""
+"""Measured runs as files: what is read, and what is refused with its line."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _third(**changes: Any) -> Callable[[list[dict[str, Any]]], list[Any]]:
         ),
     ],
 )
-def test_what_is_no_run_is_refused_with_its_line(
+def test_a_malformed_run_is_refused_with_its_line(
     tmp_path: Path, changed: Callable[[list[dict[str, Any]]], list[Any]], said: str
 ) -> None:
     with pytest.raises(BadTrace, match=said) as caught:
@@ -119,19 +119,19 @@ def test_what_is_no_run_is_refused_with_its_line(
         ({**ENGINE, "max_num_batched_tokens": 3}, "4 sequences in steps of 3 tokens"),
     ],
 )
-def test_an_engine_that_cannot_be_is_refused(tmp_path: Path, engine: Any, said: str) -> None:
+def test_impossible_engine_settings_are_refused(tmp_path: Path, engine: Any, said: str) -> None:
     with pytest.raises(BadTrace, match=said):
         read_run(written(tmp_path, rows(), engine))
 
 
 @pytest.mark.parametrize("said", [False, True, None])
-def test_how_the_engine_scheduled_is_as_its_arguments_say(tmp_path: Path, said: bool | None) -> None:
+def test_scheduling_settings_come_from_the_arguments(tmp_path: Path, said: bool | None) -> None:
     names = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
     run = read_run(written(tmp_path, rows(), ENGINE | dict.fromkeys(names, said)))
     assert {run.overlap, run.chunked_prefill, run.prefix_cache} == {said is not False}
 
 
-def test_an_engine_is_what_its_arguments_came_to_be(tmp_path: Path) -> None:
+def test_the_resolved_configuration_takes_precedence(tmp_path: Path) -> None:
     written(tmp_path, rows(), {**ENGINE, "enable_chunked_prefill": True, "block_size": 16})
     meta = json.loads((tmp_path / "meta.json").read_text())
     scheduler = {"async_scheduling": False, "enable_chunked_prefill": False, "max_num_seqs": 9, "policy": "fcfs"}
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, broken: str) -> Non
         read_run(tmp_path / "elsewhere")
 
 
-def test_the_kv_that_the_run_had_is_the_replays(tmp_path: Path) -> None:
+def test_the_replay_has_the_kv_of_the_run(tmp_path: Path) -> None:
     written(tmp_path, rows())
     assert read_run(tmp_path).blocks is None
     meta = json.loads((tmp_path / "meta.json").read_text())
@@ -180,8 +180,8 @@ def test_the_kv_that_the_run_had_is_the_replays(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_who_came_at_once_was_queued_one_after_the_other(tmp_path: Path) -> None:
-    """Whatever the order of the file."""
+def test_simultaneous_arrivals_are_ordered_by_their_queue_time(tmp_path: Path) -> None:
+    """The order of the file does not matter."""
     burst = [{**row, "arrival_time": _EPOCH, "queued_ts": 500.0 + 0.001 * i} for i, row in enumerate(rows())]
     shuffled = [burst[i] for i in (7, 2, 9, 0, 5, 1, 8, 3, 6, 4)]
     assert [one.prompt for one in read_run(written(tmp_path, shuffled)).requests] == [100 + i for i in range(10)]
@@ -196,14 +196,14 @@ def test_who_came_at_once_was_queued_one_after_the_other(tmp_path: Path) -> None
         {"long_prefill_token_threshold": 512},
     ],
 )
-def test_an_engine_whose_schedule_would_be_another_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+def test_an_engine_that_cannot_be_replayed_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
     with pytest.raises(BadTrace, match=next(iter(odd))):
         read_run(written(tmp_path, rows(), ENGINE | odd))
     usual = {"speculative_config": None, "pipeline_parallel_size": 1, "scheduling_policy": "fcfs"}
     assert read_run(written(tmp_path, rows(), ENGINE | usual)).slots == 4
 
 
-def test_a_kv_that_stands_among_the_engines_arguments_is_the_replays(tmp_path: Path) -> None:
+def test_the_kv_may_be_given_in_the_engine_arguments(tmp_path: Path) -> None:
     run = read_run(written(tmp_path, rows(), ENGINE | {"num_gpu_blocks_override": 77, "block_size": 32}))
     assert (run.blocks, run.block_size) == (77, 32)
 
@@ -216,7 +216,7 @@ def test_arrivals_in_another_unit_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("factor", [1e3, 1e6, 1e9])
 def test_engine_times_in_another_unit_are_refused(tmp_path: Path, factor: float) -> None:
-    """Where tokens would come too slowly for any engine, and else by the arrivals, if there are any."""
+    """Detected by token times that are too slow for any engine, else by the arrivals."""
     some = [{name: at * factor if name.endswith("_ts") else at for name, at in one.items()} for one in rows()]
     with pytest.raises(BadTrace, match=r"requests\.jsonl: the engine's times are not all in seconds: .*a token and"):
         read_run(written(tmp_path, some))
@@ -229,9 +229,7 @@ def test_engine_times_in_another_unit_are_refused(tmp_path: Path, factor: float)
 
 
 @pytest.mark.parametrize("odd", [("queued_ts", 1e-3), ("first_token_ts", 1e3), ("last_token_ts", 1e3)])
-def test_a_step_of_a_request_in_another_unit_than_the_others_is_refused(
-    tmp_path: Path, odd: tuple[str, float]
-) -> None:
+def test_one_time_field_in_another_unit_is_refused(tmp_path: Path, odd: tuple[str, float]) -> None:
     name, factor = odd
     later = [{key: at + 499_500.0 if key.endswith("_ts") else at for key, at in one.items()} for one in rows()]
     some = [{**one, name: one[name] * factor} for one in later]
@@ -241,7 +239,7 @@ def test_a_step_of_a_request_in_another_unit_than_the_others_is_refused(
         read_run(written(tmp_path, some))
 
 
-def test_a_burst_is_queued_as_fast_as_the_server_takes_it(tmp_path: Path) -> None:
+def test_a_burst_is_not_taken_for_another_unit(tmp_path: Path) -> None:
     burst = [{**one, "arrival_time": _EPOCH + 0.001 * i} for i, one in enumerate(rows())]
     assert read_run(written(tmp_path, burst)).requests[9].ttft == pytest.approx(9.1, abs=0.1)
 
@@ -255,7 +253,7 @@ def test_without_chunked_prefill_no_request_is_longer_than_a_step(tmp_path: Path
 
 
 def _one_after_the_other(slots: int) -> list[dict[str, Any]]:
-    """All come at once, and so many are served at a time, for 10 s each."""
+    """All requests arrive at once, and a fixed number is served at a time, for 10 s each."""
     return [
         {
             **row,
@@ -269,7 +267,7 @@ def _one_after_the_other(slots: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_requests_that_waited_with_slots_free_waited_for_kv_that_is_not_said(tmp_path: Path) -> None:
+def test_waiting_with_free_slots_reveals_an_unknown_kv(tmp_path: Path) -> None:
     assert read_run(written(tmp_path, _one_after_the_other(4))).blocks is None, "they waited for slots"
     with pytest.raises(BadTrace, match=r"how large the KV was, .*: \d\d% of the time to first tokens.*add kv_cache"):
         read_run(written(tmp_path, _one_after_the_other(2)))
@@ -280,8 +278,8 @@ def test_requests_that_waited_with_slots_free_waited_for_kv_that_is_not_said(tmp
     assert read_run(written(tmp_path, untold)).blocks is None, "whether a slot was free is not known"
 
 
-def test_requests_that_waited_for_prompts_before_them_did_not_wait_for_kv(tmp_path: Path) -> None:
-    """One prompt after the other is at work the whole time, and slots are free."""
+def test_waiting_for_earlier_prompts_is_not_waiting_for_kv(tmp_path: Path) -> None:
+    """One prompt after the other is computed all the time, while slots are free."""
     some = [
         {**one, "queued_ts": 500.0 + 0.001 * i, "scheduled_ts": 500.1 + i, "first_token_ts": 501.1 + i}
         | {"arrival_time": _EPOCH, "last_token_ts": 501.9 + i}
@@ -299,9 +297,7 @@ def test_requests_that_waited_for_prompts_before_them_did_not_wait_for_kv(tmp_pa
         ("2,5,60.0", False),
     ],
 )
-def test_a_kv_that_samples_show_full_and_that_is_not_said_is_refused(
-    tmp_path: Path, sample: str, refused: bool
-) -> None:
+def test_samples_with_a_full_kv_reveal_an_unknown_kv(tmp_path: Path, sample: str, refused: bool) -> None:
     written(tmp_path, rows())
     series = "t,running,waiting,kv_cache_pct\n0.0,,,\n" + f"1.0,4,3,50.0\n2.0,{sample}\n" * 10
     (tmp_path / "timeseries.csv.gz").write_bytes(gzip.compress(series.encode()))
@@ -312,7 +308,7 @@ def test_a_kv_that_samples_show_full_and_that_is_not_said_is_refused(
         read_run(tmp_path)
 
 
-def test_few_samples_and_what_has_no_numbers_decide_nothing(tmp_path: Path) -> None:
+def test_few_or_empty_samples_are_ignored(tmp_path: Path) -> None:
     written(tmp_path, rows())
     head, full = "t,running,waiting,kv_cache_pct\n", "2.0,2,5,99.8\n"
     for series in ("", "t,power_w\n1.0,none\n", head + full, head + "2.0,4\n" * 20, head + "2.0,x,5,99%\n" * 20):
@@ -327,8 +323,8 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_and_not_for_kv(tmp_pa
     assert read_run(written(tmp_path, waiting, {**ENGINE, "enable_chunked_prefill": False})).blocks is None
 
 
-def test_more_requests_at_once_than_slots_are_no_run_of_that_engine(tmp_path: Path) -> None:
-    """A last token is told a few steps late: the next one has its slot by then."""
+def test_more_concurrent_requests_than_slots_are_refused(tmp_path: Path) -> None:
+    """A last token is reported a few steps late: the next request has the slot by then."""
     together = [{**one, "last_token_ts": 520.0 + i} for i, one in enumerate(rows())]
     with pytest.raises(BadTrace, match=r"4 sequences at once .* but at least 9 were between their first"):
         read_run(written(tmp_path, together))

@@ -1,4 +1,4 @@
-"""A live engine is measured by what its answers' times say: against an engine whose steps are known."""
+"""Step times measured from outside, against an engine whose steps are known."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ramify.serving.policy.types import StepModel
 
 
 class Engine:
-    """Continuous batching on a virtual clock, chunked prefill, every step as long as the model says; `wire_s` is the
-    way to it and back, of which no model knows."""
+    """Continuous batching with chunked prefill on a virtual clock, with step times of a model. `wire_s` is the
+    network time, which no model contains."""
 
     def __init__(self, model: StepModel, slots: int = 64, wire_s: float = 0.004) -> None:
         self._model, self._slots, self._wire_s, self._now = model, slots, wire_s, 0.0
@@ -55,24 +55,24 @@ def test_the_engines_own_steps_are_found(model: StepModel) -> None:
     assert measured.error < 0.03
 
 
-def test_the_way_over_the_network_is_not_taken_for_prefill() -> None:
+def test_network_time_does_not_count_as_prefill() -> None:
     slow, near = (asyncio.run(profile(Engine(StepModel(), wire_s=s), Plan())) for s in (0.5, 0.0))
     assert slow.step.per_prefill_ms == pytest.approx(near.step.per_prefill_ms)
     assert (slow.way_s, near.way_s) == pytest.approx((1.0, 0.0), abs=0.001), "there and back"
 
 
-def test_answers_that_end_before_all_are_under_way_are_asked_for_again_longer() -> None:
+def test_a_probe_is_repeated_with_longer_answers_if_they_do_not_overlap() -> None:
     model = StepModel(60.0, 0.3, 0.9, 0.5)
     measured = asyncio.run(profile(Engine(model), Plan(batches=(1, 16), prompts=(512, 1536), tokens=8)))
     assert measured.step.step_ms(16, 16 * 1500, 0) == pytest.approx(model.step_ms(16, 16 * 1500, 0), rel=0.03)
 
 
-def test_answers_that_never_decode_together_are_given_up() -> None:
+def test_answers_that_never_overlap_raise() -> None:
     with pytest.raises(TooShort, match="has the engine as many slots"):
         asyncio.run(profile(Engine(StepModel(), slots=1), Plan(batches=(4,), prompts=(64, 512), tokens=8)))
 
 
-def test_steps_before_all_decode_and_after_one_ended_are_not_counted() -> None:
+def test_only_steps_in_which_all_decode_count() -> None:
     span = decoding(
         [Stream(10, 0.0, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)), Stream(20, 0.0, (2.0, 3.0, 4.0, 5.0, 6.0))]
     )
@@ -88,12 +88,12 @@ def test_steps_before_all_decode_and_after_one_ended_are_not_counted() -> None:
         ([Stream(4, 0.0, ())], "without a token"),
     ],
 )
-def test_what_cannot_be_timed_is_said(streams: list[Stream], why: str) -> None:
+def test_answers_that_cannot_be_timed_raise(streams: list[Stream], why: str) -> None:
     with pytest.raises(BadProbe, match=why):
         decoding(streams)
 
 
-def test_prompts_that_cost_nothing_and_plans_that_ask_nothing_are_refused() -> None:
+def test_free_prompts_and_empty_plans_are_refused() -> None:
     with pytest.raises(BadProbe, match="took no longer"):
         prefills([(64, 0.2), (512, 0.1)])
     with pytest.raises(BadProbe, match="two prompt lengths"):
@@ -119,7 +119,7 @@ def client(answer: httpx.Response | None = None, asked: list[dict[str, object]] 
     return httpx.AsyncClient(base_url="http://engine/v1/", transport=httpx.MockTransport(handle))
 
 
-async def test_over_http_a_token_is_an_event_and_no_prompt_repeats() -> None:
+async def test_over_http_each_event_is_a_token_and_prompts_differ() -> None:
     asked: list[dict[str, object]] = []
     async with client(asked=asked) as http:
         endpoint = await HttpEndpoint.find(http)

@@ -1,4 +1,4 @@
-"""Traces, workloads, what is told of lengths, and step-time models: the pure parts of a replay."""
+"""Traces, workloads, length hints and step-time models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.replay import worker
 from benchmarks.replay.errors import BadSteps, BadTrace, TooFew, TooMany
 from benchmarks.replay.inputs import step_times as steps
 from benchmarks.replay.inputs import synthetic_traces
-from benchmarks.replay.inputs.client_tags import Told, tags_of
+from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
 from benchmarks.replay.inputs.step_times import Span, fit
 from benchmarks.replay.inputs.traces import Trace, read
 from benchmarks.replay.inputs.workload import ARTIFACT, Arrivals, Mix, Workload, gpu_seconds, programs
@@ -61,7 +61,7 @@ def test_mooncakes_lines_carry_their_prefix_blocks(tmp_path: Path) -> None:
     assert (first.call.blocks, second.call.blocks, first.call.block_tokens) == ((0, 0), (0, 1), 512)
 
 
-def test_no_blocks_may_be_said_by_null(tmp_path: Path) -> None:
+def test_hash_ids_may_be_null(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 90, "output_length": 20, "hash_ids": null}\n' * 3)
     assert [arrival.call.blocks for arrival in read(path).arrivals] == [(), (), ()]
@@ -107,7 +107,7 @@ def test_calls_of_a_session_that_overlap_are_one_turn(tmp_path: Path) -> None:
         ('{"requests": [{"t": 0, "in": 1, "out": 1}, {"t": 1, ', "not an agent session"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_a_malformed_trace_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(BadTrace, match=said) as caught:
@@ -127,13 +127,13 @@ def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, s
     ],
     ids=["CRLF", "BOM", "spaces in the header", "a column more", "unsorted", "blank lines"],
 )
-def test_a_csv_may_be_written_otherwise(tmp_path: Path, written: Callable[[str], str]) -> None:
+def test_other_csv_dialects_are_read(tmp_path: Path, written: Callable[[str], str]) -> None:
     (tmp_path / "plain").write_text(AZURE)
     (tmp_path / "other").write_bytes(written(AZURE).encode())
     assert read(tmp_path / "other").arrivals == read(tmp_path / "plain").arrivals
 
 
-def test_a_session_is_told_by_its_requests_wherever_they_stand(tmp_path: Path) -> None:
+def test_a_session_is_recognised_by_its_requests(tmp_path: Path) -> None:
     requests = [{"t": t, "in": 10, "out": 5} for t in (0.0, 9.0)]
     (tmp_path / "late.json").write_text(json.dumps({"about": "x" * 9000, "requests": requests}))
     assert len(read(tmp_path / "late.json").sessions[0].turns) == 2
@@ -148,7 +148,7 @@ def test_a_broken_gzip_is_refused(tmp_path: Path, name: str, broken: str) -> Non
         read(tmp_path if name.startswith("session") else tmp_path / name)
 
 
-def test_a_trace_of_calls_that_cost_nothing_is_refused_before_it_takes_hours(tmp_path: Path) -> None:
+def test_a_trace_of_almost_empty_calls_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty-calls.csv"
     header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     path.write_text(header + "".join(f"2023-11-16 18:{i:02d}:00,0,0\n" for i in range(60)))
@@ -156,7 +156,7 @@ def test_a_trace_of_calls_that_cost_nothing_is_refused_before_it_takes_hours(tmp
         worker.run(Job("concord", str(path)), tmp_path)
 
 
-def test_a_trace_of_one_moment_is_refused_since_nothing_of_it_is_counted(tmp_path: Path) -> None:
+def test_a_trace_without_counted_programs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "at-once.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:00,500,100\n" * 60)
     with pytest.raises(TooFew, match="none arrives between 2 and 18 s"):
@@ -164,9 +164,7 @@ def test_a_trace_of_one_moment_is_refused_since_nothing_of_it_is_counted(tmp_pat
 
 
 @pytest.mark.parametrize("arrivals", list(Arrivals))
-def test_a_load_is_so_much_gpu_time_a_second_and_half_the_load_half_the_programs(
-    trace: Trace, arrivals: Arrivals
-) -> None:
+def test_the_load_is_gpu_time_per_second(trace: Trace, arrivals: Arrivals) -> None:
     setting = Setting(seconds=200.0)
     made = programs(trace, Workload(load=1.2, arrivals=arrivals), setting)
     work = sum(sum(gpu_seconds(program.stages, setting.step, setting.slots)) for program in made)
@@ -177,7 +175,7 @@ def test_a_load_is_so_much_gpu_time_a_second_and_half_the_load_half_the_programs
 
 
 def test_a_generated_workload_has_the_lengths_of_table_6_1(tmp_path: Path) -> None:
-    """Median and 95th percentile: single requests call by call, compound ones by all of their calls together."""
+    """Median and 95th percentile: of single calls, and of all calls of a compound request together."""
     path = synthetic_traces.write_workload(tmp_path / "made-up.json")
     assert path.read_bytes() == synthetic_traces.write_workload(tmp_path / "again.json").read_bytes()
     generated = synthetic_traces.read_workload(path)
@@ -196,7 +194,7 @@ def test_a_generated_workload_has_the_lengths_of_table_6_1(tmp_path: Path) -> No
     assert 225 < answers[len(answers) // 2] < 410, "between the two applications' medians"
 
 
-def test_what_was_generated_and_then_cut_is_refused_and_other_traces_read_as_ever(tmp_path: Path) -> None:
+def test_a_truncated_generated_trace_is_refused(tmp_path: Path) -> None:
     path = synthetic_traces.write_workload(tmp_path / "made-up.json", count=5)
     path.write_text(path.read_text()[:-100])
     with pytest.raises(BadTrace, match="made anew"):
@@ -205,14 +203,14 @@ def test_what_was_generated_and_then_cut_is_refused_and_other_traces_read_as_eve
     assert synthetic_traces.read_workload(tmp_path / "azure.csv") == read(tmp_path / "azure.csv")
 
 
-def test_the_same_seed_makes_the_same_programs_and_another_others(trace: Trace) -> None:
+def test_the_seed_fixes_the_programs(trace: Trace) -> None:
     setting = Setting(seconds=30.0)
     first, again, other = (programs(trace, Workload(seed=seed), setting) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_a_mix_and_slos_are_as_asked_for(trace: Trace) -> None:
+def test_programs_have_the_mix_and_slos(trace: Trace) -> None:
     made = programs(trace, Workload(mix=Mix(0.0, 0.0, 1.0), slo=ARTIFACT.scaled(0.5)), Setting(seconds=60.0))
     assert {program.kind for program in made} == {SloClass.COMPOUND}
     assert all(program.deadline_s == 4.0 * len(program.stages) for program in made)
@@ -220,9 +218,9 @@ def test_a_mix_and_slos_are_as_asked_for(trace: Trace) -> None:
     assert all(stage.tool_s > 0 for program in made for stage in program.stages[1:])
 
 
-def test_what_is_predicted_is_calibrated_and_sharper_the_better_the_predictor() -> None:
+def test_predictions_are_calibrated_and_sharper_with_more_correlation() -> None:
     lengths = [10 * (i % 100 + 1) for i in range(1000)]
-    told = Told(lengths, seed=3)
+    told = LengthHints(lengths, seed=3)
     widths = []
     for correlation in (0.2, 0.9):
         knows = Knowledge(correlation=correlation)
@@ -234,8 +232,8 @@ def test_what_is_predicted_is_calibrated_and_sharper_the_better_the_predictor() 
 
 
 @given(st.integers(1, 2000), st.integers(0, 5))
-def test_an_oracle_knows_the_length_and_the_blind_nothing(length: int, seed: int) -> None:
-    told = Told([5, 50, 500], seed)
+def test_an_oracle_knows_the_length_and_none_knows_nothing(length: int, seed: int) -> None:
+    told = LengthHints([5, 50, 500], seed)
     oracle = told.sketch(Knowledge(Lengths.ORACLE), ProgramId(1), 0, Call(1, length))
     assert oracle is not None
     assert oracle.quantile(0.5) == length
@@ -245,10 +243,10 @@ def test_an_oracle_knows_the_length_and_the_blind_nothing(length: int, seed: int
     )
 
 
-def test_later_stages_are_told_only_to_those_who_know_the_plan(trace: Trace) -> None:
+def test_later_stages_are_told_only_with_the_plan(trace: Trace) -> None:
     made = programs(trace, Workload(mix=Mix(0.0, 0.0, 1.0)), Setting(seconds=30.0))
     program = next(program for program in made if len(program.stages) == 3)
-    told = Told([1, 2], 0)
+    told = LengthHints([1, 2], 0)
     tags = {
         structure: tags_of(program, 0, 0, program.at, replace(Knowledge(), structure=structure), told)
         for structure in Structure

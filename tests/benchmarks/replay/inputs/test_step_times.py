@@ -1,4 +1,4 @@
-"""What a step costs: which tokens ride along, and what a fit does with the costs."""
+"""The timing of a step: which tokens are free, and how a fit changes the costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row's verdict: at its target it is met, and of next to nothing no multiple is said."""
+"""The verdict of a row: met at its target; no multiple of next to nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_without_a_target_it_is_reported() -> None:
 
 
 @pytest.mark.parametrize(("ours", "met"), [(0.019, False), (0.02, True), (0.9, True)])
-def test_of_who_has_next_to_nothing_the_multiple_still_counts(ours: float, met: bool) -> None:
+def test_a_target_over_next_to_nothing_still_requires_the_multiple(ours: float, met: bool) -> None:
     row = against("a", "concord", "fcfs", pair(ours, 0.004), 5.0)
     assert (row["ours"], row["ratio"], row["met"]) == (None, None, met)
 
@@ -39,5 +39,5 @@ def test_nothing_is_no_multiple_of_nothing() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "said"), [(0.0049, False), (0.005, True)])
-def test_half_a_point_is_enough_to_say_a_multiple_of(theirs: float, said: bool) -> None:
+def test_half_a_point_is_enough_for_a_multiple(theirs: float, said: bool) -> None:
     assert (pair(0.5, theirs).ratio is not None) is said

@@ -1,4 +1,4 @@
-"""The page of an evaluation: each question has its part, and nothing is drawn together that was measured apart."""
+"""The HTML page of an evaluation: each question has a part, and only like is drawn with like."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay import evaluation
-from benchmarks.replay.evaluation import Table
+from benchmarks.replay.evaluation import ResultTable
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report import plots
 from benchmarks.replay.report.html_report import TITLES, write_page
@@ -23,17 +23,17 @@ BASE = Job("concord", "/somewhere/trace.csv", seconds=600.0)
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    """Of every job of the whole evaluation with two seeds, a made-up score."""
+    """A made-up score for every job of the whole evaluation, with two seeds."""
     jobs = [job for section in evaluation.sections(BASE, range(2)) for job in section.jobs]
     return [result(job, 0.5 + 0.01 * (len(job.contender) % 40) + 0.01 * job.seed) for job in dict.fromkeys(jobs)]
 
 
-def test_the_page_answers_every_question_and_draws_only_like_with_like(
+def test_the_page_has_a_part_for_each_question_and_compares_like_with_like(
     results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, list[Job]] = {}
 
-    def noted(path: Path, table: Table, jobs: Sequence[Job], *more: object) -> str:
+    def noted(path: Path, table: ResultTable, jobs: Sequence[Job], *more: object) -> str:
         assert path.stem not in drawn, "a plot has a file of its own"
         drawn[path.stem] = list(jobs)
         return f"<img alt={path.stem}>"
@@ -68,8 +68,8 @@ def test_plots_are_in_the_page_and_beside_it(results: list[Result], tmp_path: Pa
     assert "http" not in page and "<script" not in page, "nothing from elsewhere"
 
 
-def test_all_three_goodputs_and_every_class_stand_in_each_line() -> None:
-    table = Table([result(BASE, 0.7), result(BASE.but(seed=1), 0.9), result(BASE.but(contender="fcfs"), 0.2)])
+def test_each_line_has_all_goodputs_and_every_class() -> None:
+    table = ResultTable([result(BASE, 0.7), result(BASE.but(seed=1), 0.9), result(BASE.but(contender="fcfs"), 0.2)])
     lines = goodput(table, [BASE.but(contender="fcfs"), BASE])
     assert lines.head[1:5] == ("requests", "concord is ahead by", "tokens", "workflows")
     assert lines.head[5:8] == ("latency", "deadline", "compound")
@@ -78,29 +78,29 @@ def test_all_three_goodputs_and_every_class_stand_in_each_line() -> None:
     assert stock[:4] == ("fcfs", "0.200", "+0.500", "0.200"), "one seed has no interval, and is held against itself"
 
 
-def test_percentiles_are_the_seeds_means_and_of_nobody_there_are_none() -> None:
+def test_percentiles_are_means_over_the_seeds() -> None:
     one, other, none = result(BASE, 0.7), result(BASE.but(seed=1), 0.7), result(BASE.but(contender="fcfs"), 0.0)
     other = replace(other, score=replace(other.score, ttft={"latency": Tail(0.3, 0.6, 5)}))
     none = replace(none, score=replace(none.score, ttft={"latency": Tail(0.0, 0.0, 0)}))
     also = result(BASE.but(contender="fcfs", seed=1), 0.0)
     none, also = (replace(it, score=replace(it.score, ttft=none.score.ttft)) for it in (none, also))
-    found = latencies(Table([one, other, none, also]), [BASE, BASE.but(contender="fcfs")])
+    found = latencies(ResultTable([one, other, none, also]), [BASE, BASE.but(contender="fcfs")])
     assert found.head[1] == "TTFT, latency-sensitive"
     assert [line[1] for line in found.lines] == ["0.20 / 0.40", ""]
     kinds = ("latency-sensitive", "deadline", "compound")
     assert found.head[1:] == tuple(f"{figure}, {kind}" for figure in ("TTFT", "TBT", "E2E") for kind in kinds)
 
 
-def test_an_oracle_stands_beside_its_form_over_the_seeds_of_both() -> None:
+def test_an_oracle_is_shown_beside_its_form_over_shared_seeds() -> None:
     oracle = BASE.but(contender="concord-oracle")
-    table = Table([result(BASE, 0.8), result(BASE.but(seed=1), 0.1), result(oracle, 0.9)])
+    table = ResultTable([result(BASE, 0.8), result(BASE.but(seed=1), 0.1), result(oracle, 0.9)])
     (line,) = near_oracle(table, [BASE, oracle]).lines
     classes = ("1.00 / – / –", "1.00 / – / –")
     assert line == ("concord", "0.800", "0.900", "0.889", "0.800", "0.900", "0.889", *classes, "1")
 
 
 def test_the_course_over_time_is_the_seeds_mean() -> None:
-    table = Table([result(BASE, 0.4), result(BASE.but(seed=1), 0.8)])
+    table = ResultTable([result(BASE, 0.4), result(BASE.but(seed=1), 0.8)])
     assert course(table.scores(BASE)) == [
         (0.0, pytest.approx(0.6), pytest.approx(0.6)),
         (30.0, *[pytest.approx(0.6)] * 2),
@@ -111,14 +111,14 @@ def test_the_course_over_time_is_the_seeds_mean() -> None:
     assert found.lines == (("concord", "0.60 / 0.60", "0.60 / 0.60", "1.00 / – / –"),)
 
 
-def test_what_stands_beside_each_other_over_time_is_of_the_same_seeds() -> None:
-    """Two contenders that do alike on each seed look alike, though one of them has a hard seed more."""
+def test_the_course_over_time_uses_the_seeds_that_all_have() -> None:
+    """Two contenders that are equal on each seed look equal, although one has an extra hard seed."""
     other = BASE.but(contender="fcfs")
-    table = Table([result(BASE, 0.9), result(BASE.but(seed=1), 0.1), result(other, 0.9)])
+    table = ResultTable([result(BASE, 0.9), result(BASE.but(seed=1), 0.1), result(other, 0.9)])
     found = over_time(table, [BASE, other])
     assert found.head[0] == "programs / tokens; seed 0"
     assert [line[1] for line in found.lines] == ["0.90 / 0.90"] * 2
-    apart = Table(
+    apart = ResultTable(
         [result(BASE, 0.9), result(other.but(seed=1), 0.1), result(BASE.but(contender="plas", seed=1), 0.2)]
     )
     found = over_time(apart, [BASE, other, BASE.but(contender="plas")])

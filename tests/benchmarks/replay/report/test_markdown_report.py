@@ -1,4 +1,4 @@
-"""The measured part of a document: made from results and rows alone, and put where the marks are."""
+"""The measured part of a page: made from results and rows alone, and written between the marks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay.errors import ReplayError
-from benchmarks.replay.evaluation import Table
+from benchmarks.replay.evaluation import ResultTable
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report.comparisons import Row
 from benchmarks.replay.report.markdown_report import BEGIN, END, measured, update
@@ -34,7 +34,7 @@ def results() -> list[Result]:
     return [*made, result(BASE.but(contender="fcfs"), 0.6), result(BASE.but(slo="tight"), 0.8)]
 
 
-def test_what_was_computed_what_was_missed_and_every_contender_are_in_it(results: list[Result]) -> None:
+def test_the_report_names_the_replays_the_misses_and_every_contender(results: list[Result]) -> None:
     text = measured(results, [ROW])
     assert "![" not in text and "![Goodput against load, loose limits](page.png)" in measured(results, [], "page.png")
     assert "| trace.csv | loose, load 1.1 | 150 | 0, 1 | concord |" in text
@@ -50,14 +50,14 @@ def test_what_was_computed_what_was_missed_and_every_contender_are_in_it(results
     assert "/somewhere" not in text
 
 
-def test_what_did_not_make_the_pace_is_named(results: list[Result]) -> None:
-    """60 s were simulated in each."""
+def test_slow_replays_are_named(results: list[Result]) -> None:
+    """Each replay simulated 60 s."""
     assert "None was less than 5 × as fast." in measured([replace(one, cpu_s=12.0) for one in results], [])
     slow = [*(replace(one, cpu_s=12.0) for one in results[1:]), replace(results[0], cpu_s=30.0)]
     assert "1 were less than 5 × as fast, the least 2.0 × (concord, loose, load 1.1): concord." in measured(slow, [])
 
 
-def test_only_what_lies_between_the_marks_is_replaced(results: list[Result], tmp_path: Path) -> None:
+def test_only_the_text_between_the_marks_is_replaced(results: list[Result], tmp_path: Path) -> None:
     page = tmp_path / "evaluation.md"
     page.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
     update(page, results, [])
@@ -76,9 +76,9 @@ def test_without_both_marks_nothing_is_written(text: str, tmp_path: Path) -> Non
     assert page.read_text() == text
 
 
-def test_the_load_at_a_level_is_read_between_the_loads() -> None:
+def test_the_load_at_a_level_is_interpolated() -> None:
     levels = {0.9: 1.0, 1.1: 0.9, 1.3: 0.5}
-    table = Table([result(BASE.but(load=load), level) for load, level in levels.items()])
+    table = ResultTable([result(BASE.but(load=load), level) for load, level in levels.items()])
     assert table.loads(BASE) == [0.9, 1.1, 1.3]
     assert table.load_at(BASE, 0.7, lambda score: score.request) == pytest.approx(1.2)
     assert table.load_at(BASE, 0.3, lambda score: score.request) == 1.3

@@ -1,10 +1,10 @@
-"""The thesis's own ratios: rerun and reported, beside what it says, whatever comes out."""
+"""The thesis's own ratios, reported beside its figures."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.replay.evaluation import Table
+from benchmarks.replay.evaluation import ResultTable
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report.comparisons import Row
 from benchmarks.replay.report.thesis_rows import thesis_rows_of
@@ -15,7 +15,7 @@ BASE = Job("concord", "/somewhere/trace.csv")
 
 def rows(levels: dict[Job, float]) -> dict[str, Row]:
     results: list[Result] = [result(job, level) for job, level in levels.items()]
-    found = list(thesis_rows_of(Table(results), BASE))
+    found = list(thesis_rows_of(ResultTable(results), BASE))
     assert all(row["met"] is None and row["target"] == "reported" for row in found)
     return {row["name"]: row for row in found}
 
@@ -24,7 +24,7 @@ def but(contender: str, **more: object) -> Job:
     return BASE.but(contender=contender, **more)
 
 
-def test_each_goodput_is_held_against_each_rival_beside_what_the_thesis_has() -> None:
+def test_each_goodput_is_compared_with_each_rival_and_the_thesis() -> None:
     found = rows({but("calm-thesis"): 0.8, but("calm-thesis, tokens"): 0.6, but("ltr"): 0.5, but("fcfs"): 0.0})
     ltr = found["load 1.1: calm-thesis against ltr, request goodput"]
     assert ltr["ours"] == pytest.approx(1.6) and "thesis: 2.3 to 4.5 x (figure 6.2)" in ltr["note"]
@@ -54,5 +54,5 @@ def test_oracle_throughput_replicas_limits_and_mixes_have_rows() -> None:
     assert mixed["ours"] == pytest.approx(1.8) and "1.8 x" in mixed["note"]
 
 
-def test_without_results_nothing_is_said() -> None:
+def test_without_results_there_are_no_rows() -> None:
     assert rows({but("concord"): 0.9, but("calm-thesis", load=1.6): 0.2}) == {}

@@ -1,4 +1,4 @@
-"""Replays on vLLM's own scheduler: what arrives ends, the same twice, and order decides who is in time."""
+"""Replays on vLLM's own scheduler: every program ends, replays repeat, and the order decides who is in time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from benchmarks.replay.baselines.contenders import contender as named
 from benchmarks.replay.errors import TooLong
-from benchmarks.replay.inputs.client_tags import Told
+from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.score import score
 from benchmarks.replay.simulation.fleet import simulate_fleet
-from benchmarks.replay.simulation.simulation import Replayed, _Replay, replay, without_cache_first
+from benchmarks.replay.simulation.simulation import Replayed, Simulation, replay, without_cache_first
 from benchmarks.replay.types import Call, Contender, Knowledge, Lengths, Program, ProgramId, Setting, Stage, Stock
 from benchmarks.replay.worker import run
 from ramify.serving.policy.registry import make_policy
@@ -43,11 +43,11 @@ def single(id_: int, at: float, output: int, kind: SloClass = SloClass.DEADLINE,
 def played(programs: list[Program], contender: Contender, folder: Path, setting: Setting = SETTING) -> Replayed:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return replay(programs, contender, setting, Told([10, 100, 1000], 0), folder)
+        return replay(programs, contender, setting, LengthHints([10, 100, 1000], 0), folder)
 
 
 @pytest.mark.parametrize("contender", [FCFS, CONCORD], ids=lambda one: one.name)
-def test_a_workflows_stages_follow_each_other_behind_their_tools(contender: Contender, tmp_path: Path) -> None:
+def test_stages_follow_each_other_after_their_tools(contender: Contender, tmp_path: Path) -> None:
     stages = (Stage((Call(100, 20), Call(100, 40))), Stage((Call(50, 10),), tool_s=1.5))
     program = Program(ProgramId(0), 1.0, SloClass.COMPOUND, stages, deadline_s=40.0)
     replayed = played([program], contender, tmp_path)
@@ -59,7 +59,7 @@ def test_a_workflows_stages_follow_each_other_behind_their_tools(contender: Cont
     assert outcome.tokens_met == 250 + 70
 
 
-def test_fcfs_keeps_the_urgent_waiting_and_concord_does_not_and_both_are_the_same_twice(tmp_path: Path) -> None:
+def test_concord_serves_urgent_calls_sooner_than_fcfs_and_replays_repeat(tmp_path: Path) -> None:
     long = [single(i, 0.0, 1500) for i in range(4)]
     urgent = [single(4 + i, 1.0, 20, SloClass.LATENCY) for i in range(2)]
     by_name = {}
@@ -71,7 +71,7 @@ def test_fcfs_keeps_the_urgent_waiting_and_concord_does_not_and_both_are_the_sam
     assert by_name["concord"].attained == {"latency": 1.0, "deadline": 1.0}
 
 
-def test_only_a_prefill_in_chunks_lets_others_go_on(tmp_path: Path) -> None:
+def test_only_chunked_prefill_lets_others_go_on(tmp_path: Path) -> None:
     """A stream and a prompt of 30,000 tokens beside it: in chunks of 1,000, or in one piece of half a second."""
     stream = single(0, 0.0, 400, SloClass.LATENCY)
     long = Program(ProgramId(1), 1.0, SloClass.DEADLINE, (Stage((Call(30_000, 5),)),), deadline_s=30.0)
@@ -95,8 +95,8 @@ def test_a_program_whose_call_is_refused_is_given_up_with_its_siblings(tmp_path:
     assert all(call.stage == 0 for call in lost.calls), "nothing of the later stage arrives"
 
 
-def test_what_comes_around_the_window_is_served_and_counted_in_the_whole_run_alone(tmp_path: Path) -> None:
-    """The last is over 30 s after the last of the window is due."""
+def test_programs_outside_the_window_count_only_in_the_whole_run(tmp_path: Path) -> None:
+    """The last program ends 30 s after the last one of the window is due."""
     setting = replace(SETTING, warm=0.1, cool=0.1)
     hopeless = single(1, 10.0, 2000, due=1.0)
     replayed = played([single(0, 10.0, 20, due=1.0), hopeless, single(2, 19.0, 8000, due=60.0)], CONCORD, tmp_path)
@@ -106,16 +106,16 @@ def test_what_comes_around_the_window_is_served_and_counted_in_the_whole_run_alo
 
 
 @pytest.mark.parametrize("name", ["fcfs", "plas-preempting", "ltr", "concord"])
-def test_without_a_prefix_cache_nothing_is_otherwise_where_nothing_could_be_found_in_it(
+def test_without_shared_blocks_the_prefix_cache_changes_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every time of every token, and what was begun anew: only he whose calls are computed twice."""
-    made: list[tuple[bool, _Replay]] = []
+    """Compares the time of every token. Only a replay with preempted calls starts again with the cache."""
+    made: list[tuple[bool, Simulation]] = []
     chance = Random(0)
     programs = [single(i, i * 0.2, chance.randrange(1, 700), due=chance.choice((4.0, 60.0))) for i in range(60)]
 
-    def kept(cache: bool) -> _Replay:
-        one = _Replay(programs, named(name), SETTING, Told([10, 100, 1000], 0), tmp_path, True, cache)
+    def kept(cache: bool) -> Simulation:
+        one = Simulation(programs, named(name), SETTING, LengthHints([10, 100, 1000], 0), tmp_path, True, cache)
         made.append((cache, one))
         return one
 
@@ -123,7 +123,7 @@ def test_without_a_prefix_cache_nothing_is_otherwise_where_nothing_could_be_foun
         warnings.simplefilter("ignore")
         quick, cached = (
             without_cache_first(programs, kept),
-            _Replay(programs, named(name), SETTING, Told([10, 100, 1000], 0), tmp_path, True, True).run(),
+            Simulation(programs, named(name), SETTING, LengthHints([10, 100, 1000], 0), tmp_path, True, True).run(),
         )
     assert quick == cached
     again = name == "plas-preempting"
@@ -148,7 +148,7 @@ def test_two_replicas_share_what_comes(tmp_path: Path) -> None:
 
 @dataclass
 class Nosy:
-    """Concord, which keeps what it was shown."""
+    """Concord, recording the views it is shown."""
 
     seen: dict[int, RequestView] = field(default_factory=dict)
     inner: Policy = field(default_factory=partial(make_policy, "concord"))
@@ -162,13 +162,15 @@ class Nosy:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_no_policy_can_tell_from_a_limit_how_long_an_answer_will_be(tmp_path: Path, replicas: int) -> None:
-    """A call that generates 40 tokens and one that generates 400 look alike, unless their lengths are told."""
+def test_limits_do_not_reveal_answer_lengths(tmp_path: Path, replicas: int) -> None:
+    """A call of 40 tokens and one of 400 look the same unless their lengths are told."""
     policy = Nosy()
     blind = Contender("nosy", lambda: policy, Knowledge(lengths=Lengths.MEAN))
     programs = [single(i, 0.1 * i, 40 if i % 2 else 400) for i in range(8)]
     setting = replace(SETTING, replicas=replicas)
-    replayed = (simulate_fleet if replicas > 1 else replay)(programs, blind, setting, Told([40, 400], 0), tmp_path)
+    replayed = (simulate_fleet if replicas > 1 else replay)(
+        programs, blind, setting, LengthHints([40, 400], 0), tmp_path
+    )
     assert [one.calls[0].generated for one in replayed.outcomes] == [400, 40] * 4
     assert len(policy.seen) == 8
     told = {(one.max_tokens, one.sketch and one.sketch.quantile(0.5)) for one in policy.seen.values()}
@@ -177,45 +179,45 @@ def test_no_policy_can_tell_from_a_limit_how_long_an_answer_will_be(tmp_path: Pa
     assert limit is not None and limit > 400
 
 
-def test_one_queue_before_engines_binds_a_call_when_it_may_begin(tmp_path: Path) -> None:
-    """Two engines, one of which has the longer calls: who waits goes to the one that is free first."""
+def test_one_queue_binds_a_call_only_when_it_starts(tmp_path: Path) -> None:
+    """Two engines, one with the longer calls: a waiting call goes to the one that is free first."""
     setting = replace(SETTING, slots=1, replicas=2)
     programs = [single(0, 0.0, 900), single(1, 0.0, 50), *[single(i, 0.01 * i, 50) for i in range(2, 10)]]
-    replayed = simulate_fleet(programs, CONCORD, setting, Told([10, 100, 1000], 0), tmp_path)
+    replayed = simulate_fleet(programs, CONCORD, setting, LengthHints([10, 100, 1000], 0), tmp_path)
     assert all(one.met for one in replayed.outcomes)
     long, *short = [one.ended or 0.0 for one in replayed.outcomes]
     assert max(short) < long, "all of them passed by the long one"
-    again = simulate_fleet(programs, CONCORD, setting, Told([10, 100, 1000], 0), tmp_path)
+    again = simulate_fleet(programs, CONCORD, setting, LengthHints([10, 100, 1000], 0), tmp_path)
     assert again.outcomes == replayed.outcomes
 
 
-def test_behind_one_queue_who_cannot_be_met_is_refused_and_siblings_leave(tmp_path: Path) -> None:
+def test_one_queue_refuses_a_late_call_and_drops_its_siblings(tmp_path: Path) -> None:
     setting = replace(SETTING, slots=1, replicas=2)
     wide = (Stage(tuple(Call(100, 3000) for _ in range(4))),)
     hopeless = Program(ProgramId(0), 0.0, SloClass.COMPOUND, wide, deadline_s=20.0)
-    replayed = simulate_fleet([hopeless, single(1, 0.1, 20)], CONCORD, setting, Told([10, 3000], 0), tmp_path)
+    replayed = simulate_fleet([hopeless, single(1, 0.1, 20)], CONCORD, setting, LengthHints([10, 3000], 0), tmp_path)
     given_up, met = replayed.outcomes
     assert met.met and not given_up.met
     assert len(given_up.calls) == 4 and any(call.refused for call in given_up.calls)
 
 
-def test_an_engine_that_has_stood_still_gives_no_token_before_its_call_came(tmp_path: Path) -> None:
+def test_an_idle_engine_gives_no_token_before_its_call_arrives(tmp_path: Path) -> None:
     """One of two is busy from the start, the other has nothing until 5 s."""
     programs = [single(0, 0.0, 3000), single(1, 5.0, 20)]
-    replayed = simulate_fleet(programs, FCFS, replace(SETTING, replicas=2), Told([20, 3000], 0), tmp_path)
+    replayed = simulate_fleet(programs, FCFS, replace(SETTING, replicas=2), LengthHints([20, 3000], 0), tmp_path)
     call = replayed.outcomes[1].calls[0]
     assert call.first is not None and call.first > call.arrived == 5.0
 
 
-def test_an_agents_long_prompt_is_served_and_one_beyond_the_kv_is_said_to_be(tmp_path: Path) -> None:
+def test_a_long_prompt_is_served_and_one_beyond_the_kv_raises(tmp_path: Path) -> None:
     long = Program(ProgramId(0), 0.0, SloClass.DEADLINE, (Stage((Call(200_000, 5),)),), deadline_s=60.0)
     assert played([long], CONCORD, tmp_path, replace(SETTING, kv_tokens=300_000)).outcomes[0].met
     with pytest.raises(TooLong, match="200006 tokens, and the engine's KV holds 40000"):
         played([long], CONCORD, tmp_path)
 
 
-def test_to_a_clairvoyant_comes_what_the_bound_serves_and_the_rest_counts_as_missed(tmp_path: Path) -> None:
-    """Of twice what fits, the contender refuses late and in part; the clairvoyant has none to refuse."""
+def test_a_clairvoyant_gets_the_bounds_programs_and_misses_the_rest(tmp_path: Path) -> None:
+    """With twice the work that fits, Concord refuses calls late; the clairvoyant has none to refuse."""
     trace = tmp_path / "trace.csv"
     rows = [f"2023-11-16 18:00:{i % 60:02d}.0,1000,300" for i in range(60)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))

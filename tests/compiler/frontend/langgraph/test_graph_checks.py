@@ -1,4 +1,4 @@
-"""What bad input gets, of graphs: an error that names the place and the mend."""
+"""Graphs that are refused, with an error that names the place and the correction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compiled(graph: Any) -> Any:
     return compile_graph(graph, name="flow", ref="app.py:graph")
 
 
-def test_a_node_that_no_edge_leads_to_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_without_incoming_edges_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert compiled(graph_of(first=node, lost=node)).plan.op("run.lost")
     (record,) = caplog.records
     assert record.name == "ramify.compiler" and record.levelname == "WARNING"
@@ -52,8 +52,8 @@ def test_a_node_that_no_edge_leads_to_is_a_warning(caplog: pytest.LogCaptureFixt
     assert here(node) in record.getMessage()
 
 
-def test_there_is_no_warning_where_code_may_lead_to_the_node(caplog: pytest.LogCaptureFixture) -> None:
-    """By whatever way: it cannot all be seen."""
+def test_there_is_no_warning_if_code_may_lead_to_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    """Code may lead there in many ways, and not all can be read."""
 
     def go(state: State) -> Any:
         return Command(goto="far")
@@ -107,10 +107,10 @@ def test_there_is_no_warning_where_code_may_lead_to_the_node(caplog: pytest.LogC
     for action in ways:
         assert compiled(graph_of(first=action, far=node)).plan.op("run.far").step == "far"
     assert not caplog.records
-    app: Any = None  # as of an app whose nodes ask it: bound when the graph is compiled
+    app: Any = None  # like an app that its own nodes call: bound when the graph is compiled
 
 
-def test_a_cycle_that_only_an_interrupt_or_the_limit_ends_is_a_graph(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cycle_that_only_an_interrupt_or_the_limit_ends_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     graph = graph_of(a=node, b=node)
     graph.add_edge("a", "b")
     graph.add_edge("b", "a")
@@ -118,7 +118,7 @@ def test_a_cycle_that_only_an_interrupt_or_the_limit_ends_is_a_graph(caplog: pyt
     assert not caplog.records
 
 
-def test_a_cycle_with_an_exit_is_none() -> None:
+def test_a_cycle_with_an_exit_is_accepted() -> None:
     def choose(state: State) -> Literal["a", "__end__"]:
         return "a"
 
@@ -156,14 +156,14 @@ def right(state: State) -> State:
     return {"x": 3}
 
 
-def test_two_nodes_of_one_superstep_and_a_channel_without_a_reducer() -> None:
+def test_two_nodes_that_write_a_channel_without_a_reducer_are_refused() -> None:
     with pytest.raises(WorkflowError, match="channel x has no reducer") as error:
         compiled(fans(left, right))
     assert f"first -> left ({here(left)}) and first -> right ({here(right)})" in error.value.what
     assert "Annotated" in error.value.mend
 
 
-def test_such_nodes_are_not_refused_where_a_decorator_may_change_what_they_return() -> None:
+def test_they_are_not_refused_if_a_decorator_may_change_the_result() -> None:
     def perhaps(function: Any) -> Any:
         @functools.wraps(function)
         def wrapper(state: State) -> Any:
@@ -175,7 +175,7 @@ def test_such_nodes_are_not_refused_where_a_decorator_may_change_what_they_retur
     assert "writes" not in compiled(fans(left, perhaps(right))).plan.op("run.right").attrs
 
 
-def test_such_nodes_are_not_refused_where_one_may_leave_the_channel_alone() -> None:
+def test_they_are_not_refused_if_one_may_not_write_the_channel() -> None:
     def perhaps(state: State) -> Any:
         if state["x"]:
             return {"x": 1}
@@ -191,7 +191,7 @@ def test_such_nodes_are_not_refused_where_one_may_leave_the_channel_alone() -> N
     assert compiled(later)
 
 
-def test_a_reducer_that_cannot_join_what_its_channel_holds() -> None:
+def test_a_reducer_that_cannot_join_its_channels_values_is_refused() -> None:
     class Bad(TypedDict):
         x: int
         found: Annotated[dict, operator.add]  # line: of this field
@@ -204,7 +204,7 @@ def test_a_reducer_that_cannot_join_what_its_channel_holds() -> None:
 @pytest.mark.parametrize(
     "hint", [Annotated[list, operator.mul], Annotated[int, operator.floordiv], Annotated[str, operator.mod]]
 )
-def test_a_reducer_that_joins_what_is_of_another_type_is_not_refused(hint: Any) -> None:
+def test_a_reducer_that_joins_another_type_is_not_refused(hint: Any) -> None:
     assert compiled(graph_of_schema(TypedDict("Odd", {"x": int, "odd": hint})))  # type: ignore[operator]
 
 
@@ -228,14 +228,14 @@ def test_a_reducer_of_the_wrong_shape_is_refused_by_langgraph_itself() -> None:
         StateGraph(Bad)
 
 
-def test_state_that_no_checkpoint_can_keep() -> None:
+def test_a_channel_that_no_checkpoint_can_store_is_refused() -> None:
     class Bad(TypedDict):
         line: socket.socket | None  # line: of the socket
 
-    with pytest.raises(WorkflowError, match="channel line holds a socket, which no checkpoint can keep") as error:
+    with pytest.raises(WorkflowError, match="channel line holds a socket, which no checkpoint can store") as error:
         compiled(graph_of_schema(Bad).compile(checkpointer=InMemorySaver()))
     assert error.value.where == f"langgraph/test_graph_checks.py:{line_of('# line: of the socket')}"
-    assert compiled(graph_of_schema(Bad).compile()), "nothing is kept without a checkpointer, as in LangGraph"
+    assert compiled(graph_of_schema(Bad).compile()), "nothing is stored without a checkpointer, as in LangGraph"
 
 
 def test_a_world_in_the_state_is_refused_with_and_without_a_checkpointer() -> None:
@@ -255,7 +255,7 @@ def a_world() -> Sandbox:
     return Sandbox.__new__(Sandbox)
 
 
-def test_a_node_that_holds_a_world_in_its_closure() -> None:
+def test_a_node_that_holds_a_world_in_its_closure_is_refused() -> None:
     world = a_world()
 
     def holds(state: State) -> Any:
@@ -266,7 +266,7 @@ def test_a_node_that_holds_a_world_in_its_closure() -> None:
     assert error.value.where == f"langgraph/test_graph_checks.py:{holds.__code__.co_firstlineno + 1}"
 
 
-def test_a_node_that_calls_a_step_or_a_workflow() -> None:
+def test_a_node_that_calls_a_step_or_a_workflow_is_refused() -> None:
     @step
     async def ours(sandbox: Sandbox) -> None: ...
 
@@ -285,7 +285,7 @@ def test_a_node_that_calls_a_step_or_a_workflow() -> None:
         assert error.value.where == f"langgraph/test_graph_checks.py:{action.__code__.co_firstlineno + 1}"
 
 
-def test_a_function_that_stays_in_the_node_may_hold_its_world() -> None:
+def test_an_inner_function_may_use_the_nodes_world() -> None:
     def makes(state: State, sandbox: Sandbox) -> Any:
         def reader() -> Any:
             return lambda name: sandbox.path / name
@@ -299,12 +299,12 @@ def test_a_function_that_stays_in_the_node_may_hold_its_world() -> None:
         assert compiled(graph_of(only=action))
 
 
-def test_a_function_that_leaves_the_node_may_not() -> None:
+def test_a_returned_function_may_not_hold_the_nodes_world() -> None:
     def hands_out(state: State, sandbox: Sandbox) -> Any:
         def read() -> Any:
             return sandbox.path
 
         return {"x": read}
 
-    with pytest.raises(WorkflowError, match="hands out a function that holds its world sandbox"):
+    with pytest.raises(WorkflowError, match="returns a function that holds its world sandbox"):
         compiled(graph_of(only=hands_out))

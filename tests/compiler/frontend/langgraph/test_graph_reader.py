@@ -88,7 +88,7 @@ def test_a_superstep_of_several_tasks_has_one_fork_one_merge_and_one_release() -
     assert followers(plan, "superstep") == {"task.a", "task.b"}
 
 
-def test_each_node_is_one_run_with_its_seal_whichever_way_it_is_reached() -> None:
+def test_each_node_is_one_run_with_one_seal() -> None:
     plan = plan_of(all_entered("a", "b"))
     for name in "ab":
         run = plan.op(f"run.{name}")
@@ -140,7 +140,7 @@ def test_a_graph_that_cannot_run_is_refused(break_it: Any, message: str) -> None
         plan_of(graph)
 
 
-def test_what_is_no_graph_is_refused() -> None:
+def test_an_object_that_is_no_graph_is_refused() -> None:
     with pytest.raises(WorkflowError, match="function is no LangGraph graph"):
         plan_of(node)
 

@@ -1,4 +1,4 @@
-"""What a graph's plan says of the code that it was compiled from: of nodes however made, and of what runs between."""
+"""The code parts of a graph's plan: of nodes of every kind, and of what runs between them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def plan_of(load: Callable[[Path], Any], path: Path, text: str) -> Plan:
         ("return path", "return path * 2", "told", ("tools",), ["tools"]),
     ],
 )
-def test_what_changed_is_named_with_the_nodes_that_it_may_affect(
+def test_changed_code_is_named_with_the_nodes_it_may_affect(
     load: Callable[[Path], Any],
     tmp_path: Path,
     old: str,
@@ -125,7 +125,7 @@ def test_what_changed_is_named_with_the_nodes_that_it_may_affect(
     assert [step.name for step in before.steps if digests[step.name] != step.code_digest] == steps
 
 
-def test_of_libraries_no_branch_or_reducer_is_a_part(load: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_branches_and_reducers_of_libraries_are_no_parts(load: Callable[[Path], Any], tmp_path: Path) -> None:
     text = GRAPH.replace("def joined", "from langgraph.graph.message import add_messages as joined\ndef joins")
     plan = plan_of(load, tmp_path / "app.py", text)
     assert {part.where.partition("/")[0] for part in plan.code} >= {tmp_path.name}

@@ -1,4 +1,4 @@
-"""What is read of a LangGraph node beyond its edges: the channels it reads and writes, and its tools."""
+"""What is read of a LangGraph node beyond its edges: the channels that it reads and writes, and its tools."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_channels_that_a_node_reads_and_writes(action: Any, attrs: dict[str, Any
     assert {name: found[name] for name in ("reads", "writes") if name in found} == attrs
 
 
-def test_versions_of_the_channels_are_values_that_every_node_takes_and_makes() -> None:
+def test_every_node_takes_and_makes_a_version_of_the_channels() -> None:
     compilation = compiled(reads_x, reads_all)
     first, second = compilation.plan.op("run.n0"), compilation.plan.op("run.n1")
     for op in (first, second):
@@ -112,7 +112,7 @@ def edit(path: str, sandbox: Sandbox) -> str:
 
 
 def hinted(name: str, **hints: bool) -> StructuredTool:
-    """As tools of MCP servers come to LangChain."""
+    """Make a tool as tools of MCP servers come to LangChain."""
 
     def call(path: str) -> str:
         """Does something."""
@@ -133,7 +133,7 @@ def hinted(name: str, **hints: bool) -> StructuredTool:
         ([hinted("put", destructiveHint=False, idempotentHint=True)], Effect.UNKNOWN, "outside, idempotentHint"),
     ],
 )
-def test_what_a_node_of_tools_may_do_is_what_they_say(tools: list[Any], effect: Effect, why: str) -> None:
+def test_the_effect_of_a_tool_node_follows_from_its_tools(tools: list[Any], effect: Effect, why: str) -> None:
     plan = compiled(ToolNode(tools)).plan
     op, known = plan.op("run.n0"), plan.step("n0")
     assert known is not None
@@ -141,15 +141,15 @@ def test_what_a_node_of_tools_may_do_is_what_they_say(tools: list[Any], effect: 
     assert why in known.why
     assert sorted(op.attrs["tools"]) == sorted(each.name for each in tools)
     sealed = any(each.kind is OpKind.SEAL for each in plan.ops)
-    assert sealed is (effect is not Effect.READONLY), "what only reads needs no snapshot"
+    assert sealed is (effect is not Effect.READONLY), "a node that only reads needs no snapshot"
 
 
-def test_what_cannot_be_undone_is_said_of_the_tool() -> None:
+def test_an_irreversible_tool_is_named_on_its_node() -> None:
     plan = compiled(ToolNode([hinted("drop", destructiveHint=True)])).plan
     assert plan.op("run.n0").attrs["tools"] == {"drop": "irreversible"}
 
 
-def test_a_change_in_a_tools_code_is_a_change_of_its_node() -> None:
+def test_a_change_of_a_tools_code_changes_its_nodes_digest() -> None:
     one, other = (compiled(ToolNode([each])).plan.step("n0") for each in (fetch, edit))
     assert one is not None
     assert other is not None

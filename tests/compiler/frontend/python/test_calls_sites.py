@@ -8,7 +8,7 @@ from typing import Any
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import OpKind, Plan
 
-# A step for each place, so that a site taken for another shows.
+# Each call is of another step, so a wrong site is noticed.
 LAYOUTS = """
 def made(index):
     async def numbered(sandbox: Sandbox, x=None): ...
@@ -77,7 +77,7 @@ def assert_sites_hold(plan: Plan, recorder: Any, never_called: set[str]) -> None
     assert {op.step for op in plan.ops if op.kind in kinds and op.id not in reached} == never_called
 
 
-async def test_where_a_running_frame_stands_is_the_site_of_its_operation(
+async def test_the_position_of_a_running_frame_is_the_site_of_its_operation(
     compile_source: Callable[..., Any], recorder: Any
 ) -> None:
     plan = compile_source(LAYOUTS).plan
@@ -85,17 +85,19 @@ async def test_where_a_running_frame_stands_is_the_site_of_its_operation(
     assert_sites_hold(plan, recorder, {"s13", "s15"})
 
 
-async def test_the_same_for_a_workflow_with_helpers(sample: Callable[[str], ModuleType], recorder: Any) -> None:
+async def test_frame_positions_are_sites_in_a_workflow_with_helpers(
+    sample: Callable[[str], ModuleType], recorder: Any
+) -> None:
     module = sample("repair")
     plan = compile_workflow(module.repair, ref="samples/repair.py:repair").plan
     await module.repair("text")
     assert_sites_hold(plan, recorder, set())
 
 
-async def test_the_frame_that_awaits_what_was_not_seen_stands_on_the_break(
+async def test_a_frame_that_awaits_unread_code_is_inside_the_graph_break(
     compile_source: Callable[..., Any],
 ) -> None:
-    """While an awaited call runs, its caller's frame stands on the `await`, not on the call."""
+    """While an awaited call runs, its caller's frame is at the `await`, not at the call."""
     plan = compile_source("""
 @workflow
 async def flow(strategy):

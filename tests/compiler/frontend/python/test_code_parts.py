@@ -1,4 +1,4 @@
-"""What a plan says of the code that it was compiled from."""
+"""The parts of the code that a plan was compiled from, and their digests."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_each_part_and_the_steps_that_a_change_may_affect(load: Any, tmp_path: P
     assert [part.where for part in plan.code if part.name == "LEVEL"] == ["shared/deep.py:1"]
 
 
-def test_what_changes_a_digest_is_named(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_part_that_changes_a_digest_is_named(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
     whole = plan_of(load, tmp_path / "0", monkeypatch)
     for number, (old, new, name, step, workflow) in enumerate(
         [
@@ -125,7 +125,7 @@ def test_what_changes_a_digest_is_named(load: Any, tmp_path: Path, monkeypatch: 
         assert (other.code_digest != whole.code_digest) == workflow, old
         steps = {step.name: step.code_digest for step in other.steps}
         assert [each.name for each in whole.steps if steps[each.name] != each.code_digest] == ["one"] * step, old
-        # the folders differ: a part is told by its name
+        # the folders differ, so a part is identified by its name
         before, after = ({(part.name, "app.py", part.digest) for part in plan.code} for plan in (whole, other))
         assert {part[0] for part in before ^ after} == ({name} if name else set()), old
     assert [part.name for part in changed_parts(whole.code, whole.code[1:])] == [whole.code[0].name]
@@ -179,7 +179,7 @@ def later_plan(load: Callable[..., Any], folder: Path, old: str = "", new: str =
         ("def far(x): ...", "def far(y): ...", None, ()),
     ],
 )
-def test_what_is_imported_inside_a_function_is_a_part_whether_or_not_it_is_loaded(
+def test_imports_inside_a_function_are_parts_loaded_or_not(
     load: Any, tmp_path: Path, monkeypatch: Any, old: str, new: str, name: str | None, steps: tuple[str, ...]
 ) -> None:
     whole = later_plan(load, tmp_path)
@@ -217,10 +217,8 @@ async def flow(x):
 }
 
 
-def test_a_program_that_is_started_has_the_digests_of_the_module_that_it_is(
-    load: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """By its file, as `ramify resume` loads it, and as a script or by `python -m`, where its name is `__main__`."""
+def test_digests_are_equal_for_a_module_and_for_main(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """`ramify resume` loads it by its file; as a script, or by `python -m`, its name is `__main__`."""
     for name, text in INSIDE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -238,7 +236,7 @@ def test_a_program_that_is_started_has_the_digests_of_the_module_that_it_is(
     assert {"above", "K"} <= {part.name for part in plans[0].code}
 
 
-def test_plans_of_the_version_before_are_read(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_plans_of_earlier_versions_are_read(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
     plan = plan_of(load, tmp_path / "one", monkeypatch)
     older = {key: value for key, value in json.loads(plan.to_json()).items() if key != "code"} | {"version": 3}
     assert Plan.from_json(json.dumps(older)).steps == plan.steps
@@ -268,8 +266,8 @@ async def flow(agent):
 """
 
 
-def test_format_3_digests_what_was_seen_then(load: Any, tmp_path: Path) -> None:
-    """Methods that steps run in were not, and a global that functions bind anew was taken for what it is now."""
+def test_format_3_digests_cover_what_format_3_covered(load: Any, tmp_path: Path) -> None:
+    """It did not cover methods that run steps, and took a global that functions rebind for its current value."""
     (tmp_path / "methods.py").write_text(METHOD)
     app, sources = load(tmp_path / "methods.py"), Sources()
     whole, steps = format_3_digests(app.flow)

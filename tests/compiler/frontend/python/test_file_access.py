@@ -1,4 +1,4 @@
-"""Which files a step reads and writes, by its syntax: what cannot be seen is anything."""
+"""Which files a step reads and writes, by its syntax. What the syntax does not show counts as any file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ramify.compiler.frontend.python.workflow_reader import read_workflow
-from ramify.compiler.spec import Files
+from ramify.compiler.spec import FileAccess
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from ramify.compiler.spec import Files
         ("(sandbox.path / './d//a').write_text(x)", (), ("d/a",)),
         ("return x", (), ()),
         ("with open(sandbox.path / 'a', **x) as file: file.write('1')", ("a",), ("a",)),
-        # a part that the code does not spell out is any path
+        # a computed part of a path makes it any path
         ("return (sandbox.path / x).read_text()", None, ()),
         ("return [p.read_text() for p in sorted(sandbox.path.glob('*.md'))]", None, ()),
         ("return [p.name for p in sandbox.path.iterdir()]", None, ()),
@@ -41,7 +41,7 @@ from ramify.compiler.spec import Files
         ("await sandbox.run('ls')", None, None),
     ],
 )
-def test_paths_that_the_code_spells_out(
+def test_paths_that_are_literals_in_the_code(
     compile_source: Callable[..., Any], body: str, reads: Any, writes: Any
 ) -> None:
     files = found(compile_source, body)
@@ -71,11 +71,11 @@ def test_paths_that_the_code_spells_out(
         "def inner(sandbox): (sandbox.path / 'a').write_text('1')\n    inner(x)",
     ],
 )
-def test_a_world_that_goes_elsewhere_may_be_changed_there(compile_source: Callable[..., Any], body: str) -> None:
+def test_nothing_is_known_if_the_world_is_passed_to_other_code(compile_source: Callable[..., Any], body: str) -> None:
     assert found(compile_source, body) is None
 
 
-def test_commands_and_their_variables_are_named(compile_source: Callable[..., Any]) -> None:
+def test_commands_and_their_environment_variables_are_listed(compile_source: Callable[..., Any]) -> None:
     files = found(compile_source, "await sandbox.run('make', env={'CI': '1'})\n    await sandbox.run(['ls', x])")
     assert files is not None
     assert (files.commands, files.env) == (("make", "['ls', x]"), ("CI",))
@@ -97,13 +97,15 @@ def test_commands_and_their_variables_are_named(compile_source: Callable[..., An
         ("(sandbox.path / 'a').write_text(x)", []),
         ("(sandbox.path / 'a').write_text('1')\n    (sandbox.path / 'a').unlink()", []),
         ("(sandbox.path / 'a').write_text('1')\n    await sandbox.run('rm a')", []),
-        # other code may write there, too
+        # other code may also write there
         ("(sandbox.path / 'a').write_text('1')\n    other(x)", []),
         ("(sandbox.path / 'a').write_text('1')\n    x.finish()", []),
         ("with x(): pass\n    (sandbox.path / 'a').write_text('1')", []),
     ],
 )
-def test_what_surely_stands_at_the_end(compile_source: Callable[..., Any], body: str, paths: list[str]) -> None:
+def test_contents_that_are_certain_when_the_step_ends(
+    compile_source: Callable[..., Any], body: str, paths: list[str]
+) -> None:
     files = found(compile_source, body)
     assert files is not None
     assert [path for path, _ in files.always] == paths
@@ -136,7 +138,7 @@ async def flow():
         ("from {name}_plain import plain", "", "plain()", True),
     ],
 )
-def test_a_module_that_is_used_may_ask_for_the_world(
+def test_a_module_that_is_used_may_call_current_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: str, inside: str, call: str, known: bool
 ) -> None:
     name = f"m{abs(hash((imports, inside, call)))}"
@@ -174,7 +176,7 @@ async def flow():
 """
 
 
-def found(compile_source: Callable[..., Any], body: str) -> Files | None:
+def found(compile_source: Callable[..., Any], body: str) -> FileAccess | None:
     (step,) = compile_source(SOURCE.format(body=body)).spec.steps
-    files: Files | None = step.files
+    files: FileAccess | None = step.files
     return files

@@ -1,4 +1,4 @@
-"""What bad input gets, of workflows and steps: an error that names the place and the mend."""
+"""Workflows and steps that are refused, with an error that names the place and the correction."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ramify.compiler.errors import WorkflowError
 from ramify.runtime.errors import NotInARun
 
 
-def test_a_loop_of_steps_that_nothing_leaves(compile_source: Callable[..., Any]) -> None:
-    with pytest.raises(WorkflowError, match=r"sample.py:\d+:\d+ .*cycle with no exit.*`break`"):
+def test_an_endless_loop_of_steps_is_refused(compile_source: Callable[..., Any]) -> None:
+    with pytest.raises(WorkflowError, match=r"sample.py:\d+:\d+ .*loop without an exit.*`break`"):
         compile_source("""
 @workflow
 async def flow():
@@ -22,7 +22,7 @@ async def flow():
 """)
 
 
-def test_two_steps_of_one_name(compile_source: Callable[..., Any]) -> None:
+def test_two_steps_of_one_name_in_two_modules_are_refused(compile_source: Callable[..., Any]) -> None:
     with pytest.raises(WorkflowError, match=r"two steps are called same.*rename one of them"):
         compile_source("""
 def made(module):
@@ -37,7 +37,7 @@ async def flow():
 """)
 
 
-def test_a_workflow_inside_a_step(compile_source: Callable[..., Any]) -> None:
+def test_a_workflow_called_in_a_step_is_refused(compile_source: Callable[..., Any]) -> None:
     with pytest.raises(WorkflowError, match=r"step outer calls the workflow inner.*plain async function"):
         compile_source("""
 @workflow
@@ -52,7 +52,7 @@ async def flow():
 
 
 @pytest.mark.parametrize("body", ["fork([1])", "await fork([1])", "for _ in [1]: fork([2])", "await one(fork([1]))"])
-def test_a_fork_that_is_not_entered(body: str, compile_source: Callable[..., Any]) -> None:
+def test_a_fork_that_is_not_entered_is_refused(body: str, compile_source: Callable[..., Any]) -> None:
     with pytest.raises(WorkflowError, match=r"sample\.py:\d+: fork\(...\) is not entered.*write `async with fork"):
         compile_source(f"@step\nasync def one(x): ...\n@workflow\nasync def flow():\n    {body}\n")
 
@@ -67,7 +67,7 @@ def test_a_fork_that_is_not_entered(body: str, compile_source: Callable[..., Any
         ("async with fork([1]) as branches: branches.best().adopt()", "branches.best().adopt"),
     ],
 )
-def test_what_nobody_waits_for(body: str, dropped: str, compile_source: Callable[..., Any]) -> None:
+def test_a_call_that_nobody_awaits_is_refused(body: str, dropped: str, compile_source: Callable[..., Any]) -> None:
     program = """
 @step
 async def one(sandbox: Sandbox): ...
@@ -109,7 +109,7 @@ async def flow():
         ("(sandbox: Sandbox) -> Generator[int, None, None]", "returns a Generator"),
     ],
 )
-def test_a_step_that_takes_or_gives_what_cannot_be_kept(
+def test_a_step_with_a_type_that_cannot_be_stored_is_refused(
     compile_source: Callable[..., Any], signature: str, what: str
 ) -> None:
     with pytest.raises(WorkflowError, match=f"step bad {what}") as error:
@@ -123,18 +123,18 @@ async def flow():
     await bad()
 """)
     assert error.value.where.startswith("app/sample.py:")
-    assert "hand over what it is made from" in error.value.mend
+    assert "pass what it is made from" in error.value.mend
 
 
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        ("return lambda: sandbox.path", "hands out a function that holds its world sandbox"),
-        ("def later(): return sandbox.path\n    return [later]", "hands out a function that holds its world sandbox"),
+        ("return lambda: sandbox.path", "returns a function that holds its world sandbox"),
+        ("def later(): return sandbox.path\n    return [later]", "returns a function that holds its world sandbox"),
         ("return kept.path", "holds a world in kept"),
     ],
 )
-def test_a_step_that_holds_a_world_beyond_its_time(compile_source: Callable[..., Any], body: str, what: str) -> None:
+def test_a_step_that_keeps_its_world_is_refused(compile_source: Callable[..., Any], body: str, what: str) -> None:
     with pytest.raises(WorkflowError, match=f"step bad {what}") as error:
         compile_source(f"""
 Sandbox.__ramify_world__ = True
@@ -149,7 +149,7 @@ async def flow():
     assert error.value.where.startswith("app/sample.py:")
 
 
-def test_a_step_called_outside_a_workflow_says_where() -> None:
+def test_a_step_called_outside_a_workflow_raises_with_the_place() -> None:
     @step
     async def alone(sandbox: Sandbox) -> None: ...
 

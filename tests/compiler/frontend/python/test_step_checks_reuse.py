@@ -1,4 +1,4 @@
-"""What bad input gets: a reused step that reads what its key does not hold."""
+"""Reused steps that are refused because they read what their key does not cover."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ramify.compiler.pipeline import compile_workflow
         ("from time import perf_counter", "perf_counter()", "the clock"),
         ("import datetime", "datetime.datetime.now()", "the clock"),
         ("from datetime import date", "date.today()", "the clock"),
-        ("import random", "random.choice([1, 2])", "chance"),
-        ("import secrets", "secrets.token_hex()", "chance"),
-        ("from uuid import uuid4", "uuid4()", "chance"),
+        ("import random", "random.choice([1, 2])", "random numbers"),
+        ("import secrets", "secrets.token_hex()", "random numbers"),
+        ("from uuid import uuid4", "uuid4()", "random numbers"),
         ("import os", "os.environ['HOME']", "the host's environment"),
         ("import os", "os.getenv('HOME')", "the host's environment"),
         ("from pathlib import Path", "Path('~/x').expanduser()", "the host's environment"),
         ("import pathlib", "pathlib.Path('~').expanduser().name", "the host's environment"),
     ],
 )
-def test_a_reused_step_that_reads_what_its_key_does_not_hold(
+def test_a_reused_step_that_reads_the_clock_or_the_host_is_refused(
     compile_source: Callable[..., Any], imports: str, read: str, what: str
 ) -> None:
     text = f"""
@@ -48,7 +48,7 @@ async def flow():
     with pytest.raises(WorkflowError, match=f"measured is declared reuse=True, but it reads {what}") as error:
         compile_source(text.replace("REUSE", "True"))
     assert error.value.where.startswith("app/sample.py:")
-    assert "hand the value in" in error.value.mend
+    assert "pass the value" in error.value.mend
     assert compile_source(text.replace("REUSE", "False")).plan.step("measured") is not None
 
 
@@ -57,8 +57,8 @@ async def flow():
     [
         ("import time", "time.time()", "the clock"),
         ("from datetime import datetime as now", "now.now()", "the clock"),
-        ("import random as chance", "chance.random()", "chance"),
-        ("from secrets import token_hex", "token_hex()", "chance"),
+        ("import random as chance", "chance.random()", "random numbers"),
+        ("from secrets import token_hex", "token_hex()", "random numbers"),
         ("from os import environ", "environ['HOME']", "the host's environment"),
         ("from pathlib import Path", "str(Path.home())", "the host's environment"),
         ("import pathlib as paths", "str(paths.Path.cwd())", "the host's process"),
@@ -67,7 +67,7 @@ async def flow():
         ("import os.path as p", "p.expanduser('~')", "the host's environment"),
     ],
 )
-def test_the_same_imported_inside_the_step(
+def test_such_a_read_imported_inside_the_step_is_refused(
     compile_source: Callable[..., Any], imports: str, read: str, what: str
 ) -> None:
     with pytest.raises(WorkflowError, match=f"measured is declared reuse=True, but it reads {what}"):
@@ -90,7 +90,9 @@ async def flow():
         ("MODE = str(time.time())", "the clock"),
     ],
 )
-def test_a_constant_made_of_what_a_key_lacks(compile_source: Callable[..., Any], constant: str, what: str) -> None:
+def test_a_constant_made_from_the_clock_or_the_host_is_refused(
+    compile_source: Callable[..., Any], constant: str, what: str
+) -> None:
     text = f"""
 import os, time
 {constant}
@@ -111,12 +113,12 @@ async def flow():
     [
         ("import os\nMODE = os.environ.get('MODE', 'none')\ndef mode():\n    return MODE", "the host's environment"),
         ("import time\ndef mode():\n    return _now()\ndef _now():\n    return time.time()", "the clock"),
-        ("def mode():\n    from random import random\n    return random()", "chance"),
+        ("def mode():\n    from random import random\n    return random()", "random numbers"),
         ("import sys\nclass Mode:\n    def get(self):\n        return sys.argv\nmode = Mode", "the host's process"),
         ("import os\nif os.getenv('FAST'):\n    mode = 1\nelse:\n    mode = 2", "the host's environment"),
     ],
 )
-def test_what_a_key_lacks_read_in_another_module_of_the_project(
+def test_such_a_read_in_another_module_of_the_project_is_refused(
     load: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far: str, what: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -146,7 +148,7 @@ async def flow():
     assert compiled_with("1").step("measured") is not None
 
 
-def test_chance_with_a_seed_is_not_chance(compile_source: Callable[..., Any]) -> None:
+def test_a_seeded_random_generator_is_accepted(compile_source: Callable[..., Any]) -> None:
     assert compile_source("""
 import random
 @step(reuse=True)

@@ -18,7 +18,7 @@ Compile = Callable[..., Any]
 
 
 def outline(compilation: Any) -> list[str]:
-    """The Spec's lines without the head and the sites."""
+    """Return the Spec's lines without the head and the sites."""
     lines = spec_text(compilation.spec).splitlines()
     return [line.partition(" @ ")[0] for line in lines[1:] if not line.startswith("step ")]
 
@@ -113,28 +113,29 @@ def test_forks_and_helpers(text: str, expected: list[str], compile_source: Compi
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("await x(1)", "x is chosen while running"),
-        ("await x[0](1)", "x[0] is chosen while running"),
-        ("await asyncio.gather(*(x(i) for i in 'ab'))", "x is chosen while running"),
-        ("await asyncio.to_thread(edit, x)", "edit is handed to asyncio.to_thread"),
-        ("await asyncio.gather(*map(helper, x))", "helper is handed to map"),
-        ("x.submit(lambda: helper(x))", "lambda: helper(x) is handed to x.submit"),
-        ("print(llm)", "llm is handed to print"),
+        ("await x(1)", "x is only known at run time"),
+        ("await x[0](1)", "x[0] is only known at run time"),
+        ("await asyncio.gather(*(x(i) for i in 'ab'))", "x is only known at run time"),
+        ("await asyncio.to_thread(edit, x)", "edit is passed to asyncio.to_thread"),
+        ("await asyncio.gather(*map(helper, x))", "helper is passed to map"),
+        ("x.submit(lambda: helper(x))", "lambda: helper(x) is passed to x.submit"),
+        ("print(llm)", "llm is passed to print"),
         ("context = fork(x)\nasync with context as branches:\n    pass", "fork(...) is not opened"),
-        ("await x.map(edit, x)", "edit is handed to x.map"),
-        ("await chosen(x)", "chosen is chosen while running"),
-        ("async with Entered() as y:\n    pass", "Entered runs steps where it is awaited, entered or gone through"),
-        ("await around(x)", "steps run in what decorates around"),
-        ("await opaque(x)", "opaque is an object, and what its call does only a run knows"),
+        ("await x.map(edit, x)", "edit is passed to x.map"),
+        ("await chosen(x)", "chosen is only known at run time"),
+        ("async with Entered() as y:\n    pass", "Entered runs steps when it is awaited, entered or iterated"),
+        ("await around(x)", "a decorator of around runs steps"),
+        ("await opaque(x)", "opaque is an object, and what its call does is only known at run time"),
         ("await bound(x)", "bound is an object"),
         ("await eval('edit(x)')", "eval is an object"),
-        ("await Agent().works(x)", "Agent().works is a method of what only a run knows"),
-        ("await asyncio.gather(x.works(1), x.other(2))", "x.works is a method of what only a run knows"),
+        ("await Agent().works(x)", "Agent().works is a method of an object that is only known at run time"),
+        (
+            "await asyncio.gather(x.works(1), x.other(2))",
+            "x.works is a method of an object that is only",
+        ),
     ],
 )
-def test_what_cannot_be_seen_is_a_graph_break_with_its_reason(
-    body: str, reason: str, compile_source: Compile
-) -> None:
+def test_unreadable_code_is_a_graph_break_with_a_reason(body: str, reason: str, compile_source: Compile) -> None:
     helpers = "async def helper(x):\n    await edit(x)\n@workflow\nasync def other(x): ...\n"
     helpers += (
         "class Agent:\n    async def works(self, x):\n        await helper(x)\n    async def other(self, x): ...\n"
@@ -157,8 +158,8 @@ def test_what_cannot_be_seen_is_a_graph_break_with_its_reason(
     assert seen.where == f"app/sample.py:{op.site.line}"
 
 
-def test_a_method_that_may_not_be_meant_refuses_nothing(compile_source: Compile) -> None:
-    """Another class of the module has one of that name, which would be refused where it is called."""
+def test_a_method_that_may_be_another_classs_refuses_nothing(compile_source: Compile) -> None:
+    """Another class of the module has a method of that name, which would be refused where it is called."""
     helpers = (
         "class Agent:\n    async def works(self, x):\n        async with fork(x) as branches:\n"
         "            await helper(x)\n            edit(x)\nasync def helper(x):\n    await edit(x)\n"
@@ -173,7 +174,7 @@ def test_a_partial_of_a_step_is_the_step(compile_source: Compile) -> None:
     assert len(plan.breaks) == 1
 
 
-def test_a_step_that_is_only_handed_on_is_in_the_table(compile_source: Compile) -> None:
+def test_a_step_that_is_only_passed_on_is_in_the_table(compile_source: Compile) -> None:
     assert compile_source(flow("await asyncio.to_thread(edit, x)")).plan.step("edit") is not None
 
 
@@ -288,7 +289,7 @@ def test_a_digest_follows_the_code_it_depends_on_and_nothing_else(
 
 
 def test_a_digest_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
-    """Names are gathered in sets."""
+    """Names are collected in sets."""
     (tmp_path / "code.py").write_text("import os, sys\nA = B = 1\ndef f():\n    return os, sys, A, B, f\n")
     script = (
         "import code_ as m; from ramify.compiler.frontend.python.sources import Sources;"

@@ -1,4 +1,4 @@
-"""Commits in groups: what is together, what is lost, who hears of it."""
+"""Commits in groups: what is combine, what is lost, who hears of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import OperationalError
 
 from ramify.runtime.langgraph.checkpointer.database import open_engine
-from ramify.runtime.langgraph.checkpointer.group_commit import LONGEST_REST_S, Work, WriteMode, Writer
+from ramify.runtime.langgraph.checkpointer.group_commit import LONGEST_REST_S, GroupCommitter, Work, WriteMode
 from ramify.runtime.store.run_committer import RunCommitter
 
 FOREVER = 3600.0
@@ -32,7 +32,7 @@ class Bench:
         self.commits = 0
         self.undone = 0
         self.engine = engine
-        self.writer = Writer(engine, undone=self._count_undone, linger_s=linger_s)
+        self.writer = GroupCommitter(engine, undone=self._count_undone, linger_s=linger_s)
         event.listen(engine, "checkout", self._watch)
 
     def _watch(self, connection: Any, *_: object) -> None:
@@ -84,7 +84,7 @@ def test_what_lingers_is_committed_with_what_is_urgent(bench: Bench, how: str) -
 
 
 def test_what_lingers_alone_is_committed_when_its_time_is_up(bench: Bench) -> None:
-    bench.writer = Writer(bench.engine, undone=lambda: None, linger_s=0.01)
+    bench.writer = GroupCommitter(bench.engine, undone=lambda: None, linger_s=0.01)
     for word in ("a", "b"):  # the thread sleeps in between
         bench.linger(word)
         for _ in range(3000):
@@ -121,13 +121,13 @@ def test_upkeep_after_upkeep_leaves_others_the_lock_as_long(bench: Bench) -> Non
 
         return work
 
-    bench.writer = Writer(bench.engine, undone=lambda: None, clock=lambda: now, sleep=sleep)
+    bench.writer = GroupCommitter(bench.engine, undone=lambda: None, clock=lambda: now, sleep=sleep)
     for seconds in (0.01, 0.02, 10.0, 0.0):
-        bench.writer.commit(takes(seconds), WriteMode.ALONE)
+        bench.writer.commit(takes(seconds), WriteMode.EXCLUSIVE)
         bench.commit(f"after {seconds}")  # rests for nobody
     assert rests == pytest.approx([0.01, 0.02, LONGEST_REST_S])
     now += 0.001
-    bench.writer.commit(takes(0.0), WriteMode.ALONE)  # the last one took no time
+    bench.writer.commit(takes(0.0), WriteMode.EXCLUSIVE)  # the last one took no time
     assert len(rests) == 3
     bench.writer.close()
 
@@ -262,7 +262,7 @@ def test_a_file_that_another_process_keeps_is_everyones_error(bench: Bench, monk
 @pytest.mark.parametrize("nth", range(24))
 def test_ctrl_c_in_a_commit_leaves_the_writer_usable(bench: Bench, nth: int) -> None:
     """Where Python lets an interrupt in: as a function begins and after a call. But not while things are put back."""
-    source, begin = inspect.getsourcelines(Writer._serve)
+    source, begin = inspect.getsourcelines(GroupCommitter._serve)
     back = begin + next(at for at, one in enumerate(source) if one.strip() == "finally:")
     seen = 0
 

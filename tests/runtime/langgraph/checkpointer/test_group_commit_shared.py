@@ -51,7 +51,7 @@ async def test_it_joins_leaves_and_joins_again(address: str) -> None:
 
 @pytest.mark.parametrize("how", ["prune", "delete_thread"])
 async def test_it_goes_on_where_another_process_deleted(address: str, how: str) -> None:
-    """What the store's thread commits looks at the house, too; what it deletes for this saver is told to others."""
+    """The store's thread checks the deletion epoch, and raises it when it deletes for this saver."""
     with Saver.open(address) as saver, Saver.open(address) as other:
         async with RunStore(address, clock=time.time) as store:
             assert saver.join(store)

@@ -200,5 +200,5 @@ def test_what_was_closed_is_closed(kind: Any, address: str) -> None:
     opened = kind.open(address)
     opened.close()
     opened.close()
-    with pytest.raises(RuntimeError, match=f"the {kind.__name__.lower()} is closed: open it anew"):
+    with pytest.raises(RuntimeError, match=f"the {kind.__name__.lower()} is closed: open it again"):
         use[kind](opened)

@@ -121,7 +121,7 @@ def test_many_threads_are_pruned_in_pieces(
 
 def house_number(saver: Saver) -> int:
     with saver._engine.connect() as connection:
-        return connection.execute(select(tables.house.c.number)).scalar_one()
+        return connection.execute(select(tables.deletion_epoch_table.c.number)).scalar_one()
 
 
 def test_retention_by_count_age_and_tag(address: str) -> None:

@@ -48,6 +48,8 @@ def test_its_error_is_that_of_plain_langgraph_with_the_place_beneath(home: Path,
         app.invoke({})
     (note,) = [note for note in ours.value.__notes__ if "reducer" in note]
     line = refuses.__code__.co_firstlineno
-    assert note.startswith(f"langgraph/test_reducers.py:{line}: reducer refuses of channel found raised on a list")
-    assert "make it join whatever a node may write to found" in note
+    assert note.startswith(
+        f"thread/test_channels_reducers.py:{line}: reducer refuses of channel found raised: the channel held a list"
+    )
+    assert "make it join everything that a node may write to found" in note
     assert not [note for note in getattr(theirs.value, "__notes__", ()) if "reducer" in note], "plain graphs stay so"

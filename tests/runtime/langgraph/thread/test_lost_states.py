@@ -85,7 +85,7 @@ async def test_only_what_is_lost_is_run_again(compile_graph: Any, saver: Any, ho
     heard = Heard()
     await compile_graph(line(), checkpointer=saver, observer=heard).ainvoke(None, CONFIG)
     assert LOG == ["c"]
-    assert "done again: node 'c'" in heard.recovered[0].why and "is not in the store" in heard.recovered[0].why
+    assert "computed again: node 'c'" in heard.recovered[0].why and "is not in the store" in heard.recovered[0].why
 
 
 async def test_a_sibling_that_is_whole_is_left_alone(compile_graph: Any, saver: Any, home: Path, kept: Any) -> None:

@@ -199,7 +199,7 @@ async def test_a_task_that_asks_has_no_answer_for_its_caller(
 
 
 async def state_again(app: Any, run: Any, lost: str) -> None:
-    asking = Invocation(None, addressed=True, past=app.past(CONFIG))
+    asking = Invocation(None, addressed=True, rerunner=app.rerunner(CONFIG))
     await (await app.session._enter(asking, run)).snapshot(lost)
     await app.session.end(asking, None)
 

@@ -72,7 +72,7 @@ async def test_who_reads_what_is_not_made_again_is_told_why(compile_graph: Any, 
     lose(home, known[-1])
     LOG.clear()
     again = compile_graph(graph, checkpointer=saver)
-    with pytest.raises(StateGone, match=r"node 'ambient' would have to be done again.*ramify resume \w+ --from"):
+    with pytest.raises(StateGone, match=r"node 'ambient' would have to run again.*ramify resume \w+ --from"):
         ramify.graph.read(again, CONFIG, "made")
     assert LOG == []
 

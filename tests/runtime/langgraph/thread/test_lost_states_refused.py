@@ -48,7 +48,7 @@ async def test_a_node_of_unknown_effect_is_not_run_again(compile_graph: Any, sav
     lose(home, known[-1])
     LOG.clear()
     told = await gone(compile_graph(build(ambient), checkpointer=saver))
-    assert "node 'ambient' would have to be done again" in told and "Sandbox" in told and "--from" in told
+    assert "node 'ambient' would have to run again" in told and "Sandbox" in told and "--from" in told
     assert LOG == []
     declared = step(effect="revertible")(ambient)
     seen = (await compile_graph(build(declared), checkpointer=saver).ainvoke(None, CONFIG))["seen"]
@@ -68,7 +68,7 @@ async def test_a_caller_of_unknown_effect_is_not_run_again(compile_graph: Any, s
     app.close()
     lose(home, known[-1])
     LOG.clear()
-    assert "node 'call' would have to be done again" in await gone(compile_graph(graph, checkpointer=saver))
+    assert "node 'call' would have to run again" in await gone(compile_graph(graph, checkpointer=saver))
     assert LOG == []
 
 
@@ -110,7 +110,7 @@ def test_an_agents_tools_are_run_again_where_each_takes_its_world(
         ramify.graph.edit(agent(), CONFIG, goes_on)
         assert LOG == ["x", "made"]
     else:
-        with pytest.raises(StateGone, match="node 'tools' would have to be done again, and what it does outside"):
+        with pytest.raises(StateGone, match="node 'tools' would have to run again, and what it does outside"):
             ramify.graph.edit(agent(), CONFIG, goes_on)
         assert LOG == []
 
@@ -133,7 +133,7 @@ async def test_what_an_app_did_as_a_node_of_another_graph_is_not_run_again(
     lose(home, known[-1])
     LOG.clear()
     _, plain = build()
-    with pytest.raises(StateGone, match="node 'i' would have to be done again, and no checkpoint that is kept says"):
+    with pytest.raises(StateGone, match="node 'i' would have to run again, and no kept checkpoint says"):
         await plain.ainvoke(Command(resume="yes"), CONFIG)
     assert LOG == []
 
@@ -156,7 +156,7 @@ async def test_other_files_are_not_taken_for_the_same(
     lose(home, known[-1])
     outside.write_text("two")
     told = await gone(compile_graph(graph, checkpointer=saver))
-    assert "node 'read' was done again, and left other files than before" in told and "copied" in told
+    assert "node 'read' was run again, and left other files than before" in told and "copied" in told
     outside.write_text("one")
     assert "copied: one" in (await compile_graph(graph, checkpointer=saver).ainvoke(None, CONFIG))["seen"]
 
@@ -177,7 +177,7 @@ async def test_the_workspace_is_not_made_again(compile_graph: Any, saver: Any, h
     app.close()
     lose(home, *known)
     told = await gone(compile_graph(line(), checkpointer=saver))
-    assert "the folder as the run began with it" in told and "start a new thread" in told.lower()
+    assert "the workspace as the run began with it" in told and "start a new thread" in told.lower()
 
 
 async def test_a_thread_whose_checkpoints_were_pruned_says_so(compile_graph: Any, saver: Any, home: Path) -> None:
@@ -187,7 +187,7 @@ async def test_a_thread_whose_checkpoints_were_pruned_says_so(compile_graph: Any
     saver.prune(["t"])
     lose(home, *known[2:])
     told = await gone(compile_graph(line(), checkpointer=saver))
-    assert "node 'b' would have to be done again, and no checkpoint that is kept says" in told
+    assert "node 'b' would have to run again, and no kept checkpoint says" in told
 
 
 async def test_a_checkpointer_that_is_bound_to_a_loop_is_not_asked(compile_graph: Any, home: Path) -> None:
@@ -196,7 +196,7 @@ async def test_a_checkpointer_that_is_bound_to_a_loop_is_not_asked(compile_graph
 
     app = compile_graph(line(), checkpointer=Bound())
     lose(home, (await stopped(app))[-1])
-    assert "Bound gives its checkpoints on its own event loop only" in await gone(app)
+    assert "Bound returns checkpoints on its own event loop only" in await gone(app)
 
 
 async def test_a_checkpointer_for_async_callers_only_is_named(compile_graph: Any, home: Path) -> None:
@@ -206,7 +206,7 @@ async def test_a_checkpointer_for_async_callers_only_is_named(compile_graph: Any
 
     app = compile_graph(line(), checkpointer=AsyncOnly())
     lose(home, (await stopped(app))[-1])
-    assert "AsyncOnly gives its checkpoints to async callers only" in await gone(app)
+    assert "AsyncOnly returns checkpoints to async callers only" in await gone(app)
 
 
 async def test_a_task_that_failed_and_may_not_be_run_again_is_refused(
@@ -231,6 +231,6 @@ async def test_a_task_that_failed_and_may_not_be_run_again_is_refused(
     app.close()
     lose(home, known[-1])
     LOG.clear()
-    with pytest.raises(StateGone, match="node 'fails' would have to be done again, and what it does outside"):
+    with pytest.raises(StateGone, match="node 'fails' would have to run again, and what it does outside"):
         await compile_graph(flow, checkpointer=saver).ainvoke("y", CONFIG)
     assert LOG == []

@@ -77,7 +77,7 @@ def lies(*places: Path) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("opens", [FOLDER, FILE, SOCKET], ids=["folder", "file", "socket"])
-async def test_links_planted_where_criu_restores_lead_it_nowhere(
+async def test_planted_links_do_not_mislead_criu(
     opens: str,
     namespaces: NamespaceBackend,
     base: Snapshot,

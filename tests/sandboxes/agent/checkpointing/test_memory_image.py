@@ -14,8 +14,8 @@ from ramify.sandboxes.agent.checkpointing.memory_image import (
     BasePages,
     Place,
     StoredArea,
-    _joined,
-    _parts,
+    _split_at_base,
+    _union,
     _without_holes,
     places,
 )
@@ -37,7 +37,7 @@ def pages(found: list[tuple[int, int]]) -> set[int]:
 
 @given(runs)
 def test_joined_runs_hold_the_same_pages_in_order_and_apart(found: list[tuple[int, int]]) -> None:
-    joined = list(_joined(found))
+    joined = list(_union(found))
     assert pages(joined) == pages(found)
     assert all(one[0] + one[1] < other[0] for one, other in itertools.pairwise(joined))
 
@@ -50,7 +50,7 @@ def test_an_area_is_cut_where_its_ground_begins_and_ends(wanted: list[tuple[int,
         end = start + length * PAGE
         base.append(Place(AT - 10 * PAGE + start, AT - 10 * PAGE + end, number * 100 * PAGE))
     whole = area(size * PAGE)
-    parts = list(_parts(whole, base))
+    parts = list(_split_at_base(whole, base))
     assert [part.start for part, _ in parts] == [whole.start, *(part.end for part, _ in parts[:-1])]
     assert parts[-1][0].end == whole.end
     for part, below in parts:
@@ -61,7 +61,7 @@ def test_an_area_is_cut_where_its_ground_begins_and_ends(wanted: list[tuple[int,
 
 @given(runs, st.integers(0, 3000))
 def test_areas_cut_at_holes_are_the_same_memory(found: list[tuple[int, int]], more: int) -> None:
-    own = list(_joined(found))
+    own = list(_union(found))
     size = (own[-1][0] + own[-1][1] if own else PAGE) + more * PAGE
     parts = list(_without_holes(area(size), own))
     assert [kept.area.start for kept in parts] == [AT, *(kept.area.end for kept in parts[:-1])]

@@ -78,7 +78,7 @@ async def test_no_device_of_a_container_can_be_used_or_kept(world: World, store:
     assert store.fsck().problems == ()
 
 
-async def test_the_hosts_switches_are_out_of_a_containers_reach(world: World) -> None:
+async def test_the_hosts_kernel_settings_are_out_of_a_containers_reach(world: World) -> None:
     core = Path("/proc/sys/kernel/core_pattern").read_text()
     for knob in (
         *("/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger", "/proc/kcore"),
@@ -117,14 +117,14 @@ async def test_the_control_descriptor_in_a_container_may_be_closed(world: World)
         assert await well(world), attempt
 
 
-async def test_a_grandchild_that_runs_away_ends_with_its_container(world: World, out: Out) -> None:
+async def test_an_escaped_grandchild_ends_with_its_container(world: World, out: Out) -> None:
     runaway = "setsid setsid bash -c 'trap \"\" TERM HUP; echo > ready; exec sleep 31415' >/dev/null 2>&1"
     await out(world, f"( {runaway} & ) & true")
     await out(world, "until [ -e ready ]; do sleep 0.01; done")
-    mine = {p.key for p in processes.everything().values() if b"31415" in cmdline(p.pid)}
+    mine = {p.key for p in processes.all_processes().values() if b"31415" in cmdline(p.pid)}
     assert mine and await world.background_processes() == 1
     await world.close()
-    assert not mine & {process.key for process in processes.everything().values()}
+    assert not mine & {process.key for process in processes.all_processes().values()}
 
 
 def cmdline(pid: int) -> bytes:

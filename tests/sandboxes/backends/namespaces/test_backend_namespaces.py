@@ -286,7 +286,7 @@ from ramify.sandboxes.linux.processes import descendants
 def mounts(pid):
     try:
         return Path(f"/proc/{pid}/mountinfo").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed: what makes a spare is brief
+    except OSError:  # it has ended since it was listed, or is ending: what makes a spare is short-lived
         return ""
 
 async def main(root):
@@ -298,7 +298,7 @@ async def main(root):
         helper = backend._helper._process.pid
         while sum("/root/run " in mounts(p.pid) for p in descendants(helper)) < SPARES:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(0.3)  # the spares have made their views, and wait
+        await asyncio.sleep(0.3)  # the spares have made their views and wait
         for place in ("/mnt", root / "shown"):
             kernel.mount("none", str(place), "tmpfs")
             Path(place, "late").write_text("there\\n")
@@ -351,7 +351,7 @@ def test_a_killed_owner_takes_its_worlds_along(tmp_path: Path) -> None:
         assert len(family) >= 10
         owner.kill()
     deadline = time.monotonic() + 60
-    while any(process.key in {p.key for p in processes.everything().values()} for process in family):
+    while any(process.key in {p.key for p in processes.all_processes().values()} for process in family):
         assert time.monotonic() < deadline, "processes are left"
         time.sleep(0.02)
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()

@@ -20,7 +20,7 @@ import pytest
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.backends.namespaces.home_overlay import mask, skeleton
+from ramify.sandboxes.backends.namespaces.home_overlay import mask_entries, skeleton
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.linux import ptrace
 
@@ -242,7 +242,7 @@ async def test_the_hosts_network_is_available_only_on_request(
 
 def test_a_mask_keeps_the_folders_above_as_they_are(home: Path) -> None:
     (home / ".config").chmod(0o750)
-    pieces, elsewhere = mask(home)
+    pieces, elsewhere = mask_entries(home)
     assert {piece.path for piece in pieces if piece.kind == "whiteout"} == {
         ".ssh",
         ".config/gcloud",
@@ -257,7 +257,7 @@ def test_a_mask_keeps_the_folders_above_as_they_are(home: Path) -> None:
 def test_a_credential_behind_a_link_out_of_the_home_is_named(home: Path, tmp_path: Path) -> None:
     (tmp_path / "vault").mkdir()
     (home / ".aws").symlink_to(tmp_path / "vault")
-    pieces, elsewhere = mask(home)
+    pieces, elsewhere = mask_entries(home)
     assert ".aws" in {piece.path for piece in pieces}
     assert elsewhere == [str(tmp_path / "vault")]
 

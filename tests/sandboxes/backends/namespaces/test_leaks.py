@@ -83,7 +83,7 @@ async def settled(backend: NamespaceBackend) -> None:
 
 def gone(family: list[processes.Process]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while left := {p.key for p in family} & {p.key for p in processes.everything().values()}:
+    while left := {p.key for p in family} & {p.key for p in processes.all_processes().values()}:
         assert time.monotonic() < deadline, f"processes are left: {left}"
         time.sleep(0.02)
 

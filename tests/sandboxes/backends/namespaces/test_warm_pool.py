@@ -28,7 +28,7 @@ async def ready(backend: NamespaceBackend) -> int:
     """The number of prepared trees, once preparing has finished."""
     assert backend._pool._making is not None
     await backend._pool._making
-    return len(backend._pool._standing)
+    return len(backend._pool._mounted)
 
 
 async def mount_nothing(*_: object) -> list[int]:
@@ -64,7 +64,7 @@ async def test_prepared_trees_of_another_snapshot_are_unmounted(
 ) -> None:
     first, _ = [await namespaces.materialise(base, spec) for _ in range(2)]
     assert await ready(namespaces) == TREES
-    trees = {folder.name for folder, _ in namespaces._pool._standing}
+    trees = {folder.name for folder, _ in namespaces._pool._mounted}
     assert trees <= {path.name for path in first.path.parent.iterdir()}
     await out(first, CHANGE)
     other = await namespaces.materialise(await first.seal(), spec)
@@ -97,7 +97,7 @@ async def test_no_tree_is_prepared_over_a_changed_layer(
     await asyncio.gather(*(world.close() for world in await namespaces.fork(base, spec, TREES)))
     (layer,) = store.lower_dirs(base)
     await asyncio.to_thread(shutil.copytree, layer, layer.with_name("again"), symlinks=True)
-    namespaces._pool.take([layer], len(namespaces._pool._standing))  # none is ready, and more are needed
+    namespaces._pool.take([layer], len(namespaces._pool._mounted))  # none is ready, and more are needed
     shutil.rmtree(layer)
     layer.with_name("again").rename(layer)
     async with asyncio.timeout(60):  # fails if trees are mounted and unmounted without end
@@ -108,8 +108,10 @@ async def test_a_failed_preparation_of_a_tree_is_no_error(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
 ) -> None:
     worlds = [await namespaces.materialise(base, spec) for _ in range(2)]
+    assert await ready(namespaces) == TREES
     with monkeypatch.context() as patched:
         patched.setattr(MountServerClient, "mount", mount_nothing)
+        worlds += await namespaces.fork(base, spec, TREES)  # which takes all prepared trees
         assert await ready(namespaces) == 0
     worlds.append(await namespaces.materialise(base, spec))
     assert await ready(namespaces) == TREES

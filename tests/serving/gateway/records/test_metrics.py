@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ramify.serving.gateway.records.metrics import Metrics
-from ramify.serving.vllm_plugin.reports import Totals
+from ramify.serving.vllm_plugin.reports import SchedulerTotals
 
 
 def figures(metrics: Metrics) -> dict[str, float]:
@@ -21,7 +21,7 @@ def test_totals_become_counters_and_a_new_process_begins_at_nothing(tmp_path: Pa
     name = 'ramify_engine_preemptions_total{replica="0"}'
     assert figures(metrics)[name] == 0
     for preemptions, seconds, expected in ((3, 1.5, (3, 1.5)), (5, 2.0, (5, 2.0)), (1, 0.5, (6, 2.5))):
-        totals = Totals(preemptions=preemptions, preempted_s=seconds)
+        totals = SchedulerTotals(preemptions=preemptions, preempted_s=seconds)
         report.write_text(json.dumps({field: getattr(totals, field) for field in totals.__slots__}))
         seen = figures(metrics)
         assert (seen[name], seen['ramify_engine_preempted_seconds_total{replica="0"}']) == expected

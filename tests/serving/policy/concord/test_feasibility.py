@@ -1,59 +1,24 @@
-"""The sweep over columns against the plain one, on one book that follows changing views."""
+"""`feasible_set` keeps the jobs that the plain algorithm keeps, on one job index that follows changing views."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.serving.policy.concord.feasibility import Reserve, keep
-from ramify.serving.policy.concord.job import Job
+from ramify.serving.policy.concord.feasibility import Reserve, feasible_set, feasible_set_plainly
 from ramify.serving.policy.concord.job_index import JobIndex
 from ramify.serving.policy.registry import UnknownPolicy, make_policy
-from ramify.serving.policy.types import CompoundView, GroupView, RequestId, RequestView, SloClass, State, View
+from ramify.serving.policy.types import CompoundView, GroupView, RequestView, SloClass, State, View
 from tests.serving.policy.concord.test_policy import capacity
 from tests.serving.policy.views import NOW, view
 
 
-def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: Reserve, now: float) -> set[str | RequestId]:
-    """Moore and Hodgson's rule as it is told in docs/decisions/047 and 308, job by job."""
-    times, more = reserve.times, max(0.0, reserve.times / reserve.later - 1.0)
-    first_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now], reverse=True)
-    demand = 0.0
-    heap: list[tuple[float, float, int, str | RequestId]] = []
-    work: dict[str | RequestId, float] = {}
-    out: set[str | RequestId] = set()
-    for job in waiting:
-        key = job.key
-        if key in out or job.late_at <= now or not job.counts:
-            continue
-        while first_due and first_due[-1][0] <= job.due:
-            demand += first_due.pop()[1]
-        left = job.due - job.before_s - now
-        room = left + more * max(0.0, left - reserve.until_s)
-        mine = work.get(key, 0.0)
-        if left < 0.0 or (times * (demand - mine) > room and not (heap and heap[0][0] < job.density)):
-            out.add(key)
-            demand -= work.pop(key, 0.0)
-            continue
-        if key not in work:
-            heappush(heap, (job.density, -job.view.arrived, -job.id, key))
-        work[key] = mine + job.work_s
-        demand += job.work_s
-        while key in work and times * (demand - work[key]) > room:
-            least = heappop(heap)[-1]
-            out.add(least)
-            demand -= work.pop(least, 0.0)
-    return out
-
-
 def crowd(chance: random.Random, old: dict[int, RequestView], now: float, anew: float) -> View:
-    """Forty that want more than there is time for, a part of them `anew`; few values, so that many are equal."""
+    """Forty calls that want more than there is time for, a share `anew` of them new. Few values, so that many tie."""
     calls = {}
     ids = chance.sample(sorted(old), len(old)) if old and anew < 0.1 else chance.sample(range(60), 40)
     for id_ in ids if anew >= 0.1 else [*ids[1:], chance.choice(sorted({*range(60)}.difference(ids)))]:
@@ -86,39 +51,38 @@ def crowd(chance: random.Random, old: dict[int, RequestView], now: float, anew: 
     st.sampled_from([0.2, 0.03]),
 )
 @settings(max_examples=300, deadline=None)
-def test_it_keeps_what_the_plain_sweep_keeps_whatever_was_seen_before(
+def test_the_fast_algorithm_keeps_what_the_plain_one_keeps(
     seed: int, reserve: Reserve, step_s: float, slower: float, anew: float
 ) -> None:
-    book, chance, now, token_s = JobIndex(0.5, 0.1, 120.0, 0.25), random.Random(seed), NOW, 0.01
+    index, chance, now, token_s = JobIndex(0.5, 0.1, 120.0, 0.25), random.Random(seed), NOW, 0.01
     old: dict[int, RequestView] = {}
     for _ in range(6):
         seen = crowd(chance, old, now, anew)
         old = {call.id: call for call in (*seen.waiting, *seen.running)}
-        book.follow(seen, token_s)
-        waiting, running = list(book.jobs(book.by_laxity())), book.of(seen.running)
+        index.follow(seen, token_s)
+        waiting, running = list(index.jobs(index.by_laxity())), index.jobs_of(seen.running)
         waiting.sort(key=lambda job: (job.due, job.id))
-        assert book.by_deadline().due.tolist() == [job.due for job in waiting]  # type: ignore[attr-defined]
-        out = left_out(waiting, running, reserve, now)
-        by_due = book.running.by_due()
+        assert index.by_deadline().due.tolist() == [job.due for job in waiting]  # type: ignore[attr-defined]
+        by_due = index.running.by_due()
         assert by_due == sorted([(job.due, job.work_s, job.late_at) for job in running])
-        assert book.running.by_end() == sorted([job.slot_s for job in running])
-        kept = keep(book.promised(), by_due, reserve, now)
-        assert kept == {job.id for job in waiting if job.counts and job.late_at > now and job.key not in out}
-        assert book.next_late() == min([job.late_at for job in waiting])
-        assert book.heaviest() == max([job.weight for job in waiting])
+        assert index.running.by_end() == sorted([job.slot_s for job in running])
+        kept = feasible_set(index.promised(), by_due, reserve, now)
+        assert kept == feasible_set_plainly(index.promised(), by_due, reserve, now)
+        assert index.next_late() == min([job.late_at for job in waiting])
+        assert index.heaviest() == max([job.weight for job in waiting])
         now, token_s = now + step_s, token_s * slower
 
 
-def test_of_what_lies_further_off_more_is_given_away() -> None:
-    """Three times the work is left: with a quarter of all of it one is left out, with more of what lies behind the
-    first third both are kept."""
+def test_later_time_is_given_away_more_freely() -> None:
+    """Three times the work is left. With a quarter of it given away one job is left out; with more of the time
+    after the first third both are kept."""
     calls = [view(i, SloClass.DEADLINE, 1000, arrived=NOW, deadline=NOW + 30.0 + i) for i in range(2)]
-    book = JobIndex(0.5, 0.1, 120.0, 0.25)
-    book.follow(View(capacity(1), calls), 0.001)
-    work_s = book.of(calls)[0].work_s
+    index = JobIndex(0.5, 0.1, 120.0, 0.25)
+    index.follow(View(capacity(1), calls), 0.001)
+    work_s = index.jobs_of(calls)[0].work_s
     at = NOW + 30.0 - 3.0 * work_s  # three times the work is left before the first of them must have ended
-    assert len(keep(book.promised(), [], Reserve(4.0, 1e9, 4.0), at)) == 1
-    assert len(keep(book.promised(), [], Reserve(4.0, work_s, 4 / 3), at)) == 2
+    assert len(feasible_set(index.promised(), [], Reserve(4.0, 1e9, 4.0), at)) == 1
+    assert len(feasible_set(index.promised(), [], Reserve(4.0, work_s, 4 / 3), at)) == 2
 
 
 @pytest.mark.parametrize(
@@ -134,13 +98,13 @@ def test_of_what_lies_further_off_more_is_given_away() -> None:
         ({"queue_s": 10**400}, "it must be a number"),
     ],
 )
-def test_an_option_that_is_no_number_is_named_when_the_policy_is_made(options: dict[str, Any], said: str) -> None:
+def test_an_invalid_option_is_named_when_the_policy_is_made(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UnknownPolicy, match=said):
         make_policy("concord", **options)
 
 
-def test_a_reserve_without_end_is_density_alone() -> None:
+def test_an_infinite_reserve_keeps_only_the_densest() -> None:
     calls = [view(i, SloClass.DEADLINE, 1000, arrived=NOW, deadline=NOW + 300.0 + i) for i in range(3)]
-    book = JobIndex(0.5, 0.1, 120.0, 0.25)
-    book.follow(View(capacity(1), calls), 0.001)
-    assert len(keep(book.promised(), [], Reserve(float("inf"), 20.0, 4 / 3), NOW)) == 1
+    index = JobIndex(0.5, 0.1, 120.0, 0.25)
+    index.follow(View(capacity(1), calls), 0.001)
+    assert len(feasible_set(index.promised(), [], Reserve(float("inf"), 20.0, 4 / 3), NOW)) == 1

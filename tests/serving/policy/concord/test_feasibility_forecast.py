@@ -1,4 +1,4 @@
-"""What the queue keeps from starting in time is refused while its client can still go elsewhere."""
+"""Calls that the queue keeps from starting in time are refused early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.concord.policy import Concord, ConcordOptions
+from ramify.serving.policy.concord.options import ConcordOptions
+from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.registry import make_live_policy
 from ramify.serving.policy.types import Capacity, SloClass, StepModel, View
 from tests.serving.policy.views import NOW, running, view
@@ -20,7 +21,7 @@ def capacity(slots: int, taken: int = 0, **more: bool) -> Capacity:
     return Capacity(slots, taken, None, STEP, **more)
 
 
-def test_of_ten_calls_for_one_slot_those_that_cannot_start_in_time_are_refused_at_once() -> None:
+def test_calls_that_cannot_start_in_time_are_refused_at_once() -> None:
     calls = [view(i, deadline=NOW + 3.0) for i in range(10)]
     verdict = make_live_policy().decide(View(capacity(1), calls), NOW)
     assert verdict.admit == (0,)
@@ -30,7 +31,7 @@ def test_of_ten_calls_for_one_slot_those_that_cannot_start_in_time_are_refused_a
     assert later.drop == (), "without the option it waits until the deadline is out of reach"
 
 
-def test_a_refusal_says_one_number_and_with_that_deadline_the_call_is_taken() -> None:
+def test_the_deadline_in_a_refusal_would_be_accepted() -> None:
     calls = [view(i, deadline=NOW + 3.0) for i in range(10)]
     (first, *_) = make_live_policy().decide(View(capacity(1), calls), NOW).drop
     assert first.earliest_feasible_s is not None and first.needs is not None
@@ -40,8 +41,8 @@ def test_a_refusal_says_one_number_and_with_that_deadline_the_call_is_taken() ->
     assert make_live_policy().decide(View(capacity(1), patient), NOW).drop == ()
 
 
-def test_what_runs_is_counted_and_so_is_what_waits_inside_the_engine() -> None:
-    """The engine works on one and holds three more."""
+def test_running_calls_and_the_engines_own_queue_count() -> None:
+    """The engine works on one call and holds three more."""
     inside = [running(i, SloClass.DEADLINE, 110, deadline=NOW + 60) for i in range(4)]
     call = view(9, deadline=NOW + 2.0)
     engine = replace(capacity(1, 4), queue=100)
@@ -49,7 +50,7 @@ def test_what_runs_is_counted_and_so_is_what_waits_inside_the_engine() -> None:
     assert make_live_policy().decide(View(engine, [call], inside[:1]), NOW).drop == ()
 
 
-def test_a_slot_that_can_be_taken_from_others_is_not_waited_for() -> None:
+def test_a_displaceable_slot_counts_as_free() -> None:
     inside = [running(0, SloClass.BEST_EFFORT, 5000)]
     call = view(9, deadline=NOW + 2.0)
     assert make_live_policy().decide(View(capacity(1, 1), [call], inside), NOW).drop
@@ -57,7 +58,7 @@ def test_a_slot_that_can_be_taken_from_others_is_not_waited_for() -> None:
     assert (verdict.drop, verdict.preempt) == ((), (0,))
 
 
-def test_what_has_begun_and_what_has_no_deadline_is_not_refused() -> None:
+def test_started_calls_and_best_effort_are_not_refused() -> None:
     calls = [view(i, deadline=NOW + 3.0) for i in range(6)]
     begun = [replace(view(10 + i, deadline=NOW + 3.0), generated=5) for i in range(3)]
     free = [view(20 + i, SloClass.BEST_EFFORT) for i in range(6)]
@@ -65,7 +66,7 @@ def test_what_has_begun_and_what_has_no_deadline_is_not_refused() -> None:
     assert all(refusal.id < 10 for refusal in verdict.drop) and verdict.drop
 
 
-def test_an_operator_may_have_late_calls_go_last_instead() -> None:
+def test_without_refusal_late_calls_are_served_last() -> None:
     calls = [view(i, deadline=NOW + 3.0) for i in range(10)]
     assert make_live_policy(refuse=False).decide(View(capacity(1), calls), NOW).drop == ()
     assert make_live_policy(foresee=False).decide(View(capacity(1), calls), NOW).drop == ()
@@ -75,11 +76,11 @@ def test_an_operator_may_have_late_calls_go_last_instead() -> None:
     slots=st.integers(1, 4),
     calls=st.lists(st.tuples(st.floats(0.5, 20.0), st.integers(1, 400)), min_size=1, max_size=30),
 )
-def test_each_call_is_admitted_ordered_or_refused_and_none_that_has_a_free_slot_for_want_of_one(
+def test_each_call_is_ordered_or_refused_and_free_slots_refuse_nobody(
     slots: int, calls: list[tuple[float, int]]
 ) -> None:
     views = [view(i, length=length, deadline=NOW + due) for i, (due, length) in enumerate(calls)]
-    foresees = Concord(ConcordOptions(foresee=True)).decide(View(capacity(slots), views), NOW)
+    foresees = Concord(ConcordOptions.from_names(foresee=True)).decide(View(capacity(slots), views), NOW)
     plain = Concord().decide(View(capacity(slots), views), NOW)
     dropped = {refusal.id for refusal in foresees.drop}
     assert dropped | set(foresees.order) == {call.id for call in views}
@@ -90,12 +91,12 @@ def test_each_call_is_admitted_ordered_or_refused_and_none_that_has_a_free_slot_
 
 
 @pytest.mark.parametrize("name", ["edf", "calm-thesis"])
-def test_other_policies_stay_as_they_are(name: str) -> None:
+def test_other_policies_do_not_foresee(name: str) -> None:
     assert type(make_live_policy(name)).__name__ in ("EarliestDeadlineFirst", "Calm")
 
 
-def test_the_fixed_part_of_a_start_slows_nobody_down() -> None:
-    """Twenty calls have just started, half a second each, beside which tokens come as before."""
+def test_the_fixed_cost_of_a_start_does_not_slow_others() -> None:
+    """Twenty calls have just started, at half a second each, while tokens come as before."""
     room = Capacity(32, 0, None, StepModel(10.0, 0.0, 0.0, 0.0, per_call_ms=500.0))
     policy, begun = make_live_policy(), [running(i, SloClass.DEADLINE, deadline=NOW + 100) for i in range(20)]
     policy.decide(View(room, [view(i, length=1000, deadline=NOW + 100) for i in range(20)]), NOW)
@@ -105,8 +106,8 @@ def test_the_fixed_part_of_a_start_slows_nobody_down() -> None:
     assert policy.decide(View(full, [view(98, deadline=NOW + 1.3)], begun), NOW).drop, "which are reckoned with"
 
 
-def test_a_call_of_which_no_token_is_seen_is_nearer_its_end_the_longer_it_runs() -> None:
-    """An answer that does not stream: 1.01 s for each of two calls, and 2.1 s for both."""
+def test_an_unstreamed_call_is_nearer_its_end_the_longer_it_runs() -> None:
+    """Unstreamed answers: 1.01 s for each of two calls, and 2.1 s for both."""
     policy, first, second = make_live_policy(), view(1, deadline=NOW + 60), view(2, deadline=NOW + 2.1)
     assert policy.decide(View(capacity(1), [first]), NOW).admit == (1,)
     runs = running(1, SloClass.DEADLINE, 100, generated=0, computed=0, deadline=NOW + 60)

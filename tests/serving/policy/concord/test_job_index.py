@@ -1,4 +1,4 @@
-"""What a book keeps from decision to decision is what it would work out anew, whatever its host shows it."""
+"""What the job index keeps between decisions equals what it would compute from scratch."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _MADE_WITH = (0.5, 0.1, 120.0, 0.25)
 
 
 class Host:
-    """Calls come, end, change their state and their kind, and come again by the id of one that has gone; the engine
-    changes its pace and its slots, and dies with all that it had."""
+    """Calls arrive, end, change state and kind, and reuse ids of calls that left. The engine changes its pace and its
+    slots, and dies with all its calls."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -109,10 +109,10 @@ class Host:
 
 
 def said(book: JobIndex, calls: View) -> dict[str, object]:
-    """What a decision asks of a book, but for what siblings share: of that a little may be kept as it was."""
+    """What a decision reads from the index, except what siblings share, which may be slightly out of date."""
     running = book.running
     return {
-        "jobs": {j.id: (j.view, j.binding, j.start_by, j.late_at, j.work_s) for j in book.of(calls.waiting)},
+        "jobs": {j.id: (j.view, j.binding, j.start_by, j.late_at, j.work_s) for j in book.jobs_of(calls.waiting)},
         "running": {job.id: (job.view, job.due, job.work_s, job.slot_s) for job in running.jobs()},
         "holds": [running.holds(slo_class) for slo_class in SloClass],
         "asked": (running.tightest(), running.by_due(), running.by_end(), book.context),
@@ -125,7 +125,7 @@ def said(book: JobIndex, calls: View) -> dict[str, object]:
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=25, deadline=None)
-def test_what_is_kept_is_what_would_be_worked_out_anew(chance: random.Random) -> None:
+def test_the_index_equals_one_built_from_scratch(chance: random.Random) -> None:
     host, kept = Host(chance), JobIndex(*_MADE_WITH)
     for decision in range(25):
         shown = host.shows(NOW + decision)
@@ -159,9 +159,7 @@ class ForgetfulPlas(Plas):
 )
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=40, deadline=None)
-def test_a_policy_decides_as_one_that_keeps_nothing_of_a_call(
-    kind: Any, forgetful: Any, options: Any, seed: int
-) -> None:
+def test_policies_decide_as_without_their_caches(kind: Any, forgetful: Any, options: Any, seed: int) -> None:
     chance, now = random.Random(seed), NOW
     host, kept, anew = Host(chance), kind(options), forgetful(options)
     there: dict[RequestId, RequestView] = {}
@@ -180,7 +178,7 @@ def test_a_policy_decides_as_one_that_keeps_nothing_of_a_call(
                 policy.observe(done)
 
 
-def test_a_replica_that_dies_with_all_it_had_leaves_nothing_behind() -> None:
+def test_a_dead_replica_leaves_no_jobs_behind() -> None:
     book, id_ = JobIndex(*_MADE_WITH), RequestId(1)
     room = Capacity(8, 1, None, StepModel())
     book.follow(View(room, [], [view(1, state=State.RUNNING, tbt=0.1)]))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.concord.job_index import JobIndex
-from ramify.serving.policy.concord.policy import Concord, ConcordOptions
+from ramify.serving.policy.concord.options import ConcordOptions
+from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.registry import POLICIES, OptionValue, UnknownPolicy, make_policy
 from ramify.serving.policy.types import (
@@ -35,7 +36,7 @@ def capacity(slots: int, running_now: int = 0, **more: object) -> Capacity:
     return Capacity(slots, running_now, step=STEP, **more)  # type: ignore[arg-type]
 
 
-def test_while_everything_fits_who_must_start_first_is_first() -> None:
+def test_while_everything_fits_the_earliest_latest_start_is_first() -> None:
     calls = [
         view(1, deadline=NOW + 60),
         view(2, deadline=NOW + 30, length=100),
@@ -52,15 +53,15 @@ def test_when_not_everything_fits_the_densest_is_first() -> None:
 
 
 @pytest.mark.parametrize(("goodput", "first"), [("workflow", 2), ("request", 2), ("token", 1)])
-def test_what_is_worth_something_is_the_operators_choice(goodput: str, first: int) -> None:
-    """The first has fifty times the tokens of another, for half again its time."""
+def test_the_operator_chooses_the_goodput(goodput: str, first: int) -> None:
+    """The first has fifty times the tokens of another, in one and a half times the GPU time."""
     calls = [view(1, deadline=NOW + 4, prompt_tokens=5000), *(view(i, deadline=NOW + 4) for i in range(2, 6))]
     order = make_policy("concord", goodput=goodput).decide(View(capacity(1), calls), NOW).order
     assert (order[0], order.index(RequestId(1))) == (first, 0 if first == 1 else 4)
 
 
 def test_a_workflows_tokens_are_those_of_all_its_stages() -> None:
-    """Two siblings of 200 tokens, one call of 300 to come; of three stages one is over."""
+    """Two siblings of 200 tokens and one later call of 300; one of three stages is over."""
     stage = CompoundView("run", 1, 3, 2, False, NOW + 60, (StageEstimate(1, 200, 100),))
     calls = [view(i, SloClass.COMPOUND, compound=stage) for i in (1, 2)]
     book = JobIndex(0.5, 0.1, 120.0, 0.25, Goodput.TOKEN)
@@ -76,7 +77,7 @@ def test_a_workflows_tokens_are_those_of_all_its_stages() -> None:
 
 
 def test_the_price_is_the_whole_remaining_program() -> None:
-    """Both calls are alike, but one is followed by a long stage: its goodput costs more."""
+    """Both calls are equal, but a long stage follows one of them, so its goodput costs more."""
     rest = (StageEstimate(4, 500, 1000, 0.0),)
     long = CompoundView("long", 0, 2, 1, False, NOW + 60, rest)
     short = CompoundView("short", 0, 2, 1, False, NOW + 60)
@@ -89,7 +90,7 @@ def test_the_price_is_the_whole_remaining_program() -> None:
     assert order.index(RequestId(2)) < order.index(RequestId(1))
 
 
-def test_siblings_of_a_stage_stand_together_at_the_price_of_their_stage() -> None:
+def test_siblings_of_a_stage_are_together_at_its_price() -> None:
     stage = CompoundView("run", 0, 1, 3, True, NOW + 5)
     calls = [
         *(view(i, SloClass.COMPOUND, length=150, compound=stage) for i in (1, 2, 3)),
@@ -99,7 +100,7 @@ def test_siblings_of_a_stage_stand_together_at_the_price_of_their_stage() -> Non
     assert order == (4, 5, 6, 1, 2, 3)  # 150 alone would be before 200; 3 × 150 is not
 
 
-def test_a_fork_group_is_charged_its_prompt_once_and_joins_on_the_kth() -> None:
+def test_a_fork_group_pays_its_prompt_once_and_joins_on_the_kth() -> None:
     sketch = LengthSketch((0.0, 1.0), (0.0, 400.0))
     first_of_three = GroupView("g", 3, 1)
     calls = [view(i, prompt_tokens=3000, sketch=sketch, deadline=NOW + 3, group=first_of_three) for i in (1, 2, 3)]
@@ -110,7 +111,7 @@ def test_a_fork_group_is_charged_its_prompt_once_and_joins_on_the_kth() -> None:
     assert Concord().decide(View(capacity(1), [*others, alone, *calls[1:2]]), NOW).order
 
 
-def test_what_cannot_be_met_even_if_short_is_refused_with_a_deadline_that_is_then_accepted() -> None:
+def test_a_refusal_names_a_deadline_that_is_then_accepted() -> None:
     sketch = LengthSketch((0.0, 0.1, 0.5, 1.0), (100.0, 300.0, 400.0, 900.0))
     call = view(1, sketch=sketch, deadline=NOW + 2.5)
     (refusal,) = Concord().decide(View(capacity(1), [call]), NOW).drop
@@ -126,9 +127,9 @@ def test_ranked_by_the_median_but_refused_only_on_the_optimistic_quantile() -> N
 
 
 @pytest.mark.parametrize(("prompts_s", "refused"), [(10.0, True), (0.0, False)])
-def test_tokens_come_slower_while_prompts_take_their_share_of_each_second(prompts_s: float, refused: bool) -> None:
-    """Half of the last ten seconds were a prompt's: 100 tokens take 2 s and not 1. Later it is forgotten."""
-    policy = Concord(ConcordOptions(prompts_s=prompts_s))
+def test_prompts_slow_the_token_pace(prompts_s: float, refused: bool) -> None:
+    """A prompt took half of the last ten seconds: 100 tokens take 2 s and not 1. Later this is forgotten."""
+    policy = Concord(ConcordOptions.from_names(prompts_s=prompts_s))
     policy.decide(View(capacity(2), [view(1, prompt_tokens=50_000, deadline=NOW + 100)]), NOW)
     began = running(1, SloClass.DEADLINE, prompt_tokens=50_000, computed=50_010, deadline=NOW + 100)
     policy.decide(View(capacity(2, 1), [], [began]), NOW)
@@ -138,7 +139,7 @@ def test_tokens_come_slower_while_prompts_take_their_share_of_each_second(prompt
     assert not policy.decide(View(capacity(2, 1), [later], [began]), NOW + 30).drop
 
 
-def test_a_clock_that_is_set_back_makes_no_decision_fail_and_no_prompt_longer() -> None:
+def test_a_clock_that_is_set_back_does_no_harm() -> None:
     policy = Concord()
     policy.decide(View(capacity(2), [view(1, prompt_tokens=5000, deadline=NOW + 100)]), NOW)
     began = running(1, SloClass.DEADLINE, prompt_tokens=5000, computed=5010, deadline=NOW + 100)
@@ -150,13 +151,13 @@ def test_a_clock_that_is_set_back_makes_no_decision_fail_and_no_prompt_longer() 
     assert policy._slowdown(back + 100) < before
 
 
-def test_one_that_has_begun_to_answer_is_not_taken_back_but_goes_last() -> None:
+def test_a_late_call_that_began_to_answer_goes_last() -> None:
     late = view(1, deadline=NOW - 1, generated=5, state=State.PREEMPTED)
     verdict = Concord().decide(View(capacity(1), [late, view(2, deadline=NOW + 60)]), NOW)
     assert (verdict.order, verdict.drop) == ((2, 1), ())
 
 
-def test_best_effort_is_never_refused_and_goes_first_once_it_has_waited_out_its_deadline() -> None:
+def test_best_effort_goes_first_after_its_default_deadline() -> None:
     old = view(1, SloClass.BEST_EFFORT, arrived=NOW - 1e5, length=4000)
     calls = [old, *(view(i, deadline=NOW + 3, length=200) for i in range(2, 9))]
     verdict = Concord().decide(View(capacity(1), calls), NOW)
@@ -169,7 +170,7 @@ def test_the_floor_of_latency_sensitive_requests_holds_whatever_the_weights() ->
     latency = [view(i, SloClass.LATENCY, ttft=NOW + 1, length=150) for i in (11, 12)]
     with_floor = Concord().decide(View(capacity(4), heavy + latency), NOW)
     assert with_floor.admit[0] in (11, 12)
-    without = Concord(ConcordOptions(floors={})).decide(View(capacity(4), heavy + latency), NOW)
+    without = Concord(ConcordOptions.from_names(floors={})).decide(View(capacity(4), heavy + latency), NOW)
     assert not {11, 12} & set(without.admit)
 
 
@@ -178,29 +179,25 @@ def test_the_floor_of_latency_sensitive_requests_holds_whatever_the_weights() ->
     [(20_000, 0.1, 9), (20_000, 30.0, 1), (20_000, 10.0, 9), (100, 0.1, 1)],
     ids=["a queue", "none for this operator", "together longer", "short prompts"],
 )
-def test_with_slots_free_prompts_that_wait_for_each_other_are_a_queue_too(
-    prompt: int, queue_s: float, first: int
-) -> None:
-    """Eight prompts of 2 s, due in 8 s: not all can be in time. A stream that begins in 7.5 s could wait longest, and
-    goes first by its class's floor."""
+def test_with_free_slots_long_prompts_form_a_queue(prompt: int, queue_s: float, first: int) -> None:
+    """Eight prompts of 2 s, due in 8 s: not all can be in time. A stream that must start in 7.5 s could wait longest,
+    and goes first by its class's floor."""
     long = [view(i, deadline=NOW + 8, prompt_tokens=prompt) for i in range(1, 9)]
     stream = view(9, SloClass.LATENCY, ttft=NOW + 7.5, tbt=0.1)
-    verdict = Concord(ConcordOptions(queue_s=queue_s)).decide(View(capacity(64), [*long, stream]), NOW)
+    verdict = Concord(ConcordOptions.from_names(queue_s=queue_s)).decide(View(capacity(64), [*long, stream]), NOW)
     assert verdict.order[0] == verdict.admit[0] == first
     assert len(verdict.admit) == 9
 
 
 @pytest.mark.parametrize(("queue_s", "first"), [(0.1, 2), (30.0, 1)])
-def test_with_slots_free_the_longest_prompt_stands_behind_those_that_it_would_make_late(
-    queue_s: float, first: int
-) -> None:
+def test_with_free_slots_the_longest_prompt_goes_last(queue_s: float, first: int) -> None:
     long = view(1, deadline=NOW + 10, prompt_tokens=80_000)
     short = [view(i, deadline=NOW + 10.5, prompt_tokens=20_000) for i in range(2, 6)]
-    order = Concord(ConcordOptions(queue_s=queue_s)).decide(View(capacity(64), [long, *short]), NOW).order
+    order = Concord(ConcordOptions.from_names(queue_s=queue_s)).decide(View(capacity(64), [long, *short]), NOW).order
     assert (order[0], order.index(RequestId(1))) == (first, 4 if first == 2 else 0)
 
 
-def test_with_slots_free_a_refusal_reckons_with_the_prompts_that_wait() -> None:
+def test_with_free_slots_a_refusal_counts_waiting_prompts() -> None:
     prompts = [view(i, deadline=NOW + 60, prompt_tokens=20_000) for i in range(1, 6)]
     late = view(9, deadline=NOW + 0.5)
     (refusal,) = Concord().decide(View(capacity(64), [*prompts, late]), NOW).drop
@@ -211,7 +208,7 @@ def two_urgent() -> list[RequestView]:
     return [view(i, SloClass.LATENCY, ttft=NOW + 1, length=8) for i in (101, 102)]
 
 
-def test_two_urgent_behind_ten_long_pause_two_where_there_is_kv_and_preempt_two_where_there_is_not() -> None:
+def test_urgent_calls_pause_with_kv_and_preempt_without() -> None:
     long = [running(i) for i in range(10)]
     able = capacity(10, 10, can_pause=True, can_preempt=True, kv_free=10_000)
     paused = Concord().decide(View(able, two_urgent(), long), NOW)
@@ -224,23 +221,23 @@ def test_two_urgent_behind_ten_long_pause_two_where_there_is_kv_and_preempt_two_
     assert (left_alone.pause, left_alone.preempt, left_alone.admit) == ((), (), ())
 
 
-def test_nobody_is_displaced_for_one_who_can_wait_for_a_slot() -> None:
+def test_nothing_is_displaced_for_a_call_that_can_wait() -> None:
     ending = [running(i, length=11 + i) for i in range(10)]
     able = capacity(10, 10, can_pause=True, can_preempt=True, kv_free=10_000)
     assert not Concord().decide(View(able, two_urgent(), ending), NOW).pause
 
 
-def test_a_stream_that_is_ahead_stands_aside_only_where_streams_are_paced() -> None:
-    """A second aside is more than its time between tokens, and it is twenty ahead of its schedule."""
+def test_only_paced_streams_stand_aside_while_ahead() -> None:
+    """A second aside is longer than its time between tokens, and it is twenty tokens ahead of its schedule."""
     stream = running(9, SloClass.LATENCY, ttft=NOW + 20, tbt=0.1)
     call = view(1, SloClass.LATENCY, ttft=NOW + 1, length=100)
     seen = View(capacity(1, 1, can_pause=True, kv_free=10_000), [call], [stream])
     assert Concord().decide(seen, NOW).pause == ()
-    assert Concord(ConcordOptions(pace_streams=True)).decide(seen, NOW).pause == (9,)
+    assert Concord(ConcordOptions.from_names(pace_streams=True)).decide(seen, NOW).pause == (9,)
 
 
-def test_with_frames_displacements_have_time_between_them() -> None:
-    framed = Concord(ConcordOptions(frame_s=1.0))
+def test_frames_space_displacements() -> None:
+    framed = Concord(ConcordOptions.from_names(frame_s=1.0))
     able = capacity(10, 10, can_pause=True, kv_free=10_000)
     seen = View(able, two_urgent()[:1], [running(i) for i in range(10)])
     moved = [len(framed.decide(seen, NOW + at).pause) for at in (0.0, 0.5, 0.9)]
@@ -248,7 +245,7 @@ def test_with_frames_displacements_have_time_between_them() -> None:
 
 
 def test_the_price_of_a_preemption_is_the_prefill_to_be_done_again() -> None:
-    """A victim worth a hundred times as much, for which 100 000 tokens would be computed again: not for this one."""
+    """The victim is worth a hundred times as much, and 100 000 tokens would be computed again: no trade."""
     dear = [
         running(i, SloClass.DEADLINE, length=40, computed=100_000, weight=100, deadline=NOW + 1000) for i in range(2)
     ]
@@ -260,25 +257,25 @@ def test_the_price_of_a_preemption_is_the_prefill_to_be_done_again() -> None:
 
 
 @pytest.mark.parametrize(("length", "moved"), [(150, 0), (10, 1)])
-def test_where_slots_are_contested_a_trade_must_bring_four_times_what_it_takes(length: int, moved: int) -> None:
-    """Three of the same that must begin now, and one slot. Against 300 tokens, 150 are too little to gain by."""
+def test_contested_slots_require_a_clear_gain(length: int, moved: int) -> None:
+    """Three equal calls that must start now, and one slot. Against 300 tokens, 150 are too small a gain."""
     able = capacity(1, 1, can_preempt=True)
     victim = running(9, SloClass.DEADLINE, length=310, deadline=NOW + 3.2, cached_tokens=110)
     calls = [view(i, deadline=NOW + 0.02 + length / 100, length=length) for i in (1, 2, 3)]
     assert len(Concord().decide(View(able, calls, [victim]), NOW).preempt) == moved
-    eager = Concord(ConcordOptions(contested_margin=0.1))
+    eager = Concord(ConcordOptions.from_names(contested_margin=0.1))
     assert len(eager.decide(View(able, calls, [victim]), NOW).preempt) == 1
 
 
 @pytest.mark.parametrize(("urgent", "moved"), [(1, 1), (3, 0)])
-def test_a_late_victim_is_free_only_while_slots_are_not_contested(urgent: int, moved: int) -> None:
+def test_a_late_victim_has_a_price_if_slots_are_contested(urgent: int, moved: int) -> None:
     able = capacity(1, 1, can_preempt=True)
     late = running(9, SloClass.DEADLINE, length=310, deadline=NOW + 2, cached_tokens=110)  # it needs 3 s
     calls = [view(i, deadline=NOW + 1.6, length=150) for i in range(1, urgent + 1)]
     assert len(Concord().decide(View(able, calls, [late]), NOW).preempt) == moved
 
 
-def test_the_paused_go_on_when_slots_are_free() -> None:
+def test_paused_calls_resume_in_free_slots() -> None:
     paused = [running(i, state=State.PAUSED) for i in (1, 2)]
     verdict = Concord().decide(View(capacity(10, 8, can_pause=True), [], [], paused), NOW)
     assert sorted(verdict.resume) == [1, 2]
@@ -302,7 +299,7 @@ def test_it_wakes_before_the_first_waiting_call_must_start() -> None:
         (10.0, 1e-320, None),
     ],
 )
-def test_prompts_get_what_the_tightest_stream_leaves_of_a_step(
+def test_the_prompt_budget_protects_the_tightest_stream(
     base_ms: float, prefill_ms: float, budget: int | None
 ) -> None:
     room = Capacity(2, 2, step=StepModel(base_ms, 0.0, 0.0, prefill_ms))
@@ -379,15 +376,15 @@ def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, Option
 
 @given(situations(), situations(), st.floats(0, 30))
 @settings(max_examples=60, deadline=None)
-def test_what_was_seen_before_changes_no_verdict(before: View, seen: View, later: float) -> None:
-    """What is kept between decisions is only what could be worked out again, but for the time that prompts took."""
-    fresh, used = (Concord(ConcordOptions(prompts_s=0.0)) for _ in range(2))
+def test_earlier_views_do_not_change_a_verdict(before: View, seen: View, later: float) -> None:
+    """What is kept between decisions could be computed again, except the time that prompts took."""
+    fresh, used = (Concord(ConcordOptions.from_names(prompts_s=0.0)) for _ in range(2))
     used.decide(replace(before, capacity=seen.capacity), NOW - 1)
     used.decide(replace(seen, waiting=seen.waiting[1:]), NOW - 1)
     assert set(used.decide(seen, NOW + later).order) == set(fresh.decide(seen, NOW + later).order)
 
 
-def test_policies_are_made_by_name_and_a_wrong_one_says_what_there_is() -> None:
+def test_an_unknown_policy_or_option_lists_what_there_is() -> None:
     assert isinstance(make_policy(), Concord)
     with pytest.raises(UnknownPolicy, match="no policy is called 'fifo': there are edf, calm-thesis, concord"):
         make_policy("fifo")

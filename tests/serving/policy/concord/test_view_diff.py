@@ -1,4 +1,4 @@
-"""What changed between two lists of views, against what sets say."""
+"""The difference of two lists of views, compared with sets."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.concord.view_diff import changes
+from ramify.serving.policy.concord.view_diff import view_changes
 from tests.serving.policy.views import view
 
 
-def test_what_was_replaced_came_and_went_is_told_apart() -> None:
+def test_replaced_new_and_gone_views_are_told_apart() -> None:
     calls = [view(i) for i in range(200)]
     moved_on = replace(calls[50], generated=1)
     new = [*calls[3:50], moved_on, *calls[51:120], view(900), *calls[120:], view(901)]
-    found = changes(calls, new)
+    found = view_changes(calls, new)
     assert found is not None
     come, gone = found
     assert [(call.id, call.generated) for call in come] == [(50, 1), (900, 0), (901, 0)]
     assert gone == {0, 1, 2}
 
 
-def test_it_gives_up_where_too_much_differs() -> None:
+def test_it_gives_up_if_too_much_differs() -> None:
     calls = [view(i) for i in range(200)]
-    assert changes(calls, calls[::-1], most=20) is None
-    assert changes(calls, calls, most=0) == ([], set())
+    assert view_changes(calls, calls[::-1], most=20) is None
+    assert view_changes(calls, calls, most=0) == ([], set())
 
 
 @given(st.data())
-def test_nothing_that_is_new_is_missed_and_nothing_that_is_here_is_gone(data: st.DataObject) -> None:
+def test_the_diff_agrees_with_sets(data: st.DataObject) -> None:
     old = [view(i) for i in range(data.draw(st.integers(0, 150)))]
     new = [replace(call, generated=1) if data.draw(st.integers(0, 9)) == 0 else call for call in old]
     for id_ in range(1000, 1000 + data.draw(st.integers(0, 5))):
@@ -42,7 +42,7 @@ def test_nothing_that_is_new_is_missed_and_nothing_that_is_here_is_gone(data: st
         del new[at : at + len(stretch)]
         to = data.draw(st.integers(0, len(new)))
         new[to:to] = stretch
-    found = changes(old, new, most=10_000)
+    found = view_changes(old, new, most=10_000)
     assert found is not None
     come, gone = found
     assert len(set(map(id, come))) == len(come)

@@ -1,0 +1,203 @@
+"""The queries of RunStore: everything that is read, on an async engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Select, String, Table, bindparam, select, text, union
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.errors import RunNotFound, StoreError
+from ramify.runtime.records import (
+    DOUBTFUL,
+    AnswerRecord,
+    CheckpointId,
+    CheckpointRecord,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
+    OpStatus,
+    RunId,
+    RunRecord,
+    Settings,
+)
+from ramify.runtime.store import blobs, rows, run_counts, statements, tables
+from ramify.runtime.store.address import Address
+from ramify.runtime.store.database_errors import as_store_errors
+from ramify.runtime.store.engines import finish_despite_cancel
+from ramify.runtime.store.retries import Retries
+from ramify.runtime.store.run_counts import Tally
+
+T = TypeVar("T")
+
+_IDS = bindparam("ids", type_=String(), expanding=True)
+
+
+class StoreQueries:
+    """Reads the records at `address`. RunStore opens and closes the engine.
+
+    patience_s: for how many seconds a lost connection to a server is retried.
+    """
+
+    def __init__(self, address: Address, patience_s: float) -> None:
+        self.address = address
+        self._patience_s = patience_s
+        self._reader: AsyncEngine | None = None
+
+    def _refuse_when_closed(self) -> None:
+        raise NotImplementedError
+
+    async def run(self, run_id: RunId) -> RunRecord:
+        found = await self._fetch(tables.query(tables.runs).where(tables.runs.c.id == run_id), rows.run_record)
+        if not found:
+            raise statements.no_run(run_id)
+        return found[0]
+
+    async def runs(self, limit: int | None = None) -> list[RunRecord]:
+        """Newest first."""
+        query = tables.query(tables.runs).order_by(tables.runs.c.n.desc()).limit(limit)
+        return await self._fetch(query, rows.run_record)
+
+    async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
+        """Return a run's journal, or only the rows after number `after`."""
+        return await self._of_run(tables.ops, run_id, rows.op_record, after)
+
+    async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
+        return await self._of_run(tables.llm, run_id, rows.llm_record, after)
+
+    async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
+        """Return the ledger of a run in the order of the first intents: the last attempt of each effect. `earlier`:
+        include the earlier attempts."""
+        last = await self._ledger(tables.effects, run_id)
+        return rows.with_attempts(last, await self._ledger(tables.attempts, run_id)) if earlier else last
+
+    async def _ledger(self, table: Table, run_id: RunId) -> list[EffectRecord]:
+        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.n)
+        return await self._fetch(query, rows.effect_record)
+
+    async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
+        """Return the answers to the questions of a run, or of all runs, in the order in which they were given."""
+        query = tables.query(tables.answers).order_by(tables.answers.c.n)
+        mine = query if run_id is None else query.where(tables.answers.c.run_id == run_id)
+        return await self._fetch(mine, rows.answer_record)
+
+    async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
+        """Return the question and answer rows of a run's journal, or of all runs that are not done."""
+        return await self._fetch(statements.interrupts(run_id), rows.op_record)
+
+    async def doubts(self) -> list[EffectRecord]:
+        """Return the effects of all runs that were begun and did not end. If the run is being worked on, its effect
+        may still end."""
+        table = tables.effects
+        query = tables.query(table).where(table.c.status.in_(sorted(DOUBTFUL))).order_by(table.c.n)
+        return await self._fetch(query, rows.effect_record)
+
+    async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
+        return await self._of_run(tables.checkpoints, run_id, rows.checkpoint_record, after)
+
+    async def checkpoint(self, checkpoint_id: CheckpointId) -> CheckpointRecord:
+        query = tables.query(tables.checkpoints).where(tables.checkpoints.c.id == checkpoint_id)
+        found = await self._fetch(query, rows.checkpoint_record)
+        if not found:
+            raise RunNotFound(f"no checkpoint {checkpoint_id}: `ramify tree RUN` lists a run's checkpoints")
+        return found[0]
+
+    async def reusable(self, lineage_key: str) -> OpRecord | None:
+        """Return the newest DONE row of any run with that lineage key, or None."""
+        ops = tables.ops.c
+        query = tables.query(tables.ops).where(ops.lineage_key == lineage_key, ops.status == OpStatus.DONE)
+        found = await self._fetch(query.order_by(ops.n.desc()).limit(1), rows.op_record)
+        return found[0] if found else None
+
+    async def equal_calls(self, request_json: str) -> list[tuple[LLMRecord, RunId, Settings]]:
+        """Return the model calls of all runs with exactly this request, newest first, with run ids and settings."""
+        llm, runs = tables.llm, tables.runs
+        query = tables.query(llm).add_columns(runs.c.settings_json.label("settings_of"))
+        query = query.join(runs, runs.c.id == llm.c.run_id).where(llm.c.request_blob == rows.digest(request_json))
+        return await self._fetch(query.order_by(llm.c.n.desc()).limit(20), rows.llm_record_and_settings)
+
+    async def live_snapshots(self) -> set[SnapshotId]:
+        """Return every snapshot that a row names."""
+        columns = (
+            tables.runs.c.base_snapshot,
+            tables.ops.c.snapshot_in,
+            tables.ops.c.snapshot_out,
+            tables.checkpoints.c.snapshot_id,
+        )
+        found = await self._read(_scalars(union(*(select(column) for column in columns))))
+        return {SnapshotId(name) for name in found if name is not None}
+
+    async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
+        """Return the counts of each of these runs."""
+        ops, llm = (text(q(":ids")).bindparams(_IDS) for q in (run_counts.ops_query, run_counts.llm_query))
+        ids = list(run_ids)
+        return run_counts.counted(
+            run_ids, await self._read(_mappings(ops, ids=ids)), await self._read(_mappings(llm, ids=ids))
+        )
+
+    async def _read(self, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Run a query; retry for up to `patience_s` if the connection to a server is lost."""
+        self._refuse_when_closed()
+        retries = Retries(self._patience_s, time.monotonic)
+        with as_store_errors(self.address):
+            while True:
+                assert self._reader is not None
+                try:
+                    return await _whole(self._reader, ask)
+                except DBAPIError as error:
+                    if (pause_s := retries.pause_after(error)) is None:
+                        raise
+                await asyncio.sleep(pause_s)
+
+    async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T]) -> list[T]:
+        try:
+            found = await self._read(_with_texts(query))
+            return [make(row) for row in found]
+        except (ValueError, TypeError, KeyError, zlib.error) as error:
+            raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
+
+    async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
+        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
+        return await self._fetch(query.where(table.c.seq > after) if after else query, make)
+
+
+async def _whole(reader: AsyncEngine, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    """Return the result of `ask`. A driver that is cancelled while it connects leaks the connection, so a cancelled
+    caller waits until the query ends and the connection is back in the pool."""
+
+    async def asked() -> T:
+        async with reader.connect() as connection:
+            return await ask(connection)
+
+    asking = asyncio.ensure_future(asked())
+    await finish_despite_cancel(asking)
+    return asking.result()
+
+
+def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
+    async def ask(connection: AsyncConnection) -> list[rows.Row]:
+        return [dict(row) for row in (await connection.execute(query, values)).mappings()]
+
+    return ask
+
+
+def _with_texts(query: Select[Any]) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
+    async def ask(connection: AsyncConnection) -> list[rows.Row]:
+        found = [dict(row) for row in (await connection.execute(query)).mappings()]
+        texts = await connection.run_sync(blobs.load, rows.names_in(found))
+        return rows.with_texts(found, texts)
+
+    return ask
+
+
+def _scalars(query: Any) -> Callable[[AsyncConnection], Awaitable[Sequence[str | None]]]:
+    async def ask(connection: AsyncConnection) -> Sequence[str | None]:
+        return (await connection.execute(query)).scalars().all()
+
+    return ask

@@ -1,0 +1,88 @@
+"""Concord's options: three that an operator chooses, and the tuning that was found by replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import isnan
+from typing import Any
+
+from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.types import SloClass
+
+_AT_LEAST_0 = ("queue_s", "headroom", "reserve", "reserve_s")
+
+
+@dataclass(frozen=True, slots=True)
+class ConcordTuning:
+    """Parameters found by replay (docs/evaluation.md). An operator needs none of them.
+
+    Raises ValueError, naming the option, if a value is no number or out of range.
+    """
+
+    # Quantiles of the answer's length
+    rank_quantile: float = 0.5  # for price and order
+    reject_quantile: float = 0.1  # for saying that a deadline cannot be met
+
+    # Best effort
+    best_effort_s: float = 120.0  # default deadline of a request that names none, in seconds after its arrival
+    best_effort_weight: float = 0.25  # worth of one in time beside a request with an SLO
+
+    # Refusal
+    foresee: bool = False  # refuse also what the calls before it will keep from starting in time
+
+    # Displacement of running requests
+    preempt_margin: float = 0.1  # by what share a displaced request's density must be exceeded
+    contested_margin: float = 3.0  # the same if not all fit and it is worth no more than the other
+    frame_s: float = 0.0  # displace at most once in so many seconds; 0: at every decision
+    pace_streams: bool = False  # a stream may stand aside for as long as it is ahead of its schedule
+
+    # Which requests are kept when not all fit
+    queue_s: float = 0.1  # prompts that take longer than this together form a queue, even if slots are free
+    headroom: float = 2.0  # nobody is left out while this many times the present work fits
+    reserve: float = 4.0  # else only as much is kept as would fit if it were this many times the work,
+    reserve_s: float = 20.0  # and, of the time after so many seconds,
+    later_reserve: float = 4 / 3  # this many times: nobody knows that a rush lasts
+
+    # Pace and steps
+    prompts_s: float = 10.0  # time over which the share of prompts in each second is measured; 0: not counted
+    protect_tbt: bool = True  # limit the prompt tokens of a step by the tightest time between tokens
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.type == "float" and not _is_number(value):
+                raise ValueError(f"{one.name} is {value!r}: it must be a number")
+        for name in _AT_LEAST_0:
+            if getattr(self, name) < 0.0:
+                raise ValueError(f"{name} is {getattr(self, name):g}: it must not be below 0")
+        if self.later_reserve <= 0.0:
+            raise ValueError(f"later_reserve is {self.later_reserve:g}: it must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ConcordOptions:
+    goodput: Goodput = Goodput.WORKFLOW  # what should be in time: programs, calls or tokens
+    refuse: bool = True  # refuse what cannot be met; False: serve it last
+    floors: Mapping[SloClass, float] = field(
+        default_factory=lambda: {SloClass.LATENCY: 0.25, SloClass.BEST_EFFORT: 0.05}
+    )  # share of the slots that a class gets whatever the others are worth
+    tuning: ConcordTuning = field(default_factory=ConcordTuning)
+
+    @classmethod
+    def from_names(cls, **options: Any) -> ConcordOptions:
+        """Make options from flat names, as users write them: those of ConcordTuning stand beside the three.
+
+        Raises TypeError for an unknown name, ValueError for a value out of range.
+        """
+        known = {one.name for one in fields(ConcordTuning)}
+        tuning = {name: value for name, value in options.items() if name in known}
+        return cls(**{k: v for k, v in options.items() if k not in known}, tuning=ConcordTuning(**tuning))
+
+
+def _is_number(value: object) -> bool:
+    """Is it a number that a double can hold? True and False are not."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
+    except OverflowError:
+        return False

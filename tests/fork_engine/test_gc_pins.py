@@ -1,0 +1,91 @@
+"""Pins: a collection waits for operations in progress, and later operations wait for the collection."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ramify.fork_engine.gc_pins import Pins
+from ramify.fork_engine.types import SnapshotId
+
+ID = SnapshotId("a" * 64)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_a_collection_waits_for_pins(tmp_path: Path) -> None:
+    pins, order = Pins(tmp_path), list[str]()
+
+    def collection() -> None:
+        with pins.collecting():
+            order.append("collected")
+
+    async with pins.held():
+        collecting = asyncio.create_task(asyncio.to_thread(collection))
+        await asyncio.sleep(0.1)
+        order.append("committed")
+    await collecting
+    async with pins.held():
+        order.append("later")
+    assert order == ["committed", "collected", "later"]
+
+
+def test_a_kept_snapshot_is_listed_until_it_is_released(tmp_path: Path) -> None:
+    pins = Pins(tmp_path)
+    with pins.keep(ID), pins.keep(ID):
+        assert pins.kept() == {ID}
+    assert pins.kept() == set()
+
+
+def test_a_killed_process_keeps_nothing(tmp_path: Path) -> None:
+    pins = Pins(tmp_path)
+    ready, told = os.pipe()
+    if (child := os.fork()) == 0:
+        with pins.keep(ID):
+            os.write(told, b"x")
+            signal.pause()
+    os.read(ready, 1)
+    assert pins.kept() == {ID}
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert pins.kept() == set()
+    assert not list((tmp_path / "kept").iterdir())
+    os.close(ready)
+    os.close(told)
+
+
+def test_a_pin_whose_file_a_collection_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collection may look between the creation of the file and its lock."""
+    pins, taken, lock = Pins(tmp_path), list[set[str]](), fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_SH and not taken:
+            taken.append({*pins.kept()})
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    open_before = descriptors()
+    with pins.keep(ID):
+        assert (taken, pins.kept()) == ([set()], {ID})
+    assert descriptors() <= open_before
+
+
+def test_a_world_pin_keeps_the_newest_state_until_it_is_closed(tmp_path: Path) -> None:
+    """A command may still run when its step has ended."""
+    pins, other = Pins(tmp_path), SnapshotId("b" * 64)
+    open_before = descriptors()
+    ground = pins.ground()
+    ground.moved(other)
+    ground.moved(ID)
+    assert pins.kept() == {ID}
+    ground.close()
+    ground.moved(other)
+    assert pins.kept() == set()
+    assert descriptors() <= open_before

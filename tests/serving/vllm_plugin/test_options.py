@@ -1,0 +1,28 @@
+"""Options of the plug-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ramify.serving.policy.types import StepModel
+from ramify.serving.vllm_plugin.errors import BadOptions
+from ramify.serving.vllm_plugin.options import PluginOptions
+
+
+def test_wrong_options_are_named() -> None:
+    assert PluginOptions.of({}) == PluginOptions.of(None) == PluginOptions()
+    read = PluginOptions.of({"ramify": {"policy": "edf", "step": {"base_ms": 2}}, "another": 1})
+    assert (read.policy, read.step) == ("edf", StepModel(base_ms=2))
+    wrong: dict[str, dict[str, Any]] = {
+        "polcy": {"polcy": "edf"},
+        "calibrate": {"calibrate": "yes"},
+        "refresh_steps": {"refresh_steps": 0},
+        "socket": {"socket": 3},
+        "step": {"step": {"base_ms": -1}},
+        "policy_options": {"policy_options": []},
+    }
+    for name, given_options in wrong.items():
+        with pytest.raises(BadOptions, match=name):
+            PluginOptions.of({"ramify": given_options})

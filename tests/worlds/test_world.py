@@ -1,0 +1,217 @@
+"""`World`: commands, files, snapshots, forks, merges; names that outlive the process."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.fork_engine.errors import CheckoutRefused, MergeConflict
+from ramify.fork_engine.types import MergeStrategy
+from ramify.worlds.errors import (
+    BadName,
+    CommandFailed,
+    NameTaken,
+    NoCommonAncestor,
+    PathRefused,
+    WorldClosed,
+    WorldError,
+    WorldNotFound,
+)
+from ramify.worlds.home import WorldHome
+from ramify.worlds.references import Kind
+from ramify.worlds.world import World
+
+
+async def test_ten_lines_fork_keep_the_best_and_merge(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        await world.run("export GREETING=hi", check=True)
+        forks = await world.fork(3)
+        for number, fork in enumerate(forks):
+            await fork.exec(f"echo {number} > answer", check=True)
+        best = forks[1]
+        await world.merge(best)
+        for fork in forks:
+            await fork.close()
+        assert (await world.exec("cat answer")).stdout == "1\n"
+        assert (await world.run("echo $GREETING")).stdout == "hi\n"
+        assert [change.path for change in await world.diff()] == ["answer"]
+    assert not (repo / "answer").exists()
+
+
+async def test_exec_leaves_no_trace_in_the_shell_and_run_does(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        await world.exec("cd src; export LEAK=1")
+        assert (await world.exec("pwd; echo ${LEAK:-none}")).stdout.splitlines()[1] == "none"
+        await world.run("cd src; export KEPT=1")
+        assert (await world.run("ls; echo $KEPT")).stdout.split() == ["main.py", "1"]
+        assert (await world.exec("ls")).stdout.split() == ["README", "src"]
+        assert (await world.exec(["printf", "%s", "a b"])).stdout == "a b"
+        assert (await world.exec(["exit", "3"])).exit_code == 127  # a sequence is a program, never a builtin
+        assert (await world.exec("cat", stdin="in", env={"A": "b"}, cwd="src")).stdout == "in"
+        assert (await world.exec("sleep 5", timeout=0.2)).timed_out
+        with pytest.raises(CommandFailed, match="exit code 3: told") as caught:
+            await world.exec("echo told >&2; exit 3", check=True)
+        assert caught.value.result.exit_code == 3  # type: ignore[attr-defined]
+
+
+async def test_files_are_read_and_written_inside_the_tree_alone(home: WorldHome, repo: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("host")
+    async with World.create(repo, home=home) as world:
+        await world.write("deep/er/file", "text", mode=0o755)
+        await world.write(world.mount_at / "absolute", b"\0\xff")
+        assert await world.read("deep/er/file") == b"text"
+        assert await world.read("absolute") == b"\0\xff"
+        assert (await world.exec("test -x deep/er/file && cat deep/er/file")).stdout == "text"
+        await world.exec(f"ln -s {secret} planted; ln -s {tmp_path} folder; mkfifo pipe; ln -s README inside")
+        assert await world.read("inside") == b"one\ntwo\nthree\n"
+        for path, why in [
+            ("planted", "leads out"),
+            ("folder/secret", "leads out"),
+            ("pipe", "not a regular file"),
+            ("missing", "does not exist"),
+            ("src", "not a regular file|folder"),
+            ("../secret", r"'\.\.'"),
+            ("/etc/passwd", "outside the world's tree"),
+        ]:
+            with pytest.raises(PathRefused, match=why):
+                await world.read(path)
+        with pytest.raises(PathRefused, match="larger"):
+            await world.read("README", most=3)
+        with pytest.raises(PathRefused, match="link"):
+            await world.write("folder/secret", "overwritten")
+        await world.write("planted", "replaced")  # the link itself is replaced
+        assert secret.read_text() == "host" and await world.read("planted") == b"replaced"
+
+
+async def test_folders_are_copied_in_and_out_without_following_links(
+    home: WorldHome, repo: Path, tmp_path: Path
+) -> None:
+    host = tmp_path / "host"
+    (host / "sub").mkdir(parents=True)
+    (host / "sub" / "a").write_text("a")
+    (host / "link").symlink_to("/etc/passwd")
+    (host / "sub" / "a").chmod(0o750)
+    async with World.create(home=home) as world:
+        await world.upload(host, "in")
+        await world.upload(host / "sub" / "a", "one/b")
+        assert (await world.exec("find . | sort")).stdout.split() == [
+            *(".", "./in", "./in/link", "./in/sub", "./in/sub/a", "./one", "./one/b"),
+        ]
+        await world.exec("ln -s /etc in/etc; mkfifo in/pipe; mkdir in/empty")
+        await world.download("in", tmp_path / "out")
+        await world.download("one/b", tmp_path / "b")
+        out = tmp_path / "out"
+        assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == [
+            *("empty", "etc", "link", "sub", "sub/a"),
+        ]
+        assert str((out / "etc").readlink()) == "/etc" and (out / "sub" / "a").stat().st_mode & 0o777 == 0o750
+        assert (tmp_path / "b").read_text() == "a"
+        for source, target, why in [
+            ("in", out, "not empty"),
+            ("one/b", tmp_path / "b", "exists"),
+            ("no", tmp_path / "x", "not exist"),
+            ("in/etc/passwd", tmp_path / "x", "link"),
+        ]:
+            with pytest.raises(PathRefused, match=why):
+                await world.download(source, target)
+
+
+async def test_a_named_world_outlives_its_process(home: WorldHome, repo: Path, tmp_path: Path, sandbox: str) -> None:
+    async with World.create(repo, name="mine", home=home) as world:
+        await world.exec("echo kept > kept")
+        await world.run("export KEPT=1; cd src")
+    program = f"""
+import asyncio
+from ramify.worlds.world import World
+async def main():
+    async with World.open("mine", home={str(tmp_path / "home")!r}, sandbox={sandbox!r}) as world:
+        print((await world.run("cat ../kept; echo $KEPT; pwd")).stdout, end="")
+        await world.write("later", "later")
+asyncio.run(main())
+"""
+    told = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.stdout.splitlines()[:2] == ["kept", "1"], told.stderr
+    async with World.open("mine", home=home) as again:
+        assert await again.read("later") == b"later"
+        with pytest.raises(NameTaken, match="mine"):
+            await World.create(repo, name="mine", home=home)
+    home.references.delete(Kind.WORLD, "mine")
+    with pytest.raises(WorldNotFound, match="mine"):
+        await World.open("mine", home=home)
+
+
+async def test_tags_name_states_to_go_back_to(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        first = await world.snapshot("before")
+        await world.exec("rm README; echo x > x")
+        second = await world.snapshot()
+        await world.restore("before")
+        assert (await world.exec("ls")).stdout.split() == ["README", "src"]
+        await world.restore(second.id[:12])
+        assert (await world.exec("ls")).stdout.split() == ["src", "x"]
+        assert [change.path for change in await world.diff("before")] == ["README", "x"]
+        with pytest.raises(NameTaken, match="before"):
+            await world.snapshot("before")
+        for name in ("", "a/b", "../x", ".hidden", "x" * 101):
+            with pytest.raises(BadName):
+                await world.snapshot(name)
+        with pytest.raises(WorldNotFound, match="nothing"):
+            await world.restore("nothing")
+        assert (await world.snapshot()).id == second.id != first.id
+    async with World.create(snapshot="before", home=home) as other:
+        assert (await other.exec("ls")).stdout.split() == ["README", "src"]
+
+
+async def test_merges_find_their_base_and_conflicts_change_nothing(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        (left, right) = await world.fork(2)
+        async with left, right:
+            await left.exec("sed -i s/one/ONE/ README; echo l > l")
+            await right.exec("sed -i s/three/THREE/ README; echo r > r")
+            await left.merge(right)
+            assert await left.read("README") == b"ONE\ntwo\nTHREE\n"
+            await world.exec("sed -i s/one/other/ README")
+            with pytest.raises(MergeConflict, match="README"):
+                await world.merge(left)
+            assert await world.read("README") == b"other\ntwo\nthree\n"
+            await world.merge(left, strategy=MergeStrategy.THEIRS)
+            assert (await world.exec("cat l r; head -1 README")).stdout == "l\nr\nONE\n"
+    async with World.create(home=home) as stranger, World.create(repo, home=home) as world:
+        with pytest.raises(NoCommonAncestor, match="base="):
+            await world.merge(stranger)
+
+
+async def test_what_does_not_fit_is_refused(home: WorldHome, repo: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorldError, match="one of them"):
+        World.create(repo, snapshot="x", home=home)
+    with pytest.raises(WorldError, match="leave out sandbox"):
+        World.create(repo, home=home, sandbox="copy")
+    world = await World.create(repo, home=home)
+    with pytest.raises(ValueError, match="2 forks need 2 names"):
+        await world.fork(2, names=["a"])
+    with pytest.raises(NameTaken):
+        await world.fork(2, names=["a", "a"])
+    assert home.references.all(Kind.WORLD) == []  # all or none
+    with pytest.raises(CheckoutRefused):
+        await world.checkout(repo)
+    await world.checkout(tmp_path / "out")
+    assert (tmp_path / "out" / "README").read_text() == "one\ntwo\nthree\n"
+    await world.close()
+    await world.close()
+    with pytest.raises(WorldClosed):
+        await world.exec("true")
+
+
+async def test_the_home_of_a_world_is_closed_with_its_last_fork(repo: Path, tmp_path: Path, sandbox: str) -> None:
+    world = await World.create(repo, home=tmp_path / "home", sandbox=sandbox)
+    (fork,) = await world.fork()
+    await world.close()
+    assert (await fork.exec("cat README")).ok
+    await fork.close()
+    with pytest.raises(WorldClosed):
+        await fork.exec("true")

@@ -1,0 +1,11 @@
+"""Worlds as a library: sandboxes that can be forked, restored and merged, without a workflow and without a database.
+
+Main types, in the order in which to read them:
+
+- `World` (`world.py`): one live world. Run commands, read and write files, snapshot, fork, restore, diff, merge.
+- `WorldHome` (`home.py`): the open home: its snapshot store, its backend, and the names of its worlds.
+- `References` (`references.py`): names of worlds and tags of snapshots, one small file each.
+- `SyncWorld` (`blocking.py`): the same as `World`, for code without an event loop.
+
+The package stands on `ramify.sandboxes` and `ramify.fork_engine`. It knows no workflows, no journal and no models.
+"""

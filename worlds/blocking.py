@@ -1,0 +1,150 @@
+"""`SyncWorld`: the methods of `World` for code without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
+from ramify.sandboxes.contract import RunResult
+from ramify.worlds.world import MOST_READ, Opening, World
+
+
+class SyncWorld:
+    """A live world, and the event loop in a thread that drives it. A context manager. Every method blocks until it is
+    done; see `World` for arguments and errors. Forks share the thread of the world that they come from."""
+
+    def __init__(
+        self, world: World, portal: BlockingPortal, owned: AbstractContextManager[Any] | None = None
+    ) -> None:
+        """Use `create`, `open` or `fork` instead."""
+        self._world = world
+        self._portal = portal
+        self._owned = owned
+
+    @classmethod
+    def create(cls, folder: str | Path | None = None, **options: Any) -> SyncWorld:
+        """As `World.create`, with the same options."""
+        return cls._opened(lambda: World.create(folder, **options))
+
+    @classmethod
+    def open(cls, name: str, **options: Any) -> SyncWorld:
+        """As `World.open`, with the same options."""
+        return cls._opened(lambda: World.open(name, **options))
+
+    @classmethod
+    def _opened(cls, opening: Callable[[], Opening]) -> SyncWorld:
+        async def make() -> World:
+            return await opening()
+
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal("asyncio"))
+            return cls(portal.call(make), portal, stack.pop_all())
+
+    def __enter__(self) -> SyncWorld:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        try:
+            self._portal.call(self._world.close)
+        finally:
+            if self._owned is not None:
+                owned, self._owned = self._owned, None
+                owned.__exit__(None, None, None)
+
+    @property
+    def name(self) -> str | None:
+        return self._world.name
+
+    @property
+    def path(self) -> Path:
+        return self._world.path
+
+    @property
+    def mount_at(self) -> Path:
+        return self._world.mount_at
+
+    @property
+    def state(self) -> Snapshot:
+        return self._world.state
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        return self._portal.call(
+            lambda: self._world.exec(command, stdin=stdin, env=env, cwd=cwd, timeout=timeout, check=check)
+        )
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        return self._portal.call(
+            lambda: self._world.run(command, stdin=stdin, env=env, cwd=cwd, timeout=timeout, check=check)
+        )
+
+    def read(self, path: str | Path, *, most: int = MOST_READ) -> bytes:
+        return self._portal.call(lambda: self._world.read(path, most=most))
+
+    def write(self, path: str | Path, data: bytes | str, *, mode: int = 0o644) -> None:
+        self._portal.call(lambda: self._world.write(path, data, mode=mode))
+
+    def upload(self, source: str | Path, target: str | Path = ".") -> None:
+        self._portal.call(self._world.upload, source, target)
+
+    def download(self, source: str | Path, target: str | Path) -> None:
+        self._portal.call(self._world.download, source, target)
+
+    def snapshot(self, tag: str | None = None) -> Snapshot:
+        return self._portal.call(self._world.snapshot, tag)
+
+    def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[SyncWorld]:
+        made = self._portal.call(lambda: self._world.fork(n, names=names))
+        return [SyncWorld(world, self._portal) for world in made]
+
+    def restore(self, snapshot: str | Snapshot) -> None:
+        self._portal.call(self._world.restore, snapshot)
+
+    def diff(self, other: SyncWorld | Snapshot | str | None = None) -> list[Change]:
+        return self._portal.call(self._world.diff, _async(other))
+
+    def merge(
+        self,
+        other: SyncWorld | Snapshot | str,
+        *,
+        base: Snapshot | str | None = None,
+        strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
+    ) -> Snapshot:
+        theirs = _async(other)
+        assert theirs is not None
+        return self._portal.call(lambda: self._world.merge(theirs, base=base, strategy=strategy))
+
+    def checkout(self, folder: str | Path, *, force: bool = False) -> list[Change]:
+        return self._portal.call(lambda: self._world.checkout(folder, force=force))
+
+
+def _async(other: SyncWorld | Snapshot | str | None) -> World | Snapshot | str | None:
+    return other._world if isinstance(other, SyncWorld) else other

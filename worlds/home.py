@@ -1,0 +1,195 @@
+"""The open home of worlds: its snapshot store, one backend, and the names of worlds and tags."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ramify import paths
+from ramify.fork_engine.errors import SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot, SnapshotId
+from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
+from ramify.sandboxes.selection import open_backend
+from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
+from ramify.worlds.references import Kind, Reference, References
+
+DEFAULT_MOUNT, IMAGE_MOUNT = Path("/tmp/workspace"), Path("/workspace")
+"""Where the tree of a world stands inside, if it is made from no folder: over this machine's root, where only some
+places can have new folders, and over an image."""
+
+_SHORTEST_ID = 6  # characters of a snapshot's id that may stand for it
+
+
+class WorldHome:
+    """An async context manager. Makes worlds, and closes those that are still open when it is left.
+
+    place: the folder of the home; default as for runs (`ramify.paths.home`). sandbox: "namespaces" (the default),
+    "docker", "copy" (no isolation), or a function that makes a backend from a snapshot store and a scratch folder;
+    $RAMIFY_SANDBOX stands in for None. clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        place: str | Path | None = None,
+        sandbox: str | Callable[[SnapshotStore, Path], Backend] | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.place = paths.home(place)
+        self.references = References(paths.references(self.place))
+        self.pins = Pins(paths.locks(self.place))
+        self._chosen = sandbox or os.environ.get("RAMIFY_SANDBOX") or "namespaces"
+        self._clock = clock
+        self._stack = AsyncExitStack()
+        self._backend: Backend | None = None
+        self._lock = asyncio.Lock()
+        self._owner = os.getpid()
+        self._open = False
+        self._users = 0  # worlds that keep it open, if nobody entered it
+
+    async def __aenter__(self) -> WorldHome:
+        self.place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.store = await asyncio.to_thread(SnapshotStore, paths.snapshots(self.place))
+        self._open = True
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
+        self._open = False
+        await self._stack.aclose()
+
+    def used(self) -> None:
+        """Another world keeps this home open. Only for a home that a world opened by itself."""
+        self._users += 1
+
+    async def unused(self) -> None:
+        """One world fewer; the last one closes the home."""
+        self._users -= 1
+        if not self._users:
+            await self.__aexit__()
+
+    async def backend(self) -> Backend:
+        """The backend, started at the first call. Raises `BackendUnavailable`, and `WorldClosed`."""
+        if not self._open or os.getpid() != self._owner:
+            raise WorldClosed("the home of these worlds was closed, or belongs to another process: open it again")
+        async with self._lock:
+            if self._backend is None:
+                scratch = paths.worlds(self.place)
+                if callable(self._chosen):
+                    made = self._chosen(self.store, scratch)
+                else:
+                    made = await asyncio.to_thread(open_backend, self._chosen, self.store, scratch)
+                if isinstance(made, Hiding):
+                    made.hide(*paths.private(self.place, paths.database(self.place)))
+                self._backend = await self._stack.enter_async_context(made)
+            return self._backend
+
+    @asynccontextmanager
+    async def imported(self, folder: Path | None) -> AsyncIterator[Snapshot]:
+        """The snapshot of a folder as it is now, or of an empty one, safe from `ramify gc` while the block runs.
+
+        Raises `WorkspaceError`.
+        """
+        async with self.pins.held():
+            if folder is not None:
+                made = await asyncio.to_thread(self.store.import_tree, folder)
+            else:
+                empty = await asyncio.to_thread(tempfile.mkdtemp)
+                try:
+                    made = await asyncio.to_thread(self.store.import_tree, Path(empty))
+                finally:
+                    shutil.rmtree(empty, ignore_errors=True)
+            yield made.snapshot
+
+    def resolve(self, name: str | Snapshot) -> Snapshot:
+        """The snapshot that a name stands for: a tag, a world, or an id (its first 6 characters are enough).
+
+        Raises `WorldNotFound`, also for the beginning of several ids.
+        """
+        if isinstance(name, Snapshot):
+            return name
+        for kind in (Kind.TAG, Kind.WORLD):
+            with suppress(WorldError):
+                return self._get(self.references.get(kind, name).snapshot)
+        found = [id for id in self.store.present() if len(name) >= _SHORTEST_ID and id.startswith(name)]
+        if len(found) != 1:
+            why = f"{len(found)} snapshots begin with it" if found else "no tag, world or snapshot has this name"
+            raise WorldNotFound(f"{name!r} names no state: {why}")
+        return self._get(found[0])
+
+    def _get(self, id: SnapshotId) -> Snapshot:
+        try:
+            return self.store.get(id)
+        except SnapshotNotFound as error:
+            raise WorldNotFound(f"the snapshot {id[:12]} is not in the store any more: {error}") from error
+
+    def tag(self, name: str, snapshot: Snapshot, *, source: str = "") -> None:
+        """Give a snapshot a name. Raises `NameTaken`, `BadName`."""
+        now = self._clock()
+        self.references.put(Kind.TAG, Reference(name, snapshot.id, now, now, source=source), new=True)
+
+    def register(self, name: str, snapshot: Snapshot, spec: WorldSpec, source: str) -> Reference:
+        """Give a new world a name. Raises `NameTaken`, `BadName`."""
+        now, chosen = self._clock(), self._chosen
+        reference = Reference(
+            name,
+            snapshot.id,
+            now,
+            now,
+            backend=chosen if isinstance(chosen, str) else getattr(chosen, "name", ""),
+            mount_at=str(spec.mount_at),
+            image="" if spec.image is None else str(spec.image),
+            network=spec.network,
+            source=source,
+        )
+        self.references.put(Kind.WORLD, reference, new=True)
+        return reference
+
+    def moved(self, reference: Reference, snapshot: Snapshot) -> Reference:
+        """Let the name of a world stand for its new state. Raises `WorldNotFound` if the world was deleted."""
+        now = self.references.get(Kind.WORLD, reference.name)
+        changed = replace(now, snapshot=snapshot.id, updated_at=self._clock())
+        self.references.put(Kind.WORLD, changed)
+        return changed
+
+
+def world_spec(
+    mount_at: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    image: Path | None = None,
+    network: bool = False,
+    limits: Limits | None = None,
+    visible: Sequence[Path] = (),
+) -> WorldSpec:
+    """How a world looks from inside. Without an image it has this machine's programs, with this process's Python
+    first in PATH; over an image, the image's."""
+    start = {"LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
+    shown = {*visible}
+    if image is None:
+        here = Path(sys.executable).parent
+        start["PATH"] = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
+        shown |= {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
+    else:
+        start["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return WorldSpec(
+        mount_at=mount_at,
+        env=start | dict(env or {}),
+        secrets=dict(secrets or {}),
+        visible=tuple(sorted(shown)),
+        image=image,
+        network=network,
+        limits=limits or Limits(),
+    )

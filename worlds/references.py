@@ -1,0 +1,127 @@
+"""Names of worlds and tags of snapshots: one JSON file each, in `HOME/references`.
+
+A file is written whole and renamed into place, so a crash leaves the old or the new one. `ramify gc` keeps every
+snapshot that a reference names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ramify.fork_engine.types import SnapshotId
+from ramify.worlds.errors import BadName, NameTaken, WorldError, WorldNotFound
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Kind(StrEnum):
+    WORLD = "worlds"
+    TAG = "tags"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A name and the snapshot that it stands for. Times are Unix seconds."""
+
+    name: str
+    snapshot: SnapshotId
+    created_at: float
+    updated_at: float
+    backend: str = ""  # of a world: the backend that it runs on
+    mount_at: str = ""  # of a world: where its tree stands inside
+    image: str = ""  # of a world: the path of its root file system, or the engine's name of it
+    network: bool = False
+    source: str = ""  # what it was made from, for people
+
+
+class References:
+    """The references of one home. `folder`: where they are kept; it need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, kind: Kind, name: str) -> Reference:
+        """Raises `BadName`, `WorldNotFound`, and `WorldError` if the file is damaged."""
+        path = self._path(kind, name)
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            what = "world" if kind is Kind.WORLD else "tag"
+            raise WorldNotFound(f"no {what} is called {name!r} in {self._folder.parent}") from None
+        return _parsed(text, path)
+
+    def all(self, kind: Kind) -> list[Reference]:
+        """All references of a kind, newest first."""
+        found = [self.get(kind, path.stem) for path in self._files(kind)]
+        return sorted(found, key=lambda one: (-one.created_at, one.name))
+
+    def put(self, kind: Kind, reference: Reference, *, new: bool = False) -> None:
+        """Write a reference durably. With `new`, raises `NameTaken` if the name exists."""
+        path = self._path(kind, reference.name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(asdict(reference), file)
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    what = "world" if kind is Kind.WORLD else "tag"
+                    raise NameTaken(f"a {what} is called {reference.name!r} already: choose another name") from None
+            else:
+                Path(temporary).replace(path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        _flush_folder(path.parent)
+
+    def delete(self, kind: Kind, name: str) -> None:
+        """Raises `WorldNotFound`. The snapshots stay until `ramify gc`."""
+        self.get(kind, name)
+        path = self._path(kind, name)
+        path.unlink(missing_ok=True)
+        _flush_folder(path.parent)
+
+    def snapshots(self) -> set[SnapshotId]:
+        """Every snapshot that a reference names."""
+        return {one.snapshot for kind in Kind for one in self.all(kind)}
+
+    def _files(self, kind: Kind) -> Iterator[Path]:
+        folder = self._folder / kind
+        if folder.is_dir():
+            yield from (path for path in folder.iterdir() if path.suffix == ".json" and _NAME.fullmatch(path.stem))
+
+    def _path(self, kind: Kind, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise BadName(
+                f"{name!r} cannot be a name: use 1 to 100 letters, digits, '.', '_' or '-', and begin with a "
+                "letter or digit"
+            )
+        return self._folder / kind / f"{name}.json"
+
+
+def _parsed(text: str, path: Path) -> Reference:
+    try:
+        said: dict[str, Any] = json.loads(text)
+        known = {name: said[name] for name in Reference.__slots__ if name in said}
+        return Reference(**known)
+    except (ValueError, TypeError) as error:
+        raise WorldError(f"{path} is damaged: {error}. Delete it, or restore it from a backup") from error
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,431 @@
+"""One live world: run commands, read and write its files, snapshot, fork, restore, diff, merge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ramify.fork_engine.gc_pins import Ground
+from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
+from ramify.sandboxes import contract
+from ramify.sandboxes.contract import Limits, Repl, RunResult, WorldSpec
+from ramify.worlds import files
+from ramify.worlds.ancestry import common_ancestor
+from ramify.worlds.errors import CommandFailed, PathRefused, WorldClosed, WorldError, WorldNotFound
+from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, world_spec
+from ramify.worlds.references import Kind, Reference
+
+MOST_READ = 256 << 20
+"""Bytes of the largest file that `World.read` returns by default."""
+
+
+class World:
+    """A live sandbox. An async context manager: leaving it ends its processes.
+
+    Make one with `World.create`, `World.open` or `fork`. A world with a name keeps its state after it was closed:
+    `snapshot`, `restore` and `merge` store it at once, and closing stores what was changed since. A world without a
+    name is gone when it is closed; a tagged snapshot of it stays.
+
+    Commands wait for each other: one runs at a time. All paths are relative to the world's tree, or absolute paths
+    inside it.
+    """
+
+    def __init__(
+        self,
+        home: WorldHome,
+        live: contract.World,
+        spec: WorldSpec,
+        *,
+        origin: Snapshot,
+        reference: Reference | None = None,
+        keeps_home: bool = False,
+    ) -> None:
+        """Use `create`, `open` or `fork` instead. `keeps_home`: the home is closed with the last of its worlds."""
+        self._home = home
+        self._live = live
+        self._spec = spec
+        self._origin = origin
+        self._reference = reference
+        self._keeps_home = keeps_home
+        self._closed = False
+        self._owner = os.getpid()
+        self._pin: Ground = home.pins.ground()
+        self._pin.moved(origin.id)
+        if keeps_home:
+            home.used()
+
+    # Making worlds
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path | None = None,
+        *,
+        snapshot: str | Snapshot | None = None,
+        name: str | None = None,
+        image: str | Path | None = None,
+        mount_at: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        network: bool = False,
+        limits: Limits | None = None,
+        home: WorldHome | str | Path | None = None,
+        sandbox: str | None = None,
+    ) -> Opening:
+        """Make a world from a folder, from a snapshot (its id, a tag, or another world's name), or empty. Use it as
+        `async with World.create(…) as world`, or `world = await World.create(…)` and close it.
+
+        The folder is never written to. `name` keeps the world after it was closed. `image`: a root file system
+        instead of this machine's, a folder or a tar, or, with the docker backend, the engine's name of an image.
+        `mount_at`: where the tree stands inside (default: the folder's own path, else
+        /tmp/workspace, or /workspace over an image). `secrets`:
+        variables that no snapshot ever holds. `network=True`: the host's own network. `home`, `sandbox`: an open
+        home, or what `WorldHome` takes.
+
+        Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
+        `WorldStartFailed`.
+        """
+        if folder is not None and snapshot is not None:
+            raise WorldError("a world is made from a folder or from a snapshot: name one of them")
+        where = None if folder is None else Path(folder).expanduser().resolve()
+        spec = world_spec(
+            Path(mount_at) if mount_at is not None else where or (DEFAULT_MOUNT if image is None else IMAGE_MOUNT),
+            env=env,
+            secrets=secrets,
+            image=None if image is None else Path(image),
+            network=network,
+            limits=limits,
+        )
+
+        async def make(opened: WorldHome, keeps_home: bool) -> World:
+            if snapshot is not None:
+                base = await asyncio.to_thread(opened.resolve, snapshot)
+                source = snapshot if isinstance(snapshot, str) else base.id[:12]
+                return await cls._start(opened, base, spec, name, source, keeps_home)
+            async with opened.imported(where) as base:
+                return await cls._start(opened, base, spec, name, str(where or ""), keeps_home)
+
+        return Opening(make, home, sandbox)
+
+    @classmethod
+    def open(cls, name: str, *, home: WorldHome | str | Path | None = None, sandbox: str | None = None) -> Opening:
+        """The world of this name, live again at the state in which it was left. Of its background processes, it has
+        those that its last snapshot kept. Raises `WorldNotFound`, `BadName`, and as `create` does."""
+
+        async def make(opened: WorldHome, keeps_home: bool) -> World:
+            reference = opened.references.get(Kind.WORLD, name)
+            state = await asyncio.to_thread(opened.resolve, name)
+            image = Path(reference.image) if reference.image else None
+            spec = world_spec(Path(reference.mount_at), image=image, network=reference.network)
+            live = await (await opened.backend()).materialise(state, spec)
+            return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home)
+
+        return Opening(make, home, sandbox)
+
+    @classmethod
+    async def _start(
+        cls, home: WorldHome, base: Snapshot, spec: WorldSpec, name: str | None, source: str, keeps_home: bool
+    ) -> World:
+        live = await (await home.backend()).materialise(base, spec)
+        try:
+            reference = None if name is None else home.register(name, base, spec, source)
+            return cls(home, live, spec, origin=base, reference=reference, keeps_home=keeps_home)
+        except BaseException:
+            await live.close()
+            raise
+
+    async def __aenter__(self) -> World:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the world's processes. What a named world changed is stored first. May be called twice."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        try:
+            if self._reference is not None:
+                await self.snapshot()
+        except WorldNotFound:
+            pass  # it was deleted meanwhile
+        finally:
+            self._closed = True
+            try:
+                await self._live.close()
+            finally:
+                self._pin.close()
+                if self._keeps_home:
+                    await self._home.unused()
+
+    # What it is
+
+    @property
+    def name(self) -> str | None:
+        return None if self._reference is None else self._reference.name
+
+    @property
+    def path(self) -> Path:
+        """The tree as this process sees it. A plain `open` below it follows links that the world planted: use `read`
+        and `write`."""
+        return self._alive().path
+
+    @property
+    def mount_at(self) -> Path:
+        """Where the tree stands inside."""
+        return self._spec.mount_at
+
+    @property
+    def state(self) -> Snapshot:
+        """The snapshot that the world last started from or was sealed into."""
+        return self._alive().snapshot
+
+    # Commands
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """Run one command in a process of its own, in the tree's top folder: a string by `bash -c`, a sequence as it
+        is. A `cd` or a variable does not last.
+
+        cwd: relative to the tree, or absolute. timeout: seconds; it kills everything that the command started, and
+        the exit code is 124. check: raise `CommandFailed` for an exit code that is not 0. Raises `WorldDied`.
+        """
+        words = ["-c", command] if isinstance(command, str) else ["-c", 'exec "$@"', "bash", *command]
+        result = await self._alive().run(["bash", *words], stdin=stdin, timeout=timeout, env=env, cwd=cwd)
+        shown = command if isinstance(command, str) else " ".join(command)
+        return self._checked(replace(result, command=shown), check)
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """Run a command in the world's one persistent shell, which a snapshot keeps: `cd`, `export` and functions
+        last. Otherwise as `exec`."""
+        result = await self._alive().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
+        return self._checked(result, check)
+
+    async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
+        """A Python session in the world, which a snapshot keeps if the backend can. Raises `Unsupported`,
+        `SandboxError`."""
+        return await self._alive().python(name, interpreter=interpreter)
+
+    async def keep_running(self, command: str) -> None:
+        """Start a command beside the shell, and again in every fork. Its output is dropped. Raises `Unsupported`."""
+        await self._alive().keep_running(command)
+
+    # Files
+
+    async def read(self, path: str | Path, *, most: int = MOST_READ) -> bytes:
+        """A file's bytes. No link out of the tree is followed. Raises `PathRefused`, also for more than `most`
+        bytes."""
+        return await asyncio.to_thread(files.read, self._alive().path, self._relative(path), most)
+
+    async def write(self, path: str | Path, data: bytes | str, *, mode: int = 0o644) -> None:
+        """Write a file, and make the folders above it. A link in its place is replaced, never followed. Raises
+        `PathRefused`."""
+        raw = data.encode() if isinstance(data, str) else data
+        await asyncio.to_thread(files.write, self._alive().path, self._relative(path), raw, mode)
+
+    async def upload(self, source: str | Path, target: str | Path = ".") -> None:
+        """Copy a file or folder of the host into the world. Links are copied as links. Raises `PathRefused`."""
+        await asyncio.to_thread(files.upload, Path(source), self._alive().path, self._relative(target))
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """Copy a file or folder of the world to the host. Links are copied as links, and none is followed. Nothing is
+        overwritten. Raises `PathRefused`."""
+        await asyncio.to_thread(files.download, self._alive().path, self._relative(source), Path(target))
+
+    # States
+
+    async def snapshot(self, tag: str | None = None) -> Snapshot:
+        """Keep the state as it is now: files, environment, shell, and what the backend keeps of processes. The world
+        lives on. If nothing changed, it is the same snapshot.
+
+        tag: a name for it, which keeps it from `ramify gc`. Raises `NameTaken`, `BadName`, `WorldDied`.
+        """
+        async with self._home.pins.held():
+            sealed = await self._alive().seal()
+            self._keep(sealed)
+            if tag is not None:
+                self._home.tag(tag, sealed, source=self.name or "")
+        return sealed
+
+    async def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[World]:
+        """Make `n` worlds at the state of now, all or none. Copy-on-write: it costs the changes, not the tree.
+
+        names: a name for each, if they are to be kept. Raises as `create` does, and `ValueError`.
+        """
+        if names is not None and len(names) != n:
+            raise ValueError(f"{n} forks need {n} names, not {len(names)}")
+        state = await self.snapshot()
+        lives = await (await self._home.backend()).fork(state, self._spec, n)
+        made: list[World] = []
+        try:
+            for number, live in enumerate(lives):
+                reference = None
+                if names is not None:
+                    source = self.name or state.id[:12]
+                    reference = self._home.register(names[number], state, self._spec, source)
+                made.append(
+                    World(
+                        self._home,
+                        live,
+                        self._spec,
+                        origin=state,
+                        reference=reference,
+                        keeps_home=self._keeps_home,
+                    )
+                )
+        except BaseException:
+            for world in made:
+                if world.name is not None:
+                    self._home.references.delete(Kind.WORLD, world.name)
+                    world._reference = None
+                await world.close()
+            for live in lives[len(made) :]:
+                await live.close()
+            raise
+        return made
+
+    async def restore(self, snapshot: str | Snapshot) -> None:
+        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
+        state = await asyncio.to_thread(self._home.resolve, snapshot)
+        await self._alive().rollback(state)
+        self._keep(state)
+
+    async def diff(self, other: World | Snapshot | str | None = None) -> list[Change]:
+        """What changed from `other` to now, sorted by path. Without `other`: since the world was made or opened."""
+        now = await self.snapshot()
+        before = self._origin if other is None else await self._state_of(other)
+        return await asyncio.to_thread(self._home.store.changes, before, now)
+
+    async def merge(
+        self,
+        other: World | Snapshot | str,
+        *,
+        base: Snapshot | str | None = None,
+        strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
+    ) -> Snapshot:
+        """Merge what `other` changed into this world, three ways, and return the new state. Background processes end.
+
+        base: the state from which both come; by default their nearest common ancestor. strategy: what to do with
+        conflicts. Raises `MergeConflict`, with nothing changed, and `NoCommonAncestor`.
+        """
+        theirs = await self._state_of(other)
+        ours = await self.snapshot()
+        root = None if base is None else await asyncio.to_thread(self._home.resolve, base)
+        async with self._home.pins.held():
+            merged = await asyncio.to_thread(self._merged, root, ours, theirs, strategy)
+            if merged.id != ours.id:
+                await self._alive().rollback(merged)
+            self._keep(merged)
+        return merged
+
+    def _merged(
+        self, base: Snapshot | None, ours: Snapshot, theirs: Snapshot, strategy: MergeStrategy | Resolver
+    ) -> Snapshot:
+        store = self._home.store
+        return store.merge(base or common_ancestor(store, ours, theirs), ours, theirs, strategy=strategy)
+
+    async def checkout(self, folder: str | Path, *, force: bool = False) -> list[Change]:
+        """Write the world's files into a folder of the host, missing or empty (with `force`, any). Raises
+        `CheckoutRefused`."""
+        now = await self.snapshot()
+        target = Path(folder).expanduser()
+        return await asyncio.to_thread(lambda: self._home.store.checkout(now, target, force=force))
+
+    async def _state_of(self, other: World | Snapshot | str) -> Snapshot:
+        if isinstance(other, World):
+            return await other.snapshot()
+        return await asyncio.to_thread(self._home.resolve, other)
+
+    def _keep(self, state: Snapshot) -> None:
+        self._pin.moved(state.id)
+        if self._reference is not None and self._reference.snapshot != state.id:
+            self._reference = self._home.moved(self._reference, state)
+
+    def _alive(self) -> contract.World:
+        if self._closed or os.getpid() != self._owner:
+            raise WorldClosed("the world was closed, or belongs to another process: open or create one here")
+        return self._live
+
+    def _relative(self, path: str | Path) -> str:
+        given = Path(path)
+        if given.is_absolute():
+            if not given.is_relative_to(self._spec.mount_at):
+                raise PathRefused(
+                    f"{given} lies outside the world's tree, {self._spec.mount_at}: use a command, such as "
+                    "exec(['cat', …])"
+                )
+            given = given.relative_to(self._spec.mount_at)
+        if ".." in given.parts:
+            raise PathRefused(f"{path}: a path with '..' may lead out of the world's tree")
+        return str(given)
+
+    @staticmethod
+    def _checked(result: RunResult, check: bool) -> RunResult:
+        if check and not result.ok:
+            told = result.stderr.strip() or result.stdout.strip()
+            raise CommandFailed(f"{result.command!r} ended with exit code {result.exit_code}: {told[-500:]}", result)
+        return result
+
+
+class Opening(AbstractAsyncContextManager[World], Awaitable[World]):
+    """A world that is about to be made. Await it for the world, or enter it: leaving it then closes the world."""
+
+    def __init__(
+        self,
+        make: Callable[[WorldHome, bool], Awaitable[World]],
+        home: WorldHome | str | Path | None,
+        sandbox: str | None,
+    ) -> None:
+        if isinstance(home, WorldHome) and sandbox is not None:
+            raise WorldError("an open home has its backend: leave out sandbox=")
+        self._make = make
+        self._home = home
+        self._sandbox = sandbox
+        self._world: World | None = None
+
+    def __await__(self) -> Generator[Any, None, World]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> World:
+        self._world = await self._opened()
+        return self._world
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._world is not None:
+            await self._world.close()
+
+    async def _opened(self) -> World:
+        if isinstance(self._home, WorldHome):
+            return await self._make(self._home, False)
+        home = WorldHome(self._home, self._sandbox)
+        await home.__aenter__()
+        try:
+            return await self._make(home, True)
+        except BaseException:
+            await home.__aexit__()
+            raise
