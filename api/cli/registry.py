@@ -59,6 +59,9 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "fsck": Entry("commands.storage", "fsck_command", "Check the snapshots, and mend them."),
         "completion": Entry("completion", "completion_command", "Completion by Tab, of runs and states too."),
     },
+    "Worlds": {
+        "world": Entry("commands.world", "world_group", "Sandboxes without a workflow: make, fork, merge, restore."),
+    },
     "Serve models": {
         "serve": Entry(
             "commands.serving", "serve_command", "An OpenAI-compatible API that orders calls by deadline."
