@@ -22,6 +22,7 @@ ROOTS = (
     ("ramify.runtime.errors", "RunError"),
     ("ramify.fork_engine.errors", "ForkEngineError"),
     ("ramify.sandboxes.errors", "SandboxError"),
+    ("ramify.worlds.errors", "WorldError"),
     ("ramify.serving.errors", "ServingError"),
     ("ramify.compiler.errors", "CompileError"),
     ("ramify.compiler.plan", "PlanError"),

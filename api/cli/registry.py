@@ -57,6 +57,9 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "fsck": Entry("commands.storage", "fsck_command", "Check the snapshots and repair them."),
         "completion": Entry("completion", "completion_command", "Print the shell code for completion by Tab."),
     },
+    "Worlds": {
+        "world": Entry("commands.world", "world_group", "Sandboxes without a workflow: make, fork, merge, restore."),
+    },
     "Serve models": {
         "serve": Entry(
             "commands.serving", "serve_command", "Serve an OpenAI-compatible API that orders calls by deadline."

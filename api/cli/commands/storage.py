@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -58,7 +59,7 @@ def gc_command(home: Home, budget: int | None, dry_run: bool, as_json: bool) -> 
     \b
     Example: ramify gc --budget 2G --dry-run
     """
-    if not home.has_runs:
+    if not home.has_runs and not _has_only_worlds(home):
         home.require_usable()
         say_json(_collected_object(None)) if as_json else say(f"no runs yet in {home.location}")
         return
@@ -69,14 +70,22 @@ def gc_command(home: Home, budget: int | None, dry_run: bool, as_json: bool) -> 
         _show_collected(done, dry_run)
 
 
+def _has_only_worlds(home: Home) -> bool:
+    """Whether the home has snapshots but never had a run. The locks of runs stay: with one of them and without a
+    database here, the runs are in another database, and a collection would delete their snapshots."""
+    locks = paths.locks(home.folder)
+    return paths.snapshots(home.folder).is_dir() and not any(locks.glob("*.lock"))
+
+
 async def _collect(home: Home, budget: int | None, dry_run: bool) -> Collected:
     from ramify.fork_engine.gc_pins import Pins
     from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
     from ramify.worlds.references import References
 
     pins, marks = Pins(paths.locks(home.folder)), EvictionMarks(paths.evicted(home.folder))
-    async with home.store() as store:
-        named = References(paths.references(home.folder)).snapshots
+    named = References(paths.references(home.folder)).snapshots
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(home.store()) if home.has_runs else None
         return await collect(store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run, named=named)
 
 
@@ -159,12 +168,14 @@ def _expected(home: Home) -> set[SnapshotId]:
     in their own homes.
     """
     from ramify.runtime.worlds.garbage_collection import EvictionMarks
+    from ramify.worlds.references import References
 
+    worlds = References(paths.references(home.folder)).snapshots()
     if not home.has_runs:
-        return set()
+        return worlds
     own = home.database == paths.database(home.folder, home.folder / "ramify.db")
     named = home.read(lambda store: store.live_snapshots() if own else _of_this_home(store, home))
-    return named - EvictionMarks(paths.evicted(home.folder)).all()
+    return (named - EvictionMarks(paths.evicted(home.folder)).all()) | worlds
 
 
 async def _of_this_home(store: Reader, home: Home) -> set[SnapshotId]:
