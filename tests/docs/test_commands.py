@@ -14,7 +14,7 @@ from ramify.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ENDS = {"|", "||", "&&", ";", ">", ">>", "<", "&", "2>", "#"}
+ENDS = {"--", "|", "||", "&&", ";", ">", ">>", "<", "&", "2>", "#"}
 
 
 def fenced(text: str) -> Iterator[str]:

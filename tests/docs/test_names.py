@@ -41,6 +41,8 @@ def test_every_command_and_option_exists(page: Path) -> None:
         command: click.Command = cli
         while words:
             word = words.pop(0)
+            if word == "--":  # what follows is the command of another program
+                break
             if word.startswith("-") and not re.fullmatch(r"-\d*", word):
                 known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
                 known |= {"-h", "--help"}

@@ -107,6 +107,7 @@ def ls_command(home: Home, tags: bool, as_json: bool) -> None:
 @click.option("--cwd", metavar="DIR", help="Relative to the world's tree.")
 @click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
 @click.option("--timeout", type=float, metavar="SECONDS")
+@click.option("-i", "--interactive", is_flag=True, help="Pass standard input to the command.")
 @_sandbox_option
 @pass_home
 def exec_command(
@@ -117,10 +118,11 @@ def exec_command(
     cwd: str | None,
     env: tuple[str, ...],
     timeout: float | None,
+    interactive: bool,
     sandbox: str | None,
 ) -> None:
     """Run COMMAND in the world NAME, and store what it changed. Options stand before NAME. One word is run by bash,
-    several as they are. The exit status is the command's own; standard input is passed on unless it is a terminal.
+    several as they are. The exit status is the command's own.
 
     \b
     Example: ramify world exec --timeout 60 one -- pytest -q
@@ -134,7 +136,7 @@ def exec_command(
     if not words:
         raise click.UsageError("name a command to run")
     line = words[0] if len(words) == 1 else list(words)
-    stdin = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    stdin = sys.stdin.buffer.read() if interactive else None
 
     async def act() -> int:
         async with World.open(name, home=home.folder, sandbox=sandbox or _backend_of(home, name)) as world:

@@ -35,7 +35,7 @@ def test_make_fork_merge_and_go_back(call: Call, tmp_path: Path) -> None:
     call("world", "exec", "--shell", "one", "export KEPT=1; mkdir sub; cd sub")
     assert call("world", "exec", "--shell", "one", "echo $KEPT; basename $PWD").stdout == "1\nsub\n"
     assert call("world", "fork", "one", "--name", "two", "--name", "three").stdout == "two\nthree\n"
-    call("world", "exec", "two", "--", "bash", "-c", "cat > new", stdin="from stdin")
+    call("world", "exec", "-i", "two", "--", "bash", "-c", "cat > new", stdin="from stdin")
     call("world", "exec", "three", "echo three >> file")
     assert call("world", "diff", "one", "two").stdout == "A new\n"
     call("world", "snapshot", "one", "before")
