@@ -288,7 +288,7 @@ def import_process_image(folder: Path, images: Layers, like: LayerId) -> Manifes
         if not (found.is_dir() or found.is_file()) or found.is_symlink():
             raise ForkEngineError(f"{found}: neither a file nor a folder. Process images hold nothing else")
     made = _move_into_layer(folder, images, _shared_files(folder, images, like) if like and like in images else {})
-    os.utime(images.fs(made.id).parent)  # as if new, even if it existed already: see snapshots.GRACE_S
+    os.utime(images.fs(made.id).parent)  # as if new, even if it existed already: see snapshots.UNNAMED_GRACE_S
     return made
 
 

@@ -171,7 +171,7 @@ def _corrupt(id: SnapshotId) -> SnapshotCorrupt:
     )
 
 
-GRACE_S = 3600.0
+UNNAMED_GRACE_S = 3600.0
 """Seconds for which a blob or process image that no snapshot names is kept: its snapshot may be about to be written.
 """
 
@@ -220,7 +220,7 @@ class Blobs:
         for digest in self:
             path = self._folder / digest
             status = path.stat()
-            if digest not in named and time.time() - status.st_mtime > GRACE_S:
+            if digest not in named and time.time() - status.st_mtime > UNNAMED_GRACE_S:
                 path.unlink()
                 crash_points.point("removed")
                 freed += status.st_blocks * 512

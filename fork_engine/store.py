@@ -30,7 +30,7 @@ from ramify.fork_engine.seal import (
     squashed_layer,
 )
 from ramify.fork_engine.snapshot_keys import snapshot_id
-from ramify.fork_engine.snapshots import GRACE_S
+from ramify.fork_engine.snapshots import UNNAMED_GRACE_S
 from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.fork_engine.types import (
     Conflict,
@@ -362,7 +362,7 @@ class SnapshotStore(ReadableStore):
         self._save(snapshot)
 
     def _remove_images(self, named: set[str]) -> int:
-        old = time.time() - GRACE_S
+        old = time.time() - UNNAMED_GRACE_S
         return sum(
             self._images.remove(image)
             for image in list(self._images)

@@ -80,7 +80,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An immutable state of a world. StackViews are ordered from the bottom; layers[0] is the imported workspace."""
+    """An immutable state of a world. Stacks are ordered from the bottom; layers[0] is the imported workspace."""
 
     id: SnapshotId
     layers: tuple[LayerId, ...]  # the workspace

@@ -123,7 +123,8 @@ class StoreQueries:
         return await self._fetch(query.order_by(llm.c.n.desc()).limit(20), rows.llm_record_and_settings)
 
     async def live_snapshots(self) -> set[SnapshotId]:
-        """Return every snapshot that a row names."""
+        """Return every snapshot that a column of a row names (the state before a merge, `attrs["ours"]`, is not
+        among them)."""
         columns = (
             tables.runs.c.base_snapshot,
             tables.ops.c.snapshot_in,

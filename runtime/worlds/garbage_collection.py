@@ -1,9 +1,8 @@
 """Garbage collection of snapshots (`ramify gc`): which snapshots are live, which are deleted, and in which order.
 
-A snapshot is live if a row of the journal names it. Without a budget, exactly the others are deleted. With a budget
-in
-bytes, snapshots that can be recomputed are evicted as well, cheapest first: by the seconds of recomputation per byte
-that is freed. Candidates are the states that commands left for reuse, and the states between the first and the last
+A snapshot is live if a row of the journal names it. Without a budget, exactly the others are deleted. With a
+budget in bytes, snapshots that can be recomputed are evicted as well, cheapest first: by the seconds of recomputation
+per byte that is freed. Candidates are the states that commands left for reuse, and the states between the first and the last
 of a finished run. A run that can continue keeps the states that its plan says it may need (`dead_states`). A
 LangGraph thread keeps all of its states, because recomputing them needs its checkpoints, which are not read here.
 
@@ -244,7 +243,7 @@ def _recomputation_seconds(
 
 
 class EvictionMarks:
-    """EvictionMarks of evicted snapshots, which rows still name: one empty file each."""
+    """Marks of evicted snapshots, which rows still name: one empty file each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

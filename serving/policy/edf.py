@@ -15,8 +15,9 @@ class EarliestDeadlineFirst:
     arrival. Only calls with an earlier deadline can pass it, and no new ones of those can arrive once its own time is
     near, so it never starves. It is never refused for being late.
 
-    A call that is past its deadline, or past its `admit_by`, is refused: starting it would only delay the others.
-    Running calls are left alone.
+    A call that is past its deadline, or past its `admit_by`, is refused: starting it would only delay the others. Once a
+    call has answered something, only its deadline counts: its first token came, and it was admitted. Running calls are
+    left alone.
     """
 
     best_effort_s: float = 120.0
@@ -24,14 +25,16 @@ class EarliestDeadlineFirst:
     def decide(self, view: View, now: float) -> Verdict:
         drop, live, wakes = [], [], []
         for call in view.waiting:
-            due = _due(call)
-            if due is not None and due <= now:
-                drop.append(Refusal(call.id, f"its deadline passed {now - due:.3f} s ago"))
-            elif call.admit_by is not None and call.admit_by <= now:
-                drop.append(Refusal(call.id, f"it was not admitted within {call.admit_by - call.arrived:.3f} s"))
+            started = call.generated > 0
+            due, limit = _due(call), call.deadline if started else _due(call)
+            admit_by = None if started else call.admit_by
+            if limit is not None and limit <= now:
+                drop.append(Refusal(call.id, f"its deadline passed {now - limit:.3f} s ago"))
+            elif admit_by is not None and admit_by <= now:
+                drop.append(Refusal(call.id, f"it was not admitted within {admit_by - call.arrived:.3f} s"))
             else:
                 live.append((call.arrived + self.best_effort_s if due is None else due, call.arrived, call.id))
-                wakes += [at for at in (due, call.admit_by) if at is not None]
+                wakes += [at for at in (limit, admit_by) if at is not None]
         live.sort()
         order = tuple(id_ for _, _, id_ in live)
         return Verdict(

@@ -73,9 +73,9 @@ class RequestView:
     arrived: float
     slo_class: SloClass = SloClass.BEST_EFFORT
     deadline: float | None = None  # when its whole answer is needed; None: no such limit
-    ttft: float | None = None  # when its first token is needed: a time, not a duration
+    ttft: float | None = None  # when its first token is needed: a time, not a duration; met once `generated` is not 0
     tbt: float | None = None  # seconds between tokens; the n-th token is due at ttft + n * tbt
-    admit_by: float | None = None  # when it is no longer worth starting; None: never
+    admit_by: float | None = None  # when it is no longer worth starting, while `generated` is 0; None: never
     prompt_tokens: int = 0
     cached_tokens: int = 0  # tokens of the prompt that will be in the prefix cache when it starts
     computed: int = 0  # tokens whose KV it holds now; 0 while it waits

@@ -374,6 +374,16 @@ def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, Option
     assert verdict == make_policy(name, **options).decide(seen, NOW)
 
 
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_preempted_call_that_has_answered_is_not_refused_for_its_start(name: str) -> None:
+    """Its first token came in time, and it was admitted: refusing it would end an answer half way."""
+    limits = {"ttft": NOW - 5, "admit_by": NOW - 5}
+    begun = RequestView(
+        RequestId(1), NOW - 9, SloClass.LATENCY, state=State.PREEMPTED, generated=20, tbt=1.0, **limits
+    )
+    assert make_policy(name).decide(View(capacity(1, 0), [begun]), NOW).drop == ()
+
+
 @given(situations(), situations(), st.floats(0, 30))
 @settings(max_examples=60, deadline=None)
 def test_earlier_views_do_not_change_a_verdict(before: View, seen: View, later: float) -> None:
