@@ -2,8 +2,8 @@
 
 A snapshot is live if a row of the journal names it. Without a budget, exactly the others are deleted. With a
 budget in bytes, snapshots that can be recomputed are evicted as well, cheapest first: by the seconds of recomputation
-per byte that is freed. Candidates are the states that commands left for reuse, and the states between the first and the last
-of a finished run. A run that can continue keeps the states that its plan says it may need (`dead_states`). A
+per byte that is freed. Candidates are the states that commands left for reuse, and the states between the first and
+the last of a finished run. A run that can continue keeps the states that its plan says it may need (`dead_states`). A
 LangGraph thread keeps all of its states, because recomputing them needs its checkpoints, which are not read here.
 
 **Safety.** Decisions and deletions happen under a lock that waits for every process that is between a seal and its

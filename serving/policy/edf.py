@@ -15,9 +15,8 @@ class EarliestDeadlineFirst:
     arrival. Only calls with an earlier deadline can pass it, and no new ones of those can arrive once its own time is
     near, so it never starves. It is never refused for being late.
 
-    A call that is past its deadline, or past its `admit_by`, is refused: starting it would only delay the others. Once a
-    call has answered something, only its deadline counts: its first token came, and it was admitted. Running calls are
-    left alone.
+    A call that is past its deadline, or past its `admit_by`, is refused: starting it would only delay the others.
+    Once a call has answered something, only its deadline counts. Running calls are left alone.
     """
 
     best_effort_s: float = 120.0
