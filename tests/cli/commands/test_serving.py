@@ -33,10 +33,11 @@ def test_without_weights_it_says_how_to_get_them(ramify: Any) -> None:
 def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from ramify.serving.engine.contract import EngineSpec
     from ramify.serving.gateway import server
+    from ramify.serving.gateway.settings import GatewaySettings, Placement
 
-    seen: list[server.GatewaySettings] = []
+    seen: list[GatewaySettings] = []
 
-    async def serve(settings: server.GatewaySettings, **_: object) -> None:
+    async def serve(settings: GatewaySettings, **_: object) -> None:
         seen.append(settings)
 
     monkeypatch.setattr(server, "serve", serve)
@@ -56,7 +57,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         == 0
     )
     (settings,) = seen
-    assert settings == server.GatewaySettings(
+    assert settings == GatewaySettings(
         home=settings.home,
         engines=(EngineSpec.parse("vllm"),),
         upstream_key="theirs",
@@ -72,7 +73,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         prompt_cache=True,
         policy="edf",
         policy_options={"best_effort_s": 7.5},
-        placement=server.Placement.POWER_OF_K,
+        placement=Placement.POWER_OF_K,
         placement_k=3,
         hang_s=7.0,
         whole_s=70.0,
@@ -86,11 +87,11 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     ramify("serve")
     whole = (seen[-1].hang_s, seen[-1].whole_s, seen[-1].restart_s, seen[-1].drain_s, seen[-1].analyzer)
     assert whole == (120.0, 600.0, 60.0, 30.0, True)
-    assert (seen[-1].placed, seen[-1].placement_k) == (server.Placement.ONE_QUEUE, 2)
+    assert (seen[-1].placed, seen[-1].placement_k) == (Placement.ONE_QUEUE, 2)
     ramify("serve", "--policy", "calm-thesis")
-    assert seen[-1].placed is server.Placement.POWER_OF_K, "as the thesis has it"
+    assert seen[-1].placed is Placement.POWER_OF_K, "as the thesis has it"
     assert ramify("serve", "--policy", "calm-thesis", "--placement", "one-queue").status == 0
-    assert seen[-1].placed is server.Placement.ONE_QUEUE
+    assert seen[-1].placed is Placement.ONE_QUEUE
     assert "--placement power-of-k" in ramify("serve", "--placement-k", "3").err
 
 
@@ -111,7 +112,9 @@ def test_serve_warns_if_there_are_no_keys(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert process.stderr.readline().startswith("serving ")
-    assert process.stderr.readline().startswith("WARNING: no keys are set: everybody who reaches http://0.0.0.0:")
+    assert process.stderr.readline().startswith(
+        "WARNING: no client keys are set: everybody who reaches http://0.0.0.0:"
+    )
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 0
