@@ -155,6 +155,9 @@ class Decoder:
             made: Any = base.__new__(cls)
             if base is bytearray:
                 bytearray.__init__(made, items)
+            elif issubclass(cls, OrderedDict):  # `dict.update` would leave its list of keys empty
+                for key, one in items:
+                    OrderedDict.__setitem__(made, key, one)
             else:
                 (list.extend if base is list else base.update)(made, items)
         else:

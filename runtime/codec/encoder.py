@@ -68,7 +68,7 @@ _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
     complex: complex.__pos__,
     list: lambda v: list(list.__iter__(v)),
     tuple: lambda v: tuple(tuple.__iter__(v)),
-    dict: lambda v: dict(dict.items(v)),
+    dict: lambda v: dict((OrderedDict if isinstance(v, OrderedDict) else dict).items(v)),
     set: lambda v: set(set.__iter__(v)),
     frozenset: lambda v: frozenset(frozenset.__iter__(v)),
 }
@@ -247,6 +247,8 @@ class Encoder:
         return kept | self._state(value, where)
 
     def _sub(self, base: type, value: Any, where: str) -> Any:
+        if isinstance(value, defaultdict) and value.default_factory is not None:
+            raise refusal(value, where)  # it is in no attribute that could be set again
         self.unsure = True
         plain = _BASE_VALUE[base](value)
         items = self._pairs(plain.items(), where) if base is dict else self._any(plain, where)

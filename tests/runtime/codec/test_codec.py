@@ -7,7 +7,7 @@ import enum
 import json
 import subprocess
 import sys
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
 from datetime import UTC, datetime, time, timedelta, timezone, tzinfo
@@ -378,3 +378,29 @@ def test_errors_are_decoded_as_they_were_raised(error: Exception) -> None:
     assert {name: vars(back)[name] for name in vars(back)} == {
         n: v for n, v in vars(error).items() if n != "__notes__"
     }
+
+
+class Recent(OrderedDict):  # type: ignore[type-arg]
+    """As users write a cache of what was used last."""
+
+
+class Grouped(defaultdict):  # type: ignore[type-arg]
+    pass
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [{"in": value}], lambda value: Box(value)])
+def test_a_subclass_of_ordered_dict_keeps_its_items_and_their_order(wrap: Any) -> None:
+    value = Recent(a=1, b=2, c=3)
+    value.move_to_end("a")
+    again = codec.decode(codec.encode(wrap(value)))
+    assert again == wrap(value)
+    found = again if isinstance(again, Recent) else again[0]["in"] if isinstance(again, list) else again.x
+    assert type(found) is Recent and list(found) == ["b", "c", "a"] and list(found.items()) == list(value.items())
+    found.move_to_end("b")
+    assert list(found) == ["c", "a", "b"]
+
+
+def test_a_subclass_of_defaultdict_with_a_factory_is_refused() -> None:
+    assert codec.decode(codec.encode(Grouped(None, a=1))) == Grouped(None, a=1)
+    with pytest.raises(NotSerialisable):
+        codec.encode(Grouped(list, a=[1]))
