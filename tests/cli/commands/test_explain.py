@@ -76,7 +76,7 @@ def test_code_that_has_changed_since_is_named(ramify: Any, tmp_path: Path, works
     said = r"changed since: write \(.*passes_app.py:\d+\); steps that may be affected: write"
     assert re.search(said, ramify("explain").out)
     told = change_lines(Changed(True, "", steps=("write",), ops=(OpId("run.1"),), readers={OpId("run.3"): ("log",)}))
-    assert told[-1] == "after them, reading what they may write: run.3 (log)"
+    assert told[-1] == "later operations that read what they may write: run.3 (log)"
 
 
 def test_merges_that_may_conflict_are_named(ramify: Any, tmp_path: Path, workspace: Path) -> None:
