@@ -114,7 +114,7 @@ async def test_branch_search_includes_results_prompts_and_paths(browse: Any) -> 
             await it.until(lambda found=found: found in it.here)
         await it.press("g")
         await it.search("RELEASED")  # capitals matter where there are some
-        await it.until(lambda: "nowhere" in it.said)
+        await it.until(lambda: "not found" in it.said)
         assert it.branches.cursor == 0
 
 
