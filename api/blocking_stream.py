@@ -1,4 +1,4 @@
-"""Streams that are read where no event loop runs: the run lives on one of its own meanwhile, in a thread."""
+"""Iterate over a stream without an event loop: meanwhile the run has a loop of its own, in a thread."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class Alone(Iterator[R]):
-    """What a stream yields, for a caller without a loop.
+class BlockingStream(Iterator[R]):
+    """The items of a stream, for a caller without an event loop.
 
-    Dropped, it is closed: the run is cancelled. Not so at the end of the process, where that thread can be waited for
-    no more: the run then ends as one whose process was killed.
+    When the iterator is garbage collected it is closed, and the run is cancelled. At the end of the process it is not
+    closed, because the thread can no longer be waited for: the run then ends as one whose process was killed.
     """
 
     def __init__(self, items: AsyncGenerator[R, None]) -> None:
         from ramify.runtime.langgraph.thread.portal import Portal
 
         self._items, self._portal = items, Portal()
-        self._turn = asyncio.Lock()  # an item that nobody waits for any more is given up before the rest is closed
+        self._turn = asyncio.Lock()  # an abandoned item is cancelled before the rest is closed
         self.close = weakref.finalize(self, _closed, self._items, self._portal, self._turn)
         self.close.atexit = False
 
@@ -50,7 +50,7 @@ def _closed(items: AsyncGenerator[Any, None], portal: Portal, turn: asyncio.Lock
         async with turn:
             await items.aclose()
 
-    if portal.is_here:  # memory was collected on the loop itself, which cannot wait for what it is to do
+    if portal.is_here:  # garbage was collected on the loop itself, which cannot wait for itself
         portal.keep(last())
         portal.retire()
     else:

@@ -1,4 +1,8 @@
-"""Going on with a run whose code was changed: which plan fits the code as it is, and what becomes of its journal."""
+"""Resuming a run whose code has changed: what changed, which plan fits the code now, and what happens to its journal.
+
+`since` compares the code with a plan. `standing` chooses the plan to resume with. `preview` says what a resume would
+do.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,13 @@ _MINORS = (11, 12, 13)
 
 
 @dataclass(frozen=True, slots=True)
-class Since:
-    """`parts` that changed, as `name (file:line)`, and the steps that they may affect; whether the `workflow`'s own
-    are among them; the `steps` of other code; and the `digests` of all steps now. `spec`: the code as it was read;
-    `unpatched`: the same without patches that the plan does not know, where it is the plan's code then."""
+class CodeDiff:
+    """What differs between the code of a plan and the code as it is now.
+
+    `parts` that changed, as `name (file:line)`, and the steps that they may affect; whether the `workflow` itself is
+    among them; the `steps` whose code changed; the `digests` of all steps now. `spec`: the code as it was read.
+    `unpatched`: the same without the patches that are new to the plan, if that is the plan's code.
+    """
 
     parts: tuple[str, ...]
     affected: tuple[str, ...]
@@ -45,19 +52,21 @@ class Since:
     unpatched: Spec | None = None
 
     def told(self) -> str | None:
-        """Of a plan that is to be run; None where nothing has changed."""
+        """A warning for a plan that is about to run; None if nothing has changed."""
         if not self.workflow and not self.steps:
             return None
         named = f": {', '.join(self.parts)}" if self.parts else ""
         affected = ", ".join(sorted({*self.affected, *self.steps})) or "none"
         return (
-            f"the plan was compiled from other code{named}; steps that may be affected: {affected}. What it does not "
-            "foresee runs all the same, under its catch-all; `ramify compile` makes one of the code as it is"
+            f"the plan was compiled from other code{named}; steps that may be affected: {affected}. Calls that "
+            "it does not contain run all the same, under its catch-all; `ramify compile` makes a new plan"
         )
 
 
-def since(plan: Plan, workflow: Workflow[..., Any]) -> Since:
-    """Reads the code, and imports the compiler's front end for it. Raises `CompileError` for code that it refuses."""
+def since(plan: Plan, workflow: Workflow[..., Any]) -> CodeDiff:
+    """Compare the code with a plan. Imports the compiler's front end. Raises `CompileError` for code that it
+    refuses.
+    """
     from ramify.compiler.change_impact import changed_parts
     from ramify.compiler.frontend.python.workflow_reader import format_3_digests
 
@@ -66,7 +75,7 @@ def since(plan: Plan, workflow: Workflow[..., Any]) -> Since:
     digests = {step.name: step.code_digest for step in now.steps}
     whole, each = (now.code_digest, digests) if plan.code else format_3_digests(workflow)
     changed = whole != plan.code_digest
-    return Since(
+    return CodeDiff(
         tuple(f"{part.name} ({part.where})" for part in parts),
         tuple(sorted({step for part in parts for step in part.steps})),
         changed,
@@ -78,7 +87,7 @@ def since(plan: Plan, workflow: Workflow[..., Any]) -> Since:
 
 
 def _read_as_then(workflow: Workflow[..., Any], plan: Plan) -> Spec:
-    """The code, digested as that of the plan was."""
+    """The code, with digests computed as those of the plan were."""
     now = read_code(workflow, plan)
     if plan.version == PLAN_VERSION or now.code_digest == plan.code_digest:
         return now
@@ -101,21 +110,26 @@ def read_code(
     minor: int | None = None,
     without: frozenset[str] = frozenset(),
 ) -> Spec:
-    """A workflow as its code stands now, to be compared with that of a plan; of what it runs on nothing is asked,
-    which may have changed since."""
+    """A workflow as its code is now, to be compared with that of a plan.
+
+    Durations and other measurements are left out: they may have changed since.
+    """
     from ramify.compiler.frontend.python.workflow_reader import read_workflow
 
     ref = workflow.__ramify_workflow__.ref
     return read_workflow(workflow, ref=ref, version=plan.version, minor=minor, without=without)
 
 
-_MANY = 12  # lines of a kind in an error
+_MANY = 12  # lines that an error names
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What becomes of a run's recorded results under the code as it is now. Each line: a step, where it stood, and
-    how many results. `refused`: nobody can tell whether these are the same calls, so the run cannot go on."""
+    """What happens to a run's recorded results under the code as it is now. Each line: a step, where it stood, and
+    how many results.
+
+    `refused`: results that cannot be assigned to a call with certainty, so the run cannot continue.
+    """
 
     parts: tuple[str, ...]  # functions, classes and constants that changed
     kept: tuple[str, ...] = ()
@@ -131,27 +145,27 @@ class Changes:
             ("runs again", self.again),
             ("left aside", self.aside),
             ("new", self.added),
-            ("cannot be told", self.refused),
+            ("uncertain", self.refused),
         )
         return "\n".join(f"{name}: {line}" for name, lines in said for line in lines) or "nothing has changed"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A run's plan for the code as it is."""
+class PlanForCode:
+    """A run's plan for the code as it is now."""
 
     plan: Plan
     digests: dict[str, str]  # of the steps
-    found: Since
-    adopt: Adopt | None = None  # it is another plan than the run's own
+    found: CodeDiff
+    adopt: Adopt | None = None  # set if the plan is not the run's own
 
 
-def standing(record: RunRecord, workflow: Workflow[..., Any], *, accept: bool = False) -> Standing:
-    """Raises `WorkflowChanged` where the code is another, and nobody has accepted that."""
+def standing(record: RunRecord, workflow: Workflow[..., Any], *, accept: bool = False) -> PlanForCode:
+    """The plan to resume a run with. Raises `WorkflowChanged` if the code has changed and nobody accepted that."""
     plan = Plan.from_json(record.plan_json)
     found = since(plan, workflow)
     if not found.workflow:
-        return Standing(_where_it_stands(plan, found, record), found.digests, found)
+        return PlanForCode(_where_it_stands(plan, found, record), found.digests, found)
     if found.unpatched is not None:
         return _patched(record, plan, workflow, found)
     if not accept:
@@ -164,7 +178,7 @@ def standing(record: RunRecord, workflow: Workflow[..., Any], *, accept: bool = 
             raise _not_certain(record, found, matched)
         return _adoption(plan, now, matched, taken)
 
-    return Standing(now, {step.name: step.code_digest for step in now.steps}, found, adopt)
+    return PlanForCode(now, {step.name: step.code_digest for step in now.steps}, found, adopt)
 
 
 def preview(
@@ -174,7 +188,7 @@ def preview(
     llm: Sequence[LLMRecord],
     effects: Sequence[EffectRecord],
 ) -> Changes:
-    """What `standing(..., accept=True)` would do. Nothing is written."""
+    """What `standing(..., accept=True)` would do. Changes nothing."""
     plan = Plan.from_json(record.plan_json)
     found = since(plan, workflow)
     if not found.workflow or found.unpatched is not None:
@@ -184,8 +198,8 @@ def preview(
     return Changes(found.parts, *(tuple(map(str, each)) for each in lines))
 
 
-def placed(plan: Plan, workflow: Workflow[..., Any]) -> tuple[Plan, Since]:
-    """A plan that was made before, for a run that begins now: its operations where they stand in the code of now."""
+def placed(plan: Plan, workflow: Workflow[..., Any]) -> tuple[Plan, CodeDiff]:
+    """A plan that was made earlier, for a run that starts now: its operations at their lines in the code as it is."""
     from ramify.compiler.plan_matching import adapted_to_new_code, certain_pairs, current_sites, relocated
 
     found = since(plan, workflow)
@@ -197,7 +211,7 @@ def placed(plan: Plan, workflow: Workflow[..., Any]) -> tuple[Plan, Since]:
 
 
 def is_from_current_files(plan: Plan) -> bool:
-    """Whether the files in which a plan's operations stand are as they were, so that nothing has to be read."""
+    """Whether the files of a plan's operations are unchanged, so that no code has to be read."""
     loaded = dict[str, set[str]]()
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
@@ -210,39 +224,39 @@ def is_from_current_files(plan: Plan) -> bool:
     return bool(plan.files) or not any(op.site for op in plan.ops)
 
 
-def changed(record: RunRecord, plan: Plan, found: Since) -> WorkflowChanged:
+def changed(record: RunRecord, plan: Plan, found: CodeDiff) -> WorkflowChanged:
     named = f": {', '.join(found.parts)}" if found.parts else ""
-    may_be = ", ".join(found.affected) or ("none" if plan.code else "its plan does not say")
+    may_be = ", ".join(found.affected) or ("none" if plan.code else "unknown")
     return WorkflowChanged(
-        f"{record.workflow} has changed since run {record.id} began{named}. Its journal no longer fits; "
-        f"steps that may be affected: {may_be}. {_way_on(record, plan)}",
+        f"{record.workflow} has changed since run {record.id} started{named}. Its journal no longer fits; "
+        f"steps that may be affected: {may_be}. {_advice(record, plan)}",
         parts=found.parts,
         steps=found.affected,
     )
 
 
-def _way_on(record: RunRecord, plan: Plan) -> str:
+def _advice(record: RunRecord, plan: Plan) -> str:
     if plan.version < PLAN_VERSION:
         return (
-            "An earlier version of Ramify began the run, and recorded too little to go on with other code. Bring the "
-            "code back as it was, or start anew with `ramify run`. If only Python was changed since, to a version "
-            f"that this Ramify does not know: `ramify resume {record.id}` under the old one"
+            "An earlier version of Ramify started the run and recorded too little to continue it with changed code. "
+            "Restore the code, or start a new run with `ramify run`. If only the Python version changed, to one that "
+            f"this Ramify does not know: `ramify resume {record.id}` under the old one"
         )
     return (
-        f"Bring the code back as it was; or see with `ramify resume {record.id} --show-changes` which recorded "
-        "results stay and which steps run again, and go on with `--accept-changes`; or start anew with `ramify run`"
+        f"Restore the code; or see with `ramify resume {record.id} --show-changes` which recorded results stay and "
+        "which steps run again, and continue with `--accept-changes`; or start a new run with `ramify run`"
     )
 
 
-def _where_it_stands(plan: Plan, found: Since, record: RunRecord) -> Plan:
+def _where_it_stands(plan: Plan, found: CodeDiff, record: RunRecord) -> Plan:
     from ramify.compiler.plan_matching import current_sites, relocated
 
     sites = current_sites(plan, found.spec)
     if sites is None:
         raise WorkflowChanged(
-            f"run {record.id} was begun by another version of Ramify, which read {record.workflow} in another way, "
-            "and lines of the code have moved since: which call is which cannot be told. Bring the file back as it "
-            "was when the run began, or start anew with `ramify run`"
+            f"run {record.id} was started by another version of Ramify, which read {record.workflow} differently, "
+            "and lines of the code have moved since: its calls cannot be identified. Restore the file as it was when "
+            "the run started, or start a new run with `ramify run`"
         )
     return relocated(plan, sites)
 
@@ -254,8 +268,8 @@ def _compiled(workflow: Workflow[..., Any]) -> Plan:
     return compile_workflow(workflow, ref=info.ref, deadline_s=info.deadline_s).plan
 
 
-def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found: Since) -> Standing:
-    """The code differs by blocks under `patched` alone: all that is not in them is as it was."""
+def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found: CodeDiff) -> PlanForCode:
+    """The code differs only by blocks under `patched`: everything outside them is unchanged."""
     from ramify.compiler.plan_matching import current_sites, with_stored_ids
 
     assert found.unpatched is not None
@@ -272,7 +286,7 @@ def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found:
         made = with_stored_ids(now, same, taken, plan.catch_all.id, how="patched")
         return Adoption(made, f"patched: {fresh}", {"patches": fresh})
 
-    return Standing(now, {step.name: step.code_digest for step in now.steps}, found, adopt)
+    return PlanForCode(now, {step.name: step.code_digest for step in now.steps}, found, adopt)
 
 
 def matched_with(
@@ -283,12 +297,12 @@ def matched_with(
     llm: Sequence[LLMRecord],
     effects: Sequence[EffectRecord],
 ) -> tuple[Matching, set[str]]:
-    """What is certain, by what is recorded; and the ids of operations that are taken."""
+    """The calls to which recorded results certainly belong; and the ids of operations that are in use."""
     from ramify.compiler.plan_matching import matching
 
     there = recorded(ops, llm, effects)
     if plan.version < PLAN_VERSION and there:
-        raise WorkflowChanged(f"{record.workflow} has changed since run {record.id} began. {_way_on(record, plan)}")
+        raise WorkflowChanged(f"{record.workflow} has changed since run {record.id} started. {_advice(record, plan)}")
     return matching(plan, now, there), {op.id for op in plan.ops} | _ids(ops, llm, effects)
 
 
@@ -308,12 +322,12 @@ def _short(lines: Sequence[OperationLine]) -> str:
     return "; ".join(map(str, lines[:_MANY])) + more
 
 
-def _not_certain(record: RunRecord, found: Since, matched: Matching) -> WorkflowChanged:
+def _not_certain(record: RunRecord, found: CodeDiff, matched: Matching) -> WorkflowChanged:
     return WorkflowChanged(
-        f"{record.workflow} has changed since run {record.id} began, and of some recorded results nobody can tell "
-        f"whether they belong to a call of the code as it is: {_short(matched.refused)}. Their steps may reach "
-        "outside, so they are neither taken nor run again. Bring that part of the code back as it was, keep it for "
-        "runs in flight under `if not ramify.patched(...)`, or start anew with `ramify run`",
+        f"{record.workflow} has changed since run {record.id} started, and it is uncertain to which calls of the "
+        f"changed code these recorded results belong: {_short(matched.refused)}. Their steps may have effects "
+        "outside, so they are neither reused nor run again. Restore that part of the code, keep it for runs in "
+        "flight under `if not ramify.patched(...)`, or start a new run with `ramify run`",
         parts=found.parts,
         steps=tuple(line.what for line in matched.refused),
     )

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from ramify.blocking_stream import Alone
+from ramify.blocking_stream import BlockingStream
 from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.plan import Effect, OpKind
 from ramify.runtime.durations import Duration, seconds
@@ -37,7 +37,9 @@ InForkName = Literal["refuse", "recorded", "leave"]
 
 
 class Step(Generic[P, R]):
-    """A function under `@step`: one operation on one world, journalled, retried and reused as declared."""
+    """A function under `@step`: one operation on one world, recorded in the journal, retried and reused as
+    declared.
+    """
 
     def __init__(self, function: Callable[..., Any], definition: StepDef, declared: Effect | None) -> None:
         functools.update_wrapper(self, function)
@@ -54,14 +56,14 @@ class Step(Generic[P, R]):
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        """Begin the step on the current branch. Raises `NotInARun` outside a workflow.
+        """Start the step on the current branch; the result must be awaited. Raises `NotInARun` outside a workflow.
 
-        To be awaited; in a function that is not async it waits, and gives the result itself.
+        In a function that is not async the call blocks and returns the result itself.
         """
         return self.begin(call_site(), args, kwargs)
 
     def begin(self, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
-        """As a call of it at that place."""
+        """Start the step as if it was called at `site`."""
         where = "" if is_in_a_run() else f" at {site.where}"
         scope = current_scope(f"step {self.definition.name!r} was called{where}")
         if not isinstance(scope, RunScope):
@@ -115,26 +117,28 @@ def step(
     """Make a function a step.
 
     A parameter annotated `Sandbox` (`SyncSandbox` in a function that is not async) gets the step's world; callers
-    leave it out. `effect`: what it may do; without it, a step that takes a world is revertible, any other unknown.
-    A "readonly" step gets a world of its own, a copy of its branch's that is dropped after it: such steps run beside
-    each other and need no snapshot. So does one of which nothing is declared and whose own code writes to no file,
-    where it may meet others (in `gather`, say); if code that it calls writes after all, it is run again in its turn.
-    `reuse=True` declares it deterministic: equal code, arguments and world state, equal result. `retry`: how often
-    it is run again from its entry state after it raised. `timeout`: of one attempt.
+    omit it.
 
-    The rest is for `effect="irreversible"`, of which an intent is durable before it starts. After a crash in between
-    it is done again only where `idempotent=True` says that the receiver honours `ramify.idempotency_key()`; else
-    `reconcile(key, **arguments)` is asked, which gives `Happened(result)` or `DidNotHappen()`; else the run stops
-    with `EffectInDoubt` until `ramify approve`. `compensate(key, result, **arguments)` undoes it when the run is
-    rolled back to before it, or its branch is released. `in_fork`: on a branch, or in a run forked from another,
-    "refuse" it (the default), give what was "recorded" for the same arguments, or do it and "leave" it done. Each
-    hook may be called more than once.
+    `effect`: what the step may do. By default, a step that takes a world is revertible, and any other is unknown. A
+    "readonly" step gets a copy of its branch's world, which is dropped after it: such steps run in parallel and need
+    no snapshot. A step without a declared effect whose own code writes no file runs like that, too, if it may run in
+    parallel with others (in `gather`, for example); if it turns out to write, it is run again, by itself.
+    `reuse=True` declares the step deterministic: with equal code, arguments and world, the result is taken from an
+    earlier run. `retry`: how often it is run again from its entry state after it raised. `timeout`: for each attempt.
+
+    The other arguments are for `effect="irreversible"`. An intent is stored before such a step starts. If a crash
+    leaves its outcome unknown, the step runs again only if `idempotent=True` says that the receiver honours
+    `ramify.idempotency_key()`. Otherwise `reconcile(key, **arguments)` is asked, which returns `Happened(result)` or
+    `DidNotHappen()`. Without it the run stops with `EffectInDoubt` until `ramify approve`. `compensate(key, result,
+    **arguments)` undoes the effect if the run goes back to before it, or if its branch is released. `in_fork`: what
+    happens on a branch of a fork, or in a run forked from another: "refuse" (the default), use the "recorded" result
+    for the same arguments, or run it and "leave" its effect. Each hook may be called more than once.
     """
     outside = Outside(idempotent, reconcile, compensate, InFork(in_fork or "refuse"))
 
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
         if not inspect.isroutine(function):
-            raise TypeError(f"{function!r} is no function: put @step on a `def` or an `async def`")
+            raise TypeError(f"{function!r} is not a function: put @step on a `def` or an `async def`")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"step {function.__qualname__!r} is a generator: return its values")
         parameter = sandbox_parameter(function)
@@ -142,11 +146,12 @@ def step(
         known = declared or (Effect.REVERTIBLE if parameter else Effect.UNKNOWN)
         if known is Effect.PURE and parameter is not None:
             raise TypeError(
-                f"step {function.__qualname__!r} is declared pure but takes a Sandbox: drop one of the two"
+                f"step {function.__qualname__!r} is declared pure but takes a Sandbox: remove one of the two"
             )
         if known is Effect.READONLY and parameter is None:
             raise TypeError(
-                f"step {function.__qualname__!r} is declared readonly but takes no Sandbox: take one, or say pure"
+                f"step {function.__qualname__!r} is declared readonly but takes no Sandbox: "
+                "add the parameter, or declare it pure"
             )
         if known is not Effect.IRREVERSIBLE and outside != Outside():
             raise TypeError(
@@ -155,8 +160,8 @@ def step(
             )
         if known is Effect.IRREVERSIBLE and reuse:
             raise TypeError(
-                f"step {function.__qualname__!r} is irreversible and declared reuse=True: where its result is taken "
-                "over it would not happen. Drop one of the two; in_fork='recorded' gives a branch what was done"
+                f"step {function.__qualname__!r} is irreversible and declared reuse=True: if its result were reused, "
+                "the effect would not happen. Remove one of the two; in_fork='recorded' reuses the result on a branch"
             )
         if retry < 0:
             raise ValueError(f"step {function.__qualname__!r}: retry={retry} is negative")
@@ -179,14 +184,14 @@ class Workflow(Generic[P, R]):
         self.__ramify_workflow__ = WorkflowInfo(name=function.__qualname__, ref=ref, deadline_s=deadline_s)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run under the ambient `Runtime`, or under one with the defaults that is opened for this call.
+        """Run under the ambient `Runtime`, or under a new one with default settings.
 
-        Called by a workflow it is a part of that one's run: on its branch, within its deadline, in its journal; a
-        deadline of its own counts where it is run by itself. Raises `NestedWorkflow` where it is called in a step or
-        a LangGraph node, or was declared for another workspace.
+        A workflow that another workflow calls becomes a part of the caller's run: on its branch, within its deadline,
+        in its journal. A deadline of its own counts only if it is run by itself. Raises `NestedWorkflow` if it is
+        called in a step or a LangGraph node, or was declared for another workspace.
 
-        To be awaited. In a workflow that is not async it waits, and gives the result itself; so does one that is not
-        async itself, called where no event loop runs.
+        The result must be awaited. In a workflow that is not async the call blocks and returns the result itself; so
+        does a workflow that is not async if no event loop runs.
         """
         result: Coroutine[Any, Any, R]
         if run_loop_of_thread():
@@ -236,19 +241,22 @@ class Workflow(Generic[P, R]):
         at = "" if self.workspace.is_absolute() else f" (here {self.workspace.resolve()})"
         raise NestedWorkflow(
             f"workflow {name!r} is declared for the workspace {self.workspace}{at}, and was called in a run on "
-            f"{theirs or 'none'}: a run has one workspace; leave it out of the declaration, or run it by itself"
+            f"{theirs or 'none'}: a run has one workspace; remove it from the declaration, "
+            "or run the workflow by itself"
         )
 
     def _is_declared_as(self, ref: str) -> bool:
-        """For the same workspace as the workflow at `ref`, whose run this is: one that is named relative to the
-        current folder is the run's wherever the run is resumed."""
+        """Whether the workflow at `ref`, whose run this is, was declared for the same workspace.
+
+        A workspace that is named relative to the current folder stays the run's, wherever the run is resumed.
+        """
         try:
             return bool(load_target(ref).workspace == self.workspace)
-        except TargetNotFound:  # of a notebook, or of a function
+        except TargetNotFound:  # defined in a notebook or inside a function
             return False
 
     def invoke(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same, blocking. Not from inside a running event loop."""
+        """Run it and block until it ends. Not from inside a running event loop."""
         if run_loop_of_thread():
             inner: R = self._wait(args, kwargs)
             return inner
@@ -256,21 +264,23 @@ class Workflow(Generic[P, R]):
 
 
 class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
-    """A generator under `@workflow`. `await workflow(...)` gives all that it yields, as a list."""
+    """A generator under `@workflow`. `await workflow(...)` returns all that it yields, as a list."""
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
-        """`async for item in workflow.stream(...)`: each item when it is yielded; raises as a call of it does. In
-        code that is not async: `for item in ...`. Raises `WouldBlock` for that where an event loop runs.
+        """Yield each item as soon as the workflow yields it: `async for item in workflow.stream(...)`.
 
-        The run is at most one item ahead of its reader. One that is left early (close the stream:
-        `contextlib.aclosing`) is cancelled, and `ramify resume` goes on with it. Called by a workflow, it is a part
-        of that one's run.
+        In code that is not async: `for item in ...`, which raises `WouldBlock` if an event loop runs. Raises as a
+        call of the workflow does. The run is at most one item ahead of its reader. If the stream is closed early
+        (`contextlib.aclosing`), the run is cancelled, and `ramify resume` continues it. Called by a workflow, it is a
+        part of that workflow's run.
         """
         from ramify.session import Runtime
 
         apart = run_loop_of_thread() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
-        ambient = Runtime.ambient() if running_loop() is None else None  # it is not waited for on its own loop
-        return Stream(self._items(args, kwargs, apart, ambient), Alone)
+        ambient = (
+            Runtime.ambient() if running_loop() is None else None
+        )  # on a running loop, the stream is read by that loop
+        return Stream(self._items(args, kwargs, apart, ambient), BlockingStream)
 
     async def _items(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], apart: bool, ambient: Runtime | None
@@ -293,13 +303,13 @@ def _now(made: Coroutine[Any, Any, Any]) -> Any:
 
 
 def steps_of(workflow: Workflow[..., Any]) -> dict[str, StepDef]:
-    """The steps that the workflow's module knows, by name."""
+    """The steps in the workflow's module, by name."""
     known = workflow.__wrapped__.__globals__.values()
     return {value.definition.name: value.definition for value in known if isinstance(value, Step)}
 
 
 class _Making(Protocol):
-    """`@workflow(...)` with what it declares."""
+    """The decorator that `@workflow(...)` with arguments returns."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
@@ -328,18 +338,19 @@ def workflow(
     workspace: str | Path | None = None,
     deadline: Duration | None = None,
 ) -> Any:
-    """Make a function a workflow; a generator becomes one that streams what it yields.
+    """Make a function a workflow; a generator becomes a workflow that streams what it yields.
 
-    One that is not async runs in a thread of its own. Whatever is awaited in an async one (steps, `branches.map`,
-    `adopt`, `llm`, `interrupt`, other workflows) waits there by itself and gives its result; `async with` is `with`.
+    A workflow that is not async runs in its own thread. There, calls that an async workflow awaits (steps,
+    `branches.map`, `adopt`, `llm`, `interrupt`, other workflows) block and return their result, and `async with` is
+    `with`.
 
-    `workspace`: the folder that its worlds start from (never written to). `deadline`: the whole run's, which every
-    model call carries on. Both can be given, or given anew, when it is run.
+    `workspace`: the folder that its worlds start from; it is never written to. `deadline`: of the whole run, carried
+    by every model call. Both can also be given when the workflow is run.
     """
 
     def decorate(function: Callable[..., Any]) -> Workflow[..., Any]:
         if not inspect.isfunction(function):
-            raise TypeError(f"{function!r} is no function: put @workflow on a `def` or an `async def`")
+            raise TypeError(f"{function!r} is not a function: put @workflow on a `def` or an `async def`")
         streams = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
         return (StreamingWorkflow if streams else Workflow)(
             function,

@@ -1,8 +1,8 @@
-"""`ramify.compile`: any LangGraph graph, its nodes on copy-on-write worlds.
+"""`ramify.compile`: run any LangGraph graph with its nodes on copy-on-write worlds.
 
 app = ramify.compile(state_graph, workspace="./repo", deadline="90s", checkpointer=ramify.graph.saver())
 app.invoke(inputs, config)                       # the same interface as before
-app.invoke(None, older.config)                   # going back brings the files back; running on is a branch
+app.invoke(None, older.config)                   # time travel brings the files back; continuing forks the thread
 ramify.graph.changes(app, before.config, after.config)
 """
 
@@ -80,23 +80,24 @@ def compile(
     llm: LLMClient | None = None,
     observer: Observer | None = None,
 ) -> WorldApp:
-    """A graph whose nodes act on worlds that start as `workspace` (never written to).
+    """Compile a graph whose nodes act on worlds that start as `workspace`, which is never written to.
 
-    `graph`: a `StateGraph`, what its `compile()` returned, or a function under `@entrypoint`.
+    `graph`: a `StateGraph`, the result of its `compile()`, or a function under `@entrypoint`. A node gets its world
+    through a parameter annotated `Sandbox`, or from `ramify.current_sandbox()`. Worlds follow LangGraph's
+    checkpoints: history, time travel, retries, interrupts, parallel nodes, subgraphs and `@task`s.
 
-    What a node asks for by a parameter annotated `Sandbox`, or by `ramify.current_sandbox()`, follows LangGraph's
-    checkpoints: history, time travel, retries, interrupts, parallel nodes, graphs in nodes and `@task`s. `deadline`:
-    of each invocation, carried by its model calls; `ramify_deadline` in a config's `configurable` is for one.
+    `deadline`: for each invocation, carried by its model calls; `ramify_deadline` in a config's `configurable` sets
+    it for one invocation. `checkpointer`, `store`, `cache`, `interrupt_*`, `name`, `debug`, `transformers`: as in
+    LangGraph's own `compile`; they override what a compiled graph already has. `plan`: use this plan instead of
+    compiling one. The other arguments are those of `Runtime`.
 
-    `checkpointer`, `store`, `cache`, `interrupt_*`, `name`, `debug`, `transformers`: as in LangGraph's own `compile`,
-    and on top of what a compiled graph has of them already. What comes back is a `CompiledStateGraph` (a `Pregel` for
-    an entrypoint), also as a node of another graph. Any checkpointer works; `saver()` is ours, in the home's own
-    database: one commit a superstep. Against it, others store every version of a channel whole, mostly cannot copy or
-    prune threads, and one that loses a write that it said it had kept makes a node run again after a crash. One in
-    memory forgets its threads with the process. docs/langgraph.md has what differs from a plain graph on purpose.
+    Any checkpointer works. `saver()` is Ramify's: it stores in the home's own database, with one commit per
+    superstep. Other savers store every version of a channel whole, most cannot copy or prune threads, and after a
+    crash a node runs again if its saver lost a write that it had confirmed. A saver in memory loses its threads with
+    the process. docs/langgraph.md lists the intended differences from a plain graph.
 
-    `plan`: run under this one instead of compiling one. The rest as in `Runtime`. Raises `CompileError`, and
-    `UnsupportedGraph` for what would lose files.
+    Returns a `CompiledStateGraph` (a `Pregel` for an entrypoint), which can be a node of another graph. Raises
+    `CompileError`, and `UnsupportedGraph` for a graph that would lose files.
     """
     compiled = _compiled(
         graph,
@@ -115,7 +116,9 @@ def compile(
         from ramify.runtime.estimates.recorded_runs import RecordedEstimates
 
         title = name or (compiled.name if START in compiled.nodes else next(iter(compiled.nodes)))
-        file = sys._getframe(1).f_globals.get("__file__")  # where `ramify resume` finds the app again
+        file = sys._getframe(1).f_globals.get(
+            "__file__"
+        )  # the module of the caller, where `ramify resume` finds the app again
         ref = title if file is None else f"{Path(file).resolve()}:{title}"
         seen = RecordedEstimates(()).on(workspace)
         plan = compile_graph(compiled, name=title, ref=ref, deadline_s=limit, estimates=seen).plan
@@ -141,14 +144,16 @@ def compile(
 def _compiled(
     graph: StateGraph[Any, Any, Any, Any] | Pregel[Any, Any, Any, Any], **given: Any
 ) -> Pregel[Any, Any, Any, Any]:
-    """`given`: as `StateGraph.compile` takes it."""
+    """The compiled graph. `given`: arguments of `StateGraph.compile`."""
     if isinstance(graph, WorldApp):
-        raise UnsupportedGraph("this graph is over worlds already: compile the StateGraph that it was made from")
+        raise UnsupportedGraph(
+            "this graph was compiled by Ramify already: compile the StateGraph that it was made from"
+        )
     if isinstance(graph, StateGraph):
         return graph.compile(**given)
     if not isinstance(graph, Pregel):
         raise TypeError(
-            f"{graph!r} is no graph: hand over a StateGraph, what its compile() returned, or a function under "
+            f"{graph!r} is not a graph: pass a StateGraph, the result of its compile(), or a function under "
             "LangGraph's @entrypoint"
         )
     names = {
@@ -165,10 +170,10 @@ def _compiled(
 
 
 def saver(home: str | Path | None = None, *, allow: Iterable[Allowed] = ()) -> Saver:
-    """LangGraph's checkpoints in the home's database, where a superstep of a graph over worlds is one commit.
+    """A checkpointer in the home's database, where a superstep of a graph over worlds is one commit.
 
-    Close it after the apps that use it. `allow`: types beside those that `Saver` builds anyway. `Saver.open(address)`
-    keeps checkpoints anywhere else, for two commits.
+    Close it after the apps that use it. `allow`: types that it may load besides those that `Saver` always loads.
+    `Saver.open(address)` stores checkpoints in another database, with two commits per superstep.
     """
     address = paths.database(paths.home(home))
     if isinstance(address, Path):
@@ -177,10 +182,10 @@ def saver(home: str | Path | None = None, *, allow: Iterable[Allowed] = ()) -> S
 
 
 def snapshot_of(app: WorldApp, config: RunnableConfig) -> SnapshotId | None:
-    """The snapshot at a checkpoint of a thread (the newest, where the config names none), for `ramify checkout`.
+    """The snapshot at a checkpoint of a thread, for `ramify checkout`; at the newest one if the config names none.
 
-    None before the thread's first node. Siblings that wait to be merged are merged: raises `NodesConflict`. One that
-    is lost is made again, by running the nodes that made it: raises `StateGone` where they cannot be.
+    None before the thread's first node. Parallel nodes that are not merged yet are merged: raises `NodesConflict`. A
+    lost snapshot is made again by running its nodes: raises `StateGone` if they cannot run.
     """
     env = env_at(app, config)
     if env is None:
@@ -189,7 +194,7 @@ def snapshot_of(app: WorldApp, config: RunnableConfig) -> SnapshotId | None:
 
 
 def changes(app: WorldApp, before: RunnableConfig, after: RunnableConfig) -> list[Change]:
-    """Which files differ between two checkpoints, by path. A checkpoint before the first node has none."""
+    """The files that differ between two checkpoints, by path. A checkpoint before the first node has none."""
     first, second = snapshot_of(app, before), snapshot_of(app, after)
     if first is None or second is None:
         return []
@@ -198,10 +203,10 @@ def changes(app: WorldApp, before: RunnableConfig, after: RunnableConfig) -> lis
 
 
 def edit(app: WorldApp, config: RunnableConfig, change: Callable[[SyncSandbox], object]) -> RunnableConfig:
-    """Fork a thread at a checkpoint, with other files: `change` is given the fork's world. Returns the new
-    checkpoint's config, which is the thread's newest from now on; what comes next is what came next there.
+    """Fork a thread at a checkpoint with other files; `change` gets the fork's world.
 
-    Raises what `change` raises (nothing is forked then), and `NodesConflict`, `WorldLost` as `snapshot_of`.
+    Returns the config of the new checkpoint, which becomes the thread's newest; the same nodes come next. Raises what
+    `change` raises (nothing is forked then), and `NodesConflict` and `WorldLost` as `snapshot_of`.
     """
     saver, saved = saved_at(app, config)
     env = saved.checkpoint["channel_values"].get(ENV)
@@ -213,7 +218,7 @@ def edit(app: WorldApp, config: RunnableConfig, change: Callable[[SyncSandbox], 
 
 
 def read(app: WorldApp, config: RunnableConfig, path: str) -> bytes:
-    """A file as it is at a checkpoint. Raises `PathNotFound`, and as `snapshot_of`."""
+    """The contents of a file at a checkpoint. Raises `PathNotFound`, and the errors of `snapshot_of`."""
     snapshots = app.session.portal.wait(app.session.services()).snapshots
     found = snapshot_of(app, config)
     if found is None:

@@ -1,9 +1,9 @@
-"""Runs as Prometheus counts them, beside what the gateway counts of their model calls.
+"""Prometheus counters of runs, beside the gateway's counters of their model calls.
 
     metrics = RunMetrics(); async with Runtime(observer=metrics) as runtime: ...; metrics.registry
 
-or `ramify run --metrics FILE`, for the textfile collector of Prometheus's node exporter. Needs `prometheus_client`,
-which the extra `serve` brings. No label is a user's own text, so their number is bounded.
+`ramify run --metrics FILE` writes them for the textfile collector of Prometheus's node exporter. Needs
+`prometheus_client`, from the extra `serve`. No label holds user text, so the number of series is bounded.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _SECONDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 class RunMetrics:
-    """An observer that counts. `file`: written anew, whole, whenever a run ends."""
+    """An observer that counts. `file`: rewritten whole whenever a run ends."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.registry = r = CollectorRegistry()
         self._file = file
-        self._began = Counter("ramify_runs_begun", "Runs that began or went on", ["resumed"], registry=r)
+        self._began = Counter("ramify_runs_begun", "Runs that started or were resumed", ["resumed"], registry=r)
         self._ended = Counter("ramify_runs", "Runs that ended", ["status"], registry=r)
-        self._steps = Counter("ramify_steps", "Steps by what came of them", ["outcome"], registry=r)
-        self._step_s = Histogram("ramify_step_seconds", "A step that ran", buckets=_SECONDS, registry=r)
-        self._branches = Counter("ramify_branches", "Worlds forked and merged", ["what"], registry=r)
+        self._steps = Counter("ramify_steps", "Steps by outcome", ["outcome"], registry=r)
+        self._step_s = Histogram("ramify_step_seconds", "Duration of a step that ran", buckets=_SECONDS, registry=r)
+        self._branches = Counter("ramify_branches", "Worlds that were forked or merged", ["what"], registry=r)
         self._calls = Counter("ramify_model_calls", "Model calls of runs", ["outcome"], registry=r)
-        self._tokens = Counter("ramify_model_tokens", "Tokens of model calls that were made", ["type"], registry=r)
+        self._tokens = Counter("ramify_model_tokens", "Tokens of calls that reached a model", ["type"], registry=r)
         self._slo = Counter("ramify_model_calls_slo", "Model calls with a deadline", ["met"], registry=r)
-        self._recovered = Counter("ramify_recoveries", "What branches went on from", ["level"], registry=r)
+        self._recovered = Counter("ramify_recoveries", "Recoveries of branches, by kind", ["level"], registry=r)
 
     def __call__(self, event: Event) -> None:
-        """The observer. What a resumed run is served from its journal was counted when it happened."""
+        """Count one event. Results that a resumed run takes from its journal were counted when they happened."""
         match event:
             case RunStarted():
                 self._began.labels("yes" if event.resumed else "no").inc()

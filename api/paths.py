@@ -1,4 +1,4 @@
-"""Where Ramify keeps what it keeps: one folder, the home."""
+"""Where Ramify keeps its files: one folder, called the home."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, unquote
 
 
 def home(explicit: str | Path | None = None) -> Path:
-    """`explicit`, else $RAMIFY_HOME, else $XDG_DATA_HOME/ramify, else ~/.local/share/ramify."""
+    """`explicit`; otherwise $RAMIFY_HOME, $XDG_DATA_HOME/ramify, or ~/.local/share/ramify."""
     if explicit is not None:
         return Path(explicit).expanduser().absolute()
     if named := os.environ.get("RAMIFY_HOME"):
@@ -19,7 +19,7 @@ def home(explicit: str | Path | None = None) -> Path:
 
 
 def usual(user: Path) -> Path:
-    """The home of a user who sets no variable, by that user's own home folder."""
+    """The default home below a user's home folder."""
     return user / ".local" / "share" / "ramify"
 
 
@@ -27,21 +27,22 @@ KEPT = (
     *("store", "worlds", "locks", "references", "evicted", "models", "analyzer", "criu"),
     *("ramify.db", "ramify.db-wal", "ramify.db-shm", "ramify.db-journal"),
 )
-"""The names of what a home holds."""
+"""The files and folders that Ramify creates in a home."""
 
 _BESIDE_SQLITE = ("", "-wal", "-shm", "-journal")
 _POSTGRES_FILES = ("PGPASSFILE", "PGSERVICEFILE", "PGSSLKEY", "PGSSLCERT")
 
 
 def private(home: Path, database: str | Path) -> tuple[Path, ...]:
-    """What no command in a world may read: the home, and what leads to the database, or to the one that the
-    environment names, or is it."""
+    """The paths that no command in a sandbox may read: Ramify's home, the database files, and the files that hold the
+    credentials of the database, also of the one that the environment names.
+    """
     named = os.environ.get("RAMIFY_DATABASE")
     return (home, *_database_files(database), *(_database_files(named) if named else ()))
 
 
 def _database_files(database: str | Path) -> tuple[Path, ...]:
-    """SQLite keeps its other files beside the database itself, not beside a link to it."""
+    """SQLite keeps its journal files beside the database itself, not beside a symbolic link to it."""
     address = str(database)
     scheme, apart, rest = address.partition("://")
     if isinstance(database, Path) or not apart or scheme.startswith("sqlite"):
@@ -64,7 +65,7 @@ def _ports(asked: dict[str, list[str]]) -> set[str]:
 
 
 def database(home: Path, explicit: str | Path | None = None) -> str | Path:
-    """`explicit`, else $RAMIFY_DATABASE: a path, sqlite:///FILE or postgresql://…; else a file in the home."""
+    """`explicit`, otherwise $RAMIFY_DATABASE: a path, sqlite:///FILE or postgresql://…; else a file in the home."""
     return explicit or os.environ.get("RAMIFY_DATABASE") or home / "ramify.db"
 
 
@@ -73,7 +74,7 @@ def snapshots(home: Path) -> Path:
 
 
 def evicted(home: Path) -> Path:
-    """The marks of snapshots that a collection let go of although runs name them."""
+    """Marks of snapshots that garbage collection deleted although runs name them."""
     return home / "evicted"
 
 

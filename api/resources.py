@@ -1,4 +1,4 @@
-"""What runs borrow while a `Runtime` is open: sandbox backends and model clients, started when first needed."""
+"""Sandbox backends and model clients that the runs of a `Runtime` share, each started when it is first needed."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ _HIDDEN = "***@"
 
 
 def without_secrets(address: str) -> str:
-    """A model's address as runs keep it: `***` for a user and a password, no query. Raises `RunError` for one of
-    which nobody can tell what is secret."""
+    """A model's address as runs store it: `***` in place of user and password, no query.
+
+    Raises `RunError` for an address whose secret parts cannot be identified.
+    """
     try:
         parts = urlsplit(address)
         _ = parts.port
     except ValueError:
         raise RunError(
-            "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) has no host or port that can be read: in "
-            "a user or a password write / as %2F, ? as %3F, # as %23, letters beside ASCII by their UTF-8 bytes"
-        ) from None  # neither is shown: it may hold a password
+            "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) has no readable host or port: in a user "
+            "or password, write / as %2F, ? as %3F, # as %23, and other letters than ASCII as their UTF-8 bytes"
+        ) from None  # the message shows no part of the address: it may hold a password
     if "@" in address and not parts.netloc:
         raise RunError(
             "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) does not begin with http:// or https://"
-        )  # nor here
+        )
     _, at, host = parts.netloc.rpartition("@")
     if not (at or parts.query or parts.fragment):
         return address
@@ -48,9 +50,9 @@ def without_secrets(address: str) -> str:
 
 
 class Resources:
-    """An async context manager. One backend a name and one model a (server, model) pair, shared by all runs.
+    """An async context manager: one backend per name, one model client per (server, model), shared by all runs.
 
-    `address`: of the model's server, as it was given; settings hold it `without_secrets`.
+    `address`: the model server's address as given, secrets included; settings hold it `without_secrets`.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Resources:
         private: Sequence[Path] = (),
     ) -> None:
         self._home = home
-        self._private = private or (home,)  # what worlds must not see
+        self._private = private or (home,)  # hidden from sandboxes
         self._given_backend = backend
         self._given_llm = llm
         self._address = address
@@ -77,12 +79,12 @@ class Resources:
     async def close(self) -> None:
         for starting in self._models.values():
             starting.cancel()
-        # whoever asked for a model that did not start has seen its error
+        # an error at the start was raised to whoever asked for the model
         await asyncio.gather(*self._models.values(), return_exceptions=True)
         await self._stack.aclose()
 
     async def backend(self, name: str, snapshots: SnapshotStore) -> Backend:
-        """The backend of that name. Raises `BackendUnavailable` where it cannot run here."""
+        """The backend of that name. Raises `BackendUnavailable` if it cannot run here."""
         async with self._lock:
             if name not in self._backends:
                 backend = await self._make(name, snapshots)
@@ -93,28 +95,28 @@ class Resources:
 
     async def _make(self, name: str, snapshots: SnapshotStore) -> Backend:
         scratch, given = paths.worlds(self._home), self._given_backend
-        ours = given is None or getattr(given, "name", None) != name  # one derived from ours may go by its name
+        ours = given is None or getattr(given, "name", None) != name  # a subclass of ours may keep its name
         if ours and name in NAMES:
             return await asyncio.to_thread(open_backend, name, snapshots, scratch)
         if given is None:
             raise RunError(
-                f"no sandbox backend is called {name!r}: choose one of {', '.join(NAMES)}, "
-                "or hand your own to Runtime(sandbox=…)"
+                f"there is no sandbox backend {name!r}: choose one of {', '.join(NAMES)}, "
+                "or pass your own to Runtime(sandbox=…)"
             )
         return given(snapshots, scratch) if callable(given) else given
 
     def warm(self, settings: Settings) -> None:
-        """Begin to start the model; the first call waits for it."""
+        """Start the model in the background; the first call waits for it."""
         key = (settings.server, settings.model)
         if key not in self._models:
             self._models[key] = asyncio.get_running_loop().create_task(self._start(settings))
 
     async def llm(self, settings: Settings) -> LLMClient:
-        """The client of that server. Raises `ModelMissing` or `EngineFailed` where the embedded one cannot start."""
-        key = (settings.server, settings.model)  # a server that nobody knows is not the embedded one
+        """The client of that server. Raises `ModelMissing` or `EngineFailed` if the embedded one cannot start."""
+        key = (settings.server, settings.model)  # "": an unknown server, which is not the embedded one
         starting = self._models.get(key)
         if starting is not None and starting.done() and (starting.cancelled() or starting.exception() is not None):
-            del self._models[key]  # it failed before: try again
+            del self._models[key]  # the last attempt failed: try again
         self.warm(settings)
         return await asyncio.shield(self._models[key])
 
@@ -123,8 +125,8 @@ class Resources:
             return self._given_llm
         if settings.server == "":
             raise LLMUnavailable(
-                "the program that began this run handed over a client of its own, which did not say whom it asks: "
-                "name the server (--base-url, Runtime(base_url=…)), or resume in that program, with Runtime(llm=…)"
+                "the program that started this run passed a client of its own, whose server is not known: name "
+                "the server (--base-url, Runtime(base_url=…)), or resume in that program, with Runtime(llm=…)"
             )
         upstream = None if settings.base_url is None else self._whole(settings.base_url)
         if upstream is not None:
@@ -139,26 +141,28 @@ class Resources:
         )
 
     def _whole(self, kept: str) -> str:
-        """The address that a run's settings mean."""
+        """The whole address, with its secrets, for the address that a run's settings hold."""
         if self._address is not None and without_secrets(self._address) == kept:
             return self._address
         if urlsplit(kept).netloc.startswith(_HIDDEN):
             raise LLMUnavailable(
-                f"the run was begun with a user and a password in its model's address, {kept}, and these are not "
-                "kept: name the whole address again (--base-url, $RAMIFY_BASE_URL, Runtime(base_url=…))"
+                f"the run was started with a user and a password in its model's address, {kept}, which are not "
+                "stored: name the whole address again (--base-url, $RAMIFY_BASE_URL, Runtime(base_url=…))"
             )
         return kept
 
 
 async def _reach(base_url: str) -> None:
-    """Raises `LLMUnavailable` at once where nothing listens at that address: calls that began may be tried again for
-    long, but a run need not begin with an address that is wrong."""
+    """Raises `LLMUnavailable` if nothing listens at that address.
+
+    Calls in progress are retried for a long time; a run should not start with a wrong address.
+    """
     url = urlsplit(base_url)
     host = url.hostname
     if url.scheme not in ("http", "https") or host is None:
-        return  # the gateway says what is wrong with it
+        return  # the gateway reports what is wrong with it
     if url.scheme in getproxies() and not proxy_bypass(host):
-        return  # the way there is another one
+        return  # a proxy leads there
     try:
         port = url.port or (443 if url.scheme == "https" else 80)
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _REACH_S)
@@ -173,19 +177,19 @@ async def _reach(base_url: str) -> None:
 
 
 def environment(values: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:
-    """What $RAMIFY_SANDBOX, $RAMIFY_BASE_URL and $RAMIFY_API_KEY say, None for what they do not."""
+    """The values of $RAMIFY_SANDBOX, $RAMIFY_BASE_URL and $RAMIFY_API_KEY; None for a variable that is not set."""
     names = ("RAMIFY_SANDBOX", "RAMIFY_BASE_URL", "RAMIFY_API_KEY")
     sandbox, base_url, api_key = (values.get(name) or None for name in names)
     return sandbox, base_url, api_key
 
 
 def reuse_check_share(values: Mapping[str, str]) -> float:
-    """What $RAMIFY_CHECK_REUSE says: the share of what is taken over that is computed again. Raises `RunError`."""
+    """The value of $RAMIFY_CHECK_REUSE: the share of reused results that is computed again. Raises `RunError`."""
     text = values.get("RAMIFY_CHECK_REUSE") or "0"
     try:
         share = float(text)
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise RunError(f"RAMIFY_CHECK_REUSE={text!r} is no share: write a number from 0 (none) to 1 (all)")
+        raise RunError(f"RAMIFY_CHECK_REUSE={text!r} is not a share: write a number from 0 (none) to 1 (all)")
     return share

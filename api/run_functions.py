@@ -1,4 +1,4 @@
-"""What user code calls inside a run: `fork`, `llm`, `current_sandbox`."""
+"""The functions that user code calls inside a run: `fork`, `llm`, `current_sandbox`, `interrupt` and others."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ T = TypeVar("T")
 
 
 class _Fork:
-    """`fork`, an object so that the compiler knows it by its mark whatever name it was imported under."""
+    """The type of `fork`: an object with a mark, so that the compiler recognizes it under any name."""
 
     __ramify_fork__ = True
 
     def __call__(self, items: Sequence[T]) -> Fork[T]:
-        """`async with fork(items) as branches`: one copy-on-write world an item, each as this branch stands now.
+        """Fork the world: `async with fork(items) as branches` gives one copy-on-write world per item.
 
-        In a workflow that is not async: `with fork(items) as branches`.
+        Each world starts as this branch's world is now. In a workflow that is not async: `with fork(items) as
+        branches`.
         """
         scope = current_scope("fork() was called")
         if not isinstance(scope, RunScope):
-            raise NotInARun("fork() was called in a LangGraph node: return Sends, the graph forks the world for each")
+            raise NotInARun(
+                "fork() was called in a LangGraph node: return Sends instead; the graph forks the world for each"
+            )
         return Fork(scope, items, call_site())
 
 
@@ -41,23 +44,24 @@ fork = _Fork()
 
 
 def current_sandbox() -> Sandbox:
-    """The world of the step that runs: in a function that is not async its blocking face, a `SyncSandbox`.
+    """The world of the running step; in a function that is not async, its blocking form, a `SyncSandbox`.
 
-    Raises `NotInARun` outside a step, or in one declared pure.
+    Raises `NotInARun` outside a step, or in a step that is declared pure.
     """
     scope = current_scope("current_sandbox() was called")
     sandbox = scope.sandbox
     if sandbox is None:
-        raise NotInARun("current_sandbox() was called outside a step, or in a step declared pure: it has no world")
+        raise NotInARun("current_sandbox() was called outside a step, or in a step declared pure, which has no world")
     loop = run_loop_of_thread() if isinstance(scope, RunScope) else None
-    return sandbox if loop is None else SyncSandbox(sandbox, loop)  # type: ignore[return-value]  # the same, blocking
+    return sandbox if loop is None else SyncSandbox(sandbox, loop)  # type: ignore[return-value]  # the blocking form
 
 
 def interrupt(question: Any) -> Awaitable[Any]:
-    """Ask a person: `answer = await interrupt(...)`. The run stops with `RunWaiting`; its process may end. Resumed
-    with an answer (`runtime.resume(run, answer=...)`, `ramify resume RUN --answer JSON`) it goes on from here.
+    """Ask a person: `answer = await interrupt(...)`.
 
-    The question is any value that the journal can keep. Raises `NotInARun` inside a step: ask in the workflow.
+    The run stops with `RunWaiting`, and its process may end. Resumed with an answer (`runtime.resume(run,
+    answer=...)`, `ramify resume RUN --answer JSON`), it continues here. The question is any value that the journal
+    can store. Raises `NotInARun` inside a step: ask in the workflow.
     """
     scope = current_scope("interrupt() was called")
     if not isinstance(scope, RunScope):
@@ -70,14 +74,14 @@ def interrupt(question: Any) -> Awaitable[Any]:
 def patched(name: str) -> bool:
     """Whether this run is on the new code: `if patched("name"): new code`, with the old code as its `else`.
 
-    True in a run that comes here for the first time. False in one that earlier processes took further than this, by
-    the code as it was before. The answer is kept: it is the same after a crash, and on the branches of a fork. A
-    workflow that differs from the code of its runs in flight by such blocks alone is resumed as it is. Drop the
-    block, and the old code, when no run in flight is on it. Raises `NotInARun` inside a step: ask in the workflow.
+    True in a run that reaches this line for the first time. False in a run that an earlier process took past this
+    line with the old code. The answer is recorded: it is the same after a crash, and on all branches of a fork. A
+    changed workflow whose only differences are such blocks resumes its runs without further ado. Remove the block and
+    the old code when no run in flight uses them. Raises `NotInARun` inside a step: ask in the workflow.
     """
     scope = current_scope("patched() was called")
     if not isinstance(scope, RunScope):
-        raise NotInARun("ramify.patched() was called in a LangGraph node: a thread goes on with the graph as it is")
+        raise NotInARun("ramify.patched() was called in a LangGraph node: a thread continues with the graph as it is")
     refuse_inside_step("patched() was called")
     if run_loop_of_thread() is None:
         return is_patched(scope, name)
@@ -85,14 +89,14 @@ def patched(name: str) -> bool:
     async def ask() -> bool:
         return is_patched(scope, name)
 
-    answer: bool = start_on_run_loop("patched() was called", ask)  # type: ignore[assignment]  # it waits here: decision 003
+    answer: bool = start_on_run_loop("patched() was called", ask)  # type: ignore[assignment]  # from_here waits: decision 003
     return answer
 
 
 def time_left() -> float | None:
-    """Seconds until the running workflow's deadline, negative past it; None where it has none.
+    """Seconds until the deadline of the running workflow, negative after it; None if it has no deadline.
 
-    Inside a step only, whose result is recorded: between steps a workflow must not ask for the time.
+    Only inside a step, whose result is recorded: a workflow that asks for the time between steps cannot be replayed.
     """
     scope = current_scope("time_left() was called")
     if not isinstance(scope, RunScope) or scope.step is None:
@@ -102,12 +106,14 @@ def time_left() -> float | None:
 
 
 def idempotency_key() -> str:
-    """A key for the receiver of the running step's effect: the same on every attempt, in every process, and no other
-    step's; another one where the effect was undone (`compensate=`) and is done anew. Raises `NotInARun` outside a
-    step."""
+    """A key for the receiver of the running step's effect.
+
+    It is the same on every attempt and in every process, and no other step has it. If the effect is undone
+    (`compensate=`) and done again, the key is another one. Raises `NotInARun` outside a step.
+    """
     scope = current_scope("idempotency_key() was called")
     if not isinstance(scope, RunScope) or scope.step is None:
-        raise NotInARun("idempotency_key() was called outside a step: call it where the effect is done")
+        raise NotInARun("idempotency_key() was called outside a step: call it where the step has its effect")
     effect = scope.run.journal.effect(scope.step.key)
     return key_of(scope.run.record.id, scope.step.key) if effect is None else effect.idempotency_key
 
@@ -120,7 +126,7 @@ class Choice:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Indices of the options, best first; equals keep their order."""
+        """Indices of the options, best first; equal options keep their order."""
         return tuple(sorted(range(len(self.scores)), key=lambda i: -self.scores[i]))
 
     @property
@@ -129,7 +135,7 @@ class Choice:
 
 
 class LLM:
-    """Model calls of the running workflow: journalled, and tagged with what is left of its deadline."""
+    """Model calls of the running workflow, recorded in the journal and tagged with the remaining deadline."""
 
     __ramify_llm__ = True
 
@@ -146,7 +152,7 @@ class LLM:
         top_logprobs: int = 0,
         model: str = "default",
     ) -> Awaitable[ChatResult]:
-        """One completion. Raises an `LLMError` where there is none in the time left."""
+        """One completion. Raises an `LLMError` if there is none in the time left."""
         request = ChatRequest(
             messages=_messages(prompt, system),
             model=model,
@@ -170,7 +176,7 @@ class LLM:
         stop: Sequence[str] = (),
         model: str = "default",
     ) -> Awaitable[list[str]]:
-        """`n` samples of one prompt, asked for at once as one stage: one text each, in order."""
+        """`n` samples of one prompt, requested at once as one stage: their texts, in order."""
         requests = [
             ChatRequest(
                 messages=_messages(prompt, system),
@@ -188,7 +194,7 @@ class LLM:
     def choose(
         self, question: str, options: Sequence[str], *, system: str | None = None, model: str = "default"
     ) -> Awaitable[Choice]:
-        """Rank up to 20 options by the probability that the model gives to each one's letter."""
+        """Rank up to 20 options by the probability that the model assigns to the letter of each."""
         request = letter_request(question, options, system=system, model=model)
         return _call([request], call_site(), "choose", lambda pending: _choice(pending, len(options)))
 

@@ -1,13 +1,12 @@
-"""`Runtime`: the home, the sandboxes and the model that runs share; where runs are started and resumed."""
+"""`Runtime`: the home, the sandboxes and the model that runs share. It starts, resumes and forks runs."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
 from dataclasses import replace
 from functools import cache
@@ -17,15 +16,14 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from ramify import paths
-from ramify.code_changes import Changes, Since, is_from_current_files, placed, preview, standing
+from ramify.code_changes import Changes, CodeDiff, is_from_current_files, placed, preview, standing
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
-from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, SnapshotId
-from ramify.inspect.checkpoint_graph import ancestry
+from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.resources import BackendChoice, Resources, environment, reuse_check_share, without_secrets
+from ramify.run_forks import RunForks
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.durations import Duration, seconds
@@ -34,7 +32,6 @@ from ramify.runtime.errors import (
     BadArguments,
     PlanMismatch,
     RunError,
-    RunNotFound,
     RuntimeClosed,
     StoreError,
     UsedAfterFork,
@@ -42,12 +39,10 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.recorded_runs import RecordedEstimates, learned
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
-from ramify.runtime.journal.forked_runs import FORKED, ForkedRun, ThreadCopy, fork_run, merge_base
 from ramify.runtime.journal.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
 from ramify.runtime.records import (
     ROOT,
     CheckpointId,
-    CheckpointRecord,
     EffectRecord,
     EffectStatus,
     LLMRecord,
@@ -59,7 +54,6 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.store import RunStore
 from ramify.runtime.user_code.workflow_loader import load_target
-from ramify.runtime.worlds.recovery import missing
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 
@@ -69,18 +63,20 @@ _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None
 
 
 class Runtime:
-    """Everything that runs need, opened when the first of them needs it.
+    """Everything that runs need, opened when the first run needs it.
 
-    `home`: where state is kept (see `ramify.paths.home`). `sandbox`: "namespaces" (the default), "copy" (no
-    isolation), or a backend of your own. `base_url`: any OpenAI-compatible server; without it the embedded model is
-    started. A user and a password in it are not kept: who resumes elsewhere names the whole address again. `llm`: a
-    client of your own, used as it is; its address and model are kept with its runs, without what is secret, so that a
-    resume without it asks the same. `observer`: hears every event of every run. `check_reuse`:
-    the share, from 0 to 1, of what is taken over that is computed again all the same and compared; `WrongReuse`
-    where it differs. `reuse_answers`: equal model calls have equal answers, whatever their temperature and seed
-    (without it, at temperature 0 and with a seed that the server is known to honour).
-    $RAMIFY_SANDBOX, $RAMIFY_BASE_URL, $RAMIFY_API_KEY and $RAMIFY_CHECK_REUSE stand in for what is not given.
-    $RAMIFY_OTEL=1 traces every run (ramify.telemetry).
+    `home`: where state is stored (see `ramify.paths.home`). `database`: another database than the one in the home.
+    `sandbox`: "namespaces" (the default), "docker", "copy" (no isolation), or a backend of your own. `base_url`: any
+    OpenAI-compatible server; without it the embedded model is started. A user and a password in the URL are not
+    stored: to resume elsewhere, name the whole address again. `model`, `api_key`: for that server. `llm`: a client of
+    your own. Its address and model are stored with its runs, without secrets, so that a resume without the client
+    asks the same server. `observer`: called with every event of every run. `check_reuse`: the share, from 0 to 1, of
+    reused results that are computed again and compared; `WrongReuse` if they differ. `reuse_answers`: reuse answers
+    for equal model calls whatever their temperature and seed; by default only at temperature 0 with a seed that the
+    server is known to honour.
+
+    $RAMIFY_SANDBOX, $RAMIFY_BASE_URL, $RAMIFY_API_KEY and $RAMIFY_CHECK_REUSE are the defaults of these arguments.
+    $RAMIFY_OTEL=1 traces every run (see `ramify.telemetry`).
     """
 
     def __init__(
@@ -104,7 +100,7 @@ class Runtime:
         env_sandbox, env_url, env_key = environment(os.environ)
         given = None if sandbox is None or isinstance(sandbox, str) else sandbox
         name = sandbox if isinstance(sandbox, str) else getattr(given, "name", "custom") if given else env_sandbox
-        self._chosen_sandbox = name  # None: nobody chose
+        self._chosen_sandbox = name  # None: not chosen
         address = base_url or env_url
         self._named_url = None if base_url is None else without_secrets(base_url)
         whom = (None, None) if llm is None else getattr(llm, "whom", ("", None))
@@ -126,18 +122,18 @@ class Runtime:
         self._clock = clock
         self._stack = AsyncExitStack()
         self._entered = self._closed = False
-        self._owner = os.getpid()  # the process that opened it
+        self._owner = os.getpid()  # the process that opened this runtime
         self._token: Token[Runtime | None] | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None  # where it was opened
+        self.loop: asyncio.AbstractEventLoop | None = None  # the event loop that opened this runtime
 
     @staticmethod
     def ambient() -> Runtime | None:
-        """The runtime that the running code stands in, if any."""
+        """The runtime whose `async with` block the calling code is in, if any."""
         return _ambient.get()
 
     async def __aenter__(self) -> Runtime:
         if self._entered:
-            raise RunError("a Runtime is opened once: make another one")
+            raise RunError("a Runtime is opened only once: create another one")
         self._entered = True
         async with AsyncExitStack() as stack:
             try:
@@ -158,32 +154,34 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._owner:
-            return  # a forked child's copy: its parent closes it
+            return  # the copy in a forked child: its parent closes it
         self._closed = True
         await self._stack.aclose()
         if _ambient.get() is self and self._token is not None:
             _ambient.reset(self._token)
 
     def check_open(self) -> None:
-        """Raises `UsedAfterFork` in a process that was forked from the one that opened this runtime, `RuntimeClosed`
-        where it was closed or the loop on which it was opened has ended, and `RunError` where it never was open."""
+        """Raises an error unless the runtime can be used.
+
+        `UsedAfterFork` in a process that was forked from the one that opened it; `RuntimeClosed` if it was closed, or
+        if its event loop has ended; `RunError` if it was never opened.
+        """
         if self.loop is None:
-            raise RunError("a Runtime is opened before it is used: `async with Runtime() as runtime`")
+            raise RunError("open the Runtime before you use it: `async with Runtime() as runtime`")
         refuse_in_child(self._owner, "the Runtime", UsedAfterFork)
         if self._closed or self.loop.is_closed():
-            why = "was closed" if self._closed else "is of no use: the event loop on which it was opened has ended"
+            why = "was closed" if self._closed else "cannot be used: the event loop that opened it has ended"
             raise RuntimeClosed(
-                f"the Runtime for {self.home} {why}. Open a new one where you need it: "
-                "`async with Runtime() as runtime`"
+                f"the Runtime for {self.home} {why}. Open a new one: `async with Runtime() as runtime`"
             )
 
     def _check_here(self) -> None:
-        """As `check_open`, and `RunError` on another loop than its own: what it holds answers there only."""
+        """As `check_open`; also raises `RunError` on another event loop than the runtime's own."""
         self.check_open()
         if asyncio.get_running_loop() is not self.loop:
             raise RunError(
-                f"the Runtime for {self.home} was opened on another event loop, and is used on that one only: open a "
-                "Runtime on this loop, or call the workflow itself (`await workflow(...)`), which runs it over there"
+                f"the Runtime for {self.home} was opened on another event loop and works only there: open a Runtime "
+                "on this loop, or call the workflow itself (`await workflow(...)`), which runs on the Runtime's loop"
             )
 
     async def run(
@@ -195,10 +193,11 @@ class Runtime:
         plan: Plan | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run a workflow to its end. `plan`: run under this one; otherwise it is compiled now, by what the last
-        finished runs of this workflow took, once there are three.
+        """Run a workflow to its end and return its result.
 
-        Raises `RunFailed` (`StepFailed` where a step raised); the run is kept and can be resumed.
+        `plan`: run under this plan. By default the workflow is compiled now, with the durations of its last finished
+        runs if there are three. Raises `RunFailed` (`StepFailed` if a step raised); the run is stored and can be
+        resumed.
         """
         return await self.start(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
 
@@ -212,7 +211,7 @@ class Runtime:
         deadline: Duration | None = None,
         plan: Plan | None = None,
     ) -> Any:
-        """As `run`, for a workflow whose own parameters have names that `run` takes."""
+        """As `run`, for a workflow whose parameters have the same names as those of `run`."""
         self._check_here()
         try:
             signature(workflow.__wrapped__).bind(*args, **kwargs)
@@ -226,8 +225,8 @@ class Runtime:
         if plan is None:
             plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref, folder))
         else:
-            plan = Plan.from_json(plan.to_json())  # one made by hand is checked as one from a file is
-            reuses = any(step.reuse for step in plan.steps)  # that goes by the code that runs, not by the plan's
+            plan = Plan.from_json(plan.to_json())  # a plan made by hand is checked like one from a file
+            reuses = any(step.reuse for step in plan.steps)  # reuse compares the code that runs, not the plan's
             if plan.name == workflow.__ramify_workflow__.name and (reuses or not is_from_current_files(plan)):
                 plan, found = placed(plan, workflow)
                 code = found.digests
@@ -251,16 +250,17 @@ class Runtime:
         answers: Mapping[str, Any] = MappingProxyType({}),
         accept_changes: bool = False,
     ) -> Any:
-        """Go on with a run where its journal ends; the result again where it is done.
+        """Continue a run where its journal ends, and return its result; of a finished run, return the result again.
 
-        `answer`: to the one question that is open; `SeveralQuestions` where there are more. `answers`: by the id of
-        the question (`RunWaiting.questions`, `questions()`). Both are durable before the run goes on, and
-        `AlreadyAnswered` is raised where another person was first. `back_to`: the id of a checkpoint of its root
-        branch, to go back to first: effects done since are compensated where their steps say how.
-        `deadline`: a new one, counted from now. The run goes on in the sandbox and with the model that it began
-        with, unless this runtime was told otherwise. Raises `WorkflowChanged` where the code is no longer what the
-        run's plan was compiled from. `accept_changes`: go on with it all the same, where of each recorded result it
-        is certain to which call it belongs, or running its step again is harmless (`changes_of_code` says it ahead).
+        `answer`: to the one open question; raises `SeveralQuestions` if there are more. `answers`: by the id of the
+        question (`RunWaiting.questions`, `questions()`). Answers are stored before the run continues; raises
+        `AlreadyAnswered` if another person was first. `back_to`: the id of a checkpoint of the root branch, to go
+        back to first; later effects are compensated if their steps say how. `deadline`: a new one, counted from now.
+
+        The run continues in the sandbox and with the model that it was started with, unless this runtime names
+        others. Raises `WorkflowChanged` if the code is not the code that the plan was compiled from.
+        `accept_changes`: continue with changed code if each recorded result certainly belongs to a call of it, or its
+        step may safely run again (see `changes_of_code`).
         """
         self._check_here()
         record = await self.store.run(RunId(run_id))
@@ -272,12 +272,12 @@ class Runtime:
             return codec.decode(record.result_json or "null")
         stands = standing(record, workflow, accept=accept_changes)
         if stands.adopt is None:
-            self._say_of_steps(record, stands.found)
+            self._report_changed_steps(record, stands.found)
             record = replace(record, plan_json=stands.plan.to_json())
-        else:  # said again under the run's lock: here before anything is undone
+        else:  # checked again under the run's lock; here before anything is undone
             held = await self.store.ops(record.id), await self.store.llm(record.id)
             stands.adopt(*held, await self.store.effects(record.id))
-        settings = self._going_on(record.settings)
+        settings = self._resumed_settings(record.settings)
         if back_to is not None:
             checkpoint = await self.store.checkpoint(CheckpointId(back_to))
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
@@ -296,13 +296,18 @@ class Runtime:
         )
 
     async def questions(self, run_id: str | None = None) -> list[OpenQuestion]:
-        """What a run (the last one) has asked and nobody has answered, in the order in which it was asked; of a
-        LangGraph thread what its interrupts ask, with `ThreadElsewhere` where another saver keeps it."""
+        """The open questions of a run (by default the last one), in the order in which they were asked.
+
+        For a LangGraph thread, the questions of its interrupts; raises `ThreadElsewhere` if another saver stores it.
+        """
         return (await self._inbox(await self.record(run_id))).open
 
     async def answer(self, run_id: str, question: str, answer: Any) -> None:
-        """Store the answer to a question, named by its id, without going on. A process that works on the run picks
-        it up; else the next `resume` does. Raises `AlreadyAnswered` where somebody was first."""
+        """Store the answer to a question, named by its id, without continuing the run.
+
+        A process that works on the run takes it at once; otherwise the next `resume` does. Raises `AlreadyAnswered`
+        if somebody was first.
+        """
         record = await self.record(run_id)
         await self._store_answers(record, _given(NO_ANSWER, {question: answer}), "Runtime.answer")
 
@@ -318,10 +323,12 @@ class Runtime:
         asked = await asyncio.to_thread(open_interrupts, self.database, record)
         return Inbox.of_interrupts(record.id, asked, await self.store.answers(record.id))
 
-    def _going_on(self, began: Settings) -> Settings:
-        """With what a run goes on: as it began, unless this runtime was told otherwise. Without the client that its
-        program had handed over, it asks the same model of the same server; an address of the environment is for runs
-        that named none."""
+    def _resumed_settings(self, began: Settings) -> Settings:
+        """The settings to resume a run with: those it was started with, unless this runtime names others.
+
+        A run that was started with a client of its program, and is resumed without it, asks the same model of the
+        same server. The address in the environment is used only by runs that named none.
+        """
         here = self._settings
         sandbox = self._chosen_sandbox or began.sandbox
         if began.client_url is None or here.client_url is not None:
@@ -331,51 +338,33 @@ class Runtime:
         model = here.model or began.client_model
         return Settings(sandbox, base_url, model, client_url="" if base_url is None else None)
 
-    def _say_of_steps(self, record: RunRecord, found: Since) -> None:
+    def _report_changed_steps(self, record: RunRecord, found: CodeDiff) -> None:
         if found.steps:
             why = f" ({', '.join(found.parts)})" if found.parts else ""
-            what = f"changed since the run began: {', '.join(found.steps)}{why}"
-            self._emit(Noticed(record.id, f"{what}; what is recorded of them counts as it is"))
+            what = f"changed since the run started: {', '.join(found.steps)}{why}"
+            self._emit(Noticed(record.id, f"{what}; their recorded results are still used"))
 
     async def changes_of_code(self, run_id: str) -> Changes:
-        """What `resume(..., accept_changes=True)` would do with a run's recorded results. Nothing is written."""
+        """What `resume(..., accept_changes=True)` would do with a run's recorded results. Changes nothing."""
         record = await self.store.run(RunId(run_id))
         ops, llm = await self.store.ops(record.id), await self.store.llm(record.id)
         return preview(record, load_target(record.workflow), ops, llm, await self.store.effects(record.id))
 
     async def fork(self, checkpoint_id: str, *, files: str | Path | None = None, for_real: bool = False) -> RunRecord:
-        """Make a run that stands where another stood at one of its checkpoints, to be resumed; its record.
+        """Create a run that starts at a checkpoint of another; `resume` continues it. Returns its record.
 
-        `files`: a folder whose files take the place of the checkpoint's (what `ramify checkout` wrote, changed by
-        hand); environment, shells and the rest stay. `for_real`: its irreversible steps are done as in any run; else
-        they are fenced as on a branch of a fork. A LangGraph thread is forked with its run, where its saver keeps it
-        in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep. Of a
-        state that is lost a resume does again what made it, and the observer hears of it.
+        `files`: a folder whose files replace the checkpoint's, such as an edited `ramify checkout`; environment,
+        shells and the rest stay. `for_real`: its irreversible steps have their effects as in any run; otherwise they
+        are restricted as on a branch of a fork. A LangGraph thread is forked with its run if its saver stores it in
+        this database (`ramify.graph.saver`); otherwise raises `ThreadElsewhere`, and `NoStateThere` inside a
+        superstep. If the checkpoint's state is lost, a resume runs again the steps that made it; the observer is
+        told.
         """
         self._check_here()
-        async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and imported
-            at = await self.store.checkpoint(CheckpointId(checkpoint_id))
-            record = await self.store.run(at.run_id)
-            edited = None if files is None else await asyncio.to_thread(self._edited, at.snapshot_id, Path(files))
-            lost = None if files is not None else await asyncio.to_thread(missing, self.snapshots, at.snapshot_id)
-            new = driver.new_run_id()
-            thread = self._thread_copy(record, at)
-            fork = await fork_run(
-                self.store, record, at, new, clock=self._clock, edited=edited, for_real=for_real, thread=thread
-            )
+        fork, lost = await self._forks().fork(checkpoint_id, None if files is None else Path(files), for_real)
         if lost is not None:
-            self._emit(Noticed(new, f"{lost}; a resume does again what made it, where its steps allow"))
+            self._emit(Noticed(fork.id, f"{lost}; a resume runs again the steps that made it, where they allow it"))
         return fork
-
-    def _thread_copy(self, record: RunRecord, at: CheckpointRecord) -> ThreadCopy | None:
-        if record.thread_id is None:
-            return None
-        from ramify.runtime.langgraph.thread.thread_fork import fork_thread
-
-        async def copy(fork: ForkedRun) -> str:
-            return await asyncio.to_thread(fork_thread, self.database, record, at, fork)
-
-        return copy
 
     async def merge(
         self,
@@ -386,65 +375,26 @@ class Runtime:
         strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
         for_real: bool = False,
     ) -> RunRecord:
-        """Fork a run at its checkpoint `ours`, with what another checkpoint changed merged into its world.
+        """Fork a run at its checkpoint `ours`, with the changes of the checkpoint `theirs` merged into its world.
 
-        `base`: the snapshot that both sides changed; without it the latest state that both descend from. `strategy`
-        answers conflicts. Raises `MergeConflict` with all that are left, and `RunError` where there is no base.
+        `base`: the snapshot that both sides changed; by default their latest common ancestor. `strategy` resolves
+        conflicts. Raises `MergeConflict` with all that are left, and `RunError` if there is no common ancestor.
         """
         self._check_here()
-        async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and merged
-            mine, other = [await self.store.checkpoint(CheckpointId(id)) for id in (ours, theirs)]
-            record = await self.store.run(mine.run_id)
-            if base is None:
-                base = merge_base(await self._ancestry(mine), await self._ancestry(other))
-            if base is None:
-                raise RunError(
-                    f"checkpoints {mine.id} and {other.id} descend from no common state: name one as the base"
-                )
-            ids = (SnapshotId(base), mine.snapshot_id, other.snapshot_id)
-            three = [self.snapshots.get(id) for id in ids]
-            merged = await asyncio.to_thread(self.snapshots.merge, *three, strategy=strategy)
-            new = driver.new_run_id()
-            return await fork_run(
-                self.store,
-                record,
-                mine,
-                new,
-                clock=self._clock,
-                edited=merged,
-                theirs=other,
-                for_real=for_real,
-                thread=self._thread_copy(record, mine),
-            )
+        return await self._forks().merge(ours, theirs, base, strategy, for_real)
 
-    async def _ancestry(self, of: CheckpointRecord) -> list[CheckpointRecord]:
-        """Of a fork, also what the run that it came from descends from: a state that was edited for the fork stands
-        in the place of one which both know."""
-        found = ancestry(await self.store.checkpoints(of.run_id), of)
-        forks = [row for row in await self.store.ops(of.run_id) if row.key == FORKED and row.seq <= of.seq]
-        for row in forks[-1:]:
-            with suppress(RunNotFound):  # deleted since
-                origin = await self.store.checkpoint(CheckpointId(row.attrs["from_checkpoint"]))
-                found += await self._ancestry(origin)
-        return found
-
-    def _edited(self, id: SnapshotId, files: Path) -> Snapshot:
-        """A snapshot with the files of a folder: what differs from its own, merged into it."""
-        before = self.snapshots.get(id)
-        with tempfile.TemporaryDirectory(prefix="ramify-fork-", dir=self.home) as scratch:
-            copy = Path(scratch) / "files"
-            self.snapshots.materialise(before, copy)
-            plain = self.snapshots.import_tree(copy, image=before.image).snapshot
-        edited = self.snapshots.import_tree(files.expanduser().resolve(), image=before.image).snapshot
-        return self.snapshots.merge(plain, before, edited)
+    def _forks(self) -> RunForks:
+        return RunForks(self.home, self.database, self.store, self.snapshots, self._clock)
 
     async def changes(self, run_id: str | None = None) -> list[Change]:
-        """What a run (the last one) changed so far, from its workspace to the last state of its root branch."""
+        """What a run (by default the last one) changed so far: its workspace against its root branch's last state."""
         before, after = await self._ends(run_id)
         return await asyncio.to_thread(self.snapshots.changes, before, after)
 
     async def apply(self, run_id: str | None = None) -> list[Change]:
-        """Write that into the run's workspace. Raises `CheckoutRefused` where that has changed meanwhile."""
+        """Write these changes into the run's workspace. Raises `CheckoutRefused` if the workspace has changed
+        meanwhile.
+        """
         before, after = await self._ends(run_id)
         folder = Path((await self.record(run_id)).workspace)
         return await asyncio.to_thread(self.snapshots.checkout, after, folder, only_changes_from=before)
@@ -456,7 +406,7 @@ class Runtime:
         return self.snapshots.get(run.base_snapshot), self.snapshots.get(last.snapshot_id)
 
     async def approve(self, run_id: str, step: str, *, happened: bool, result: Any = None) -> EffectRecord:
-        """Say whether an irreversible step in doubt happened, and with which result; then `resume`.
+        """Say whether an irreversible step of unknown outcome happened, and with which result; then `resume`.
 
         `step`: its name, or the beginning of its idempotency key. Raises `RunNotFound`, `AmbiguousRef`, `RunLocked`.
         """
@@ -466,20 +416,23 @@ class Runtime:
         return await ledger.approve(self.store, locks, RunId(run_id), step, verdict, result_json, clock=self._clock)
 
     async def effects(self, run_id: str | None = None, *, earlier: bool = False) -> list[EffectRecord]:
-        """What a run (the last one) did to the outside, in the order in which it began to: of each effect the last
-        attempt. `earlier`: before it those that it followed, as after `approve(happened=False)`."""
+        """The irreversible effects of a run (by default the last one), in the order in which they started.
+
+        Of each effect the last attempt; with `earlier` also those before it, such as one before
+        `approve(happened=False)`.
+        """
         return await self.store.effects(RunId(run_id or self._last()), earlier=earlier)
 
     async def journal(self, run_id: str | None = None) -> list[OpRecord]:
-        """The journal of a run (the last one), in order."""
+        """The journal of a run (by default the last one), in order."""
         return await self.store.ops(RunId(run_id or self._last()))
 
     async def llm_calls(self, run_id: str | None = None) -> list[LLMRecord]:
-        """The model calls of a run (the last one), in order."""
+        """The model calls of a run (by default the last one), in order."""
         return await self.store.llm(RunId(run_id or self._last()))
 
     async def record(self, run_id: str | None = None) -> RunRecord:
-        """The row of a run (the last one)."""
+        """The row of a run (by default the last one)."""
         return await self.store.run(RunId(run_id or self._last()))
 
     def _last(self) -> str:
@@ -488,7 +441,7 @@ class Runtime:
         return self.last_run_id
 
     def services(self) -> driver.Services:
-        """What runs are made of, for a front end that starts its own. Valid while the runtime is open."""
+        """What a run is made of, for a front end that starts its own runs. Valid while the runtime is open."""
         return self._services(self._settings)
 
     def _services(self, settings: Settings) -> driver.Services:
@@ -516,13 +469,13 @@ class Runtime:
             observer(event)
 
     def _warm(self, plan: Plan, settings: Settings) -> None:
-        """The plan says that the model will be called: start it while the workspace is worked on."""
+        """If the plan calls a model, start it while the workspace is being imported."""
         if any(op.kind is OpKind.CALL_LLM for op in plan.ops):
             self._resources.warm(settings)
 
 
 def _given(answer: Any, answers: Mapping[str, Any]) -> Given:
-    """Encoded. Raises `NotSerialisable`."""
+    """The answers, encoded. Raises `NotSerialisable`."""
     by_id = {id: codec.encode(value, f"the answer to question {id}") for id, value in answers.items()}
     return Given(by_id, None if answer is NO_ANSWER else codec.encode(answer, "the answer"))
 
@@ -535,7 +488,7 @@ def _traces() -> Observer:
 
 
 def compile_plan(workflow: Workflow[..., Any], seen: RecordedEstimates | None = None) -> Plan:
-    """The plan of a workflow as its code stands now, by what recorded runs say. Imports the compiler."""
+    """The plan of a workflow as its code is now, with the durations of recorded runs. Imports the compiler."""
     from ramify.compiler.pipeline import compile_workflow
 
     info = workflow.__ramify_workflow__

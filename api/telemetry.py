@@ -1,14 +1,14 @@
-"""Runs as OpenTelemetry spans, by the conventions for generative AI, from what a runtime's observer hears.
+"""OpenTelemetry spans of runs, by the semantic conventions for generative AI, from the events of a runtime.
 
-A run is an `invoke_agent` span; its steps are `execute_tool` spans below it, and model calls `chat` spans below the
-step that made them, or below the run. Forks and merges are spans of their own: what ran on a branch links to the fork
-that made it, a merge to the last thing that its branch did. What a resumed run is served from its journal has been
-traced when it happened and is not traced again; what was taken over from elsewhere says so, and counts no tokens.
+A run is an `invoke_agent` span. Its steps are `execute_tool` spans below it; model calls are `chat` spans below the
+step that made them, or below the run. Forks and merges have spans of their own: a span on a branch links to the fork
+that created the branch, and a merge links to the last span of the merged branch. Results that a resumed run takes
+from its journal are not traced again. Reused results are marked as such and count no tokens.
 
-    async with Runtime(observer=Traces()) as runtime: ...        # or RAMIFY_OTEL=1, with OTEL_* as anywhere
+    async with Runtime(observer=Traces()) as runtime: ...        # or RAMIFY_OTEL=1, with the usual OTEL_* variables
 
-Needs the extra `otel`. Prompts, answers and results of steps are in no span, unless
-OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them. Names: semantic conventions 1.41, docs/gen-ai.
+Needs the extra `otel`. Spans hold no prompts, answers or step results, unless
+OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is set. Names: semantic conventions 1.41, docs/gen-ai.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ Attributes = dict[str, Value]
 
 
 class UnknownExporter(RunError):
-    """$OTEL_TRACES_EXPORTER names none that is here."""
+    """$OTEL_TRACES_EXPORTER names an exporter that is not supported."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """A run that goes on. `calls` wait for the span of the step that made them, which ends after them."""
+    """A run in progress. `calls` wait for the span of the step that made them, which ends after them."""
 
     record: RunRecord
     span: Span
     calls: dict[str, list[LLMRecord]] = field(default_factory=dict)
-    forks: dict[str, SpanContext] = field(default_factory=dict)  # by what their branches' paths begin with
+    forks: dict[str, SpanContext] = field(default_factory=dict)  # by the prefix of their branches' paths
     last: dict[str, SpanContext] = field(default_factory=dict)  # by branch
 
 
 class Traces:
-    """An observer that traces every run it hears of.
+    """An observer that traces every run.
 
-    `tracer`: where spans go; without it the program's own provider, or one by $OTEL_TRACES_EXPORTER ("otlp", the
-    default, "console" or "none") and the exporter's own variables. `content`: with prompts, answers and results;
-    without it as the environment says.
+    `tracer`: where spans go; by default the program's own provider, or one chosen by $OTEL_TRACES_EXPORTER ("otlp",
+    the default, "console" or "none") and the exporter's own variables. `content`: include prompts, answers and
+    results; by default as the environment says.
     """
 
     def __init__(self, tracer: Tracer | None = None, *, content: bool | None = None) -> None:
@@ -110,7 +110,7 @@ class Traces:
         return self._tracer.start_span(f"invoke_agent {run.name}", kind=SpanKind.INTERNAL, attributes=attributes)
 
     def _end(self, run: _Run, event: RunEnded) -> None:
-        for calls in run.calls.values():  # of steps that never ended
+        for calls in run.calls.values():  # of steps that did not end
             for call in calls:
                 self._call(run, call, run.span)
         run.span.set_attribute("ramify.run.status", event.status.value)
@@ -161,7 +161,7 @@ class Traces:
         return run.last[row.branch]
 
     def _links(self, run: _Run, row: OpRecord) -> list[Link]:
-        """To the fork that made the branch."""
+        """A link to the fork that created the branch."""
         fork = run.forks.get(row.branch.rpartition(".")[0])
         return [] if fork is None else [Link(fork, {"ramify.link": "fork"})]
 
@@ -174,7 +174,7 @@ class Traces:
             request = codec.decode_own(row.request_json, ChatRequest)
             result = codec.decode_own(row.result_json, ChatResult)
         except NotSerialisable:
-            return  # a row of another kind of call
+            return  # another kind of call
         attributes = {**_request(run.record, request), **_answer(row, result), "ramify.branch": row.branch}
         if self._content:
             attributes |= _content(request, result)
@@ -224,7 +224,7 @@ def _answer(row: LLMRecord, result: ChatResult) -> Attributes:
         "gen_ai.response.finish_reasons": [result.finish_reason],
         "ramify.seq": row.seq,
     }
-    if row.reused_from is not None:  # no server was asked: tokens that were not spent are not counted
+    if row.reused_from is not None:  # no server was asked: no tokens were spent
         return told | {"ramify.reused_from": row.reused_from}
     told["gen_ai.usage.input_tokens"] = result.prompt_tokens
     told["gen_ai.usage.output_tokens"] = result.completion_tokens
@@ -239,7 +239,7 @@ def _answer(row: LLMRecord, result: ChatResult) -> Attributes:
 
 
 def _content(request: ChatRequest, result: ChatResult) -> Attributes:
-    """As the conventions' JSON schemas of messages have it."""
+    """Messages by the JSON schemas of the conventions."""
     asked = [{"role": m.role, "parts": [{"type": "text", "content": m.content}]} for m in request.messages]
     parts = [{"type": "text", "content": result.text}]
     answered = [{"role": "assistant", "parts": parts, "finish_reason": result.finish_reason}]
@@ -247,7 +247,7 @@ def _content(request: ChatRequest, result: ChatResult) -> Attributes:
 
 
 def _provider_name(run: RunRecord) -> str:
-    """Behind an OpenAI-compatible server may be anything: the conventions name the interface then."""
+    """A server that speaks OpenAI's interface may run any model: the conventions then name the interface."""
     return "ramify" if run.settings.server is None else "openai"
 
 
@@ -256,7 +256,7 @@ def _ns(seconds: float) -> int:
 
 
 def _provider(environment: Mapping[str, str]) -> trace.TracerProvider:
-    """The program's own, or one made by the environment for the rest of the process."""
+    """The program's own provider, or a new one for the rest of the process, as the environment says."""
     known = trace.get_tracer_provider()
     if not isinstance(known, trace.ProxyTracerProvider):
         return known
@@ -275,7 +275,7 @@ def _exporter(name: str) -> SpanExporter | None:
     if name == "console":
         return ConsoleSpanExporter()
     if name != "otlp":
-        raise UnknownExporter(f"OTEL_TRACES_EXPORTER={name}: there are otlp, console and none")
+        raise UnknownExporter(f"OTEL_TRACES_EXPORTER={name} is not supported: choose otlp, console or none")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter()

@@ -1,4 +1,4 @@
-"""`@tool`: a step that a model can call. Its schema is for the model, its world is not."""
+"""`@tool`: a step that a model can call. The model sees its schema, without the sandbox parameter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Tool(Step[P, R], Generic[P, R]):
-    """A function under `@tool`: a step in every respect, and what a model needs to call it."""
+    """A function under `@tool`: a step with the schema that a model needs to call it."""
 
     def __init__(self, function: Callable[..., Any], definition: StepDef, declared: Effect | None) -> None:
         super().__init__(function, definition, declared)
@@ -34,7 +34,7 @@ class Tool(Step[P, R], Generic[P, R]):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As an OpenAI-compatible server takes it in `tools`."""
+        """The schema in the form that OpenAI-compatible servers take in `tools`."""
         parameters = self._arguments.model_json_schema()
         parameters.pop("title", None)
         for field in parameters.get("properties", {}).values():
@@ -45,9 +45,9 @@ class Tool(Step[P, R], Generic[P, R]):
         }
 
     def call(self, arguments: str | Mapping[str, Any]) -> Awaitable[R]:
-        """Begin the step with a model's arguments: JSON text, or what it holds.
+        """Start the step with the arguments that a model gave: JSON text, or the parsed object.
 
-        Raises `BadArguments`, worded for the model, where they do not fit; nothing has begun then.
+        Raises `BadArguments`, worded for the model, if they do not fit the schema; nothing has started then.
         """
         try:
             if isinstance(arguments, str):
@@ -64,7 +64,7 @@ class Tool(Step[P, R], Generic[P, R]):
 
 
 def _model(function: Callable[..., Any], definition: StepDef) -> type[pydantic.BaseModel]:
-    """The parameters without the world. Raises `TypeError` for those that a model cannot give by name."""
+    """The parameters without the sandbox. Raises `TypeError` for a parameter that a model cannot give by name."""
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -72,8 +72,8 @@ def _model(function: Callable[..., Any], definition: StepDef) -> type[pydantic.B
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or name not in hints:
             raise TypeError(
-                f"tool {definition.name!r}: parameter {name!r} has no annotation, or is not given by name: a model "
-                "could not know what to give"
+                f"tool {definition.name!r}: parameter {name!r} has no annotation, or cannot be given by name: "
+                "a model could not know what to give"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints[name], default)
@@ -92,14 +92,14 @@ def tool(
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Tool[..., Any]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **declared: Any) -> Any:
-    """Make a function a tool: a step (its options are `step`'s) with a schema, of its annotations and docstring.
+    """Make a function a tool: a step (with the options of `step`) and a schema, from its annotations and docstring.
 
-    Without a docstring it raises `TypeError`: a model chooses a tool by what it says of itself.
+    Raises `TypeError` if there is no docstring: a model chooses a tool by its description.
     """
 
     def decorate(function: Callable[..., Any]) -> Tool[..., Any]:
         if not inspect.getdoc(function):
-            raise TypeError(f"tool {function.__qualname__!r} has no docstring, by which a model would choose it")
+            raise TypeError(f"tool {function.__qualname__!r} has no docstring: a model needs one to choose it")
         made = step(**declared)(function)
         return Tool(function, made.definition, made.__ramify_step__.effect)
 

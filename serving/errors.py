@@ -96,7 +96,7 @@ class AnalyzerDown(AnalyzerError):
 
 
 class BadFrame(AnalyzerError):
-    """A frame that cannot be read, or asks for what there is not."""
+    """A message on the analyzer's socket that cannot be read, or asks for something unknown."""
 
 
 class CheckpointCorrupt(AnalyzerError):

@@ -43,7 +43,7 @@ _ANSWER_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-reso
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class AccessRefusal:
     """Why a request is refused. `param` is the header at fault."""
 
     status: int
@@ -93,11 +93,11 @@ class AccessPolicy:
     keys: Keys = Keys()  # noqa: RUF009 - never changed
     advice: str = "use the address that it printed when it started"
 
-    def refusal(self, method: str, headers: Headers, http_version: str = "1.1") -> Refusal | None:
+    def refusal(self, method: str, headers: Headers, http_version: str = "1.1") -> AccessRefusal | None:
         """Why the request is refused; None if it may go on to its route."""
         return self.host(headers, http_version) or self.site(headers) or self.content_type(method, headers)
 
-    def host(self, headers: Headers, http_version: str = "1.1") -> Refusal | None:
+    def host(self, headers: Headers, http_version: str = "1.1") -> AccessRefusal | None:
         """Check that `Host` names this server. HTTP/1.0 has no `Host`, and no browser speaks it."""
         said = _all(headers, b"host")
         if not said and http_version in ("1.0", "0.9"):
@@ -114,10 +114,10 @@ class AccessPolicy:
             if any(self.keys.shown_in(one) for one in _all(headers, b"authorization")):
                 return None
             why = f"the key is missing or wrong, which a request for {name!r} needs: send Authorization: Bearer KEY"
-            return Refusal(401, "invalid_api_key", f"{why}, or {self._advice(name)}", "authorization")
+            return AccessRefusal(401, "invalid_api_key", f"{why}, or {self._advice(name)}", "authorization")
         return _misdirected(421, f"host: {name!r} is not a name of this server: {self._advice(name)}")
 
-    def site(self, headers: Headers) -> Refusal | None:
+    def site(self, headers: Headers) -> AccessRefusal | None:
         """Check that no page of another site asks. Another port of this machine is another site, too."""
         if not _OWN_SITE.issuperset(_all(headers, b"sec-fetch-site")):
             return _cross_site("sec-fetch-site")
@@ -126,7 +126,7 @@ class AccessPolicy:
             return _cross_site("origin")
         return None
 
-    def content_type(self, method: str, headers: Headers) -> Refusal | None:
+    def content_type(self, method: str, headers: Headers) -> AccessRefusal | None:
         """Check that a request which may change something declares JSON."""
         if method in SAFE_METHODS:
             return None
@@ -136,7 +136,7 @@ class AccessPolicy:
         message = (
             f"content-type: a {method[:20]} request needs it to be {JSON} (with curl: -H 'content-type: {JSON}')"
         )
-        return Refusal(415, "unsupported_media_type", message, "content-type")
+        return AccessRefusal(415, "unsupported_media_type", message, "content-type")
 
     def _is_ours(self, name: str) -> bool:
         address = as_address(name)
@@ -175,7 +175,7 @@ class Guard:
         else:
             await _answer(refusal, with_headers)
 
-    def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> Refusal | None:
+    def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> AccessRefusal | None:
         """The policy's refusal. A server that needs more checks overrides this."""
         return self._policy.refusal(method, headers, http_version)
 
@@ -240,15 +240,17 @@ def _same_origin(origin: bytes, hosts: Sequence[bytes]) -> bool:
     return (name, port or default) == (own_name, own_port or default)
 
 
-def _misdirected(status: int, message: str) -> Refusal:
-    return Refusal(status, "host_not_allowed", message, "host")
+def _misdirected(status: int, message: str) -> AccessRefusal:
+    return AccessRefusal(status, "host_not_allowed", message, "host")
 
 
-def _cross_site(header: str) -> Refusal:
-    return Refusal(403, "cross_site", f"{header}: a page of another site sent this request: it is refused", header)
+def _cross_site(header: str) -> AccessRefusal:
+    return AccessRefusal(
+        403, "cross_site", f"{header}: a page of another site sent this request: it is refused", header
+    )
 
 
-async def _answer(refusal: Refusal, send: Send) -> None:
+async def _answer(refusal: AccessRefusal, send: Send) -> None:
     body = refusal.body()
     headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

@@ -22,7 +22,7 @@ from typing import Self
 
 import httpx
 
-from ramify.serving.http_guard import JSON, AccessPolicy, Refusal
+from ramify.serving.http_guard import JSON, AccessPolicy, AccessRefusal
 from ramify.serving.protocol import wire
 from ramify.serving.testing_wire import (
     as_messages,
@@ -240,7 +240,7 @@ class ScriptedServer:
         headers: Mapping[str, str],
         body: bytes,
         writer: asyncio.StreamWriter,
-        refusal: Refusal | None,
+        refusal: AccessRefusal | None,
     ) -> None:
         try:
             if refusal is None:

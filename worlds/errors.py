@@ -19,6 +19,10 @@ class WorldNotFound(WorldError):
     """No world, tag or snapshot has this name."""
 
 
+class WorldInUse(WorldError):
+    """Another process, or another `World` in this one, has the named world open."""
+
+
 class WorldClosed(WorldError):
     """The world or its home was closed, or belongs to another process."""
 

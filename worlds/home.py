@@ -17,9 +17,10 @@ from ramify import paths
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import Snapshot, SnapshotId
+from ramify.fork_engine.types import MergeStrategy, Snapshot, SnapshotId
 from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
 from ramify.sandboxes.selection import open_backend
+from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.references import Kind, Reference, References
 
@@ -127,6 +128,29 @@ class WorldHome:
             why = f"{len(found)} snapshots begin with it" if found else "no tag, world or snapshot has this name"
             raise WorldNotFound(f"{name!r} names no state: {why}")
         return self._get(found[0])
+
+    def saved(self, name: str) -> Snapshot:
+        """The state of a named world as it was last stored. Raises `WorldNotFound`."""
+        return self._get(self.references.get(Kind.WORLD, name).snapshot)
+
+    def copy(self, name: str, new: str) -> Reference:
+        """Store a named world's state as another world. Costs one small file. Raises `WorldNotFound`, `NameTaken`."""
+        now, found = self._clock(), self.references.get(Kind.WORLD, name)
+        copied = replace(found, name=new, created_at=now, updated_at=now, source=name)
+        self.references.put(Kind.WORLD, copied, new=True)
+        return copied
+
+    def merge(
+        self, name: str, other: str, *, base: str | None = None, strategy: MergeStrategy = MergeStrategy.FAIL
+    ) -> Snapshot:
+        """Merge a state into a named world that is not open, without starting it. Raises as `World.merge` does, and
+        `WorldInUse`."""
+        with self.references.held(name):
+            reference, ours, theirs = self.references.get(Kind.WORLD, name), self.saved(name), self.resolve(other)
+            root = common_ancestor(self.store, ours, theirs) if base is None else self.resolve(base)
+            merged = self.store.merge(root, ours, theirs, strategy=strategy)
+            self.moved(reference, merged)
+            return merged
 
     def _get(self, id: SnapshotId) -> Snapshot:
         try:

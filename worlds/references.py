@@ -6,18 +6,21 @@ snapshot that a reference names.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.types import SnapshotId
-from ramify.worlds.errors import BadName, NameTaken, WorldError, WorldNotFound
+from ramify.worlds.errors import BadName, NameTaken, WorldError, WorldInUse, WorldNotFound
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -90,7 +93,28 @@ class References:
         self.get(kind, name)
         path = self._path(kind, name)
         path.unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
         _flush_folder(path.parent)
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Hold a named world alone while the block runs; the kernel lets go of it when the process dies. Raises
+        `WorldInUse`."""
+        path = self._path(Kind.WORLD, name).with_suffix(".lock")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = open_lock(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            close_lock(handle)
+            raise WorldInUse(
+                f"the world {name!r} is open elsewhere: close it there, or start another world "
+                f"from its last state: snapshot={name!r}"
+            ) from None
+        try:
+            yield
+        finally:
+            close_lock(handle)
 
     def snapshots(self) -> set[SnapshotId]:
         """Every snapshot that a reference names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -45,8 +45,10 @@ class World:
         origin: Snapshot,
         reference: Reference | None = None,
         keeps_home: bool = False,
+        held: ExitStack | None = None,
     ) -> None:
-        """Use `create`, `open` or `fork` instead. `keeps_home`: the home is closed with the last of its worlds."""
+        """Use `create`, `open` or `fork` instead. `keeps_home`: the home is closed with the last of its worlds.
+        `held`: the lock of the world's name; the world takes it over."""
         self._home = home
         self._live = live
         self._spec = spec
@@ -57,6 +59,9 @@ class World:
         self._owner = os.getpid()
         self._pin: Ground = home.pins.ground()
         self._pin.moved(origin.id)
+        self._held = ExitStack()
+        if held is not None:
+            self._held.enter_context(held.pop_all())
         if keeps_home:
             home.used()
 
@@ -119,12 +124,15 @@ class World:
         those that its last snapshot kept. Raises `WorldNotFound`, `BadName`, and as `create` does."""
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
-            reference = opened.references.get(Kind.WORLD, name)
-            state = await asyncio.to_thread(opened.resolve, name)
-            image = Path(reference.image) if reference.image else None
-            spec = world_spec(Path(reference.mount_at), image=image, network=reference.network)
-            live = await (await opened.backend()).materialise(state, spec)
-            return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home)
+            opened.references.get(Kind.WORLD, name)
+            with ExitStack() as held:
+                held.enter_context(opened.references.held(name))
+                reference = opened.references.get(Kind.WORLD, name)
+                state = await asyncio.to_thread(opened.saved, name)
+                image = Path(reference.image) if reference.image else None
+                spec = world_spec(Path(reference.mount_at), image=image, network=reference.network)
+                live = await (await opened.backend()).materialise(state, spec)
+                return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)
 
         return Opening(make, home, sandbox)
 
@@ -132,13 +140,17 @@ class World:
     async def _start(
         cls, home: WorldHome, base: Snapshot, spec: WorldSpec, name: str | None, source: str, keeps_home: bool
     ) -> World:
-        live = await (await home.backend()).materialise(base, spec)
-        try:
+        with ExitStack() as held:
             reference = None if name is None else home.register(name, base, spec, source)
-            return cls(home, live, spec, origin=base, reference=reference, keeps_home=keeps_home)
-        except BaseException:
-            await live.close()
-            raise
+            try:
+                if name is not None:
+                    held.enter_context(home.references.held(name))
+                live = await (await home.backend()).materialise(base, spec)
+                return cls(home, live, spec, origin=base, reference=reference, keeps_home=keeps_home, held=held)
+            except BaseException:
+                if name is not None:
+                    home.references.delete(Kind.WORLD, name)
+                raise
 
     async def __aenter__(self) -> World:
         return self
@@ -163,6 +175,7 @@ class World:
                 await self._live.close()
             finally:
                 self._pin.close()
+                self._held.close()
                 if self._keeps_home:
                     await self._home.unused()
 
@@ -206,7 +219,7 @@ class World:
         cwd: relative to the tree, or absolute. timeout: seconds; it kills everything that the command started, and
         the exit code is 124. check: raise `CommandFailed` for an exit code that is not 0. Raises `WorldDied`.
         """
-        words = ["-c", command] if isinstance(command, str) else ["-c", 'exec "$@"', "bash", *command]
+        words = ["-c", command] if isinstance(command, str) else ["-c", 'exec -- "$@"', "bash", *command]
         result = await self._alive().run(["bash", *words], stdin=stdin, timeout=timeout, env=env, cwd=cwd)
         shown = command if isinstance(command, str) else " ".join(command)
         return self._checked(replace(result, command=shown), check)
@@ -284,10 +297,11 @@ class World:
         made: list[World] = []
         try:
             for number, live in enumerate(lives):
-                reference = None
+                reference, held = None, ExitStack()
                 if names is not None:
                     source = self.name or state.id[:12]
                     reference = self._home.register(names[number], state, self._spec, source)
+                    held.enter_context(self._home.references.held(names[number]))
                 made.append(
                     World(
                         self._home,
@@ -296,6 +310,7 @@ class World:
                         origin=state,
                         reference=reference,
                         keeps_home=self._keeps_home,
+                        held=held,
                     )
                 )
         except BaseException:

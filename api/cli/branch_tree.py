@@ -15,17 +15,17 @@ REUSED, MERGED, FAILED = "↺", "✓", "✗"
 
 
 class Look(StrEnum):
-    """How a line is to look, where colours can be shown."""
+    """The style of a line, if colours can be shown."""
 
     PLAIN = ""
-    DIM = "dim"  # released, or counted together
+    DIM = "dim"  # released, or only counted
     GOOD = "green"  # merged
     BAD = "red"  # failed
-    TAKEN = "cyan"  # taken over from another branch
+    TAKEN = "cyan"  # reused from another branch
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TreeLine:
     prefix: str  # the tree's drawing
     text: str
     look: Look = Look.PLAIN
@@ -50,9 +50,9 @@ class Entry:
 
 @dataclass(slots=True)
 class ForkEntry:
-    """A fork and the branches that it made."""
+    """A fork and the branches that it created."""
 
-    place: str  # "fork.1.0": operation and occurrence, as branch paths have it
+    place: str  # "fork.1.0": operation and occurrence, as in branch paths
     count: int = 0
     released: bool = False
     children: dict[str, BranchNode] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class BranchNode:
 
 
 class BranchTree:
-    """Fed with a run's rows in order; a row that comes twice counts once."""
+    """Built from a run's rows in order; a row that comes twice counts once."""
 
     def __init__(self) -> None:
         self.root = BranchNode(ROOT)
@@ -89,7 +89,7 @@ class BranchTree:
                 self._fork(row.branch, place).count = count
             case OpKind.RELEASE:
                 fork = self._forks.get(f"{row.branch}/{_place_and_count(row)[0]}")
-                if fork is not None:  # else the root's own end
+                if fork is not None:  # None: the end of the root branch
                     fork.released = True
             case OpKind.MERGE:
                 self._branch(row.attrs.get("theirs_branch", "")).merged = True
@@ -102,7 +102,7 @@ class BranchTree:
             case OpKind.RESTORE:
                 branch.entries.append(Entry("restore", printable(row.summary), op_id=row.op_id))
             case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM:
-                pass  # a checkpoint changes nothing that is drawn; model calls have rows of their own
+                pass  # checkpoints are not drawn; model calls have rows of their own
 
     def add_llm(self, row: LLMRecord) -> None:
         if row.seq in self._seen:
@@ -117,9 +117,9 @@ class BranchTree:
         else:
             entries.append(Entry("model", op_id=row.op_id, calls=1))
 
-    def lines(self, *, fold: bool = False) -> list[Line]:
-        """`fold`: of a fork whose branches were released only the merged ones are drawn, the others are counted."""
-        return [Line("", ROOT), *_entries(self.root, "", fold)]
+    def lines(self, *, fold: bool = False) -> list[TreeLine]:
+        """`fold`: of a fork whose branches were released, draw only the merged ones and count the others."""
+        return [TreeLine("", ROOT), *_entries(self.root, "", fold)]
 
     def _branch(self, path: str) -> BranchNode:
         known = self._branches.get(path)
@@ -148,16 +148,16 @@ def _step(row: OpRecord) -> Entry:
     return Entry(printable(row.step or row.op_id), printable(row.summary or row.error or ""), look, row.op_id)
 
 
-def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[Line]:
+def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[TreeLine]:
     for at, entry in enumerate(branch.entries):
         last = at == len(branch.entries) - 1
         look = entry.look if isinstance(entry, Entry) else Look.PLAIN
-        yield Line(prefix + ("└─ " if last else "├─ "), entry.text(), look)
+        yield TreeLine(prefix + ("└─ " if last else "├─ "), entry.text(), look)
         if isinstance(entry, ForkEntry):
             yield from _children(entry, prefix + ("   " if last else "│  "), fold)
 
 
-def _children(fork: ForkEntry, prefix: str, fold: bool) -> Iterator[Line]:
+def _children(fork: ForkEntry, prefix: str, fold: bool) -> Iterator[TreeLine]:
     children = sorted(fork.children.values(), key=lambda child: (len(child.name), child.name))
     folded = [child for child in children if fold and fork.released and not child.merged]
     drawn = [child for child in children if child not in folded]
@@ -165,11 +165,11 @@ def _children(fork: ForkEntry, prefix: str, fold: bool) -> Iterator[Line]:
         last = at == len(drawn) - 1 and not folded
         yield from _child(child, fork, prefix, last, fold)
     if folded:
-        yield Line(f"{prefix}└─ ", f"{len(folded)} released", Look.DIM)
+        yield TreeLine(f"{prefix}└─ ", f"{len(folded)} released", Look.DIM)
 
 
-def _child(child: BranchNode, fork: ForkEntry, prefix: str, last: bool, fold: bool) -> Iterator[Line]:
-    """On one line where the branch did one thing, else a line and its entries below."""
+def _child(child: BranchNode, fork: ForkEntry, prefix: str, last: bool, fold: bool) -> Iterator[TreeLine]:
+    """One line if the branch has a single entry, otherwise a line and its entries below."""
     only = child.entries[0] if len(child.entries) == 1 else None
     inline = only if isinstance(only, Entry) else None
     look = inline.look if inline else Look.PLAIN
@@ -179,12 +179,12 @@ def _child(child: BranchNode, fork: ForkEntry, prefix: str, last: bool, fold: bo
     elif fork.released and look is Look.PLAIN:
         look = Look.DIM
     text = f"{child.name}: {inline.text()}" if inline else f"{child.name}:"
-    yield Line(prefix + ("└─ " if last else "├─ "), text + ending, look)
+    yield TreeLine(prefix + ("└─ " if last else "├─ "), text + ending, look)
     if not inline:
         yield from _entries(child, prefix + ("   " if last else "│  "), fold)
 
 
 def _place_and_count(row: OpRecord) -> tuple[str, int]:
-    """Of a fork, from its row or its release's: "op.occurrence" as its children's paths have it, and how many."""
+    """Of a fork, from its row or its release's: "op.occurrence" as in its children's paths, and their number."""
     said = json.loads(row.result_json or "{}")
     return str(said.get("place", row.op_id)), int(said.get("children", 0))

@@ -1,4 +1,4 @@
-"""`ramify completion`: what a shell has to read to complete commands, options, runs and states."""
+"""Completion by Tab: `ramify completion`, and the names of runs and states."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ramify.runtime.store.reader import Reader
 
 VARIABLE = "_RAMIFY_COMPLETE"
-"""What the shell sets when it asks `ramify` itself for completions; click's own name for it."""
+"""The variable that the shell sets when it asks `ramify` for completions, as click names it."""
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:
-    """Print what SHELL has to read to complete `ramify` by Tab: commands, options, runs and states.
+    """Print the code that SHELL reads to complete `ramify` by Tab: commands, options, runs and states.
 
     \b
     Example: ramify completion bash >> ~/.bashrc
@@ -38,16 +38,16 @@ def completion_command(context: click.Context, shell: str) -> None:
     click.echo(made(context.find_root().command, {}, "ramify", VARIABLE).source())
 
 
-_MOST = 50  # of a kind: more are no help
+_MOST = 50  # of each kind
 
 
 def run_names(context: click.Context, parameter: click.Parameter, written: str) -> list[CompletionItem]:
-    """The newest runs."""
+    """Complete the newest runs."""
     return _found(context, written, states=False)
 
 
 def state_names(context: click.Context, parameter: click.Parameter, written: str) -> list[CompletionItem]:
-    """The newest runs, and the checkpoints that begin with what is written, where anything is."""
+    """Complete the newest runs, and the checkpoints that start with the text."""
     return _found(context, written, states=True)
 
 
@@ -58,7 +58,7 @@ def _found(context: click.Context, written: str, *, states: bool) -> list[Comple
     except Exception as error:
         if not (is_ours(error) or isinstance(error, OSError)):
             raise
-        return []  # whoever presses Tab is not shown errors: the command itself will say what is wrong
+        return []  # Tab shows no errors: the command itself will report them
 
 
 def _home(context: click.Context) -> Home:

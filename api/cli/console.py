@@ -69,7 +69,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 def say(line: str = "", *, style: str = "", err: bool = False) -> None:
-    """A line of our own; the style is left out where the output is no terminal, or NO_COLOR is set."""
+    """Print a line. The style is omitted if the output is not a terminal, or NO_COLOR is set."""
     context = click.get_current_context(silent=True)
     home = None if context is None else context.find_object(CommandHome)
     click.echo(styled(line if home is None else home.typed.complete(line), style), err=err)
@@ -85,13 +85,13 @@ def styled(text: str, style: str) -> str:
 def say_json(value: object) -> None:
     try:
         text = json.dumps(value, indent=2, allow_nan=False)
-    except ValueError:  # a figure that JSON has no word for
+    except ValueError:  # NaN or infinity
         text = json.dumps(_finite(value), indent=2)
     click.echo(text)
 
 
 def _finite(value: object) -> object:
-    """What is no number, or infinite, as text: few readers of JSON take a bare NaN."""
+    """NaN and infinities as text: few readers of JSON accept them as numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
@@ -100,25 +100,27 @@ def _finite(value: object) -> object:
 
 
 def say_all(lines: Sequence[str]) -> None:
-    """A table: its header in bold."""
+    """Print a table: its header in bold."""
     for at, line in enumerate(lines):
         say(line, style="bold" if at == 0 else "")
 
 
 def headed(lines: Iterable[str]) -> Iterator[str]:
-    """A table, its header in bold."""
+    """The lines of a table, its header in bold."""
     for at, line in enumerate(lines):
         yield click.style(line, bold=True) if at == 0 else line
 
 
 def say_pages(lines: Iterable[str]) -> None:
-    """Lines that may be many: through the user's pager where the output is a terminal, as git does it. Colours are
-    the output's business alone: neither the pager's name nor the input takes them away."""
+    """Print lines that may be many: through the user's pager if the output is a terminal, as git does.
+
+    Only the output decides on colours: neither the pager's name nor the input turns them off.
+    """
     if not sys.stdout.isatty():
         for line in lines:
             click.echo(line)
         return
-    os.environ.setdefault("LESS", "FRX")  # git's own: quit where all fits, keep colours, leave the screen as it is
-    # between lines only: click ends what it pages with a newline of its own
+    os.environ.setdefault("LESS", "FRX")  # git's settings: quit if all fits, keep colours, do not clear the screen
+    # click adds the last newline
     parted = (f"\n{line}" if at else line for at, line in enumerate(lines))
     click.echo_via_pager(parted, color=click.get_current_context().color is not False)

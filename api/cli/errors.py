@@ -1,4 +1,6 @@
-"""From an error to what the user reads: what is wrong, what to do, and no traceback but of the user's own code."""
+"""Turn an error into a message for the user: what is wrong, what to do, and a traceback only of the user's own
+code.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ from ramify.inspect.text import harmless
 
 FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
 
-# The roots of our typed errors. One that was raised comes from a module that is loaded: none is imported for this.
+# The base classes of our errors. The module of a raised error is loaded already: none is imported for this.
 ROOTS = (
     ("ramify.runtime.errors", "RunError"),
     ("ramify.fork_engine.errors", "ForkEngineError"),
     ("ramify.sandboxes.errors", "SandboxError"),
+    ("ramify.worlds.errors", "WorldError"),
     ("ramify.serving.errors", "ServingError"),
     ("ramify.compiler.errors", "CompileError"),
     ("ramify.compiler.plan", "PlanError"),
@@ -37,12 +40,12 @@ OURS = ("ramify.", "asyncio.", "concurrent.", "threading", "contextlib", "import
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C while a run went on."""
+    """Ctrl-C during a run."""
 
     exit_code = INTERRUPTED
 
     def __init__(self, run_id: str | None) -> None:
-        super().__init__("interrupted" + (f"; `ramify resume {run_id}` goes on" if run_id else ""))
+        super().__init__("interrupted" + (f"; `ramify resume {run_id}` continues" if run_id else ""))
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"ramify: {self.message}", file, err=True)
@@ -58,8 +61,11 @@ def is_ours(error: BaseException) -> bool:
 
 
 def report(error: Exception, typed: LocationOptions | None = None) -> int:
-    """Print what the user should read of an error; the exit status. Raises it again where it is a bug of ours,
-    or where RAMIFY_TRACEBACK asks for all of it. `typed`: what the command line said of the place of the runs."""
+    """Print an error for the user, and return the exit status.
+
+    Raises the error again if it is a bug of Ramify, or if RAMIFY_TRACEBACK asks for all of it. `typed`: the options
+    that named the home, for the commands that the message suggests.
+    """
     if os.environ.get("RAMIFY_TRACEBACK", "0") not in ("", "0"):
         raise error
     if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) in EXTRAS:
@@ -71,10 +77,10 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
     if not (is_ours(error) or isinstance(error, TargetBroken)):
         raise error
     doubt = error if hasattr(error, "doubtful_run") else error.__cause__
-    if hasattr(doubt, "doubtful_run"):  # no line of the user's code is at fault: it says by itself what to do
+    if hasattr(doubt, "doubtful_run"):  # not an error in the user's code: the message says what to do
         _say(str(doubt), typed)
         return IN_DOUBT
-    if isinstance(error, TargetBroken) or hasattr(error, "run_id"):  # the user's code is in it
+    if isinstance(error, TargetBroken) or hasattr(error, "run_id"):  # the user's code raised
         _show_users_frames(error)
     _say(str(error), typed)
     if hasattr(error, "waiting_run"):
@@ -88,7 +94,7 @@ def _say(message: str, typed: LocationOptions | None = None) -> None:
 
 
 def _show_users_frames(error: Exception) -> None:
-    """Of the error that the user's code raised: the part of the stack that is theirs."""
+    """The part of the stack that is the user's, of the error that their code raised."""
     cause = error.__cause__
     if cause is None:
         return

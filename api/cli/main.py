@@ -1,4 +1,4 @@
-"""The command `ramify`. Nothing heavy is imported before a command needs it."""
+"""The command group `ramify`. A command's imports happen when it runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from ramify.cli.errors import INTERRUPTED, report
 from ramify.cli.registry import Commands
 
 EPILOG = """\b
-A state is named as in git: @ is the newest run; RUN is a run's id or the
-first characters of it, and its latest state; RUN:BRANCH the latest of one
-branch; RUN:base the workspace as it was; RUN~2 two checkpoints earlier;
-checkpoints and snapshots have ids of their own.
+States are named as in git. @ is the newest run. RUN is the id of a run, or
+its first characters, and stands for the run's latest state; RUN:BRANCH is
+the latest state of a branch, RUN:base the workspace as it was, RUN~2 two
+checkpoints earlier. Checkpoints and snapshots have ids of their own.
 
 \b
-Exit status: 0 done, 1 something went wrong (the message says what and what
-to do), 2 wrong usage, 3 the run waits for an answer (`ramify resume RUN
---answer`), 4 nobody knows whether an effect happened (`ramify approve`),
-130 Ctrl-C or `ramify cancel`.
-`ramify fsck` has its own, which its help tells. RAMIFY_TRACEBACK=1 shows
+Exit status: 0 success, 1 failure (the message says what to do), 2 wrong
+usage, 3 the run waits for an answer (`ramify resume RUN --answer`), 4 it is
+unknown whether an effect happened (`ramify approve`), 130 Ctrl-C or `ramify
+cancel`. `ramify fsck` has other statuses; see its help. RAMIFY_TRACEBACK=1 shows
 whole tracebacks, NO_COLOR=1 turns colours off.
 """
 
 
 class Folder(click.Path):
-    """Refuses "", as of a variable that is not set, which would be the current folder."""
+    """Refuses "", the value of an unset variable, which would be the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(value, param, ctx) if value else self.fail("the name is empty", param, ctx)
@@ -47,12 +46,12 @@ class Folder(click.Path):
 @click.option(
     "--home",
     type=Folder(path_type=Path, file_okay=False),
-    help="Where runs and snapshots are kept.  [default: $RAMIFY_HOME or ~/.local/share/ramify]",
+    help="The folder for runs and snapshots.  [default: $RAMIFY_HOME or ~/.local/share/ramify]",
 )
 @click.option(
     "--database",
     metavar="ADDRESS",
-    help="Where runs are recorded: sqlite:///FILE, or postgresql://… for processes on several machines.  "
+    help="The database of runs: sqlite:///FILE, or postgresql://… for processes on several machines.  "
     "[default: $RAMIFY_DATABASE or a file in the home]",
 )
 @click.pass_context
@@ -66,14 +65,14 @@ def cli(context: click.Context, home: Path | None, database: str | None) -> None
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The entry point: run the command line and leave with its status."""
+    """Run the command line and exit with its status."""
     sys.exit(run_command_line(arguments))
 
 
 def run_command_line(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a file's name that no terminal can show
+            stream.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     typed = LocationOptions()
     try:
         status = cli.main(args=arguments, prog_name="ramify", standalone_mode=False, obj=typed)
@@ -87,10 +86,10 @@ def run_command_line(arguments: list[str] | None = None) -> int:
     except click.Abort:
         return INTERRUPTED
     except BrokenPipeError:
-        # whoever read our output has gone: leave quietly, also when Python flushes at its end
+        # the reader of our output is gone: exit quietly, also when Python flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # noqa: BLE001  # `report` raises again what is not the user's to read
+    except Exception as error:  # noqa: BLE001  # `report` raises bugs of Ramify again
         return report(error, typed)
 
 

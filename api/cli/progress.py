@@ -1,4 +1,4 @@
-"""Watching runs: on a terminal the tree of branches as it grows, in a pipe one line an operation.
+"""The progress of runs: on a terminal the growing tree of branches, in a pipe one line per operation.
 
 with Progress.for_stream(sys.stderr) as progress:
     async with Runtime(observer=progress) as runtime: ...
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ramify.cli.branch_tree import FAILED, MERGED, REUSED, BranchTree, Line
+from ramify.cli.branch_tree import FAILED, MERGED, REUSED, BranchTree, TreeLine
 from ramify.compiler.plan import OpKind
 from ramify.inspect.text import count, printable, seconds
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone, Recovered, RunEnded, RunStarted
@@ -28,15 +28,15 @@ _LEAST_LINES = 6
 
 @dataclass
 class RunView:
-    """What was heard of one run."""
+    """What the events of one run say so far."""
 
     run: RunRecord
-    begun: float  # when this process began to work on it
+    begun: float  # when this process started to work on it
     tree: BranchTree = field(default_factory=BranchTree)
     steps: int = 0
     reused: int = 0
     llm_calls: int = 0
-    replayed: int = 0  # operations and calls served from the journal
+    replayed: int = 0  # operations and calls taken from the journal
     branches: set[str] = field(default_factory=set)
 
     def hear(self, event: OpDone | LLMDone) -> None:
@@ -69,7 +69,7 @@ class RunView:
 
 
 class Progress:
-    """An observer of any number of runs that only counts. `for_stream` gives one that shows what it hears."""
+    """An observer of any number of runs that only counts. `for_stream` returns one that prints."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -77,7 +77,7 @@ class Progress:
 
     @staticmethod
     def for_stream(stream: TextIO, *, quiet: bool = False) -> Progress:
-        """The tree where `stream` is a terminal that can move its cursor, lines where not, nothing if `quiet`."""
+        """A live tree if `stream` is a terminal that can move its cursor, otherwise lines; nothing if `quiet`."""
         if quiet:
             return Progress()
         if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
@@ -123,15 +123,15 @@ class Progress:
 
 
 class PlainProgress(Progress):
-    """One line an operation; what a resumed run takes from its journal is counted in one line."""
+    """One line per operation. Results that a resumed run takes from its journal are counted in one line."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
         self._stream = stream
-        self._told: set[RunId] = set()  # runs whose replay was told of
+        self._told: set[RunId] = set()  # runs whose replay was printed
 
     def _started(self, view: RunView, event: RunStarted) -> None:
-        verb = "goes on" if event.resumed else "begins"
+        verb = "continues" if event.resumed else "starts"
         self._say(f"{event.run.name} {event.run.id} {verb}")
         for line in _skipped(event):
             self._say(line)
@@ -173,7 +173,7 @@ def _op_line(row: OpRecord) -> str | None:
 
 
 def _op_text(row: OpRecord) -> str | None:
-    """Every kind stands in one arm, each of which returns: a kind that is missing is then an error of mypy's."""
+    """Each kind has an arm that returns, so that mypy reports a missing kind."""
     match row.kind:
         case OpKind.RUN | OpKind.CALL_TOOL | OpKind.BREAK:
             mark = {OpStatus.FAILED: f"{FAILED} "}.get(row.status, f"{REUSED} " if row.reused_from else "")
@@ -191,7 +191,7 @@ def _op_text(row: OpRecord) -> str | None:
             return f"code: {printable(row.summary)}"
         case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM | OpKind.RESTORE | OpKind.COMMAND:
             return None
-        case OpKind.PREFORK | OpKind.BARRIER:  # the host's own preparations: a line would tell nobody anything
+        case OpKind.PREFORK | OpKind.BARRIER:  # internal preparations
             return None
 
 
@@ -205,19 +205,18 @@ def _llm_line(row: LLMRecord) -> str:
 
 
 class LiveProgress(Progress):
-    """The tree of every running run, redrawn in place; when a run ends its folded tree stays."""
+    """The tree of every running run, redrawn in place. When a run ends, its folded tree stays."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.time) -> None:
         from rich.console import Console
         from rich.live import Live
 
         super().__init__(clock)
-        # rich draws in a thread of its own, under a lock of its own, and asks `_draw` then: so nothing is printed
-        # while this lock is held.
+        # rich calls `_draw` in a thread of its own, under its own lock: print nothing while this lock is held.
         self._lock = threading.Lock()
         self._unprinted: list[Text] = []
         self._console = Console(file=stream, highlight=False, markup=False)
-        # What the program prints meanwhile goes above the tree, where it would go to this terminal anyhow.
+        # Print the program's own output above the tree if it goes to this terminal, too.
         self._live = Live(
             console=self._console,
             get_renderable=self._draw,
@@ -269,25 +268,25 @@ class LiveProgress(Progress):
             return drawn
 
 
-def _bounded(lines: list[Line], room: int) -> list[Line]:
-    """The newest lines, and how many stand above them."""
+def _bounded(lines: list[TreeLine], room: int) -> list[TreeLine]:
+    """The newest lines, and how many are above them."""
     if len(lines) <= room:
         return lines
-    return [Line("", f"… {len(lines) - room + 1} lines above"), *lines[len(lines) - room + 1 :]]
+    return [TreeLine("", f"… {len(lines) - room + 1} lines above"), *lines[len(lines) - room + 1 :]]
 
 
-def _styled(line: Line) -> Text:
+def _styled(line: TreeLine) -> Text:
     return _text(line.prefix, "dim").append(line.text, style=line.look.value)
 
 
 def _text(text: str, look: str) -> Text:
     from rich.text import Text
 
-    return Text().append(text, style=look)  # a style of the whole would colour what is appended, too
+    return Text().append(text, style=look)  # a style of the whole text would also apply to what is appended
 
 
 def _same_file(stream: TextIO, descriptor: int) -> bool:
-    """Whether the process's stdout (1) or stderr (2) goes to the same terminal as `stream`."""
+    """Whether the process's stdout (1) or stderr (2) is the same terminal as `stream`."""
     try:
         one, other = os.fstat(stream.fileno()), os.fstat(descriptor)
     except OSError:

@@ -1,4 +1,4 @@
-"""The commands, each with the module that has it: `ramify ls` imports nothing that only `ramify run` needs."""
+"""The table of commands. A command's module is imported only when the command is named."""
 
 from __future__ import annotations
 
@@ -14,54 +14,55 @@ from click.shell_completion import CompletionItem
 class Entry:
     module: str  # of ramify.cli
     name: str  # of the click command in it
-    said: str  # what the list of commands says of it
+    said: str  # its line in the list of commands
 
 
 SECTIONS: Mapping[str, Mapping[str, Entry]] = {
     "Run": {
         "run": Entry("commands.run", "run_command", "Run a workflow."),
         "resume": Entry(
-            "commands.resume", "resume_command", "Go on with a run that was interrupted, failed, forked or waits."
+            "commands.resume", "resume_command", "Continue a run that was interrupted, failed, was forked or waits."
         ),
         "cancel": Entry("commands.effects", "cancel_command", "Stop a run; it can be resumed."),
-        "answer": Entry(
-            "commands.inbox", "answer_command", "Answer a question that a run asks; it goes on when it is resumed."
+        "answer": Entry("commands.inbox", "answer_command", "Answer a question of a run; `resume` continues it."),
+        "approve": Entry(
+            "commands.effects", "approve_command", "Say whether an irreversible step of unknown outcome happened."
         ),
-        "approve": Entry("commands.effects", "approve_command", "Say what became of an irreversible step in doubt."),
     },
-    "Look": {
-        "ls": Entry("commands.listings", "ls_command", "The runs, newest first."),
-        "inbox": Entry("commands.inbox", "inbox_command", "What waits for a person, in all runs."),
+    "Inspect": {
+        "ls": Entry("commands.listings", "ls_command", "List the runs, newest first."),
+        "inbox": Entry("commands.inbox", "inbox_command", "List what waits for a person, in all runs."),
         "browse": Entry(
-            "commands.browse", "browse_command", "All of a run, in the terminal or as a page, as it goes on."
+            "commands.browse", "browse_command", "Browse a run live, in the terminal or in a web browser."
         ),
         "log": Entry(
-            "commands.listings", "log_command", "The checkpoints of a run, beside the graph of its branches."
+            "commands.listings", "log_command", "List the checkpoints of a run beside the graph of its branches."
         ),
-        "tree": Entry("commands.listings", "tree_command", "The branches of a run, as a tree."),
-        "show": Entry("commands.show", "show_command", "One run and its model calls, or one state."),
-        "diff": Entry("commands.diff", "diff_command", "What differs between two states."),
-        "effects": Entry("commands.effects", "effects_command", "What a run did to the outside."),
-        "explain": Entry("commands.explain", "explain_command", "A run's plan beside what happened."),
+        "tree": Entry("commands.listings", "tree_command", "Show the branches of a run as a tree."),
+        "show": Entry("commands.show", "show_command", "Show one run and its model calls, or one state."),
+        "diff": Entry("commands.diff", "diff_command", "Show the differences between two states."),
+        "effects": Entry("commands.effects", "effects_command", "List the irreversible effects of a run."),
+        "explain": Entry("commands.explain", "explain_command", "Compare a run's plan with what happened."),
         "compile": Entry("commands.compile", "compile_command", "Compile a workflow and show its plan."),
     },
-    "Go another way": {
-        "fork": Entry("commands.fork", "fork_command", "Go on from a checkpoint as another run."),
-        "merge": Entry(
-            "commands.fork", "merge_command", "Merge the files of one checkpoint into another's, as a new run."
-        ),
+    "Fork and merge": {
+        "fork": Entry("commands.fork", "fork_command", "Start a new run from a checkpoint."),
+        "merge": Entry("commands.fork", "merge_command", "Merge the files of two checkpoints, as a new run."),
         "checkout": Entry("commands.fork", "checkout_command", "Write the files of a state into a folder."),
     },
-    "Look after it": {
-        "doctor": Entry("commands.machine", "doctor_command", "What this machine can do."),
-        "models": Entry("commands.machine", "models_group", "The weights of the embedded models."),
-        "gc": Entry("commands.storage", "gc_command", "Delete snapshots that nothing needs."),
-        "fsck": Entry("commands.storage", "fsck_command", "Check the snapshots, and mend them."),
-        "completion": Entry("completion", "completion_command", "Completion by Tab, of runs and states too."),
+    "Maintain": {
+        "doctor": Entry("commands.machine", "doctor_command", "Check what this machine supports."),
+        "models": Entry("commands.machine", "models_group", "Download the weights of the embedded models."),
+        "gc": Entry("commands.storage", "gc_command", "Delete snapshots that no run needs."),
+        "fsck": Entry("commands.storage", "fsck_command", "Check the snapshots and repair them."),
+        "completion": Entry("completion", "completion_command", "Print the shell code for completion by Tab."),
+    },
+    "Worlds": {
+        "world": Entry("commands.world", "world_group", "Sandboxes without a workflow: make, fork, merge, restore."),
     },
     "Serve models": {
         "serve": Entry(
-            "commands.serving", "serve_command", "An OpenAI-compatible API that orders calls by deadline."
+            "commands.serving", "serve_command", "Serve an OpenAI-compatible API that orders calls by deadline."
         ),
     },
 }
@@ -69,7 +70,7 @@ ENTRIES: Mapping[str, Entry] = {name: one for section in SECTIONS.values() for n
 
 
 class Commands(click.Group):
-    """A group whose commands are imported when they are named, and listed without."""
+    """A command group that lists its commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(ENTRIES)

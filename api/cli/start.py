@@ -1,11 +1,12 @@
-"""The command `ramify`. Ctrl-C ends it with a status and no traceback from its first moment on, also while its
-modules are still being imported."""
+"""The entry point of the program `ramify`. Ctrl-C ends it with a status and without a traceback, even while its
+modules are being imported.
+"""
 
 from __future__ import annotations
 
 import sys
 
-INTERRUPTED = 130  # as errors.py has it, which would be one more import first
+INTERRUPTED = 130  # as in errors.py, which is not imported yet
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The user's own code: finding a workflow, and the values that go in and come out."""
+"""The user's own code: find a workflow or a graph, convert its arguments and its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def load(target: str) -> Any:
-    """What FILE.py:NAME or MODULE:NAME names. Raises `TargetNotFound`, `TargetBroken`."""
+    """The object that FILE.py:NAME or MODULE:NAME names. Raises `TargetNotFound`, `TargetBroken`."""
     from ramify.runtime.user_code.workflow_loader import load_target
 
     try:
@@ -40,7 +40,7 @@ def workflow_info(found: object) -> WorkflowInfo | None:
 
 
 def load_graph(target: str, found: object) -> object:
-    """The graph that a target gave, or that its function makes: one annotated to return a StateGraph."""
+    """The graph that a target is, or that its function returns: a function annotated to return a StateGraph."""
     if not inspect.isfunction(found) or "StateGraph" not in str(found.__annotations__.get("return")):
         return found
     try:
@@ -50,7 +50,7 @@ def load_graph(target: str, found: object) -> object:
 
 
 def load_workflow(target: str) -> Workflow[..., Any]:
-    """Raises `TargetNotFound` where the name is something else, besides what `load` raises."""
+    """As `load`; also raises `TargetNotFound` if the object is not a workflow."""
     from ramify.runtime.errors import TargetNotFound
 
     found = load(target)
@@ -58,7 +58,7 @@ def load_workflow(target: str) -> Workflow[..., Any]:
         hint = "put @workflow on it"
         kinds = type(found).__mro__
         if any(kind.__name__ == "WorldGraph" and kind.__module__.startswith("ramify.") for kind in kinds):
-            hint = "call its invoke in Python; `ramify resume` goes on with its threads"
+            hint = "call its invoke in Python; `ramify resume` continues its threads"
         elif type(found).__module__.startswith("langgraph."):
             hint = "a LangGraph graph is run by `ramify.compile(graph).invoke(…)` in Python"
         raise TargetNotFound(f"{target} is a {type(found).__name__}, not a workflow: {hint}")
@@ -69,12 +69,16 @@ def load_workflow(target: str) -> Workflow[..., Any]:
 def arguments(
     workflow: Workflow[..., Any], given: Sequence[str], keywords: Mapping[str, str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """As `argument`, but text where the parameter is a `str`. Raises `click.UsageError` for text that is no JSON
-    where the parameter takes no text: a list with a comma too many would be a list of characters."""
+    """The arguments of a workflow from words of the command line: as `parse_value`, but text if the parameter is a
+    `str`.
+
+    Raises `click.UsageError` for text that is not JSON if the parameter does not accept text: otherwise a list with a
+    comma too many would become a list of characters.
+    """
     function: Callable[..., Any] = workflow.__wrapped__
     try:
         hints = get_type_hints(function)
-    except (NameError, TypeError):  # names that only a type checker knows
+    except (NameError, TypeError):  # names that exist only for type checkers
         hints = {}
     places = [
         one.name
@@ -92,16 +96,16 @@ _NO_TEXT = (bool, int, float, list, dict, tuple, set, frozenset, type(None))
 def _wanted(name: str, text: str, hint: Any) -> Any:
     value = parse_value(text)
     if hint is str and not isinstance(value, str):
-        return text  # 42 and true are words, too
+        return text  # a str parameter takes 42 and true as text
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value == text and all((get_origin(one) or one) in _NO_TEXT for one in members):
         wanted = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
-        raise click.UsageError(f"{name}: {text!r} is no JSON, and it has to be {wanted}")
+        raise click.UsageError(f"{name}: {text!r} is not JSON, and must be {wanted}")
     return value
 
 
 def plain(value: object) -> Any:
-    """A workflow's result as JSON values, for printing: what has a name in Python loses it."""
+    """A workflow's result as JSON values, for printing: Python's types are lost."""
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):

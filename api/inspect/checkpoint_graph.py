@@ -1,8 +1,9 @@
-"""The checkpoints of a run as a graph of lines beside a list, newest first, as `git log --graph` draws commits.
+"""The checkpoints of a run as a graph beside a list, newest first, as `git log --graph` draws commits.
 
-Each row has a column for every line of descent that is open there. A checkpoint stands in the column that waits for
-it; where several wait, they come together just above it (they were forked from it), and where it has several parents
-they part just below (it is a merge). Pure: checkpoints in, rows out; the price is rows times open columns.
+Each row has a column for every line of descent that is open there. A checkpoint is in the column of the child that
+waits for it. If several children wait, their lines join just above it (they were forked from it); if it has several
+parents, the lines part just below it (it is a merge). Pure: checkpoints in, rows out; the cost is rows times open
+columns.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ NODE, LINE, GAP = "●", "│", " "
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GraphRow:
     """A checkpoint with the lines beside it, or (`checkpoint` is None) lines that join or part."""
 
     lines: str
     checkpoint: CheckpointRecord | None = None
 
 
-class Node(Protocol):
+class GraphNode(Protocol):
     """What can be drawn."""
 
     @property
@@ -35,16 +36,16 @@ class Node(Protocol):
     def parents(self) -> tuple[CheckpointId, ...]: ...
 
 
-N = TypeVar("N", bound=Node)
+N = TypeVar("N", bound=GraphNode)
 
 
-def rows(checkpoints: Iterable[CheckpointRecord]) -> Iterator[Row]:
-    """`checkpoints` in any order; a parent that is not among them ends its line."""
-    return (Row(lines, one) for lines, one in draw(checkpoints))
+def rows(checkpoints: Iterable[CheckpointRecord]) -> Iterator[GraphRow]:
+    """`checkpoints` in any order; the line of a missing parent ends."""
+    return (GraphRow(lines, one) for lines, one in draw(checkpoints))
 
 
 def draw(nodes: Iterable[N]) -> Iterator[tuple[str, N | None]]:
-    """Lines, and the node that stands on them if one does; see `rows`."""
+    """Each row's lines, with the node on it, if any; see `rows`."""
     newest_first = sorted(nodes, key=lambda one: one.seq, reverse=True)
     here = {one.id for one in newest_first}
     columns: list[CheckpointId | None] = []
@@ -69,7 +70,7 @@ def draw(nodes: Iterable[N]) -> Iterator[tuple[str, N | None]]:
 
 
 def ancestry(checkpoints: Sequence[CheckpointRecord], of: CheckpointRecord) -> list[CheckpointRecord]:
-    """A checkpoint and all that it descends from, as far as they are among these."""
+    """A checkpoint and all of its ancestors among `checkpoints`."""
     by_id = {one.id: one for one in checkpoints}
     found: dict[CheckpointId, CheckpointRecord] = {}
     todo = [of]
@@ -82,17 +83,17 @@ def ancestry(checkpoints: Sequence[CheckpointRecord], of: CheckpointRecord) -> l
 
 
 def _free(columns: list[CheckpointId | None], after: int) -> int:
-    """The first empty column to the right of `after`, made where there is none."""
+    """The first empty column to the right of `after`; a new one if there is none."""
     for at in range(after + 1, len(columns)):
         if columns[at] is None:
-            columns[at] = CheckpointId("")  # taken: what it waits for comes next
+            columns[at] = CheckpointId("")  # reserved: the caller sets what it waits for
             return at
     columns.append(CheckpointId(""))
     return len(columns) - 1
 
 
 def _joined(columns: Sequence[CheckpointId | None], at: int, others: Sequence[int], ends: tuple[str, str]) -> str:
-    """`at` bound to columns on its right; `ends`: how an inner and the outermost of them look."""
+    """`at` connected to columns on its right; `ends`: the marks of an inner and of the outermost of them."""
     last = max(others)
     drawn = []
     for i, wanted in enumerate(columns):

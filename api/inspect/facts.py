@@ -64,7 +64,9 @@ def checkpoint_facts(state: State | None) -> list[tuple[str, str]]:
 
 
 def cost_line(state: State) -> str:
-    """Since the checkpoint before: the seconds of its steps and model calls, and those that the plan expected."""
+    """The seconds and tokens of its steps and model calls since the previous checkpoint, and the seconds that the
+    plan expected.
+    """
     steps = [one for one in state.moments if one.op is not None and one.kind is OpKind.RUN]
     took = sum(one.ended_at - one.started_at for one in steps if not one.reused_from)
     times = [one.times for one in state.calls]
@@ -83,11 +85,11 @@ def cost_line(state: State) -> str:
 
 
 def _expected_s(state: State) -> float | None:
-    """Of the stages of model calls since the checkpoint before, by the plan."""
+    """The expected seconds of the stages of model calls since the previous checkpoint, by the plan."""
     mine = {one.llm.op_id for one in state.calls if one.llm is not None}
     try:
         expected = [stage.seconds for stage in state.history.plan.expected if stage.op in mine] if mine else []
-    except PlanError:  # by another version of ramify, which is no reason not to show the rest
+    except PlanError:  # a plan of another version: show the rest
         return None
     return sum(expected) if expected else None
 
@@ -110,7 +112,7 @@ def snapshot_facts(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def call_lines(calls: Sequence[CallTimes]) -> list[str]:
-    """Of model calls at one state: what they took and gave."""
+    """A table of the model calls at one state."""
     header = ("SEQ", "TAGS", "PROMPT", "ANSWER", "QUEUED", "FIRST TOKEN", "END", "DEADLINE", "MET")
     rows = [
         (
@@ -130,13 +132,13 @@ def call_lines(calls: Sequence[CallTimes]) -> list[str]:
 
 
 def change_lines(changes: list[Change]) -> list[str]:
-    """One line a path, as `git status --short`: A, D, M, T (type) or P (permissions)."""
+    """A line per path, as `git status --short`: A, D, M, T (type) or P (permissions)."""
     letters = {"added": "A", "removed": "D", "modified": "M", "type": "T", "mode": "P"}
     return [f"{letters[change.kind.value]} {printable(change.path)}" for change in changes]
 
 
 def variable_lines(between: StateDiff) -> list[str]:
-    """A line a variable of the environment that differs, and one for the folder."""
+    """A line per environment variable that differs, and one for the folder."""
     lines = [
         f"environment: {printable(one.name)}: {_value(one.before)} -> {_value(one.after)}"
         for one in between.variables

@@ -1,11 +1,10 @@
-"""A run as people look at it: its branches, and on each of them the moments that made it what it is.
+"""A run as people look at it: its branches, and what happened on each of them.
 
-The store's rows are what happened, in the order of their commits. A `History` lays them out as a graph of lines: a
-line is a branch, begun by a fork and ended by a merge, a release or the run's own end, and carries moments (steps,
-model calls, questions, forks, merges) and checkpoints. Every face of Ramify that shows a run reads this and nothing
-else: `ramify log`, the terminal browser and the page cannot disagree about what happened.
+The store's rows are in the order of their commits. A `History` arranges them by branch: a `BranchHistory` starts at a
+fork, ends at a merge, a release or the end of the run, and holds moments (steps, model calls, questions, forks,
+merges) and checkpoints. `ramify log`, the terminal browser and the web page all read it, so they show the same.
 
-`read` makes one; `read(…, since=before)` makes the next one of a run that goes on, at the price of what is new.
+`read` loads a run; `read(…, since=before)` loads only what is new in a run that is still going.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ if TYPE_CHECKING:
 class End(StrEnum):
     """How a branch ended."""
 
-    OPEN = "open"  # it did not: the run goes on, was stopped, or ended with it
+    OPEN = "open"  # not ended: the run is going on, was stopped, or has ended
     MERGED = "merged"
     RELEASED = "released"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One row: an operation of the journal (`op`), or a model call (`llm`). Exactly one of the two is set."""
+    """One row: an operation of the journal (`op`) or a model call (`llm`). Exactly one of the two is set."""
 
     seq: int
     branch: BranchPath
@@ -65,17 +64,17 @@ class Moment:
 
     @property
     def times(self) -> CallTimes | None:
-        """Of a model call: tokens, queue, deadline. Decoded when asked for, since a result may be long."""
+        """Tokens, queue time and deadline of a model call. Decoded on demand, because a result may be long."""
         return None if self.llm is None else call_times(self.llm)
 
     @property
     def step_key(self) -> str | None:
-        """The journal key of the step that this was part of, of a model call made inside one."""
+        """The journal key of the step that made this model call; None outside a step."""
         return None if self.llm is None else self.llm.step_key
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BranchHistory:
     """A branch. `forked_at` and `ended_at_seq` are sequence numbers of its run: 0 and None for the root's."""
 
     path: BranchPath
@@ -93,11 +92,13 @@ class Line:
 
 @dataclass(frozen=True)
 class History:
+    """All rows of one run, and what is derived from them."""
+
     run: RunRecord
     ops: tuple[OpRecord, ...]
     llm: tuple[LLMRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
-    effects: tuple[EffectRecord, ...]  # all attempts at each
+    effects: tuple[EffectRecord, ...]  # all attempts of each
 
     @cached_property
     def plan(self) -> Plan:
@@ -105,12 +106,12 @@ class History:
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
-        """All of them, in the order in which they were committed."""
+        """All moments, in the order of their commits."""
         found = [*map(_of_op, self.ops), *map(_of_call, self.llm)]
         return tuple(sorted(found, key=lambda moment: moment.seq))
 
     @cached_property
-    def lines(self) -> Mapping[BranchPath, Line]:
+    def branches(self) -> Mapping[BranchPath, BranchHistory]:
         """By path: parents before their children, children in the order of their forks."""
         return {line.path: line for line in _lines(self.moments, self.checkpoints)}
 
@@ -123,7 +124,7 @@ class History:
         return {moment.seq: moment for moment in self.moments}
 
     def made_by(self, checkpoint: CheckpointRecord) -> Moment | None:
-        """What a checkpoint was taken after; None of the base, and of one whose row was not kept."""
+        """The moment that a checkpoint was taken after; None for the first one, and if the row was deleted."""
         return self._by_seq.get(checkpoint.seq)
 
     def calls_of(self, step: Moment) -> tuple[Moment, ...]:
@@ -136,7 +137,7 @@ class History:
         return () if step.op is None else tuple(one for one in self.effects if one.key == step.op.key)
 
     def result_of(self, row: OpRecord) -> str | None:
-        """JSON for people, see `result_of`."""
+        """JSON for people; see `result_of`."""
         return result_of(self.run, row)
 
     @property
@@ -145,8 +146,11 @@ class History:
 
 
 def result_of(run: RunRecord, row: OpRecord) -> str | None:
-    """What was recorded, as JSON for people. What a LangGraph node returned is packed in its thread's own format: it
-    is laid open without the user's types, or, where it is damaged, told by its line."""
+    """The recorded result as JSON for people.
+
+    A LangGraph node's result is stored in its thread's own format. It is decoded without the user's types; if it is
+    damaged, the row's summary takes its place.
+    """
     packed = None if run.thread_id is None else _packed(json.loads(row.result_json or "null"))
     if packed is None:
         return row.result_json
@@ -161,8 +165,8 @@ def result_of(run: RunRecord, row: OpRecord) -> str | None:
 async def read(store: RunStore | Reader, run_id: RunId, *, since: History | None = None) -> History:
     """The history of a run as it is now. Raises `RunNotFound`.
 
-    `since`: what was read of the same run before; only newer rows are fetched. Where the run went back to an earlier
-    state in between, which changes rows that were read already, everything is read again.
+    `since`: an earlier history of the same run; only newer rows are fetched. If the run went back to an earlier state
+    in between, which changes older rows, everything is read again.
     """
     run = await store.run(run_id)
     after = since.last_seq if since is not None else 0
@@ -182,7 +186,7 @@ async def read(store: RunStore | Reader, run_id: RunId, *, since: History | None
 
 
 def read_now(database: Address, run_id: RunId, since: History | None = None) -> History:
-    """As `read`, by the thread that calls, which an event loop need not wait for."""
+    """As `read`, in the calling thread and without an event loop."""
     from ramify.runtime.store.reader import at_once, reading
 
     with reading(database) as store:
@@ -218,10 +222,10 @@ def _of_call(row: LLMRecord) -> Moment:
     )
 
 
-def _lines(moments: Sequence[Moment], checkpoints: Iterable[CheckpointRecord]) -> list[Line]:
+def _lines(moments: Sequence[Moment], checkpoints: Iterable[CheckpointRecord]) -> list[BranchHistory]:
     mine: dict[BranchPath, list[Moment]] = {ROOT: []}
     states: dict[BranchPath, list[CheckpointRecord]] = {}
-    forks: dict[str, int] = {}  # by what its children's paths begin with
+    forks: dict[str, int] = {}  # by the prefix of its children's paths
     ends: dict[str, tuple[End, int]] = {}
     for moment in moments:
         mine.setdefault(moment.branch, []).append(moment)
@@ -248,12 +252,12 @@ def _line(
     checkpoints: Sequence[CheckpointRecord],
     forks: Mapping[str, int],
     ends: Mapping[str, tuple[End, int]],
-) -> Line:
+) -> BranchHistory:
     above = _ancestry(path)
     fork = path.rpartition(".")[0]  # "root/o7.0", of "root/o7.0.3"
     first = min((moment.seq for moment in moments), default=0)
     end, at = ends.get(path) or ends.get(fork) or (End.OPEN, None)
-    return Line(
+    return BranchHistory(
         path,
         above[-2] if len(above) > 1 else None,
         forks.get(fork, first) if len(above) > 1 else 0,
@@ -271,7 +275,7 @@ def _ancestry(path: BranchPath) -> list[BranchPath]:
 
 
 def _packed(value: object) -> tuple[str, bytes] | None:
-    """A serialiser's (kind, bytes), where it is one."""
+    """The (kind, bytes) of a serialiser, if the value is one."""
     match value:
         case {"$": "tuple", "v": [str(kind), {"$": "bytes", "v": str(data)}]}:
             return kind, base64.b64decode(data)
@@ -279,7 +283,7 @@ def _packed(value: object) -> tuple[str, bytes] | None:
 
 
 def _below(row: OpRecord) -> str:
-    """What the paths of a fork's children begin with, from its row or its release's."""
+    """The prefix of the paths of a fork's children, from its row or from its release's."""
     said = json.loads(row.result_json or "null")
     place = said.get("place", row.op_id) if isinstance(said, dict) else row.op_id
     return f"{row.branch}/{place}"

@@ -1,8 +1,8 @@
-"""What waits for a person in all runs of a database: questions, approvals and doubts, and how an answer is stored.
+"""What waits for a person in all runs of a database: questions, approvals and unknown effects; and how answers are
+stored.
 
 A question is asked by `ramify.interrupt` or by LangGraph's `interrupt`. An approval is a LangGraph thread that stops
-before or after a node by its settings. A doubt is an effect that was begun and of which nobody knows whether it
-happened.
+before or after a node because it was compiled to. A doubt is an effect that was started and whose outcome is unknown.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
     from ramify.runtime.store.reader import Reader
 
-_KEY = 12  # characters of an idempotency key that name it
+_KEY = 12  # characters of an idempotency key that identify it
 
-ELSEWHERE = "(its checkpoints, and the question with them, are kept elsewhere: its program answers it)"
-STOPPED = "go on? (the graph stops here by its settings)"
+ELSEWHERE = "(its checkpoints are stored elsewhere, and the question with them: answer it in its program)"
+STOPPED = "continue? (the graph was compiled to stop here)"
 
 
 class Kind(StrEnum):
@@ -48,8 +48,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something that waits. `id`: of a question, what `ramify answer` takes; of a doubt, the beginning of its key.
-    `question`: a JSON value. `commands`: what settles it; one of them."""
+    """Something that waits for a person.
+
+    `id`: for a question, the argument of `ramify answer`; for a doubt, the beginning of its key. `question`: a JSON
+    value. `commands`: each of them resolves the item.
+    """
 
     kind: Kind
     id: str | None
@@ -67,7 +70,9 @@ class Item:
 
 
 async def waiting(store: RunStore | Reader, database: str | Path, works: Callable[[RunRecord], bool]) -> list[Item]:
-    """The longest waiting first. `works`: whether a process works on a run: its effects may end yet."""
+    """All items, the longest waiting first. `works`: whether a process works on a run, whose effects may still
+    end.
+    """
     runs = {run.id: run for run in await store.runs()}
     answers = await store.answers()
     found = [
@@ -110,7 +115,7 @@ def _doubt(effect: EffectRecord, run: RunRecord) -> Item:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An answer that was stored: its question, and what its run waits for still."""
+    """An answer that was stored: its question, and the questions of the run that are still open."""
 
     question: OpenQuestion
     left: Sequence[OpenQuestion]
@@ -119,7 +124,7 @@ class Stored:
 async def store_answer(
     store: RunStore, database: str | Path, id: str, value: object, *, clock: Callable[[], float], by: str
 ) -> Stored:
-    """Store the answer to the question of that id, whichever run asks it. Durable when this returns; nothing runs.
+    """Store the answer to the question with that id, whichever run asks it. Durable when this returns; nothing runs.
 
     Raises `RunNotFound`, `AmbiguousRef`, `AlreadyAnswered` and `NotSerialisable`.
     """
@@ -132,7 +137,7 @@ async def store_answer(
         raise RunNotFound(await _unknown(store, id))
     exact = [inbox for inbox in found if inbox.knows(id, whole=True)] or found
     if len(exact) > 1:
-        raise AmbiguousRef(f"questions of {len(exact)} runs begin with {id!r}: write more of the id")
+        raise AmbiguousRef(f"questions of {len(exact)} runs start with {id!r}: give more of the id")
     inbox = exact[0]
     question = inbox.question(id)
     await store_answers(store, inbox, Given({question.id: text}), clock=clock, by=by)
@@ -140,7 +145,7 @@ async def store_answer(
 
 
 async def _inboxes(store: RunStore, database: str | Path, runs: Iterable[RunRecord]) -> list[Inbox]:
-    """Of runs that are not done."""
+    """The inboxes of runs that are not done."""
     rows, answers = await store.interrupts(), await store.answers()
     found = []
     for run in runs:
@@ -164,7 +169,7 @@ def _interrupts(database: str | Path, run: RunRecord) -> list[OpenQuestion]:
 
 
 async def _refuse_answered(store: RunStore, id: str) -> None:
-    """Raises `AlreadyAnswered` where a question of that id was answered, and its run has gone on since."""
+    """Raises `AlreadyAnswered` if a question with that id was answered, and its run has continued since."""
     for one in reversed(await store.answers()):
         key = one.key.partition(VOID)[0]
         native = key.removeprefix(INTERRUPT_KEY).partition("|")[0]
@@ -179,5 +184,5 @@ async def _unknown(store: RunStore, id: str) -> str:
     doubts = [one for one in await store.doubts() if one.status in DOUBTFUL and one.idempotency_key.startswith(id)]
     if doubts and id:
         run = doubts[0].run_id
-        return f"{id} is an effect in doubt: `ramify approve {run} {id} --done`, or `--again`"
-    return f"no run that goes on has asked a question {id!r}: `ramify inbox` lists what waits"
+        return f"{id} is an effect whose outcome is unknown: `ramify approve {run} {id} --done`, or `--again`"
+    return f"no unfinished run has asked a question {id!r}: `ramify inbox` lists what waits"

@@ -1,4 +1,4 @@
-"""The times of one model call, as the gateway measured them where there was one."""
+"""The times of one model call, as the gateway measured them if there was one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CallTimes:
 
     @property
     def tags_line(self) -> str:
-        """The stage, how many calls share it, and the class."""
+        """The stage, how many calls share it, the attempts, and the source of a reused result."""
         stage, stages, width = (self.tags.get(name) for name in _SHOWN[:3])
         parts = []
         if isinstance(stage, int):
@@ -52,7 +52,7 @@ class CallTimes:
 
 
 def chat_request(row: LLMRecord) -> ChatRequest | None:
-    """What was asked; None where a front end recorded a form of its own."""
+    """The recorded request; None if a front end recorded another form."""
     try:
         return codec.decode_own(row.request_json, ChatRequest)
     except NotSerialisable:
@@ -60,6 +60,7 @@ def chat_request(row: LLMRecord) -> ChatRequest | None:
 
 
 def call_times(row: LLMRecord) -> CallTimes:
+    """The times of a recorded call. Without a gateway's ledger, the whole duration counts."""
     result = codec.decode_own(row.result_json, ChatResult)
     ledger, tags = result.ledger, json.loads(row.tags_json)
     left = tags.get("slo_deadline_s")

@@ -1,4 +1,4 @@
-"""Changes of files as text: unified diffs that `git apply` takes, and counts of lines."""
+"""Changes of files as text: unified diffs that `git apply` accepts, and counts of lines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind, Snapshot
 
-LARGEST = 1_000_000  # bytes of a side; difflib's time grows with the square of the lines that differ
+LARGEST = 1_000_000  # bytes per side; difflib's time grows with the square of the differing lines
 _GIT_TYPE = {EntryKind.FILE: "100", EntryKind.SYMLINK: "120"}
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 
 
 @dataclass(frozen=True, slots=True)
 class FilePatch:
-    """What became of one path. `text` is its part of the diff; counts are None where lines cannot be compared."""
+    """The change of one path. `text` is its part of the diff; counts are None if lines cannot be compared."""
 
     path: str
     text: bytes
@@ -26,9 +26,9 @@ class FilePatch:
 
 
 def file_patch(change: Change, before: bytes, after: bytes) -> FilePatch:
-    """`before` and `after`: the contents, b"" where that side has none."""
+    """The patch of one change. `before` and `after`: the contents, b"" on a side without any."""
     if change.before is not None and change.after is not None and change.before.kind is not change.after.kind:
-        # a file that became a link, say: as git shows it, first the one goes, then the other comes
+        # such as a file that became a link: as in git, one removal and one addition
         gone = file_patch(Change(change.path, change.kind, change.before, None), before, b"")
         come = file_patch(Change(change.path, change.kind, None, change.after), b"", after)
         return FilePatch(change.path, gone.text + come.text, come.added, gone.removed)
@@ -48,7 +48,7 @@ def file_patch(change: Change, before: bytes, after: bytes) -> FilePatch:
 def patches(
     snapshots: SnapshotStore, changes: Iterable[Change], before: Snapshot, after: Snapshot
 ) -> Iterator[FilePatch]:
-    """Of the changes from one snapshot to another, those that a diff can tell."""
+    """The patches between two snapshots, for all changes that a diff can express."""
     for change in changes:
         old = _content(snapshots, before, change.path, change.before)
         new = _content(snapshots, after, change.path, change.after)
@@ -66,7 +66,7 @@ def _content(snapshots: SnapshotStore, snapshot: Snapshot, path: str, entry: Ent
 
 
 def stat_lines(patches: list[FilePatch], width: int = 40) -> Iterator[bytes]:
-    """As `git diff --stat`: a line a file, then the sum."""
+    """As `git diff --stat`: a line per file, then the sum."""
     longest = max((len(patch.path) for patch in patches), default=0)
     most = max(((patch.added or 0) + (patch.removed or 0) for patch in patches), default=0)
     scale = min(1.0, width / most) if most else 1.0
@@ -91,7 +91,7 @@ def _bar(lines: int, scale: float) -> int:
 
 
 def _lines(data: bytes) -> list[bytes]:
-    """Split at newlines alone, as diff does; `bytes.splitlines` would also split at carriage returns."""
+    """Split at newlines only, as diff does; `bytes.splitlines` would also split at carriage returns."""
     *whole, rest = data.split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest else [])
 
@@ -123,7 +123,7 @@ def _head(change: Change) -> Iterator[bytes]:
 
 
 def _quoted(path: bytes) -> bytes:
-    """As git writes a path that holds a quote, a backslash, a control character or a byte beyond ASCII."""
+    """As git writes a path with a quote, a backslash, a control character or a byte beyond ASCII."""
     if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in path):
         return path
     escaped = b"".join(

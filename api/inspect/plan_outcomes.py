@@ -1,4 +1,4 @@
-"""A run's plan beside what happened: what came of each operation, how long it was expected to take and took."""
+"""A run's plan beside what happened: how often each operation ran, its expected and its actual duration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpOutcome:
-    """One operation of the plan, and what came of it in this run."""
+    """One operation of the plan, and what happened to it in this run."""
 
     op: str
     kind: str
@@ -70,6 +70,7 @@ _TIMED = STEPS | {OpKind.CALL_LLM, OpKind.PREFORK, OpKind.MERGE, OpKind.BREAK}
 
 
 def _stages(llm: Iterable[LLMRecord]) -> list[CallStage]:
+    """The stages of model calls in these rows."""
     from ramify.runtime.estimates.recorded_runs import call_stages
 
     return call_stages(llm)

@@ -1,4 +1,4 @@
-"""One state of a run, whole: what made it, and what differs from the state that it came from."""
+"""One state of a run: what made it, and what differs from the state before it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Channels = Mapping[str, object]
 
 
 class Missing(Enum):
-    """No value, where None is one."""
+    """The absence of a value, where None is one."""
 
     MISSING = "missing"
 
@@ -34,7 +34,7 @@ MISSING = Missing.MISSING
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of the world's shell that differs. None: not set there, or as the world began with."""
+    """An environment variable of the world's shell that differs. None: not set, or as the world started with."""
 
     name: str
     before: str | None
@@ -43,7 +43,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class StateDiff:
-    """What differs from one snapshot to another."""
+    """The differences between two snapshots."""
 
     snapshots: SnapshotStore
     before: Snapshot
@@ -62,7 +62,7 @@ class StateDiff:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """Of the environment, sorted by name."""
+        """Environment variables that differ, sorted by name."""
         old, new = self.before.env, self.after.env
         names = sorted({*old, *new, *self.before.env_unset, *self.after.env_unset})
         told = (Variable(name, old.get(name), new.get(name)) for name in names)
@@ -71,15 +71,15 @@ class StateDiff:
 
     @property
     def moved(self) -> bool:
-        """Whether the shell stands in another folder."""
+        """Whether the shell is in another folder."""
         return self.before.cwd != self.after.cwd
 
 
 @dataclass(frozen=True)
 class State:
-    """A checkpoint of a run. `since`: the first checkpoint that it came from, None of the workspace's own.
+    """A checkpoint of a run. `since`: its first parent; None for the workspace's own checkpoint.
 
-    `database`: where the run is kept, for `channels`.
+    `database`: where the run is stored, for `channels`.
     """
 
     history: History
@@ -91,21 +91,23 @@ class State:
 
     @cached_property
     def channels(self) -> Channels | None:
-        """What the program knew there: the channels of a LangGraph thread; of a workflow, whose variables are in no
-        journal, the results of its branch's steps by then. None where the thread's saver keeps them elsewhere, or its
-        graph had no state there."""
+        """The program's state there: the channels of a LangGraph thread, or the results of the steps on its branch.
+
+        The journal does not hold a workflow's variables. None if the thread's saver stores its channels elsewhere, or
+        if the graph had no state yet.
+        """
         if self.history.run.thread_id is not None:
             return _of_thread(self.history, self.checkpoint, self.database)
         return _of_steps(self.history, self.checkpoint)
 
     @property
     def made(self) -> Moment | None:
-        """The row that took it."""
+        """The moment that the checkpoint was taken after."""
         return self.history.made_by(self.checkpoint)
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
-        """What its branch did since the checkpoint before it on that branch: steps and model calls, in order."""
+        """The steps and model calls of its branch since the previous checkpoint there, in order."""
         branch, upto = self.checkpoint.branch, self.checkpoint.seq
         states = (one.seq for one in self.history.checkpoints if one.branch == branch and one.seq < upto)
         before = max(states, default=0)
@@ -117,7 +119,7 @@ class State:
 
     @property
     def effects(self) -> tuple[EffectRecord, ...]:
-        """All that had been done outside by then, anywhere in the run."""
+        """All effects outside that had happened by then, anywhere in the run."""
         done = {row.key for row in self.history.ops if row.seq <= self.checkpoint.seq and row.status is OpStatus.DONE}
         return tuple(one for one in self.history.effects if one.key in done)
 
@@ -128,7 +130,7 @@ def state_at(
     checkpoint: CheckpointRecord,
     database: str | Path | None = None,
 ) -> State:
-    """Raises `SnapshotNotFound` where the snapshot is not kept any more."""
+    """The state at a checkpoint. Raises `SnapshotNotFound` if the snapshot was deleted."""
     since = next((history.by_id[one] for one in checkpoint.parents if one in history.by_id), None)
     snapshot = snapshots.get(checkpoint.snapshot_id)
     change = None if since is None else StateDiff(snapshots, snapshots.get(since.snapshot_id), snapshot)
@@ -136,8 +138,10 @@ def state_at(
 
 
 def changed_channels(before: Channels | None, after: Channels | None) -> list[tuple[str, object, object]]:
-    """The keys of the state that differ, by name, with their values: `MISSING` where there was none. That a step
-    which returns nothing was done is no difference: what it did is in the files."""
+    """The keys that differ, by name, with their values: `MISSING` on a side without one.
+
+    None and `MISSING` are equal here: a step that returns nothing changes files, not the state.
+    """
     old, new = before or {}, after or {}
     both = ((name, old.get(name, MISSING), new.get(name, MISSING)) for name in sorted({*old, *new}))
     return [(name, was, now) for name, was, now in both if _known(was) != _known(now)]
@@ -160,8 +164,7 @@ def _of_thread(history: History, at: CheckpointRecord, database: str | Path | No
 
 
 def _of_steps(history: History, at: CheckpointRecord) -> Channels:
-    """The last result of each step on the branch and those above it, as it was journalled; of those that return
-    something."""
+    """The last result of each step on the branch and those above it, as recorded; without steps that return None."""
     from ramify.runtime.journal.forked_runs import journal_as_of
 
     paths = _upwards(at.branch)

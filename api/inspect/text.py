@@ -32,7 +32,7 @@ def seconds(value: float | None) -> str:
 
 
 def age(value: float) -> str:
-    """How long ago: the largest unit alone."""
+    """How long ago, in the largest unit."""
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if value >= size:
             return count(int(value // size), unit) + " ago"
@@ -51,8 +51,10 @@ def count(number: int, thing: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[str] = ()) -> list[str]:
-    """Lines with aligned columns; those whose heads are in `right` go to the right. A very long cell stands out of
-    its column: the other lines are not filled up for it."""
+    """Lines with aligned columns; the columns named in `right` are aligned to the right.
+
+    A very long cell exceeds its column: other lines are not padded for it.
+    """
     body = [list(row) for row in rows]
     columns = list(zip(header, *body, strict=True))
     widths = [max(len(cell) for cell in column if len(cell) <= _WIDEST) for column in columns]
@@ -67,12 +69,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Contai
 
 
 def fitted(text: str, width: int) -> str:
-    """Clipped for who reads it on a terminal; whole in a pipe or a file, where any part may be looked for."""
+    """Clipped if stdout is a terminal; whole in a pipe or a file, where any part may be searched for."""
     return clipped(text, width) if sys.stdout.isatty() else text
 
 
 def harmless(text: str, stream: TextIO) -> str:
-    """A model's or a user's text, of any lines: on a terminal without what would command it."""
+    """Text of a model or a user, of any number of lines; for a terminal without control characters."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if stream.isatty() else text
 
 

@@ -1,4 +1,4 @@
-"""Values as the journal keeps them, for people: the user's own types are not loaded."""
+"""Recorded values for people, decoded without the user's types, and values that people type."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.persisted_names import present_name
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.langgraph.value_summary import brief, messages_in
 from ramify.runtime.records import OpRecord
@@ -15,7 +16,7 @@ from ramify.sandboxes.contract import RunResult
 
 
 def plain(value: object) -> object:
-    """What the codec wrote, without its tags where a plain value says as much."""
+    """A stored value without the codec's tags, if plain JSON says as much."""
     if isinstance(value, list):
         return [plain(one) for one in value]
     if not isinstance(value, dict):
@@ -33,7 +34,7 @@ def plain(value: object) -> object:
 
 
 def spoken(value: object) -> str:
-    """In one line; messages by how many there are and what the last one says."""
+    """The value in one line; of messages, their number and the last one."""
     told = plain(value)
     return brief(told) if messages_in(told) else json.dumps(told, ensure_ascii=False)
 
@@ -52,13 +53,16 @@ def parse_value(text: str) -> Any:
 
 
 def command_result(row: OpRecord) -> RunResult | None:
-    """What a step returned, where that is a command's outcome and nothing else."""
+    """The step's result, if it is the outcome of a command and nothing else."""
     value = json.loads(row.result_json or "null")
     return _result(value) if isinstance(value, dict) and _is_result(value) else None
 
 
 def _is_result(value: dict[str, object]) -> bool:
-    return value.get("$") == "dataclass" and value.get("t") == f"{RunResult.__module__}:{RunResult.__qualname__}"
+    tag = value.get("t")
+    if value.get("$") != "dataclass" or not isinstance(tag, str):
+        return False
+    return present_name(tag) == f"{RunResult.__module__}:{RunResult.__qualname__}"
 
 
 def _result(value: dict[str, object]) -> RunResult:
@@ -66,7 +70,7 @@ def _result(value: dict[str, object]) -> RunResult:
 
 
 def command_results(value: object) -> Iterator[RunResult]:
-    """Every command's outcome inside a value of the journal. Types of the user's own are not loaded."""
+    """The outcomes of all commands inside a stored value. The user's types are not loaded."""
     if isinstance(value, list):
         for one in value:
             yield from command_results(one)

@@ -69,7 +69,7 @@ class WorkerProcess:
             line = ""
         if not line:
             status = self._process.wait()
-            raise WorkerDied(f"the replaying process ended with status {status}: {self._last_line()}{self._more}")
+            raise WorkerDied(f"the worker process ended with status {status}: {self._last_line()}{self._more}")
         said: dict[str, Any] = json.loads(line)
         if said.get("kind") == "ModuleNotFoundError":
             raise self._none(said["error"])

@@ -39,7 +39,8 @@ _GATEWAY = """
 import asyncio, os, sys
 from pathlib import Path
 from ramify.serving.engine.contract import EngineSpec
-from ramify.serving.gateway.server import GatewaySettings, serve
+from ramify.serving.gateway.server import serve
+from ramify.serving.gateway.settings import GatewaySettings
 engine = EngineSpec.parse(sys.argv[1])
 settings = GatewaySettings(home=Path("."), engines=(engine,), slots=int(sys.argv[2]))
 asyncio.run(serve(settings, log=open(os.devnull, "w"), ready=lambda url: print(url, flush=True)))

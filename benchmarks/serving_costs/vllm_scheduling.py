@@ -137,7 +137,8 @@ def losers_rows(*, quick: bool = False) -> list[Row]:
 
 async def _losers_rows(repeats: int) -> list[Row]:
     from ramify.serving.engine.contract import EngineKind, EngineSpec
-    from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+    from ramify.serving.gateway.server import LocalGateway
+    from ramify.serving.gateway.settings import GatewaySettings
 
     name, _, target = LOSERS
     ready = _vllm_ready()
@@ -200,7 +201,8 @@ def burst_rows(*, quick: bool = False) -> list[Row]:
 
 async def _burst_rows(repeats: int) -> list[Row]:
     from ramify.serving.engine.contract import EngineKind, EngineSpec
-    from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+    from ramify.serving.gateway.server import LocalGateway
+    from ramify.serving.gateway.settings import GatewaySettings
 
     name, _, target = BURST
     ready = _vllm_ready()

@@ -153,7 +153,7 @@ async def draw(home: Path, run: str, name: str, keys: str) -> None:
 def main() -> None:
     with TemporaryDirectory() as folder:
         told = tell(Path(folder))
-        first = re.search(r"^mend (\w+) begins", told[0][1], re.MULTILINE)
+        first = re.search(r"^mend (\w+) starts", told[0][1], re.MULTILINE)
         assert first is not None
         asyncio.run(draw(Path(folder, "home"), first[1], "browse-files", "jj2"))
     (HERE / "terminal.cast").write_text(cast(told))

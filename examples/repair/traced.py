@@ -18,7 +18,8 @@ from ramify.runtime.codec import codec
 from ramify.runtime.records import LLMRecord, RunRecord
 from ramify.serving.client import LLMClient
 from ramify.serving.engine.contract import EngineSpec
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 
 
 @dataclass

@@ -188,13 +188,15 @@ async def drive(
         first = next(one for one in await services.store.checkpoints(record.id) if one.seq == 0)
         base = await recovery.get(record.base_snapshot, first.content_key)
         reuse = reuse_of(services, record, journal)
+        check, asked = Sampler(services.check_reuse), services.reuse_answers
+        answers = Answers(services.store, record, services.settings, reuse.flights, check, asked=asked)
         run = Run(
             record=record,
             plan=plan,
             journal=journal,
             snapshots=services.snapshots,
             worlds=WorldPool(services.backend, world_spec(record)),
-            calls=LLMCalls(record, plan, journal, services.llm, services.clock, _answers(services, record, reuse)),
+            calls=LLMCalls(record, plan, journal, services.llm, services.clock, answers),
             clock=services.clock,
             root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[StateOrigin(base, "the workspace")]),
             reuse=reuse,
@@ -256,11 +258,6 @@ def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
     model = model_of(record, services.settings)
     check = Sampler(services.check_reuse)
     return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)
-
-
-def _answers(services: Services, record: RunRecord, reuse: Reuse) -> Answers:
-    check, asked = Sampler(services.check_reuse), services.reuse_answers
-    return Answers(services.store, record, services.settings, reuse.flights, check, asked=asked)
 
 
 async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, run: RunId) -> Any:

@@ -88,13 +88,13 @@ class Fork(Generic[T]):
     if not TYPE_CHECKING:  # type checkers report these mistakes themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"{self._unentered()} The code reads its {name!r}")
+            raise AttributeError(f"{self._not_entered()} The code reads its {name!r}")
 
         def __iter__(self) -> NoReturn:
-            raise TypeError(f"{self._unentered()} The code iterates over it")
+            raise TypeError(f"{self._not_entered()} The code iterates over it")
 
         def __await__(self) -> NoReturn:
-            raise TypeError(f"{self._unentered()} The code awaits it")
+            raise TypeError(f"{self._not_entered()} The code awaits it")
 
     def _not_entered(self) -> str:
         where = self.__dict__.get("_where", "")

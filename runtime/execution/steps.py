@@ -160,17 +160,43 @@ async def _perform_on_world(call: StepCall) -> Any:
 async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
     run, branch = call.scope.run, call.scope.branch
     if (row := run.journal.served(call.key, at=branch.snapshot if on_world else None)) is not None:
-        if row.snapshot_out is not None:
-            sealed = run.journal.served(call.seal_key)
-            if sealed is not None:
-                branch.checkpoint = run.journal.checkpoint_of(sealed)
-            if row.snapshot_out != branch.snapshot.id:
-                now = await run.recovery.get(row.snapshot_out, sealed.result_digest if sealed is not None else "")
-                branch.stands(state_after(call, now, row))
-        branch.served_s += row.ended_at - row.started_at if on_world else 0.0
-        return codec.decode(row.result_json or "null")
+        return await _serve(call, row, on_world=on_world)
     if (raised := run.journal.failed(call.key, at=branch.snapshot if on_world else None)) is not None:
         raise raised
+    _refuse_repetition(call)
+    if not on_world:
+        start_prefork(call.scope, call.op)
+    query = _reuse_query(call) if on_world else None
+    if query is None:
+        return await _execute(call, None, on_world=on_world)
+    async with run.reuse.alone(query):
+        checked = run.reuse.to_be_checked()
+        async with run.reuse.pins.held():
+            begun, source = time.perf_counter(), await run.reuse.find(query)
+            if source is not None and not checked:
+                state = await run.reuse.applied(source, branch.snapshot)
+                if state is not None:
+                    return await _reuse_result(call, query, source, state, begun)
+        return await _execute(call, query, on_world=True, expected=source if checked else None)
+
+
+async def _serve(call: StepCall, row: OpRecord, *, on_world: bool) -> Any:
+    """Return the recorded result, and move the branch to the recorded snapshot."""
+    run, branch = call.scope.run, call.scope.branch
+    if row.snapshot_out is not None:
+        sealed = run.journal.served(call.seal_key)
+        if sealed is not None:
+            branch.checkpoint = run.journal.checkpoint_of(sealed)
+        if row.snapshot_out != branch.snapshot.id:
+            now = await run.recovery.get(row.snapshot_out, sealed.result_digest if sealed is not None else "")
+            branch.stands(state_after(call, now, row))
+    branch.served_s += row.ended_at - row.started_at if on_world else 0.0
+    return codec.decode(row.result_json or "null")
+
+
+def _refuse_repetition(call: StepCall) -> None:
+    """Raise `Diverged` if the step ran in another state or with other arguments: it must not be repeated."""
+    run, branch = call.scope.run, call.scope.branch
     if call.step.effect is Effect.IRREVERSIBLE and run.journal.knows(call.key):
         raise Diverged(
             f"step {call.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
@@ -190,20 +216,6 @@ async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
             "gives it. What it may do outside is not declared, so it is not done again: "
             "declare its effect, or restore the code that computed its arguments"
         )
-    if not on_world:
-        start_prefork(call.scope, call.op)
-    query = _reuse_query(call) if on_world else None
-    if query is None:
-        return await _execute(call, None, on_world=on_world)
-    async with run.reuse.alone(query):
-        checked = run.reuse.to_be_checked()
-        async with run.reuse.pins.held():
-            begun, source = time.perf_counter(), await run.reuse.find(query)
-            if source is not None and not checked:
-                state = await run.reuse.applied(source, branch.snapshot)
-                if state is not None:
-                    return await _reuse_result(call, query, source, state, begun)
-        return await _execute(call, query, on_world=True, expected=source if checked else None)
 
 
 def _reuse_query(call: StepCall) -> ReuseQuery | None:

@@ -20,13 +20,12 @@ written for that run.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -44,6 +43,7 @@ from ramify.runtime.store.retries import FIRST_PAUSE_S as FIRST_PAUSE_S
 from ramify.runtime.store.retries import LONGEST_PAUSE_S as LONGEST_PAUSE_S
 from ramify.runtime.store.retries import PATIENCE_S as PATIENCE_S
 from ramify.runtime.store.retries import Retries
+from ramify.runtime.store.run_locks import lock_number
 
 Work = Callable[[Connection], None]
 Barrier = Callable[[], None]
@@ -369,22 +369,6 @@ class AnnouncedCommit:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
-
-
-def lock_number(run: RunId, what: str = "run") -> int:
-    """Return the number of a run's advisory lock in PostgreSQL, a signed 64-bit integer. `what`: "run" for working on
-    the run, "stop" for cancelling it."""
-    return int.from_bytes(hashlib.sha256(f"ramify {what} {run}".encode()).digest()[:8], signed=True)
-
-
-def held_elsewhere(connection: Connection, runs: Iterable[RunId], what: str = "run") -> set[RunId]:
-    """Return those of these runs that a process on any machine has locked."""
-    rows = connection.exec_driver_sql(
-        "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 "
-        "AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    there = {(int(high) << 32) | int(low) for high, low in rows}
-    return {run for run in runs if lock_number(run, what) % (1 << 64) in there}
 
 
 def _thread_ended(error: BaseException) -> StoreError:

@@ -7,20 +7,27 @@ the server also holds an advisory lock for as long as the writing connection liv
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.runtime.errors import RunLocked
 from ramify.runtime.records import RunId
 
-if TYPE_CHECKING:  # the command line asks for locks, and starts without a database
-    from ramify.runtime.store import RunStore
+if TYPE_CHECKING:  # the command line uses locks, and starts without SQLAlchemy
+    from sqlalchemy import Connection
+
+
+class LocksRuns(Protocol):
+    """The part of RunStore that locks a run on a server."""
+
+    def held(self, run_id: RunId, /) -> AbstractAsyncContextManager[None]: ...
 
 
 class RunLock:
@@ -61,7 +68,7 @@ def _taken(fd: int) -> bool:
 
 
 @asynccontextmanager
-async def hold_run(folder: Path, store: RunStore, run: RunId) -> AsyncIterator[None]:
+async def hold_run(folder: Path, store: LocksRuns, run: RunId) -> AsyncIterator[None]:
     """Hold a run on this machine and, if its database is on a server, on all machines. Raises `RunLocked`."""
     with RunLock(folder, run):
         async with store.held(run):
@@ -106,3 +113,19 @@ def is_held(folder: Path, run: RunId) -> bool:
     finally:
         close_lock(fd)
     return False
+
+
+def lock_number(run: RunId, what: str = "run") -> int:
+    """Return the number of a run's advisory lock in PostgreSQL, a signed 64-bit integer. `what`: "run" for working on
+    the run, "stop" for cancelling it."""
+    return int.from_bytes(hashlib.sha256(f"ramify {what} {run}".encode()).digest()[:8], signed=True)
+
+
+def held_elsewhere(connection: Connection, runs: Iterable[RunId], what: str = "run") -> set[RunId]:
+    """Return those of these runs that a process on any machine has locked."""
+    rows = connection.exec_driver_sql(
+        "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 "
+        "AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    there = {(int(high) << 32) | int(low) for high, low in rows}
+    return {run for run in runs if lock_number(run, what) % (1 << 64) in there}

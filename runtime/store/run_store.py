@@ -31,7 +31,7 @@ from ramify.runtime.records import (
     RunUpdate,
 )
 from ramify.runtime.store import address as addresses
-from ramify.runtime.store import rows, run_committer, statements, tables
+from ramify.runtime.store import rows, run_locks, statements, tables
 from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
 from ramify.runtime.store.migrate import bring_up_to_date
@@ -132,7 +132,7 @@ class RunStore(StoreQueries):
         if not self.address.on_server:
             return set()
         wanted = list(run_ids)
-        return await self._read(lambda connection: connection.run_sync(run_committer.held_elsewhere, wanted))
+        return await self._read(lambda connection: connection.run_sync(run_locks.held_elsewhere, wanted))
 
     @asynccontextmanager
     async def requesting_stop(self, run_id: RunId) -> AsyncIterator[None]:
@@ -142,7 +142,7 @@ class RunStore(StoreQueries):
             yield
             return
         assert self._reader is not None
-        lock = {"lock": run_committer.lock_number(run_id, "stop")}
+        lock = {"lock": run_locks.lock_number(run_id, "stop")}
         async with self._reader.connect() as connection:
             await connection.execute(text("SELECT pg_advisory_lock_shared(:lock)"), lock)
             try:
@@ -154,7 +154,7 @@ class RunStore(StoreQueries):
         """Whether a process on any machine is in an `requesting_stop` block for the run."""
         if not self.address.on_server:
             return False
-        wished = await self._read(lambda c: c.run_sync(run_committer.held_elsewhere, [run_id], "stop"))
+        wished = await self._read(lambda c: c.run_sync(run_locks.held_elsewhere, [run_id], "stop"))
         return bool(wished)
 
     def coming(self) -> AnnouncedCommit:

@@ -272,7 +272,7 @@ async def histories(store: RunStore) -> list[RunHistory]:
 
 
 async def collect(
-    store: RunStore,
+    store: RunStore | None,
     snapshots: SnapshotStore,
     pins: Pins,
     marks: EvictionMarks,
@@ -284,11 +284,12 @@ async def collect(
 ) -> Collected:
     """Delete snapshots that no row names and, for a budget in bytes, those that are cheapest to recompute.
 
-    `named`: asked under the lock for snapshots to keep beside those that rows name. Safe to repeat after a kill.
-    Blocks the event loop while it waits for the lock, so call it in a process of its own.
+    `store`: None for a home without runs. `named`: asked under the lock for snapshots to keep beside those that rows
+    name. Safe to repeat after a kill. Blocks the event loop while it waits for the lock, so call it in a process of
+    its own.
     """
     with pins.collecting():
-        alive = living(await histories(store))
+        alive = living([] if store is None else await histories(store))
         alive.stay(pins.kept() | named())
         marked = marks.all()
         stale = marked - alive.all

@@ -7,7 +7,6 @@ in `supervisor.py`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import select
@@ -51,7 +50,7 @@ from ramify.sandboxes.agent.messages import (
 from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import ProcessSupervisor, Tree
 from ramify.sandboxes.linux import processes
-from ramify.sandboxes.linux.memory_map import Area, areas
+from ramify.sandboxes.linux.memory_map import areas
 
 FREEZES = 5  # attempts
 SESSION_STARTS_S = 20.0
@@ -375,10 +374,6 @@ class Agent(ProcessSupervisor):
                 continue
             self._only_shell = False
 
-    def _maps_files(self) -> bool:
-        """Whether a process can write to a file by a mapping. Call it while all stand still."""
-        return any(area.shared_file for process in self._all() for area in _areas(process.pid))
-
     def _freeze(self) -> None:
         for _ in range(FREEZES):
             self._frozen = processes.freeze(self._others)
@@ -397,9 +392,3 @@ class Agent(ProcessSupervisor):
         if self._shell is not None:
             self._shell.come_back(*self._shell_place)
             self._await_shell(self._shell)
-
-
-def _areas(pid: int) -> list[Area]:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-        return areas(pid)
-    return []

@@ -26,6 +26,7 @@ from ramify.sandboxes.agent.shell_report import NAME, Report
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
 from ramify.sandboxes.agent.watchdog import Watchdog
 from ramify.sandboxes.linux import kernel, processes, resource_limits
+from ramify.sandboxes.linux.memory_map import Area, areas
 
 KILLED = 128 + signal.SIGKILL
 SHELL_ANSWER_TIMEOUT_S = 10.0
@@ -172,6 +173,10 @@ class ProcessSupervisor:
         except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
             lonely = False
         return 0 if lonely else len(self._others())
+
+    def _maps_files(self) -> bool:
+        """Whether a process can write to a file by a mapping. Call it while all stand still."""
+        return any(area.shared_file for process in self._all() for area in _areas(process.pid))
 
     # Commands
 
@@ -370,3 +375,9 @@ class ProcessSupervisor:
             return self._start.env
         unknown = {name: value for name, value in self._start.env.items() if not NAME.fullmatch(name)}
         return unknown | Report.parse(self._last_state).environment  # bash passes on names that it cannot use itself
+
+
+def _areas(pid: int) -> list[Area]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return areas(pid)
+    return []

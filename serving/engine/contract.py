@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -56,3 +57,9 @@ class EngineSpec:
         return {EngineKind.LOCAL: "the embedded model", EngineKind.VLLM: "vLLM"}.get(
             self.kind, wire.redacted(self.url)
         )
+
+
+def log_tail(log: Path, lines: int = 20) -> str:
+    """The last lines of an engine's log, for error messages."""
+    text = log.read_text("utf-8", "replace").splitlines()
+    return "\n".join(text[-lines:]) or "(nothing)"

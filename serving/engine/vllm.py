@@ -29,8 +29,9 @@ from typing import Self
 
 import httpx
 
+from ramify.serving.engine.contract import log_tail
 from ramify.serving.engine.gguf_conversion import hugging_face_folder
-from ramify.serving.engine.vllm_guard import KEY_VARIABLE, MIDDLEWARE
+from ramify.serving.engine.vllm_process import KEY_VARIABLE, MIDDLEWARE
 from ramify.serving.errors import EngineFailed
 from ramify.serving.stall_clock import StallAwareClock
 
@@ -49,7 +50,6 @@ except PackageNotFoundError:
 """
 SCHEDULER = "ramify.serving.vllm_plugin.ConcordScheduler"
 PYTHON_VARIABLE = "RAMIFY_VLLM_PYTHON"
-_LOG_TAIL_LINES = 20
 _STOP_S = 15.0
 _POLL_S = 0.25
 _LONGEST_SOCKETS_FOLDER = 107 - 37  # the limit of a socket's path, less the UUID that vLLM names each socket by
@@ -201,12 +201,12 @@ class VllmEngine:
                     if self._process.returncode is not None:
                         raise EngineFailed(
                             f"vLLM ended with status {self._process.returncode} before it was ready; it said last:\n"
-                            f"{_tail(log)}"
+                            f"{log_tail(log)}"
                         )
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise EngineFailed(
-                f"vLLM was not ready after {self._start_timeout_s:g} s; it said last:\n{_tail(log)}"
+                f"vLLM was not ready after {self._start_timeout_s:g} s; it said last:\n{log_tail(log)}"
             ) from None
 
     async def _stop(self) -> None:
@@ -277,8 +277,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").splitlines()
-    return "\n".join(lines[-_LOG_TAIL_LINES:]) or "(nothing)"

@@ -1,7 +1,10 @@
-"""vLLM's server with its parent's life: `python -m ramify.serving.engine.vllm_process PARENT ARGUMENTS…`.
+"""What runs in vLLM's process: its server, tied to its parent's life, and the access guard of that server.
 
-Started by `vllm.py`, never by hand. When the parent dies, however it dies, the kernel sends SIGTERM, at which vLLM
-ends its own engine processes too.
+`python -m ramify.serving.engine.vllm_process PARENT ARGUMENTS…`, run by `vllm`, starts vLLM's server. When the parent
+dies, however it dies, the kernel sends SIGTERM, at which vLLM ends its own engine processes too.
+
+vLLM loads `VllmGuard` as a middleware (`--middleware`). By itself, vLLM checks a key only below /v1, although its
+other routes change things, too. With the guard, every route needs the key, except for `/health`, which tells nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +15,27 @@ import runpy
 import signal
 import sys
 
+from ramify.serving.http_guard import AccessPolicy, AccessRefusal, App, Guard, Headers, Keys
+
 _PR_SET_PDEATHSIG = 1
+KEY_VARIABLE = "RAMIFY_ENGINE_KEY"
+MIDDLEWARE = "ramify.serving.engine.vllm_process.VllmGuard"
+
+
+class VllmGuard(Guard):
+    """Lets in clients with the key from the environment. Without a key, everybody except web pages."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(app, AccessPolicy(advice="an engine is reached on a loopback address"))
+        key = os.environ.get(KEY_VARIABLE)
+        self._keys = Keys([key] if key else [])
+
+    def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> AccessRefusal | None:
+        shown = next((value for name, value in headers if name.lower() == b"authorization"), b"")
+        if self._keys and path != "/health" and not self._keys.shown_in(shown):
+            said = "this engine is for the gateway that started it: call the gateway"
+            return AccessRefusal(401, "invalid_api_key", said, "authorization")
+        return super().refusal(method, path, headers, http_version)
 
 
 def main() -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ramify.serving.protocol import refusal
+from ramify.serving.protocol.wire import refusal_from_line
 
 MOST_TOKENS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """The content of one event of a stream."""
 
     answers: bool = False  # a part of the answer that a client can show; tool calls count
@@ -40,11 +40,11 @@ class Dialect:
 
     path: str  # after /v1
     prompt_field: str
-    read: Callable[[Mapping[str, object]], Piece]
+    read: Callable[[Mapping[str, object]], StreamPiece]
     last_is_whole: bool = False  # the last event holds the whole answer, and no [DONE] follows
 
 
-def _chat(chunk: Mapping[str, object]) -> Piece:
+def _chat(chunk: Mapping[str, object]) -> StreamPiece:
     answers = thinks = False
     text = ""
     choices = _objects(chunk.get("choices"))
@@ -62,7 +62,7 @@ def _chat(chunk: Mapping[str, object]) -> Piece:
     return _piece(chunk, choices, answers=answers, thinks=thinks, text=text)
 
 
-def _text(chunk: Mapping[str, object]) -> Piece:
+def _text(chunk: Mapping[str, object]) -> StreamPiece:
     choices = _objects(chunk.get("choices"))
     said = [text for c in choices if isinstance(text := c.get("text"), str) and text and not c.get("index")]
     return _piece(chunk, choices, answers=any(c.get("text") for c in choices), thinks=False, text="".join(said))
@@ -75,11 +75,11 @@ def _piece(
     answers: bool,
     thinks: bool,
     text: str,
-) -> Piece:
+) -> StreamPiece:
     """The parts that chat and text completions share."""
     reasons = [reason for c in choices if (reason := c.get("finish_reason")) is not None]
     made, read = usage_of(chunk)
-    return Piece(
+    return StreamPiece(
         answers=answers,
         thinks=thinks,
         text=text,
@@ -92,28 +92,28 @@ def _piece(
     )
 
 
-def _response(chunk: Mapping[str, object]) -> Piece:
+def _response(chunk: Mapping[str, object]) -> StreamPiece:
     kind = chunk.get("type")
     kind = kind if isinstance(kind, str) else ""
     if kind == "error" or (not kind and "error" in chunk):
-        return Piece(failed=chunk.get("error") or chunk.get("message") or "no reason given")
+        return StreamPiece(failed=chunk.get("error") or chunk.get("message") or "no reason given")
     if kind in ("response.completed", "response.incomplete", "response.failed"):
         response = chunk.get("response")
         made, read = usage_of(response if isinstance(response, Mapping) else {})
         cut = kind == "response.incomplete"
-        return Piece(ends=True, cut=cut, whole=kind != "response.failed", tokens=made, prompt_tokens=read)
+        return StreamPiece(ends=True, cut=cut, whole=kind != "response.failed", tokens=made, prompt_tokens=read)
     if not kind.endswith(".delta"):
-        return Piece()
+        return StreamPiece()
     thinks = kind.startswith("response.reasoning")
     delta = chunk.get("delta")
     text = delta if kind == "response.output_text.delta" and isinstance(delta, str) else ""
-    return Piece(answers=not thinks, thinks=thinks, text=text)
+    return StreamPiece(answers=not thinks, thinks=thinks, text=text)
 
 
 def refusal_of(answer: object) -> tuple[str, float | None] | None:
-    """The refusal by the engine's scheduler, if a choice holds one (see `protocol.refusal`)."""
+    """The refusal by the engine's scheduler, if a choice holds one (see `wire.refusal_to_line`)."""
     for choice in _objects(answer):
-        if (refused := refusal.refusal_from_line(choice.get("stop_reason"))) is not None:
+        if (refused := refusal_from_line(choice.get("stop_reason"))) is not None:
             return refused
     return None
 
@@ -200,7 +200,7 @@ DIALECTS = (CHAT, TEXT, RESPONSES)
 _IN_A_PART = ("response.content_part.", "response.output_text.", "response.refusal.")
 
 
-class Places:
+class ResponseEventNumbers:
     """Of one stream: the number of each event, and the item and the part of it that the event is about."""
 
     def __init__(self) -> None:

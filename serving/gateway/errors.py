@@ -1,4 +1,4 @@
-"""Errors of the gateway in OpenAI's format, with a status that tells whether to retry."""
+"""Errors of the gateway: `ApiError` in OpenAI's format, and the reasons for which a call is interrupted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
-from ramify.serving.protocol.refusal import CODE, refusal_from_line
+from ramify.serving.protocol.wire import INFEASIBLE_CODE, refusal_from_line
 
 # Messages that llama.cpp sends with status 500 as if they were its own failure, although the request is at fault.
 _CLIENTS = re.compile(
@@ -60,7 +61,7 @@ def broken_off(said: object) -> ApiError:
     """The error for what an engine sent in the middle of a stream. A scheduler's refusal keeps its own words."""
     message = said.get("message") if isinstance(said, Mapping) else None
     if refusal_from_line(message) is not None:
-        return ApiError(400, CODE, str(message))
+        return ApiError(400, INFEASIBLE_CODE, str(message))
     if isinstance(message, str) and is_request_fault(message):
         return ApiError(400, "upstream_refused", message, field_named_in(message))
     return ApiError(502, "upstream_failed", f"the engine broke off its answer: {said}", lost=True)
@@ -83,3 +84,19 @@ def as_api_error(error: ApiError | wire.Malformed) -> ApiError:
     if isinstance(error, ApiError):
         return error
     return ApiError(502, "upstream_failed", f"the engine's answer cannot be read: {error}", lost=True)
+
+
+class Refused(Exception):
+    """The policy will not start this call, or will not let it continue."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(refusal.reason)
+
+
+class Preempted(Exception):
+    """The policy gives this call's slot to another call. This one waits again."""
+
+
+class Aborted(Exception):
+    """The workflow that made this call does not need it any more."""

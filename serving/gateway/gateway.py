@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from ramify.serving.gateway.admission.admission import Admission
-from ramify.serving.gateway.admission.prefix_hints import HintResult, Hints
+from ramify.serving.gateway.admission.prefix_hints import HintResult, PrefixHints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
 from ramify.serving.gateway.engines.constraint_checks import with_response_format
-from ramify.serving.gateway.engines.observed import echoes, service_of
-from ramify.serving.gateway.engines.replicas import Replica, Replicas
+from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError, bad_request
@@ -29,7 +28,7 @@ from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
 
 if TYPE_CHECKING:  # it imports numpy, which a gateway without an analyzer does not need
-    from ramify.serving.gateway.records.length_forecasts import Analysis
+    from ramify.serving.gateway.records.length_forecasts import LengthForecasts
 
 _PREFIX = 1024  # characters that two prompts must share for the calls to belong on one replica
 
@@ -44,10 +43,10 @@ class Gateway:
         self.admission = admission
         self.records = records
         self.metrics = metrics
-        self.hints = Hints(replicas, admission, metrics, records.clock)
+        self.hints = PrefixHints(replicas, admission, metrics, records.clock)
         self.answers: set[asyncio.Task[None]] = set()
         self.stopping = False
-        self.analysis: Analysis | None = None
+        self.analysis: LengthForecasts | None = None
         self._keys = Keys(api_keys)
         self._sizes = PromptSizes()
 

@@ -14,11 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ramify.serving.lengths import conformal, features, moments
-from ramify.serving.lengths.conformal import Calibration
+from ramify.serving.lengths import features
+from ramify.serving.lengths.calibration import (
+    Calibration,
+    MomentCalibration,
+    Witnesses,
+    calibrate_by_length,
+    calibrate_by_moment,
+)
 from ramify.serving.lengths.features import Matrix
 from ramify.serving.lengths.forest import TREES, Flags, Floats, Forest, Ints, grid_for, grow, survival
-from ramify.serving.lengths.moments import MomentCalibration, Witnesses
 from ramify.serving.lengths.types import Basis, Forecast
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
@@ -104,9 +109,9 @@ def fit(sample: Sample, *, seed: int = 0, trees: int = TREES) -> LengthModel:
     calibration: Calibration | MomentCalibration
     if sample.rows.shape[1] == features.WIDTH_LATER:
         seen_at = Witnesses(sample.lengths, sample.cut, features.generated(sample.rows), groups)
-        calibration = moments.calibrate(curves, grid, seen_at)
+        calibration = calibrate_by_moment(curves, grid, seen_at)
     else:
-        calibration = conformal.calibrate(curves, grid, sample.lengths, sample.cut)
+        calibration = calibrate_by_length(curves, grid, sample.lengths, sample.cut)
     seen: dict[str, int] = {}
     for key in sample.keys:
         seen[key] = seen.get(key, 0) + 1

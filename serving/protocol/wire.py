@@ -1,11 +1,13 @@
 """OpenAI's chat API on the wire: a ChatRequest to its JSON body, a stream or body back to a ChatResult.
 
-Also the names that Ramify adds to that API, and helpers for server addresses. Standard library only.
+Also what Ramify adds to that API (names, and the line in which a scheduler refuses), and helpers for addresses.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import fields, replace
 from typing import cast
@@ -18,6 +20,10 @@ GATEWAY_HEADER = "x-ramify-gateway"  # on a list of models: this server is a Ram
 PREFIX_PATH = "/ramify/prefix"  # after /v1
 HISTORY_PATH = "/ramify/history"  # after /v1
 LEDGER_KEY = "ramify"  # the one field that the gateway adds to a response: where the call's time went
+INFEASIBLE_CODE = "deadline_infeasible"
+_REFUSAL_LINE = re.compile(
+    rf"^{INFEASIBLE_CODE}: (?P<reason>.*?)(?: \[earliest_feasible_s=(?P<least>[0-9.]+)\])?\Z", re.DOTALL
+)
 _MAX_LINE = 16 * 1024 * 1024
 
 
@@ -137,6 +143,22 @@ async def sse_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip().decode("utf-8", "replace")
+
+
+def refusal_to_line(reason: str, earliest_feasible_s: float | None) -> str:
+    """A refusal by vLLM's scheduler as one line, in a field that vLLM passes on. The gateway turns it into a 422."""
+    return f"{INFEASIBLE_CODE}: {reason}" + (
+        "" if earliest_feasible_s is None else f" [earliest_feasible_s={earliest_feasible_s}]"
+    )
+
+
+def refusal_from_line(line: object) -> tuple[str, float | None] | None:
+    """The reason and the least feasible deadline in seconds; None for any other text."""
+    found = _REFUSAL_LINE.match(line) if isinstance(line, str) else None
+    if found is None:
+        return None
+    least = found["least"]
+    return found["reason"], None if least is None else float(least)
 
 
 def parse_object(text: str | bytes) -> Mapping[str, object]:

@@ -33,7 +33,7 @@ class StepCalibrator:
         self._steps = 0
 
     def scheduled(self, output: Any, now: float, context_tokens: int) -> None:
-        """Note a scheduled step. `output` is vLLM's, `context_tokens` the tokens in KV of what runs."""
+        """Note a scheduled step. `output` is vLLM's, `context_tokens` the tokens in KV of the running requests."""
         tokens, sequences = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
         if self._calibrate:  # also an empty step, so that the order of the ends is right
             said_ms = self._start.step_ms(sequences, context_tokens, max(0, tokens - sequences)) if sequences else 0.0

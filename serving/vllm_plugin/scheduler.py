@@ -26,7 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 from ramify.serving.policy.refusal_probe import RefusalProbe
 from ramify.serving.policy.registry import UnknownPolicy, make_live_policy
 from ramify.serving.policy.types import Capacity, Finished, Policy, Refusal, RequestId, State, Verdict, View
-from ramify.serving.protocol.refusal import refusal_to_line
+from ramify.serving.protocol.wire import refusal_to_line
 from ramify.serving.vllm_plugin.calibration import StepCalibrator
 from ramify.serving.vllm_plugin.errors import BadOptions
 from ramify.serving.vllm_plugin.length_updates import LengthUpdates

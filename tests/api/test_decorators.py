@@ -45,15 +45,15 @@ def test_effects_are_declared_or_inferred(
     assert made.__name__ == function.__name__
 
 
-def test_a_pure_step_has_no_world() -> None:
+def test_pure_step_takes_no_sandbox() -> None:
     with pytest.raises(TypeError, match=r"takes.*pure"):
         step(effect="pure")(takes)
 
 
-def test_a_step_acts_on_one_world() -> None:
+def test_step_takes_at_most_one_sandbox() -> None:
     async def two(a: Sandbox, b: Sandbox) -> None: ...
 
-    with pytest.raises(TypeError, match="2 worlds"):
+    with pytest.raises(TypeError, match="2 sandboxes"):
         step(two)
 
 
@@ -65,24 +65,24 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
         step(**options)(takes)
 
 
-def test_what_happens_outside_is_not_reused() -> None:
+def test_irreversible_step_cannot_be_reused() -> None:
     """A later run would say that it was done, with nothing in its ledger; a checked one would do it twice."""
-    with pytest.raises(TypeError, match=r"is irreversible and declared reuse=True: .*Drop one"):
+    with pytest.raises(TypeError, match=r"is irreversible and declared reuse=True: .*Remove one"):
         step(effect="irreversible", reuse=True)(takes)
 
 
 @pytest.mark.parametrize("given", [Sandbox, functools.partial(takes, x=1), step(takes)])
-def test_a_step_is_a_function(given: Any) -> None:
-    with pytest.raises(TypeError, match="is no function: put @step on"):
+def test_step_refuses_what_is_not_a_function(given: Any) -> None:
+    with pytest.raises(TypeError, match="is not a function: put @step on"):
         step(given)
 
 
-def test_a_workflow_is_a_function() -> None:
+def test_workflow_refuses_what_is_not_a_function() -> None:
     with pytest.raises(TypeError, match="put @workflow on a `def` or an `async def`"):
         workflow(Path)
 
 
-def test_a_workflow_knows_where_it_is() -> None:
+def test_workflow_has_its_reference_deadline_and_workspace() -> None:
     made = workflow(deadline="2m", workspace="somewhere")(takes_none)
     assert made.__ramify_workflow__.deadline_s == 120
     assert made.workspace == Path("somewhere")

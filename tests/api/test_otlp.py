@@ -89,7 +89,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_a_collector_is_sent_the_conventions_spans(collector: Collector, tmp_path: Path, compression: str) -> None:
+def test_collector_receives_spans_by_the_conventions(collector: Collector, tmp_path: Path, compression: str) -> None:
     (tmp_path / "told.py").write_text(PROGRAM)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     told = {"RAMIFY_OTEL": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "NO_PROXY": "*"}

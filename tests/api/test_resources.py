@@ -47,14 +47,14 @@ async def looking() -> str:
     return await look()
 
 
-async def test_a_backend_of_ones_own_is_used_whatever_it_is_called(home: Path) -> None:
+async def test_custom_backend_is_used_under_any_name(home: Path) -> None:
     MADE.clear()
     async with Runtime(home=home, sandbox=Mine) as runtime:
         assert await runtime.run(looking) == "seen\n"
     assert MADE
 
 
-def test_a_graph_goes_where_the_environment_says(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_uses_the_sandbox_of_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from langgraph.graph import START, StateGraph
 
     def place(state: dict[str, str], sandbox: ramify.SyncSandbox) -> dict[str, str]:
@@ -73,7 +73,7 @@ async def asks() -> int:
     return (await llm.choose("Anybody?", ["yes", "no"])).best
 
 
-async def test_a_model_address_where_nothing_listens_is_said_before_any_call(tmp_path: Path) -> None:
+async def test_unreachable_model_address_fails_before_any_call(tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound, and not listening: a connection is refused
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -109,7 +109,7 @@ async def began_with(home: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
     return begin
 
 
-async def test_a_resume_asks_whom_the_programs_own_client_asked(home: Path, began_with: Begin) -> None:
+async def test_resume_asks_the_server_of_the_programs_client(home: Path, began_with: Begin) -> None:
     model = ScriptedModel(lambda request: f"{request.model} says {request.messages[-1].content}")
     async with ScriptedServer(model) as server:
         async with LLMClient(server.base_url, model="mine") as client:
@@ -118,7 +118,7 @@ async def test_a_resume_asks_whom_the_programs_own_client_asked(home: Path, bega
             assert await runtime.resume(run) == "mine says who?"
 
 
-async def test_what_is_kept_of_a_client_is_no_secret(
+async def test_stored_client_settings_hold_no_secret(
     home: Path, began_with: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAMIFY_BASE_URL", "http://127.0.0.1:2/v1")  # for runs that named no server
@@ -133,9 +133,7 @@ async def test_what_is_kept_of_a_client_is_no_secret(
 
 
 @pytest.mark.parametrize("named", ["by hand", "by the environment"])
-async def test_what_is_kept_of_an_address_is_no_secret(
-    home: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
+async def test_stored_address_holds_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     """Neither in the database nor in what is said; a process that is not told the address asks for it."""
     async with ScriptedServer(ScriptedModel(lambda _: "it is me")) as server:
         whole = server.base_url.replace("://", "://ada:geheim@") + "?key=geheim"
@@ -152,7 +150,7 @@ async def test_what_is_kept_of_an_address_is_no_secret(
         monkeypatch.delenv("RAMIFY_BASE_URL", raising=False)
         async with Runtime(home=home, sandbox="copy") as runtime:
             with pytest.raises(
-                RunFailed, match=r"\*\*\*@127.*not kept: name the whole address again.*--base-url"
+                RunFailed, match=r"\*\*\*@127.*not stored: name the whole address again.*--base-url"
             ) as failed:
                 await runtime.resume(run)
             assert isinstance(failed.value.__cause__, LLMUnavailable)
@@ -163,11 +161,11 @@ async def test_what_is_kept_of_an_address_is_no_secret(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1/v1", "https://model.test", "https://model.test/@us/v1"])
-def test_an_address_without_secrets_is_kept_as_it_is(address: str) -> None:
+def test_address_without_secrets_is_stored_unchanged(address: str) -> None:
     assert without_secrets(address) == address
 
 
-def test_an_address_that_hides_where_its_password_ends_is_refused_and_not_shown(home: Path) -> None:
+def test_address_with_an_ambiguous_password_is_refused_and_not_shown(home: Path) -> None:
     with pytest.raises(RunError, match="%2F") as refused:
         Runtime(home=home, base_url="http://ada:ge/heim@model.test/v1")
     assert "heim" not in str(refused.value)
@@ -182,7 +180,7 @@ def test_an_address_that_hides_where_its_password_ends_is_refused_and_not_shown(
         "http://ada:geheim\N{CARE OF}@model.test/v1",  # its normal form holds a slash
     ],
 )
-def test_an_address_that_cannot_be_read_is_refused_and_not_shown(home: Path, address: str) -> None:
+def test_unreadable_address_is_refused_and_not_shown(home: Path, address: str) -> None:
     with pytest.raises(RunError, match="model's address") as refused:
         Runtime(home=home, base_url=address)
     assert "geheim" not in str(refused.value)
@@ -205,7 +203,7 @@ class Embedded:
         pass
 
 
-async def test_the_embedded_model_does_not_answer_for_an_unknown_client_either_where_it_runs_already(
+async def test_running_embedded_model_does_not_replace_an_unknown_client(
     home: Path, began_with: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await began_with(cast(LLMClient, object()))
@@ -213,14 +211,14 @@ async def test_the_embedded_model_does_not_answer_for_an_unknown_client_either_w
         monkeypatch.setattr("ramify.serving.gateway.server.LocalGateway", Embedded(server.base_url))
         async with Runtime(home=home, sandbox="copy") as runtime:
             assert await runtime.run(says) == "it is me"
-            with pytest.raises(RunFailed, match="did not say whom it asks"):
+            with pytest.raises(RunFailed, match="whose server is not known"):
                 await runtime.resume(run)
 
 
-async def test_whom_an_unknown_client_asked_has_to_be_said(home: Path, began_with: Begin) -> None:
+async def test_resume_after_an_unknown_client_needs_a_server(home: Path, began_with: Begin) -> None:
     run = await began_with(cast(LLMClient, object()))
     async with Runtime(home=home, sandbox="copy") as runtime:
-        with pytest.raises(RunFailed, match=r"did not say whom it asks.*--base-url.*Runtime\(llm=") as failed:
+        with pytest.raises(RunFailed, match=r"whose server is not known.*--base-url.*Runtime\(llm=") as failed:
             await runtime.resume(run)
         assert isinstance(failed.value.__cause__, LLMUnavailable)
     async with (

@@ -46,7 +46,7 @@ def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
     return [span for span in spans if span.name == name]
 
 
-def test_a_run_its_steps_and_its_calls_are_one_trace() -> None:
+def test_run_steps_and_calls_are_one_trace() -> None:
     spans = traced(events())
     (run,) = named(spans, "invoke_agent repair")
     assert {span.context.trace_id for span in spans} == {run.context.trace_id}
@@ -62,14 +62,14 @@ def test_a_run_its_steps_and_its_calls_are_one_trace() -> None:
     assert (asked["gen_ai.request.seed"], asked["gen_ai.request.stop_sequences"]) == (7, ("END",))
 
 
-def test_branches_link_to_their_fork_and_merges_to_what_they_took() -> None:
+def test_branches_link_to_their_fork_and_merges_to_the_merged_branch() -> None:
     spans = traced(events())
     by_seq = {(span.attributes or {}).get("ramify.seq"): span for span in spans}
     assert [link.context.span_id for link in by_seq[7].links] == [by_seq[4].context.span_id]
     assert by_seq[12].context.span_id in [link.context.span_id for link in by_seq[14].links]
 
 
-def test_what_was_taken_over_counts_no_tokens_and_what_was_replayed_is_not_there() -> None:
+def test_reused_results_count_no_tokens_and_replayed_ones_are_not_traced() -> None:
     spans = traced(events())
     (reused,) = [s for s in named(spans, "chat tiny") if "ramify.reused_from" in (s.attributes or {})]
     assert "gen_ai.usage.input_tokens" not in (reused.attributes or {})
@@ -77,14 +77,14 @@ def test_what_was_taken_over_counts_no_tokens_and_what_was_replayed_is_not_there
     assert [span.name for span in traced(replayed)] == ["invoke_agent repair"]
 
 
-def test_no_text_of_the_users_is_in_a_span_unless_asked() -> None:
+def test_spans_hold_no_user_text_by_default() -> None:
     assert "secret" not in "".join(span.to_json() for span in traced(events()))
     spans = named(traced(events(), content=True), "chat tiny")
     (message,) = json.loads(str((spans[0].attributes or {})["gen_ai.input.messages"]))
     assert message == {"role": "user", "parts": [{"type": "text", "content": "what is the secret?"}]}
 
 
-def test_failures_are_errors() -> None:
+def test_failures_are_error_spans() -> None:
     spans = traced(events(RunStatus.FAILED))
     bad = {
         span.name: (span.attributes or {})["error.type"]
@@ -96,7 +96,7 @@ def test_failures_are_errors() -> None:
 
 def test_exporters() -> None:
     assert _exporter("none") is None
-    with pytest.raises(UnknownExporter, match="otlp, console and none"):
+    with pytest.raises(UnknownExporter, match="otlp, console or none"):
         _exporter("zipkin")
 
 

@@ -14,7 +14,7 @@ from ramify.runtime.errors import BadArguments, NotInARun, RunFailed
 from ramify.session import compile_plan
 
 
-def test_the_model_sees_all_but_the_world() -> None:
+def test_schema_omits_the_sandbox() -> None:
     assert app.write.schema == {
         "type": "function",
         "function": {
@@ -35,7 +35,7 @@ def test_the_model_sees_all_but_the_world() -> None:
     assert app.names.__ramify_step__.effect is Effect.READONLY
 
 
-async def test_a_call_by_name_is_a_step(runtime: Runtime, workspace: Path) -> None:
+async def test_tool_call_runs_a_step(runtime: Runtime, workspace: Path) -> None:
     calls = [("write", '{"path": "b", "times": 2}'), ("list", '{"order": "down"}')]
     found = await runtime.run(app.acts, calls, workspace=workspace)
     assert found == ["wrote first", "wrote b", ["hello.txt", "first", "b"]]
@@ -54,14 +54,14 @@ async def test_a_call_by_name_is_a_step(runtime: Runtime, workspace: Path) -> No
         ("not json", "arguments: Invalid JSON"),
     ],
 )
-async def test_wrong_arguments_begin_nothing(arguments: str, named: str, runtime: Runtime) -> None:
+async def test_wrong_arguments_start_no_step(arguments: str, named: str, runtime: Runtime) -> None:
     with pytest.raises(RunFailed, match=named) as caught:
         await runtime.run(app.acts, [("write", arguments)])
     assert isinstance(caught.value.__cause__, BadArguments)
     assert [row.step for row in await runtime.journal() if row.kind is OpKind.RUN] == ["write"]
 
 
-def test_what_is_no_tool() -> None:
+def test_functions_that_cannot_be_tools() -> None:
     async def silent(sandbox: Sandbox, path: str) -> None: ...
 
     async def untyped(sandbox: Sandbox, path) -> None:  # type: ignore[no-untyped-def]
@@ -75,7 +75,7 @@ def test_what_is_no_tool() -> None:
             tool(function)
 
 
-def test_outside_a_run() -> None:
+def test_tool_call_outside_a_run_is_refused() -> None:
     given: Any = {"path": "x"}
     with pytest.raises(NotInARun):
         app.write.call(given)

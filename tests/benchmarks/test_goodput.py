@@ -284,7 +284,7 @@ def test_a_page_that_cannot_be_written_is_one_line(
 def test_a_damaged_generated_trace_is_refused(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "made-up.json"
     path.write_text(f'{{"generated": "x", "arrivals": {broken}, "sessions": []}}')
-    with pytest.raises(BadTrace, match="remove it, and it is made anew"):
+    with pytest.raises(BadTrace, match="delete it, and it is generated again"):
         read_workload(path)
 
 

@@ -93,7 +93,7 @@ def row_fields(row: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "a\rb", "a\udcffb", "\u202eabc"])
-def test_nothing_that_a_program_says_moves_the_cursor(text: str) -> None:
+def test_program_output_has_no_control_characters(text: str) -> None:
     assert printable(text).isprintable()
 
 

@@ -23,7 +23,7 @@ def test_tab_offers_runs_and_checkpoints(home: Any) -> None:
     assert offered(home.path, "show", written="zz") == []
 
 
-def test_tab_says_nothing_where_nothing_can_be_read(tmp_path: Path) -> None:
+def test_tab_is_silent_if_the_home_cannot_be_read(tmp_path: Path) -> None:
     assert offered(tmp_path / "none", "log") == []
     assert not (tmp_path / "none").exists()
     (tmp_path / "ramify.db").write_bytes(b"not a database at all" * 100)

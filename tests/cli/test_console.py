@@ -22,22 +22,22 @@ TOLD = "`ramify resume 3f2a` goes on, or `ramify ls`; see `ramify.compile`"
         (LocationOptions(None, "postgresql://me@host/db"), "--database postgresql+psycopg://me@host/db"),
     ],
 )
-def test_a_command_is_told_with_the_place_that_was_named(typed: LocationOptions, options: str) -> None:
+def test_suggested_command_has_the_location_options(typed: LocationOptions, options: str) -> None:
     assert typed.complete(TOLD) == (
         f"`ramify {options} resume 3f2a` goes on, or `ramify {options} ls`; see `ramify.compile`"
     )
 
 
-def test_no_password_is_told() -> None:
+def test_suggested_command_has_no_password() -> None:
     assert "hush" not in LocationOptions(None, "postgresql://me:hush@host/db").complete(TOLD)
     assert "hush" not in LocationOptions(None, "postgresql://me:hush@[host/db").complete(TOLD)
 
 
-def test_without_a_place_nothing_is_added() -> None:
+def test_no_options_are_added_for_the_default_location() -> None:
     assert LocationOptions().complete(TOLD) == TOLD
 
 
-def test_what_a_command_tells_to_type_finds_its_runs(
+def test_suggested_command_finds_the_run(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, ramify: Any, home: Any
 ) -> None:
     for command, status in (("show nope", 1), ("log", 1), ("ls", 0)):  # an error, and a command's own words
@@ -51,7 +51,7 @@ def test_an_empty_home_is_not_the_current_folder(capfd: pytest.CaptureFixture[st
     assert "'--home': the name is empty" in capfd.readouterr().err
 
 
-def test_a_figure_that_json_has_no_word_for_is_text(capfd: pytest.CaptureFixture[str]) -> None:
+def test_nan_and_infinity_are_text_in_json(capfd: pytest.CaptureFixture[str]) -> None:
     say_json({"of": [float("nan"), -float("inf"), 1.5], "s": "\ud800"})
     said = json.loads(capfd.readouterr().out, parse_constant=lambda name: pytest.fail(name))
     assert said == {"of": ["NaN", "-Infinity", 1.5], "s": "\ud800"}

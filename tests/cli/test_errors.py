@@ -48,7 +48,7 @@ def test_a_missing_extra_names_its_install(capsys: Capture) -> None:
     assert "pip install 'ramify[serve]'" in capsys.readouterr().err
 
 
-def test_a_file_that_the_system_refuses(capsys: Capture) -> None:
+def test_os_error_names_the_file(capsys: Capture) -> None:
     assert report(PermissionError(13, "Permission denied", "/root/x")) == 1
     assert capsys.readouterr().err == "ramify: /root/x: Permission denied\n"
 
@@ -58,7 +58,7 @@ def test_a_bug_of_ours_is_not_hidden() -> None:
         report(ZeroDivisionError("oops"))
 
 
-def test_all_of_it_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ramify_traceback_shows_the_whole_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_TRACEBACK", "1")
     with pytest.raises(StoreError):
         report(StoreError("x"))
@@ -96,6 +96,6 @@ def test_a_syntax_error_shows_its_line(capsys: Capture, tmp_path: Path) -> None:
     assert 'File "flow.py", line 1' in said
 
 
-def test_our_roots_are_where_they_are_looked_for() -> None:
+def test_error_base_classes_exist() -> None:
     modules = "; ".join(f"from {module} import {name}" for module, name in errors.ROOTS)
     subprocess.run([sys.executable, "-c", modules], check=True, timeout=60)

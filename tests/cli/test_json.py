@@ -47,7 +47,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("command", CALLS)
-def test_it_prints_the_keys_that_the_page_names(command: str, home: Any, ramify: Any) -> None:
+def test_json_output_has_the_documented_keys(command: str, home: Any, ramify: Any) -> None:
     shape, keys = TOLD[command]
     told = ramify(*CALLS[command], "--json").json
     assert isinstance(told, list) == (shape == "a list")
@@ -55,7 +55,7 @@ def test_it_prints_the_keys_that_the_page_names(command: str, home: Any, ramify:
         assert list(one) == keys
 
 
-def test_so_do_those_that_act(ramify: Any, tmp_path: Path) -> None:
+def test_json_output_of_acting_commands_has_the_documented_keys(ramify: Any, tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(FLOW)
     flow, workspace = f"{tmp_path / 'flow.py'}:flow", tmp_path / "workspace"
     workspace.mkdir()

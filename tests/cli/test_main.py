@@ -54,7 +54,7 @@ LISTINGS = ("ls", "inbox", "log", "show", "tree", "diff", "effects", "explain", 
 
 
 @pytest.mark.parametrize("name", LISTINGS)
-def test_what_lists_or_tells_does_it_in_json_too(name: str) -> None:
+def test_listing_commands_have_json_output(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     assert "--json" in [option for parameter in command.params for option in parameter.opts]
@@ -70,7 +70,7 @@ def test_a_shell_completes_commands_and_options(shell: str, ramify: Any) -> None
     assert {"--answer", "--app", "--apply", "--api-key"} <= set(re.findall(r"--[a-z-]+", asked.stdout)), asked
 
 
-def test_colours_are_for_terminals_alone(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_only_on_terminals(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("ls", "log", "show", "tree", "effects", "explain"):
         assert "\x1b" not in ramify(command).out
 
@@ -111,7 +111,7 @@ def test_wrong_usage_is_2(ramify: Any, arguments: list[str]) -> None:
     assert "Error" in said.err
 
 
-def test_a_reader_that_goes_away_is_no_error(home: Any) -> None:
+def test_closed_output_pipe_is_no_error(home: Any) -> None:
     pipe = subprocess.Popen(
         [*RAMIFY, "--home", home.path, "tree"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -136,7 +136,7 @@ def test_the_home_comes_from_the_environment_too(home: Any) -> None:
     assert "5eed00000001" in done.stdout
 
 
-def test_a_name_that_is_not_utf8_does_not_break_what_is_said(home: Any, tmp_path: Path) -> None:
+def test_name_that_is_not_utf8_can_be_printed(home: Any, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"out\xff")
     done = call("--home", home.path, "checkout", "@", folder)
     assert done.returncode == 0, done.stderr

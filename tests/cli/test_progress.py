@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from ramify.cli.branch_tree import Line
+from ramify.cli.branch_tree import TreeLine
 from ramify.cli.progress import LiveProgress, PlainProgress, Progress, _bounded
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Skipped
@@ -18,7 +18,7 @@ from ramify.runtime.events import Event, LLMDone, OpDone, RunEnded, RunStarted
 from ramify.runtime.records import LLMRecord, RunStatus
 
 PLAIN = """\
-repair 5eed00000001 begins
+repair 5eed00000001 starts
 left out of the snapshot: pipe (a FIFO)
 [root] run_tests: 3/5 passed (0.50 s)
 [root] model call (0.25 s)
@@ -66,17 +66,17 @@ def told(progress: Progress, story: Any, **how: int) -> None:
             progress(event)
 
 
-def test_in_a_pipe_a_line_an_operation(story: Any) -> None:
+def test_pipe_gets_a_line_per_operation(story: Any) -> None:
     out = io.StringIO()
     told(PlainProgress(out, clock=lambda: 0.0), story)
     assert out.getvalue() == PLAIN
 
 
-def test_what_comes_from_the_journal_is_counted_in_one_line(story: Any) -> None:
+def test_replayed_results_are_counted_in_one_line(story: Any) -> None:
     out = io.StringIO()
     told(PlainProgress(out, clock=lambda: 0.0), story, replayed_until=12)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "repair 5eed00000001 goes on"
+    assert lines[0] == "repair 5eed00000001 continues"
     assert lines[2:4] == [
         "[root] 12 results taken from the journal",
         "[root/fork.1.0.1] fork ends: 1 released, 1 merged",
@@ -98,7 +98,7 @@ def test_an_operation_of_any_kind_is_a_line_or_none(story: Any, kind: OpKind) ->
     assert len(said) == (kind not in own)
 
 
-def test_a_run_that_was_done_before_is_told_of_too(story: Any) -> None:
+def test_run_that_was_done_before_is_reported(story: Any) -> None:
     out = io.StringIO()
     told(PlainProgress(out, clock=lambda: 0.0), story, replayed_until=99)
     assert "[root] 17 results taken from the journal" in out.getvalue().splitlines()
@@ -119,7 +119,7 @@ def terminal() -> Iterator[tuple[TextIO, int]]:
     os.close(master)
 
 
-def test_the_stream_decides(terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_decides_between_tree_and_lines(terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
     stream, _ = terminal
     monkeypatch.setenv("TERM", "xterm-256color")
     assert type(Progress.for_stream(stream)) is LiveProgress
@@ -159,7 +159,7 @@ def test_on_a_terminal_the_tree_stays_when_the_run_ends(
 
 
 def test_the_height_is_bounded() -> None:
-    lines = [Line("", str(n)) for n in range(50)]
+    lines = [TreeLine("", str(n)) for n in range(50)]
     kept = _bounded(lines, 10)
     assert len(kept) == 10
     assert kept[0].text == "… 41 lines above"

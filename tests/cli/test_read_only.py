@@ -13,7 +13,9 @@ from ramify.fork_engine import store_folder
 LOOKS = ("ls", "inbox", "tree", "log", "show", "show @~1", "diff @", "effects", "explain", "fsck")
 
 
-def test_what_looks_says_the_same(home: Any, ramify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_commands_print_the_same_in_a_read_only_home(
+    home: Any, ramify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = {words: ramify(*words.split()) for words in LOOKS}
     with read_only(home.path):
         monkeypatch.setattr(store_folder, "boot_id", lambda: "another boot's")

@@ -22,7 +22,7 @@ from ramify.runtime.errors import TargetNotFound
     ("text", "value"),
     [("3", 3), ('["a"]', ["a"]), ("null", None), ("hello", "hello"), ('"3"', "3"), ("{x", "{x"), ("", "")],
 )
-def test_an_argument_is_json_where_it_parses(text: str, value: object) -> None:
+def test_argument_is_json_if_it_parses(text: str, value: object) -> None:
     assert parse_value(text) == value
 
 
@@ -31,14 +31,14 @@ async def counted(word: str, words: list[str], most: int | None = None, *rest: i
     return len(words)
 
 
-def test_text_is_taken_where_the_parameter_takes_text() -> None:
+def test_str_parameter_takes_text() -> None:
     assert arguments(counted, ["42", '["a"]', "null", "x"], {}) == (("42", ["a"], None, "x"), {})
     assert arguments(counted, ['"42"'], {"words": "[1]", "other": "x"}) == (("42",), {"words": [1], "other": "x"})
 
 
 @pytest.mark.parametrize("given", [["a", '["b",]'], ["a", "[]", "many"]])
 def test_json_that_is_misspelt_is_wrong_usage(given: list[str]) -> None:
-    with pytest.raises(click.UsageError, match=r"is no JSON, and it has to be (list\[str\]|int \| None)"):
+    with pytest.raises(click.UsageError, match=r"is not JSON, and must be (list\[str\]|int \| None)"):
         arguments(counted, given, {})
 
 
@@ -77,7 +77,7 @@ def test_a_file_that_raises_is_the_users(tmp_path: Path) -> None:
     assert isinstance(raised.value.__cause__, json.JSONDecodeError)
 
 
-def test_what_is_no_workflow(tmp_path: Path) -> None:
+def test_objects_that_are_not_workflows(tmp_path: Path) -> None:
     (tmp_path / "plain_target.py").write_text("def go(): ...\n")
     with pytest.raises(TargetNotFound, match="a function, not a workflow: put @workflow on it"):
         load_workflow(f"{tmp_path}/plain_target.py:go")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from story import seal, story
 
-from ramify.inspect.checkpoint_graph import NODE, Row, ancestry, rows
+from ramify.inspect.checkpoint_graph import NODE, GraphRow, ancestry, rows
 from ramify.runtime.records import ROOT, CheckpointRecord
 
 
@@ -12,7 +12,7 @@ def drawn(checkpoints: list[CheckpointRecord]) -> list[str]:
     return [f"{row.lines} {row.checkpoint.seq if row.checkpoint else ''}".rstrip() for row in rows(checkpoints)]
 
 
-def test_a_merge_parts_and_a_fork_comes_together() -> None:
+def test_lines_part_at_a_merge_and_join_at_a_fork() -> None:
     assert drawn(story().checkpoints) == ["● 14", "├┐", "│● 12", "│● 8", "├┘", "● 0"]
 
 
@@ -22,12 +22,12 @@ def test_branches_of_one_fork() -> None:
     assert drawn(checkpoints) == ["● 3", "│● 2", "││● 1", "├┴┘", "● 0"]
 
 
-def test_a_line_whose_parent_is_not_there_ends() -> None:
+def test_line_of_a_missing_parent_ends() -> None:
     one, two = seal(5, ROOT, "5a" * 32, (4,), ""), seal(6, "root/x.0.0", "5a" * 32, (3, 5), "")
     assert drawn([one, two]) == ["● 6", "● 5"]
 
 
-def test_ancestry_leaves_out_what_came_later_and_beside() -> None:
+def test_ancestry_omits_later_and_parallel_checkpoints() -> None:
     told = story().checkpoints
     assert [one.seq for one in sorted(ancestry(told, told[2]), key=lambda one: one.seq)] == [0, 8, 12]
 
@@ -58,7 +58,7 @@ def test_lines_lead_from_each_checkpoint_to_its_parents(told: list[CheckpointRec
         assert parents <= _met(drawing, start)
 
 
-def _met(drawing: list[Row], start: int) -> set[str]:
+def _met(drawing: list[GraphRow], start: int) -> set[str]:
     columns, met = {drawing[start].lines.index(NODE)}, set()
     for row in drawing[start + 1 :]:
         lines = row.lines

@@ -37,8 +37,8 @@ def of(told: Story) -> History:
     return History(told.run, tuple(told.ops), tuple(told.llm), tuple(told.checkpoints), ())
 
 
-def test_lines_know_where_they_came_from_and_went(told: Story) -> None:
-    lines = of(told).lines
+def test_branches_know_their_fork_and_their_end(told: Story) -> None:
+    lines = of(told).branches
     assert [*lines] == [ROOT, f"{FORK}.0", f"{FORK}.1", f"{FORK}.2", f"{INNER}.0"]
     seen = {path: (line.parent, line.forked_at, line.end, line.ended_at_seq) for path, line in lines.items()}
     assert seen == {
@@ -52,7 +52,7 @@ def test_lines_know_where_they_came_from_and_went(told: Story) -> None:
     assert [one.label for one in lines[BranchPath(f"{FORK}.1")].checkpoints] == ["try_edit", "merge"]
 
 
-def test_moments_are_in_the_order_of_their_commits_whatever_they_are(told: Story) -> None:
+def test_moments_are_in_the_order_of_their_commits(told: Story) -> None:
     moments = of(told).moments
     assert [one.seq for one in moments] == list(range(1, 18))
     assert [one.seq for one in moments if one.times is not None] == [2, 3, 17]
@@ -61,7 +61,7 @@ def test_moments_are_in_the_order_of_their_commits_whatever_they_are(told: Story
     assert moments[5].reused_from == "5eed00000001#5"
 
 
-def test_a_checkpoint_names_what_made_it_and_a_step_its_calls_and_effects(told: Story) -> None:
+def test_checkpoint_has_its_moment_and_step_its_calls_and_effects(told: Story) -> None:
     inside = replace(told.llm[0], step_key="k7")
     effect = EffectRecord(told.run.id, "k7", "try_edit", ROOT, EffectStatus.DONE, "key", "[]")
     history = replace(of(told), llm=(inside, *told.llm[1:]), effects=(effect,))
@@ -74,12 +74,12 @@ def test_a_checkpoint_names_what_made_it_and_a_step_its_calls_and_effects(told: 
     assert history.made_by(told.checkpoints[0]) is None
 
 
-def test_a_branch_with_no_rows_of_its_own_is_still_between_its_child_and_the_root(told: Story) -> None:
-    lines = replace(of(told), ops=(op(1, OpKind.RUN, f"{INNER}.0"),), llm=(), checkpoints=()).lines
+def test_branch_without_rows_is_between_its_child_and_the_root(told: Story) -> None:
+    lines = replace(of(told), ops=(op(1, OpKind.RUN, f"{INNER}.0"),), llm=(), checkpoints=()).branches
     assert [*lines] == [ROOT, f"{FORK}.1", f"{INNER}.0"]
 
 
-async def test_what_is_read_piece_by_piece_is_what_is_read_at_once(store: RunStore, told: Story) -> None:
+async def test_incremental_reading_equals_a_full_read(store: RunStore, told: Story) -> None:
     run = told.run.id
     history = await read(store, run)
     assert history.moments == ()
@@ -93,10 +93,10 @@ async def test_what_is_read_piece_by_piece_is_what_is_read_at_once(store: RunSto
         history = await read(store, run, since=history)
         assert history.last_seq == row.seq
     assert history == await read(store, run)
-    assert history.lines == of(told).lines
+    assert history.branches == of(told).branches
 
 
-async def test_a_run_that_went_back_is_read_anew(store: RunStore, told: Story) -> None:
+async def test_run_that_went_back_is_read_again(store: RunStore, told: Story) -> None:
     run = told.run.id
     await store.commit(run, ops=told.ops[:3])
     before = await read(store, run)
@@ -109,7 +109,7 @@ PACKED = codec.encode(("msgpack", ormsgpack.packb({"next": "ümlaut " * 60, "raw
 DAMAGED = codec.encode(("msgpack", b"\x82\xa1x"))
 
 
-def test_what_a_langgraph_node_returned_is_whole_on_every_face_and_found(told: Story) -> None:
+def test_langgraph_result_is_shown_whole_everywhere_and_searchable(told: Story) -> None:
     node = op(17, OpKind.RUN, step="plan", result_json=PACKED, summary="{'next': 'ümlaut…")
     thread = replace(of(told), run=replace(told.run, thread_id="t"), ops=(node,), llm=())
     (moment,) = thread.moments
@@ -118,7 +118,7 @@ def test_what_a_langgraph_node_returned_is_whole_on_every_face_and_found(told: S
     assert [hit.where for hit in search(thread, "Ümlaut ümlaut")] == ["result"]
 
 
-def test_a_langgraph_result_that_cannot_be_read_is_told_by_its_line(told: Story) -> None:
+def test_damaged_langgraph_result_shows_its_summary(told: Story) -> None:
     node = op(17, OpKind.RUN, step="plan", result_json=DAMAGED, summary="{'next': 'ümlaut'}")
     own = replace(node, seq=18, result_json='{"kept": 1}')
     thread = replace(of(told), run=replace(told.run, thread_id="t"), ops=(node, own))

@@ -78,18 +78,18 @@ def test_git_applies_what_changed_in_a_file(before: tuple[Entry, bytes], after: 
         ((LINK, b"target"), (PROGRAM, b"#!/bin/sh\n")),
     ],
 )
-def test_git_applies_what_came_went_or_became_another_thing(
+def test_git_applies_added_removed_and_retyped_files(
     before: tuple[Entry, bytes] | None, after: tuple[Entry, bytes] | None
 ) -> None:
     check("thing", before, after)
 
 
 @pytest.mark.parametrize("name", ["with space", 'quo"te', "back\\slash", "caf\udce9", "new\nline", "tab\there", "é"])
-def test_git_understands_every_name(name: str) -> None:
+def test_git_applies_patches_of_unusual_names(name: str) -> None:
     check(name, (FILE, b"one\ntwo\n"), (FILE, b"one\n2\n"))
 
 
-def test_what_is_not_text_is_only_named() -> None:
+def test_binary_files_are_only_named() -> None:
     for before, after in ((b"\0\1", b"\0\2"), (b"x" * (LARGEST + 1), b"y")):
         made = patch("blob", (FILE, before), (FILE, after))
         assert made.text.endswith(b"Binary files a/blob and b/blob differ\n")

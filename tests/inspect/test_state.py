@@ -25,7 +25,7 @@ def empty(snapshots: SnapshotStore, tmp_path: Path) -> Snapshot:
     return snapshots.import_tree(tmp_path / "empty").snapshot
 
 
-def test_variables_that_differ(snapshots: SnapshotStore, empty: Snapshot) -> None:
+def test_changed_environment_variables(snapshots: SnapshotStore, empty: Snapshot) -> None:
     before = replace(empty, env={"SAME": "1", "CHANGED": "1", "GONE": "1"}, env_unset=("LANG",), cwd="src")
     after = replace(empty, env={"SAME": "1", "CHANGED": "2", "NEW": "1"}, env_unset=("PATH",))
     between = StateDiff(snapshots, before, after)
@@ -40,7 +40,7 @@ def test_variables_that_differ(snapshots: SnapshotStore, empty: Snapshot) -> Non
     assert StateDiff(snapshots, before, before).variables == ()
 
 
-def test_a_state_knows_what_made_it_since_the_checkpoint_before(
+def test_state_has_the_moments_since_the_previous_checkpoint(
     snapshots: SnapshotStore, empty: Snapshot, tmp_path: Path
 ) -> None:
     told = story()
@@ -63,14 +63,14 @@ def test_a_state_knows_what_made_it_since_the_checkpoint_before(
     assert b"+new" in state.change.patches[0].text
 
 
-def test_the_workspace_itself_came_from_nothing(snapshots: SnapshotStore, empty: Snapshot) -> None:
+def test_first_state_has_no_parent(snapshots: SnapshotStore, empty: Snapshot) -> None:
     told = story()
     base = replace(told.checkpoints[0], snapshot_id=empty.id)
     state = state_at(History(told.run, (op(1, OpKind.RUN),), (), (base,), ()), snapshots, base)
     assert (state.since, state.change, state.made, state.moments) == (None, None, None, ())
 
 
-def test_a_step_that_returned_nothing_is_no_difference() -> None:
+def test_step_that_returns_none_is_no_difference() -> None:
     before: dict[str, object] = {"was": 1, "same": 2}
     after: dict[str, object] = {"same": 2, "new": 0, "quiet": None, "was": None}
     assert changed_channels(before, after) == [("new", MISSING, 0), ("was", 1, None)]

@@ -39,17 +39,17 @@ def test_count() -> None:
     assert (count(1, "branch"), count(2, "branch"), count(0, "step")) == ("1 branch", "2 branches", "0 steps")
 
 
-def test_a_table_is_aligned_with_figures_to_the_right() -> None:
+def test_table_aligns_numbers_to_the_right() -> None:
     assert table(("NAME", "N"), [("a", "1"), ("long", "100")], right={"N"}) == ["NAME    N", "a       1", "long  100"]
     assert table(("NAME", "WHY"), []) == ["NAME  WHY"]
 
 
-def test_a_long_cell_does_not_widen_the_lines_of_the_others() -> None:
+def test_long_cell_does_not_widen_other_rows() -> None:
     long = "x" * 500
     assert table(("NAME", "WHY"), [("a", "b"), (long, "c")]) == ["NAME  WHY", "a     b", f"{long}  c"]
 
 
-def test_in_a_pipe_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_not_clipped_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted("x" * 500, 30) == "x" * 500
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert fitted("x" * 500, 30) == "x" * 29 + "…"
@@ -59,7 +59,7 @@ def test_clipped() -> None:
     assert (clipped("abc", 3), clipped("abcd", 3)) == ("abc", "ab…")
 
 
-def test_on_a_terminal_a_models_text_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_are_removed_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "two\n\tlines,\r\n\N{FAMILY} é\x1b[2J\r\x07\x9b1m"
     assert harmless(text, sys.stdout) == text, "in a pipe as it is"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

@@ -13,7 +13,7 @@ class Found:
     data: bytes
 
 
-def test_the_codecs_tags_are_left_out_and_no_type_is_loaded() -> None:
+def test_plain_values_have_no_codec_tags_and_load_no_types() -> None:
     kept = codec.encode([Found((1, "a"), b"raw\xff"), {1: 2.5}])
     assert plain(json.loads(kept)) == [
         {"Found": {"place": [1, "a"], "data": "raw\N{REPLACEMENT CHARACTER}"}},

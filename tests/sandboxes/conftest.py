@@ -93,7 +93,7 @@ def spec(workspace: Path) -> WorldSpec:
 
 
 @pytest.fixture
-def stands_in_tmp(spec: WorldSpec) -> set[str]:
+def names_in_tmp(spec: WorldSpec) -> set[str]:
     """The names in a new world's /tmp: the ways to its workspace and to what it is shown there."""
     return {path.parts[2] for path in (spec.mount_at, *spec.visible) if path.is_relative_to("/tmp")}
 
@@ -162,10 +162,10 @@ def home_workspace() -> Iterator[Path]:
 
 
 @pytest.fixture
-def standing(scratch: Path) -> Callable[[], list[Path]]:
+def list_scratch(scratch: Path) -> Callable[[], list[Path]]:
     """Lists everything in the worlds' scratch folder, except what is prepared for future worlds."""
 
-    def standing() -> list[Path]:
+    def list_scratch() -> list[Path]:
         made = {"upper", "work", "work/1"}
         work = "work/1/work"  # overlayfs's own
         made |= {work, f"{work}/incompat", f"{work}/incompat/volatile", f"{work}/incompat/volatile/dirty"}
@@ -174,7 +174,7 @@ def standing(scratch: Path) -> Callable[[], list[Path]]:
         assert len(ready) <= STOCK + TREES
         return sorted(path for path in scratch.rglob("*") if not any(path.is_relative_to(folder) for folder in ready))
 
-    return standing
+    return list_scratch
 
 
 @pytest.fixture

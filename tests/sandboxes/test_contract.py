@@ -172,13 +172,13 @@ async def test_a_fork_is_n_worlds_at_once(
 
 
 async def test_a_fork_that_fails_leaves_no_world(
-    backend: Backend, base: Snapshot, spec: WorldSpec, standing: Callable[[], list[Path]]
+    backend: Backend, base: Snapshot, spec: WorldSpec, list_scratch: Callable[[], list[Path]]
 ) -> None:
-    before = standing()
+    before = list_scratch()
     gone = replace(base, layers=(LayerId("0" * 64),))
     with pytest.raises((SandboxError, ForkEngineError)):
         await backend.fork(gone, spec, 3)
-    assert standing() == before
+    assert list_scratch() == before
 
 
 ASKED: dict[Feature, dict[str, Any]] = {
@@ -195,16 +195,16 @@ ASKED: dict[Feature, dict[str, Any]] = {
 
 
 async def test_missing_features_are_refused(
-    backend: Backend, base: Snapshot, spec: WorldSpec, standing: Callable[[], list[Path]]
+    backend: Backend, base: Snapshot, spec: WorldSpec, list_scratch: Callable[[], list[Path]]
 ) -> None:
-    before = standing()
+    before = list_scratch()
     for feature, asked in ASKED.items():
         if not backend.capabilities.can(feature):
             with pytest.raises(Unsupported) as refused:
                 await backend.materialise(base, replace(spec, **asked))
             assert (refused.value.backend, refused.value.feature) == (backend.name, feature.value)
             assert refused.value.reason == backend.capabilities.why_not(feature)
-    assert standing() == before
+    assert list_scratch() == before
 
 
 @pytest.mark.parametrize("env", [{"": "1"}, {"A=B": "1"}, {"A": "1\0"}, {"A\0": "1"}])

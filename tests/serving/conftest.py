@@ -1,4 +1,4 @@
-"""What serving's tests share."""
+"""Fixtures shared by the tests of serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop whose clock goes on by our word: held up for long, or at work for as long, without the time passing."""
+"""An event loop whose clock the test moves: blocked or busy for long, without waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramify.serving.stall_clock import TICK_S
 
 
 class Ahead:
-    """Of the real time, this loop's is so many seconds."""
+    """Moves the clock of the running loop ahead of the real time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
@@ -19,12 +19,12 @@ class Ahead:
         monkeypatch.setattr(loop, "time", lambda: real() + self._by)
 
     async def held_up(self, seconds: float) -> None:
-        """So long it had not one turn; then it has some."""
+        """The loop was blocked for so long, without a turn; then it has some."""
         self._by += seconds
         await turns()
 
     async def ran(self, seconds: float) -> None:
-        """So long it did, with turns all the time."""
+        """The loop ran for so long, with turns all the time."""
         for _ in range(round(seconds / TICK_S)):
             self._by += TICK_S
             await turns()

@@ -44,7 +44,7 @@ def answering(status: int, body: object, **headers: str) -> httpx.MockTransport:
     return httpx.MockTransport(lambda _: httpx.Response(status, json=body, headers=headers))
 
 
-async def test_a_chat_sends_every_field_and_reads_the_whole_answer() -> None:
+async def test_chat_sends_every_field_and_reads_the_whole_answer() -> None:
     model = ScriptedModel(lambda _: "It is\u2028fine.")
     async with client_of(model, model="tiny", api_key="sk-1") as client:
         result = await client.chat(ASK, tags=SLOTags(slo_deadline_s=5.0, compound_id="run-1"))
@@ -56,7 +56,7 @@ async def test_a_chat_sends_every_field_and_reads_the_whole_answer() -> None:
     assert json.loads(call.headers[HEADER]) == {"slo_deadline_s": 5.0, "compound_id": "run-1"}
 
 
-async def test_xargs_are_sent_where_asked_for() -> None:
+async def test_xargs_are_sent_if_asked_for() -> None:
     model = ScriptedModel(lambda _: "yes")
     async with client_of(model, send_xargs=True) as client:
         await client.chat(ASK, tags=SLOTags(slo_deadline_s=5.0))
@@ -66,7 +66,7 @@ async def test_xargs_are_sent_where_asked_for() -> None:
     assert HEADER not in model.calls[1].headers
 
 
-async def test_logprobs_come_back_position_by_position() -> None:
+async def test_logprobs_are_returned_by_position() -> None:
     said = (TokenLogprobs("A", -0.5, (("A", -0.5), ("B", -1.0))), TokenLogprobs(" b", -2.0, ((" b", -2.0),)))
     model = ScriptedModel(lambda _: ChatResult("A b", "length", "m", 1, 2, said))
     async with client_of(model) as client:
@@ -74,7 +74,7 @@ async def test_logprobs_come_back_position_by_position() -> None:
     assert (result.text, result.finish_reason, result.logprobs) == ("A b", "length", said)
 
 
-async def test_a_stream_gives_the_pieces_then_the_result() -> None:
+async def test_stream_gives_pieces_then_the_result() -> None:
     async with client_of(ScriptedModel(lambda _: "one two three")) as client, client.stream(ASK) as stream:
         with pytest.raises(RuntimeError, match="not complete yet"):
             _ = stream.result
@@ -84,7 +84,7 @@ async def test_a_stream_gives_the_pieces_then_the_result() -> None:
 
 
 @pytest.mark.parametrize("fault", [f for f in Fault if f is not Fault.HANG])
-async def test_a_passing_fault_is_retried(fault: Fault) -> None:
+async def test_transient_fault_is_retried(fault: Fault) -> None:
     clock = Clock()
     model = ScriptedModel(lambda _: "at last", faults=[fault, fault])
     async with client_of(model, clock) as client:
@@ -100,7 +100,7 @@ async def test_a_passing_fault_is_retried(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", [f for f in Fault if f is not Fault.HANG])
-async def test_a_lasting_fault_ends_in_a_typed_error_within_the_deadline(fault: Fault) -> None:
+async def test_lasting_fault_is_a_typed_error_within_the_deadline(fault: Fault) -> None:
     clock = Clock()
     model = ScriptedModel(lambda _: "never", faults=[fault] * 1000)
     async with client_of(model, clock, api_key="sk-secret", retries=1000) as client:
@@ -114,27 +114,27 @@ async def test_a_lasting_fault_ends_in_a_typed_error_within_the_deadline(fault: 
     assert "Check that the server runs" in str(caught.value)
 
 
-async def test_the_number_of_retries_is_bounded() -> None:
+async def test_number_of_retries_is_bounded() -> None:
     model = ScriptedModel(lambda _: "never", faults=[Fault.REFUSE] * 1000)
     async with client_of(model, retries=3) as client:
         with pytest.raises(LLMUnavailable, match=r"after 4 attempt\(s\)"):
             await client.chat(ASK)
 
 
-async def test_a_server_that_hangs_is_asked_again() -> None:
+async def test_hung_server_is_retried() -> None:
     model = ScriptedModel(lambda _: "awake", faults=[Fault.HANG])
     async with client_of(model, hang_s=0.02) as client:
         assert (await client.chat(ASK)).text == "awake"
 
 
-async def test_a_server_that_hangs_for_good_times_out() -> None:
+async def test_permanently_hung_server_times_out() -> None:
     model = ScriptedModel(lambda _: "never", faults=[Fault.HANG] * 1000)
     async with LLMClient(URL, transport=model) as client:
         with pytest.raises(LLMTimeout, match="sent nothing before the deadline"):
             await client.chat(ASK, tags=SLOTags(slo_deadline_s=0.05))
 
 
-async def test_a_stream_cut_after_its_first_piece_is_not_begun_again() -> None:
+async def test_stream_cut_after_its_first_piece_is_not_retried() -> None:
     model = ScriptedModel(lambda _: "a b c d e f g h", faults=[Fault.CUT])
     async with client_of(model) as client, client.stream(ASK) as stream:
         seen = []
@@ -146,14 +146,14 @@ async def test_a_stream_cut_after_its_first_piece_is_not_begun_again() -> None:
             _ = stream.result
 
 
-async def test_a_body_that_stops_before_its_finish_reason_is_not_done() -> None:
+async def test_answer_without_finish_reason_is_not_done() -> None:
     cut = {"choices": [{"index": 0, "message": {"content": "half an ans"}, "finish_reason": None}]}
     async with client_of(answering(200, cut), retries=0) as client:
         with pytest.raises(LLMUnavailable, match="cut before its end"):
             await client.chat(ASK)
 
 
-async def test_a_whole_body_from_a_server_that_does_not_stream_is_taken() -> None:
+async def test_whole_body_instead_of_a_stream_is_accepted() -> None:
     whole = {
         "model": "m",
         "choices": [{"index": 0, "message": {"content": "all"}, "finish_reason": "stop"}],
@@ -166,7 +166,7 @@ async def test_a_whole_body_from_a_server_that_does_not_stream_is_taken() -> Non
 
 
 @pytest.mark.parametrize(("status", "advice"), [(400, "Check the model"), (401, "right API key"), (404, "Check the")])
-async def test_a_refusal_is_final_and_does_not_tell_the_key(status: int, advice: str) -> None:
+async def test_refusal_is_final_and_hides_the_key(status: int, advice: str) -> None:
     body = {"error": {"message": "no good: sk-secret", "code": "bad_thing"}}
     clock = Clock()
     async with client_of(answering(status, body), clock, api_key="sk-secret") as client:
@@ -177,7 +177,7 @@ async def test_a_refusal_is_final_and_does_not_tell_the_key(status: int, advice:
     assert not clock.slept
 
 
-async def test_an_infeasible_deadline_is_its_own_error() -> None:
+async def test_infeasible_deadline_has_its_own_error() -> None:
     body = {"error": {"message": "too late", "code": "deadline_infeasible", "earliest_feasible_s": 12.5}}
     async with client_of(answering(422, body)) as client:
         with pytest.raises(DeadlineInfeasible, match="too late") as caught:
@@ -185,7 +185,7 @@ async def test_an_infeasible_deadline_is_its_own_error() -> None:
     assert caught.value.earliest_feasible_s == 12.5
 
 
-async def test_an_error_event_inside_a_stream_is_retried() -> None:
+async def test_error_event_inside_a_stream_is_retried() -> None:
     bodies = iter(['data: {"error": {"message": "engine died"}}\n\n', _sse("fine")])
     transport = httpx.MockTransport(
         lambda _: httpx.Response(200, text=next(bodies), headers={"content-type": "text/event-stream"})
@@ -194,7 +194,7 @@ async def test_an_error_event_inside_a_stream_is_retried() -> None:
         assert (await client.chat(ASK)).text == "fine"
 
 
-async def test_models_are_listed_and_a_server_that_has_none_is_said() -> None:
+async def test_models_are_listed_or_the_error_says_why() -> None:
     async with client_of(ScriptedModel(lambda _: "", name="tiny")) as client:
         assert await client.models() == ("tiny",)
     async with client_of(answering(200, {"hello": "world"})) as client:
@@ -202,7 +202,7 @@ async def test_models_are_listed_and_a_server_that_has_none_is_said() -> None:
             await client.models()
 
 
-async def test_a_cancelled_call_leaves_the_server_free() -> None:
+async def test_cancelled_call_frees_the_server() -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def script(_: ChatRequest) -> str:
@@ -224,7 +224,7 @@ async def test_a_cancelled_call_leaves_the_server_free() -> None:
     assert not server.model.active
 
 
-async def test_over_a_real_port_a_refused_connection_is_retried() -> None:
+async def test_refused_connection_on_a_real_port_is_retried() -> None:
     model = ScriptedModel(lambda _: "yes", faults=[Fault.REFUSE, Fault.CUT])
     clock = Clock()
     async with ScriptedServer(model) as server, LLMClient(server.base_url, sleep=clock.sleep) as client:
@@ -233,7 +233,7 @@ async def test_over_a_real_port_a_refused_connection_is_retried() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "localhost:80", "ftp://x", "http://"])
-def test_a_bad_base_url_is_refused_by_name(url: str) -> None:
+def test_bad_base_url_is_named(url: str) -> None:
     with pytest.raises(ValueError, match="is not a base URL"):
         LLMClient(url)
 

@@ -1,4 +1,4 @@
-"""The policy before all our HTTP servers, by itself."""
+"""The access policy of our HTTP servers, by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ramify.serving.engine.vllm_guard import KEY_VARIABLE, VllmGuard
+from ramify.serving.engine.vllm_process import KEY_VARIABLE, VllmGuard
 from ramify.serving.http_guard import AccessPolicy, Guard, Headers, Keys, authority, stays_here, with_target_host
 from ramify.serving.testing import ScriptedServer
 
@@ -30,7 +30,7 @@ def status(policy: AccessPolicy, headers: Headers, method: str = "GET", version:
         *("[::1]", "[::1]:8080", "[0:0::1]:8080", "[::ffff:127.0.0.1]", "box.lan:99", "BOX.LAN.", " localhost "),
     ],
 )
-def test_its_own_names_are_answered(host: str) -> None:
+def test_own_host_names_are_answered(host: str) -> None:
     assert status(LOOPBACK, [(b"Host", host.encode())]) is None
 
 
@@ -49,19 +49,19 @@ def test_its_own_names_are_answered(host: str) -> None:
         ),
     ],
 )
-def test_any_other_name_is_refused(host: str, refused: int) -> None:
+def test_other_host_names_are_refused(host: str, refused: int) -> None:
     """DNS rebinding: a page's own name leads to this machine, and its browser says that name."""
     assert status(LOOPBACK, [(b"host", host.encode("latin-1"))]) == refused
 
 
-def test_the_refusal_says_how_to_allow_a_name() -> None:
+def test_refusal_says_how_to_allow_a_host_name() -> None:
     refusal = LOOPBACK.refusal("GET", [(b"host", b"Host.Docker.Internal:8080")])
     assert refusal is not None and "--allow-host host.docker.internal" in refusal.message
     said = json.loads(refusal.body())["error"]
     assert (said["type"], said["param"], said["code"]) == ("invalid_request_error", "host", "host_not_allowed")
 
 
-def test_one_host_is_one() -> None:
+def test_exactly_one_host_header_is_required() -> None:
     assert status(LOOPBACK, [(b"host", b"localhost"), (b"Host", b"localhost")]) == 400
     assert status(LOOPBACK, []) == 400
     assert status(LOOPBACK, [], version="1.0") is None, "it has no Host, and no browser speaks it"
@@ -71,7 +71,7 @@ def test_one_host_is_one() -> None:
 
 
 @pytest.mark.parametrize(("host", "refused"), [("10.0.0.7:80", None), ("[fd00::1]", None), ("evil.test", 421)])
-def test_beyond_this_machine_any_address_is_its_own(host: str, refused: int | None) -> None:
+def test_beyond_this_machine_any_ip_address_is_accepted(host: str, refused: int | None) -> None:
     """No DNS server can point an address elsewhere."""
     assert status(AccessPolicy(any_address=True), [(b"host", host.encode())]) == refused
 
@@ -80,7 +80,7 @@ def test_beyond_this_machine_any_address_is_its_own(host: str, refused: int | No
     ("authorization", "refused"),
     [(None, 401), (b"Bearer wrong", 401), (b"Bearer ", 401), (b"k3y", 401), (b"bearer  k3y", None)],
 )
-def test_beyond_this_machine_a_key_stands_for_the_name(authorization: bytes | None, refused: int | None) -> None:
+def test_beyond_this_machine_a_key_replaces_the_host_name(authorization: bytes | None, refused: int | None) -> None:
     shown = [] if authorization is None else [(b"authorization", authorization)]
     assert status(KEYED, [(b"host", b"llm.example.org"), *shown]) == refused
     on_loopback = AccessPolicy(keys=KEYED.keys)
@@ -88,13 +88,13 @@ def test_beyond_this_machine_a_key_stands_for_the_name(authorization: bytes | No
 
 
 @pytest.mark.parametrize("site", [b"cross-site", b"same-site", b"", b"nonsense", b"Same-Origin, none"])
-def test_another_site_is_refused(site: bytes) -> None:
+def test_cross_site_requests_are_refused(site: bytes) -> None:
     assert status(LOOPBACK, [(b"host", b"localhost"), (b"sec-fetch-site", site)]) == 403
     assert status(LOOPBACK, [(b"host", b"localhost"), (b"sec-fetch-site", b"none"), (b"sec-fetch-site", site)]) == 403
 
 
 @pytest.mark.parametrize("site", [b"same-origin", b"none"])
-def test_its_own_pages_are_answered(site: bytes) -> None:
+def test_own_pages_are_answered(site: bytes) -> None:
     own = [(b"host", b"localhost:8080"), (b"sec-fetch-site", site), (b"origin", b"http://localhost:8080")]
     assert status(LOOPBACK, own) is None
 
@@ -120,7 +120,7 @@ def test_its_own_pages_are_answered(site: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-def test_an_origin_must_be_its_own(host: str, origin: str, refused: int | None, method: str) -> None:
+def test_origin_must_be_the_servers_own(host: str, origin: str, refused: int | None, method: str) -> None:
     headers = [(b"host", host.encode()), (b"origin", origin.encode()), (b"content-type", b"application/json")]
     assert status(LOOPBACK, headers, method) == refused
     assert status(LOOPBACK, [*headers, (b"origin", origin.encode())], method) == 403
@@ -142,7 +142,7 @@ def test_an_origin_must_be_its_own(host: str, origin: str, refused: int | None, 
     ],
 )
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "post", "BREW"])
-def test_what_changes_something_is_json(said: list[bytes], refused: int | None, method: str) -> None:
+def test_changing_requests_must_be_json(said: list[bytes], refused: int | None, method: str) -> None:
     """A form and a `fetch` of text reach another site without asking it first; JSON does not."""
     headers = [(b"host", b"localhost"), *((b"content-type", one) for one in said)]
     assert status(LOOPBACK, headers, method) == refused
@@ -154,7 +154,7 @@ NAMES = st.from_regex(r"[a-z0-9_][a-z0-9_.-]{0,30}", fullmatch=True)
 
 @given(NAMES, st.none() | st.integers(0, 65535))
 @example("localhost", 80)
-def test_a_name_and_its_port_come_apart(name: str, port: int | None) -> None:
+def test_authority_splits_host_and_port(name: str, port: int | None) -> None:
     text = name.upper() + ("" if port is None else f":{port}")
     assert authority(text) == (name.removesuffix("."), port)
 
@@ -177,7 +177,7 @@ def test_no_header_breaks_the_check(text: str) -> None:
         (b"http://localhost@evil.test/", b"localhost@evil.test"),
     ],
 )
-def test_the_host_of_a_whole_url_stands_for_the_header(target: bytes, host: bytes) -> None:
+def test_host_of_an_absolute_target_replaces_the_header(target: bytes, host: bytes) -> None:
     headers = [(b"host", b"localhost"), (b"accept", b"*/*")]
     with_target_host(target, headers)
     assert dict(headers) == {b"host": host, b"accept": b"*/*"}
@@ -191,7 +191,7 @@ def test_the_host_of_a_whole_url_stands_for_the_header(target: bytes, host: byte
     [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.1", True), ("::ffff:127.0.0.1", True)]
     + [(host, False) for host in ("", "0.0.0.0", "::", "0", "10.0.0.1", "::ffff:10.0.0.1", "fe80::1")],
 )
-def test_what_stays_on_this_machine(host: str, here: bool) -> None:
+def test_which_hosts_stay_on_this_machine(host: str, here: bool) -> None:
     assert stays_here(host) is here
 
 
@@ -213,14 +213,14 @@ async def inside(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": f"{scope['type']}.response.start" if scope["type"] == "http" else "websocket.accept"})
 
 
-def test_a_websocket_is_asked_the_same() -> None:
+def test_websockets_are_checked_too() -> None:
     guard, host = Guard(inside, LOOPBACK), (b"host", b"localhost")
     assert asked(guard, [host], kind="websocket") == [{"type": "websocket.accept"}]
     for bad in ([host, (b"origin", b"http://evil.test")], [(b"host", b"evil.test")]):
         assert asked(guard, bad, kind="websocket") == [{"type": "websocket.close", "code": 1008}]
 
 
-def test_every_answer_forbids_other_pages_to_use_it() -> None:
+def test_every_answer_forbids_cross_origin_use() -> None:
     for headers in ([(b"host", b"localhost")], [(b"host", b"evil.test")]):
         names = dict(asked(Guard(inside, LOOPBACK), headers)[0]["headers"])
         assert names[b"cross-origin-resource-policy"] == b"same-origin"
@@ -231,7 +231,7 @@ def test_every_answer_forbids_other_pages_to_use_it() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/metrics", "/tokenize", "/invocations", "/Health", "/health/"]
 )
-def test_vllms_own_server_answers_its_gateway_alone(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_vllm_server_answers_only_its_gateway(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "k3y")
     guard, host, key = VllmGuard(inside), (b"host", b"127.0.0.1:9"), (b"authorization", b"Bearer k3y")
     assert asked(guard, [host], path)[0]["status"] == 401
@@ -244,7 +244,7 @@ def test_vllms_own_server_answers_its_gateway_alone(monkeypatch: pytest.MonkeyPa
     assert asked(VllmGuard(inside), [host, (b"origin", b"http://evil.test")], path)[0]["status"] == 403
 
 
-async def test_a_scripted_server_answers_no_page_either() -> None:
+async def test_scripted_server_refuses_pages_too() -> None:
     async with ScriptedServer(lambda _: "never") as server:
         port = int(server.base_url.split(":")[2].split("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""What a workflow imports to call a model stays light: the servers come only where one is run."""
+"""Importing the model client stays cheap: server packages are imported only where a server runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ print(*sorted({"starlette", "uvicorn", "xllamacpp", "sqlalchemy", "langgraph"} &
 """
 
 
-def test_the_client_brings_no_server_along() -> None:
+def test_client_import_brings_no_server() -> None:
     out = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []

@@ -1,4 +1,4 @@
-"""Ranking by letters: pure, on hand-made log-probabilities."""
+"""Ranking by letters, on hand-made log-probabilities."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ def test_spellings_of_a_letter_count_together_and_an_unseen_letter_gets_the_floo
     assert scores == (pytest.approx(math.log(0.4)), pytest.approx(-1.0), pytest.approx(-4.0))
 
 
-def test_an_impossible_token_does_not_become_the_floor() -> None:
+def test_impossible_token_does_not_become_the_floor() -> None:
     assert letter_scores(result(A=-1.0, B=-math.inf), 2) == (-1.0, -2.0)
 
 
-def test_no_logprobs_is_an_error_that_says_what_to_do() -> None:
+def test_missing_logprobs_error_says_what_to_do() -> None:
     with pytest.raises(LLMError, match="top_logprobs"):
         letter_scores(ChatResult("A", "stop", "m"), 2)
 
 
 @given(st.dictionaries(st.sampled_from(LETTERS), st.floats(-30, -0.01), min_size=1))
-def test_the_ranking_is_that_of_the_logprobs(seen: dict[str, float]) -> None:
+def test_ranking_follows_the_logprobs(seen: dict[str, float]) -> None:
     scores = dict(zip(LETTERS, letter_scores(result(**seen), len(LETTERS)), strict=True))
     assert sorted(seen, key=seen.__getitem__) == sorted(seen, key=scores.__getitem__)
     assert all(scores[unseen] < min(seen.values()) for unseen in set(LETTERS) - set(seen))
 
 
-async def test_a_scripted_preference_is_what_is_ranked() -> None:
+async def test_scripted_preferences_are_ranked() -> None:
     model = ScriptedModel(lambda _: {"B": 3, "A": 1})
     async with LLMClient("http://model", transport=model) as client:
         answer = await client.chat(letter_request("Which?", ["red", "blue"]))

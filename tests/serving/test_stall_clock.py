@@ -1,4 +1,4 @@
-"""Limits that do not count the time for which this loop was held up."""
+"""Timeouts that do not count the time in which the event loop was blocked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramify.serving.stall_clock import TICK_S, StallAwareClock, StallAwareTimeou
 from tests.serving.stalled_loop import Ahead, turns
 
 
-async def test_what_the_loop_was_held_up_for_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocked_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, clock = Ahead(monkeypatch), StallAwareClock()
     with clock, clock:
         begun = clock.time()
@@ -22,7 +22,7 @@ async def test_what_the_loop_was_held_up_for_is_no_time(monkeypatch: pytest.Monk
     assert 10 <= passed < 12
 
 
-async def test_it_ticks_only_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clock_ticks_only_while_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, clock = Ahead(monkeypatch), StallAwareClock()
     with clock:
         await turns()
@@ -36,7 +36,7 @@ async def test_it_ticks_only_while_somebody_watches(monkeypatch: pytest.MonkeyPa
         assert 2 <= clock.time() - begun < 3
 
 
-async def test_a_limit_is_over_after_so_long_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timeout_ends_after_its_awake_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, clock = Ahead(monkeypatch), StallAwareClock()
 
     async def limited() -> None:
@@ -54,7 +54,7 @@ async def test_a_limit_is_over_after_so_long_awake(monkeypatch: pytest.MonkeyPat
         await asyncio.wait_for(task, 60)
 
 
-async def test_who_was_held_up_at_the_end_of_a_limit_reads_first_what_has_come(
+async def test_after_a_blocked_loop_data_is_read_before_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ahead, clock = Ahead(monkeypatch), StallAwareClock()
@@ -72,7 +72,7 @@ async def test_who_was_held_up_at_the_end_of_a_limit_reads_first_what_has_come(
     assert await task == "read"
 
 
-async def test_in_a_loop_that_is_always_held_up_a_limit_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timeout_ends_even_in_a_permanently_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, clock = Ahead(monkeypatch), StallAwareClock()
 
     async def limited() -> None:
@@ -86,7 +86,7 @@ async def test_in_a_loop_that_is_always_held_up_a_limit_ends_all_the_same(monkey
     assert task.done() and isinstance(task.exception(), TimeoutError)
 
 
-async def test_a_wait_ends_with_its_task_or_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_ends_with_its_task_or_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, clock = Ahead(monkeypatch), StallAwareClock()
     go = asyncio.Event()
 
@@ -106,7 +106,7 @@ async def test_a_wait_ends_with_its_task_or_its_time(monkeypatch: pytest.MonkeyP
     assert task.done()
 
 
-def test_it_goes_on_in_another_loop() -> None:
+def test_clock_works_in_another_loop() -> None:
     """One that ended with a tick to come left none behind."""
     clock = StallAwareClock()
 
@@ -124,7 +124,7 @@ def test_it_goes_on_in_another_loop() -> None:
     assert asyncio.run(watched()) > TICK_S * 1.5
 
 
-async def test_a_limit_whose_clock_fails_is_over() -> None:
+async def test_timeout_with_a_failing_clock_ends() -> None:
     """The loop only logs what a timer raises: the wait under it would have no end."""
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))

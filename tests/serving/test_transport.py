@@ -1,4 +1,4 @@
-"""One header for clients that know nothing of tags: in a run, to the gateway, and to nobody else."""
+"""Tagging httpx clients: one header, during a run, to the gateway and to nobody else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def seen(response: httpx.Response) -> Any:
         ("http://evil/?http://gateway:8080", False),
     ],
 )
-def test_only_the_gateways_own_origin_hears_of_it(url: str, is_tagged: bool) -> None:
+def test_only_the_gateways_origin_gets_tags(url: str, is_tagged: bool) -> None:
     with httpx.Client(transport=TaggingTransport(httpx.MockTransport(echo), "http://gateway:8080/v1")) as client:
         assert seen(client.get(url)) is None
         with tagged(lambda: TAGS):
@@ -46,13 +46,13 @@ def test_only_the_gateways_own_origin_hears_of_it(url: str, is_tagged: bool) -> 
         assert seen(client.get(url)) is None
 
 
-def test_a_schemes_own_port_may_be_left_out() -> None:
+def test_default_port_may_be_left_out() -> None:
     transport = TaggingTransport(httpx.MockTransport(echo), "https://gateway:443/v1")
     with httpx.Client(transport=transport) as client, tagged(lambda: TAGS):
         assert seen(client.get("https://gateway/v1/models")) == TAGS.to_xargs()
 
 
-def test_what_the_client_says_itself_stands_and_nothing_is_said_for_nothing() -> None:
+def test_own_header_wins_and_empty_tags_send_none() -> None:
     transport = TaggingTransport(httpx.MockTransport(echo), "http://gateway")
     with httpx.Client(transport=transport, base_url="http://gateway") as client:
         with tagged(lambda: TAGS):
@@ -61,7 +61,7 @@ def test_what_the_client_says_itself_stands_and_nothing_is_said_for_nothing() ->
             assert seen(client.get("/")) is None
 
 
-async def test_tasks_of_different_runs_do_not_mix_and_what_is_left_is_asked_each_time() -> None:
+async def test_tags_are_per_task_and_asked_for_each_request() -> None:
     left = iter([9.0, 8.0])
     transport = TaggingTransport(httpx.MockTransport(echo), "http://gateway")
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -76,7 +76,7 @@ async def test_tasks_of_different_runs_do_not_mix_and_what_is_left_is_asked_each
             assert [seen(await client.get("/"))["slo_deadline_s"] for _ in range(2)] == [9.0, 8.0]
 
 
-async def test_an_unchanged_client_gets_deadlines_through_the_gateway() -> None:
+async def test_unchanged_client_gets_deadlines_through_the_gateway() -> None:
     app = create_gateway("http://engine/v1", transport=ScriptedModel(lambda _: "ok"))
     transport = TaggingTransport(httpx.ASGITransport(app), "http://gateway/v1")
     http = httpx.AsyncClient(transport=transport)
@@ -87,7 +87,7 @@ async def test_an_unchanged_client_gets_deadlines_through_the_gateway() -> None:
     assert [(r["tags"], r["met"]) for r in records["requests"]] == [({**TAGS.to_xargs(), "compound_stage": 0}, True)]
 
 
-async def test_a_transport_of_the_other_kind_is_an_error() -> None:
+async def test_transport_of_the_other_kind_is_an_error() -> None:
     asynchronous = TaggingTransport(httpx.AsyncHTTPTransport(), "http://gateway")
     with pytest.raises(TypeError, match=r"AsyncHTTPTransport is not a transport of an httpx.Client"):
         asynchronous.handle_request(httpx.Request("GET", "http://gateway"))

@@ -1,15 +1,13 @@
 """`ramify browse`: a run in the terminal, while it goes on and afterwards.
 
-lines.py     text with looks: what every view is made of
-view.py      the one widget that shows lines; only those on the screen are ever drawn
-nodes.py     the rows of the branch graph: checkpoints, and what was done after the last of a branch
-details.py   the tabs, and which lines each has for a node
-facts.py, files.py, timeline.py, calls.py, shell.py, effects.py   the lines of one tab each
-search.py    what a text is looked for in
-resuming.py  a resume in a process of its own, and what it said
-dialogs.py   the runs, a question, an answer, the keys
-app.py       the application
+- app.py: the application, its layout and keys. Start here.
+- branch_graph.py: the rows of the branch graph: checkpoints, and what a branch did after its last one
+- subject.py: the tabs, and what they describe: a node or its whole run
+- tabs.py, activity_tabs.py: the lines of each tab
+- styled_lines.py, line_view.py: styled text, and the widget that shows it; only visible lines are drawn
+- search.py: search in the branches and in the details
+- run_actions.py, resume_process.py, dialogs.py: fork and resume a run, in a process of its own; the dialogs
 
-Nothing is written but by a fork or a resume that the user asked for. The lines are pure functions of the read model
-(`ramify.browse`), so what is shown is tested without a terminal, and the page and the command line agree with it.
+Only a fork or a resume that the user asks for writes anything. The lines are pure functions of `ramify.inspect`, so
+they are tested without a terminal, and agree with the web page and the command line.
 """

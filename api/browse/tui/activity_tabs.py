@@ -1,4 +1,10 @@
-"""The tabs Timeline, Calls and Shell: what a node or its run did, over time."""
+"""The tabs Timeline, Calls and Shell.
+
+Timeline: steps and model calls as bars over time, with the deadlines. Idle time (a run that waited for a person, or
+was resumed the next day) is cut short, so that the bars stay readable. Calls: prompts and answers with tokens, times
+and deadlines. Shell: commands and their output, as far as the journal has them: a command with `reuse=True` has a row
+of its own; of the others, every `RunResult` inside a step's result is shown.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from ramify.browse.tui.branch_graph import name_of
 from ramify.browse.tui.styled_lines import (
-    Line,
     Look,
+    StyledLine,
     fact_lines,
     heading,
     json_lines,
@@ -39,18 +45,18 @@ if TYPE_CHECKING:
 
 
 _INSTANT = {OpKind.SEAL, OpKind.RELEASE, OpKind.BARRIER, OpKind.PREFORK, OpKind.FORK}
-_WRONG = {Look.BAD: "✗ "}  # failed, or later than its deadline
+_WRONG = {Look.BAD: "✗ "}  # failed, or missed its deadline
 _NAME, _TOOK = 18, 9  # columns
-_IDLE = 0.1  # of the time that was worked: a longer pause is cut to
+_IDLE = 0.1  # pauses longer than this share of the busy time are cut to
 _CUT = 0.03
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Where an instant stands, from 0 to 1. `knots`: (Unix seconds, place), both rising."""
+    """The position of an instant, from 0 to 1. `knots`: (Unix seconds, position), both rising."""
 
     knots: tuple[tuple[float, float], ...]
-    cuts: tuple[float, ...]  # places where a pause was cut
+    cuts: tuple[float, ...]  # positions of cut pauses
 
     def at(self, when: float) -> float:
         after = bisect_left(self.knots, (when, 0.0))
@@ -63,7 +69,7 @@ class Axis:
 
 
 def axis(spans: Sequence[tuple[float, float]]) -> Axis:
-    """Over spans of work (begin, end), at least one."""
+    """The axis over spans of work (begin, end), at least one."""
     busy: list[list[float]] = []
     for begin, end in sorted(spans):
         if busy and begin <= busy[-1][1]:
@@ -86,7 +92,8 @@ def axis(spans: Sequence[tuple[float, float]]) -> Axis:
     return Axis(tuple((when, at / whole) for when, at in knots), tuple(cut / whole for cut in cuts))
 
 
-def timeline_lines(of: Subject) -> Iterator[Line]:
+def timeline_lines(of: Subject) -> Iterator[StyledLine]:
+    """The lines of the tab Timeline."""
     run = of.graph.history.run
     drawn = [one for one in of.graph.history.moments if one.kind not in _INSTANT]
     mine = {one.seq for one in of.node.moments}
@@ -111,11 +118,11 @@ def timeline_lines(of: Subject) -> Iterator[Line]:
         head = (name.ljust(_NAME), Look.BOLD if one.seq in mine else Look.PLAIN)
         took = seconds(max(0.0, one.ended_at - one.started_at))
         spans = (head, _bar(one, over, room, deadline), (took.rjust(_TOOK), Look.DIM))
-        yield Line(spans, node=of.graph.holding(one))
+        yield StyledLine(spans, node=of.graph.holding(one))
 
 
 def _within(one: Moment, first: float, last: float) -> tuple[float, float] | None:
-    """The part of a moment, of whatever branch, that lies between: nobody waited idly then."""
+    """The part of a moment, of any branch, that lies between two instants: time that was not idle."""
     begin, end = max(first, one.started_at), min(last, one.ended_at)
     return (begin, end) if begin <= end else None
 
@@ -146,7 +153,8 @@ def _look(one: Moment) -> Look:
 _ROLES = {"system": Look.DIM, "user": Look.INFO, "assistant": Look.GOOD, "tool": Look.NOTE}
 
 
-def call_tab_lines(of: Subject) -> Iterator[Line]:
+def call_tab_lines(of: Subject) -> Iterator[StyledLine]:
+    """The lines of the tab Calls."""
     made = [(moment.llm, moment.times) for moment in of.moments]
     calls = [(row, times) for row, times in made if row is not None and times is not None]
     yield scope_of(of.whole_run, "Model calls")
@@ -163,7 +171,7 @@ def call_tab_lines(of: Subject) -> Iterator[Line]:
         yield from body
 
 
-def _call(row: LLMRecord, times: CallTimes, width: int) -> Iterator[Line]:
+def _call(row: LLMRecord, times: CallTimes, width: int) -> Iterator[StyledLine]:
     yield from heading(f"call #{row.seq}  {times.verdict if times.met is not None else 'best effort'}")
     result = codec.decode_own(row.result_json, ChatResult)
     request = chat_request(row)
@@ -175,7 +183,7 @@ def _call(row: LLMRecord, times: CallTimes, width: int) -> Iterator[Line]:
         for message in request.messages:
             yield line(message.role, Look.BOLD)
             yield from wrapped(message.content, width, _ROLES[message.role], indent="  ")
-    else:  # a front end's own form
+    else:  # recorded in a front end's own form
         yield line("request", Look.BOLD)
         yield from json_lines(row.request_json, width)
     yield line(f"answer ({result.finish_reason})", Look.BOLD)
@@ -217,7 +225,8 @@ def _where_time_went(ledger: Ledger) -> str:
 _STEPS = {OpKind.RUN, OpKind.CALL_TOOL, OpKind.BREAK, OpKind.COMMAND}
 
 
-def shell_lines(of: Subject) -> Iterator[Line]:
+def shell_lines(of: Subject) -> Iterator[StyledLine]:
+    """The lines of the tab Shell."""
     yield scope_of(of.whole_run, "Commands and output")
     told = [moment for moment in of.moments if moment.kind in _STEPS]
     if not told:
@@ -226,10 +235,10 @@ def shell_lines(of: Subject) -> Iterator[Line]:
         yield from _step(moment)
 
 
-def _step(moment: Moment) -> Iterator[Line]:
+def _step(moment: Moment) -> Iterator[StyledLine]:
     results = list(command_results(json.loads(moment.op.result_json or "null"))) if moment.op is not None else []
     if moment.kind is OpKind.COMMAND:
-        yield Line()
+        yield StyledLine()
     else:
         yield from heading(f"{moment.name}  {seconds(moment.ended_at - moment.started_at)}")
     for result in results:
@@ -240,9 +249,9 @@ def _step(moment: Moment) -> Iterator[Line]:
         yield from paragraphs(moment.summary)
 
 
-def command_lines(result: RunResult) -> Iterator[Line]:
+def command_lines(result: RunResult) -> Iterator[StyledLine]:
     first, *rest = result.command.rstrip("\n").split("\n")
-    yield Line((("$ ", Look.INFO), (line(first).text, Look.BOLD)))
+    yield StyledLine((("$ ", Look.INFO), (line(first).text, Look.BOLD)))
     for one in rest:
         yield line(f"  {one}", Look.BOLD)
     for text, look in ((result.stdout, Look.PLAIN), (result.stderr, Look.BAD)):

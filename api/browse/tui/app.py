@@ -1,4 +1,4 @@
-"""The browser itself: the branch graph, the tabs beside it, and what the keys do."""
+"""The browser: the branch graph, the tabs beside it, and what the keys do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from textual.events import Resize
 from textual.widgets import Footer, Input, Static
 
 from ramify.browse.tui.branch_graph import Graph, Node, graph
-from ramify.browse.tui.dialogs import Keys, Runs
+from ramify.browse.tui.dialogs import KeysDialog, RunsDialog
 from ramify.browse.tui.line_view import LineView
-from ramify.browse.tui.run_actions import Acting
-from ramify.browse.tui.search import Finding
+from ramify.browse.tui.run_actions import RunActions
+from ramify.browse.tui.search import SearchActions
 from ramify.browse.tui.styled_lines import safe
 from ramify.browse.tui.subject import Subject, Tab
 from ramify.browse.tui.tabs import lines_of
@@ -31,15 +31,15 @@ from ramify.runtime.errors import RunError
 from ramify.runtime.records import CheckpointId, CheckpointRecord, RunId, RunRecord
 
 POLL_S = 0.5
-_SHARE = 4  # looking for what is new takes at most one part in so many of the time
-_BAR = 400  # columns: the head is a bar from side to side
-_WIDE = 110  # columns from which branches and details stand side by side
+_SHARE = 4  # polling takes at most this fraction of the time
+_BAR = 400  # columns of the head, which is a bar from side to side
+_WIDE = 110  # from this width, branches and details are side by side
 _RUNS = 500
-_REST_S = 0.02  # while a key is held down nothing is told of the nodes that it passes
+_REST_S = 0.02  # while a key is held down, the details of passed nodes are skipped
 
 
-class Browser(Acting, Finding):
-    """Looks at `run`: at `checkpoint` if one is given, else at what is newest, and follows that."""
+class Browser(RunActions, SearchActions):
+    """Shows `run`: at `checkpoint` if one is given, otherwise at the newest one, which it follows."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS_PATH = "browser.tcss"
@@ -59,7 +59,7 @@ class Browser(Acting, Finding):
         Binding("R", "runs", "Runs"),
         Binding("question_mark", "keys", "Keys", key_display="?"),
         Binding("q", "quit", "Quit"),
-        Binding("ctrl+c", "quit", show=False, priority=True),  # also where something is asked
+        Binding("ctrl+c", "quit", show=False, priority=True),  # also in dialogs
         Binding("o", "output", show=False),
         Binding("x", "stop_resume", show=False),
         Binding("F", "follow", show=False),
@@ -69,7 +69,7 @@ class Browser(Acting, Finding):
 
     def __init__(self, home: Home, run: RunRecord, checkpoint: CheckpointRecord | None = None) -> None:
         super().__init__()
-        self.theme = "ansi-dark"  # the terminal's own colours, light or dark
+        self.theme = "ansi-dark"  # the terminal's own colours
         self.home = home
         self._run, self._at = run.id, None if checkpoint is None else checkpoint.id
         self._following = checkpoint is None
@@ -80,10 +80,10 @@ class Browser(Acting, Finding):
         self._comparing = False
         self._wanted = asyncio.Event()
         self._telling = False
-        self._told: tuple[object, ...] = ()  # what the details stand for
+        self._told: tuple[object, ...] = ()  # what the details describe
         self._stack = AsyncExitStack()
 
-    # What is on the screen
+    # The screen
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -130,7 +130,7 @@ class Browser(Acting, Finding):
 
     @work(exclusive=True, group="watch")
     async def _watch(self) -> None:
-        """Show the run, and what is new in it, for as long as it is the one to be shown."""
+        """Show the run, and what is new in it, until another run is shown."""
         seen: History | None = None
         while True:
             begun = time.monotonic()
@@ -147,7 +147,7 @@ class Browser(Acting, Finding):
             await asyncio.sleep(max(POLL_S, (_SHARE - 1) * (time.monotonic() - begun)))
 
     def _take(self, new: Graph) -> None:
-        """The same run with more in it, or another: the cursor stays at its node, or follows what is new."""
+        """The same run with more in it, or another one: the cursor stays at its node, or follows the newest."""
         here = self._at if self._graph is None else None if self.node is None else self.node.id
         self._graph = new
         newest = min(new.at_row, default=0)
@@ -177,7 +177,7 @@ class Browser(Acting, Finding):
 
     @work(group="tell")
     async def _tell(self) -> None:
-        """Fill the details, one after another, whenever something else is wanted; the last wish wins."""
+        """Fill the details whenever another subject is wanted; the latest request wins."""
         while True:
             self._telling = False
             await self._wanted.wait()
@@ -195,7 +195,7 @@ class Browser(Acting, Finding):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the details are those of the node that the cursor stands at."""
+        """Whether the details are those of the node at the cursor."""
         if self._graph is None or self.node is None or self._wanted.is_set() or self._telling:
             return False
         return self._told == self._subject(self._graph, self.node).key(self._tab)
@@ -230,7 +230,7 @@ class Browser(Acting, Finding):
         elif chosen is not None and chosen.node is not None and self._graph is not None:
             self._branches.move_to(self._graph.row_of.get(chosen.node, self._branches.cursor))
 
-    # What the keys do
+    # The keys
 
     def action_other_part(self) -> None:
         (self._pane if self._branches.has_focus else self._branches).focus()
@@ -262,10 +262,10 @@ class Browser(Acting, Finding):
             self._branches.move_to(min(self._graph.at_row, default=0))
 
     def action_mark(self) -> None:
-        """Mark the node, or take the mark from it."""
+        """Mark the node, or remove its mark."""
         node = self.node
         if node is None or node.checkpoint is None:
-            self.notify("Only a checkpoint has files to compare: what a branch did after its last one was not sealed")
+            self.notify("Only a checkpoint has files to compare: later changes of a branch were not sealed")
             return
         self._marked = None if self._marked is not None and self._marked.id == node.id else node
         self._comparing = self._comparing and self._marked is not None
@@ -276,9 +276,9 @@ class Browser(Acting, Finding):
             self._say_head(self._graph.history)
 
     def action_compare(self) -> None:
-        """The files since the marked node; again: since the parent."""
+        """Show the files that differ from the marked node; when repeated, from the parent."""
         if self._marked is None:
-            self.notify("m marks a node; d then shows what differs from it at another one")
+            self.notify("m marks a node; then d at another node shows the differences")
             return
         self._comparing = self._tab is not Tab.FILES or not self._comparing
         self.action_tab(Tab.FILES.name)
@@ -288,15 +288,15 @@ class Browser(Acting, Finding):
         runs = await self._store.runs(_RUNS)
         statuses = {run.id: self.home.status(run) for run in runs}
         header, *rows = run_table(runs, await self._store.tallies([*statuses]), statuses, self.home.clock())
-        chosen = await self.push_screen_wait(Runs(header, list(zip(statuses, rows, strict=True)), self._run))
+        chosen = await self.push_screen_wait(RunsDialog(header, list(zip(statuses, rows, strict=True)), self._run))
         if chosen is not None and chosen != self._run:
             self.open_run(RunId(chosen))
 
     def action_keys(self) -> None:
-        self.push_screen(Keys())
+        self.push_screen(KeysDialog())
 
 
 def _differs(seen: History, now: History) -> bool:
-    """Whether there is anything new to show. Rows are only added, but for the run's own and the effects'."""
+    """Whether there is anything new to show. Rows are only added, except for the run's own and the effects'."""
     counts = (len(seen.ops), len(seen.llm), len(seen.checkpoints)), (len(now.ops), len(now.llm), len(now.checkpoints))
     return counts[0] != counts[1] or seen.run != now.run or seen.effects != now.effects

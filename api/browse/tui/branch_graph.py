@@ -1,7 +1,7 @@
-"""The rows of the branch graph: every checkpoint, and of each branch what it did after its last one.
+"""The rows of the branch graph: every checkpoint, and what a branch did after its last one.
 
-A plan seals only where it pays, so a branch may end in steps that no checkpoint holds, or have none at all. Such an
-open end is a node like the others (`checkpoint` is None): it can be looked at, and is forked at the state before it.
+A plan seals only where it pays, so a branch may end in steps that no checkpoint holds, or have no checkpoint at all.
+Such an open end is a node, too (`checkpoint` is None): it can be viewed, and is forked at the state before it.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ramify.browse.tui.styled_lines import Line as Shown
-from ramify.browse.tui.styled_lines import Look, Span, safe
+from ramify.browse.tui.styled_lines import Look, Span, StyledLine, safe
 from ramify.compiler.plan import OpKind
 from ramify.inspect.checkpoint_graph import NODE, draw
-from ramify.inspect.history import End, History, Line, Moment
+from ramify.inspect.history import BranchHistory, End, History, Moment
 from ramify.inspect.values import command_result
 from ramify.runtime.records import BranchPath, CheckpointId, CheckpointRecord, OpStatus
 from ramify.sandboxes.contract import RunResult
 
 OPEN_NODE = "○"
-_WIDEST = 16  # columns of the graph
+_WIDEST = 16  # columns of the graph at most
 _BOOKKEEPING = {OpKind.FORK, OpKind.RELEASE, OpKind.PREFORK, OpKind.SEAL, OpKind.BARRIER, OpKind.MERGE}
 _ENDS = {End.OPEN: Look.INFO, End.MERGED: Look.GOOD, End.RELEASED: Look.DIM}
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    id: CheckpointId  # of an open end: "+" and its branch
+    """A checkpoint, or the open end of a branch."""
+
+    id: CheckpointId  # for an open end: "+" and its branch
     seq: int
     branch: BranchPath
     parents: tuple[CheckpointId, ...]
-    moments: tuple[Moment, ...]  # what the branch did since the checkpoint before it
+    moments: tuple[Moment, ...]  # since the previous checkpoint of the branch
     checkpoint: CheckpointRecord | None
 
 
@@ -41,7 +42,7 @@ class Graph:
     """All nodes of a history, drawn newest first."""
 
     history: History
-    lines: tuple[Shown, ...]
+    lines: tuple[StyledLine, ...]
     at_row: Mapping[int, Node]
     row_of: Mapping[CheckpointId, int]
 
@@ -54,15 +55,15 @@ class Graph:
         return found
 
     def holding(self, moment: Moment) -> CheckpointId | None:
-        """The node that a moment is part of; None of a fork that nothing on its branch came after."""
+        """The node that a moment belongs to; None for a fork that is the last moment of its branch."""
         mine = self._by_branch.get(moment.branch, ())
         at = bisect_left(mine, moment.seq, key=lambda node: node.seq)
         return mine[at].id if at < len(mine) else None
 
 
 def graph(history: History) -> Graph:
-    """Takes time in proportion to rows and open branches: not for the event loop where there are thousands."""
-    lines: list[Shown] = []
+    """The graph of a history. Takes time proportional to rows and open branches: call it outside the event loop."""
+    lines: list[StyledLine] = []
     at_row: dict[int, Node] = {}
     every = list(nodes(history))
     tips = {node.branch: node.id for node in sorted(every, key=lambda node: node.seq)}
@@ -74,7 +75,7 @@ def graph(history: History) -> Graph:
 
 
 def nodes(history: History) -> Iterator[Node]:
-    for of in history.lines.values():
+    for of in history.branches.values():
         seqs = [moment.seq for moment in of.moments]
         begin = 0
         for one in of.checkpoints:
@@ -87,13 +88,13 @@ def nodes(history: History) -> Iterator[Node]:
             yield Node(CheckpointId(f"+{of.path}"), rest[-1].seq, of.path, parent, rest, None)
 
 
-def _before(history: History, of: Line) -> tuple[CheckpointId, ...]:
-    """Its last checkpoint; of a branch without one, the last of those above it when it was forked."""
+def _before(history: History, of: BranchHistory) -> tuple[CheckpointId, ...]:
+    """Its last checkpoint; without one, the last of the branches above when it was forked."""
     if of.checkpoints:
         return (of.checkpoints[-1].id,)
     until, above = of.forked_at, of.parent
     while above is not None:
-        line = history.lines[above]
+        line = history.branches[above]
         seen = [one.id for one in line.checkpoints if one.seq <= until]
         if seen:
             return (seen[-1],)
@@ -102,7 +103,7 @@ def _before(history: History, of: Line) -> tuple[CheckpointId, ...]:
 
 
 def name_of(moment: Moment) -> str:
-    """A step's name; of what has none, what it is."""
+    """The name of a moment's step, otherwise its kind."""
     if moment.llm is not None:
         return f"model call #{moment.seq}"
     named = moment.op is None or moment.op.step is not None
@@ -110,7 +111,7 @@ def name_of(moment: Moment) -> str:
 
 
 def came(moment: Moment) -> str:
-    """What came of it, in a line; of a command the last that it said, which tells more than how it was called."""
+    """A moment's result in a line; for a command the last line of its output, which says more than its call."""
     if moment.op is None or not moment.summary.startswith(RunResult.__name__):
         return moment.summary
     result = command_result(moment.op)
@@ -129,7 +130,7 @@ def title(node: Node) -> str:
             return "model calls"
         return f"{name_of(last)}: {came(last)}" if last.summary else name_of(last)
     made = node.moments[-1] if node.moments and node.moments[-1].seq == node.seq else None
-    if made is not None and made.kind is OpKind.SEAL:  # what it seals tells more
+    if made is not None and made.kind is OpKind.SEAL:  # the step that it seals says more
         sealed = (one for one in reversed(node.moments) if one.op is not None and one.kind not in _BOOKKEEPING)
         made = next(sealed, made)
     label = node.checkpoint.label
@@ -139,9 +140,9 @@ def title(node: Node) -> str:
     return said if made.kind is OpKind.MERGE or name in said else f"{name}: {said}"
 
 
-def _shown(history: History, drawn: str, node: Node | None, tips: Mapping[BranchPath, CheckpointId]) -> Shown:
+def _shown(history: History, drawn: str, node: Node | None, tips: Mapping[BranchPath, CheckpointId]) -> StyledLine:
     if node is None:
-        return Shown(((_narrow(drawn), Look.DIM),), passed=True)
+        return StyledLine(((_narrow(drawn), Look.DIM),), passed=True)
     if node.checkpoint is None:
         drawn = drawn.replace(NODE, OPEN_NODE)
     failed = any(moment.status is OpStatus.FAILED for moment in node.moments)
@@ -155,16 +156,16 @@ def _shown(history: History, drawn: str, node: Node | None, tips: Mapping[Branch
     if calls:
         spans.append((f" ✎{calls}", Look.NOTE))
     if tips[node.branch] == node.id:
-        end = history.lines[node.branch].end
+        end = history.branches[node.branch].end
         short = node.branch.rpartition("/")[2]
         spans.append((f" ({short})" if end is End.OPEN else f" ({short} {end.value})", _ENDS[end]))
     if node.checkpoint is not None:
         spans.append((f" {node.id[:8]}", Look.DIM))
-    return Shown(tuple(spans), node=node.id)
+    return StyledLine(tuple(spans), node=node.id)
 
 
 def _narrow(drawn: str) -> str:
-    """At most so many columns, those about the node."""
+    """At most as many columns as fit, those around the node."""
     if len(drawn) <= _WIDEST:
         return drawn
     begin = max(0, max(drawn.find(NODE), drawn.find(OPEN_NODE), drawn.find("├")) - _WIDEST + 4)

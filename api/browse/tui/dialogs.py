@@ -1,4 +1,4 @@
-"""What is asked and shown over the browser: the runs, a question, an answer, what a resume says, the keys."""
+"""The dialogs over the browser: the runs, a question, an answer, the output of a resume, the keys."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from ramify.browse.tui.line_view import LineView
-from ramify.browse.tui.resume_process import Resuming
-from ramify.browse.tui.styled_lines import Line, Look, line, safe
+from ramify.browse.tui.resume_process import ResumeProcess
+from ramify.browse.tui.styled_lines import Look, StyledLine, line, safe
 from ramify.runtime.records import RunId
 
 KEYS = (
@@ -25,37 +25,37 @@ KEYS = (
     ("h l", "left, right"),
     ("tab", "branches or details"),
     ("1-6 [ ]", "State, Files, Timeline, Calls, Shell, Effects"),
-    ("enter", "from a list: to its part below; from a bar of the timeline: to its checkpoint"),
-    ("z", "the part with the cursor alone, or both"),
+    ("enter", "from a list to the details below; from a bar of the timeline to its checkpoint"),
+    ("z", "only the part with the cursor, or both"),
     ("/ n N", "search, next, previous. In the branches: in labels, steps, results, prompts, answers, paths"),
-    ("a", "the node alone, or all of the run (Timeline, Calls, Shell, Effects)"),
-    ("m d", "mark a node; files since the marked one, or since the parent"),
+    ("a", "only the node, or the whole run (Timeline, Calls, Shell, Effects)"),
+    ("m d", "mark a node; compare files with the marked node, or with the parent"),
     ("f", "fork the run at this node, as a new run"),
-    ("r", "resume the run: go on with it, or answer what it waits for"),
-    ("o x", "what the resume says; stop it (it can be resumed again)"),
+    ("r", "resume the run, or answer its question"),
+    ("o x", "output of the resume; stop it (it can be resumed again)"),
     ("R", "the runs"),
-    ("F", "follow what is new, or stay"),
-    ("? q", "these keys; leave"),
+    ("F", "follow new checkpoints, or stay"),
+    ("? q", "show these keys; quit"),
     ("", ""),
     ("● ○", "checkpoint; done after the last checkpoint"),
-    ("✎ ↺ ✗", "model calls; taken over; something failed"),
+    ("✎ ↺ ✗", "model calls; reused; failed"),
 )
 
 
-class Over(ModalScreen[str | None]):
-    """A box over the browser; Escape leaves it with None."""
+class Dialog(ModalScreen[str | None]):
+    """A box over the browser; Escape closes it with None."""
 
     BINDINGS: ClassVar = [Binding("escape,q", "dismiss(None)", "Back")]
     DEFAULT_CSS = """
-    Over { align: center middle; }
-    Over > Vertical, Over > VerticalScroll { width: 90%; max-width: 110; height: auto; max-height: 90%;
+    Dialog { align: center middle; }
+    Dialog > Vertical, Dialog > VerticalScroll { width: 90%; max-width: 110; height: auto; max-height: 90%;
         border: round ansi_cyan; padding: 0 1; background: ansi_default; }
-    Over Static { width: 100%; height: auto; }
-    Over LineView { height: auto; max-height: 30; min-height: 1; }
+    Dialog Static { width: 100%; height: auto; }
+    Dialog LineView { height: auto; max-height: 30; min-height: 1; }
     """
 
 
-class Keys(Over):
+class KeysDialog(Dialog):
     BINDINGS: ClassVar = [
         Binding("question_mark,enter", "dismiss(None)", "Back"),
         Binding("j", "down", show=False),
@@ -77,8 +77,8 @@ class Keys(Over):
         self.query_one(VerticalScroll).scroll_up(animate=False)
 
 
-class Question(Over):
-    """A yes, as "y", or one of the other keys that are offered."""
+class ConfirmDialog(Dialog):
+    """Returns the key that was pressed: "y" for yes, or another key that is offered."""
 
     def __init__(self, text: str, keys: Sequence[tuple[str, str]]) -> None:
         super().__init__()
@@ -97,14 +97,14 @@ class Question(Over):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A question that a run waits for. `id`: None where none is known."""
+    """A question that a run waits for. `id`: None if it is not known."""
 
     id: str | None
     text: str
 
 
-class Answer(Over):
-    """A text, to one of the questions that a run waits with."""
+class AnswerDialog(Dialog):
+    """Asks for a text that answers one of the run's questions."""
 
     BINDINGS: ClassVar = [Binding("escape", "dismiss(None)", "Back")]
 
@@ -117,21 +117,21 @@ class Answer(Over):
             which = "an answer" if self._asked.id is None else f"the answer to question {self._asked.id}"
             box.border_title = f"The run waits for {which}"
             asked = "\n".join(map(safe, self._asked.text.split("\n")))
-            yield Static(f"{asked}\nJSON, or a text as it is. esc: back", markup=False)
+            yield Static(f"{asked}\nJSON or text. esc: back", markup=False)
             yield Input()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value)
 
 
-class Runs(Over):
-    """The runs, newest first; the one that is chosen."""
+class RunsDialog(Dialog):
+    """The runs, newest first; returns the chosen one."""
 
     def __init__(self, header: str, rows: Sequence[tuple[RunId, str]], here: RunId) -> None:
         super().__init__()
         self._ids = [id for id, _ in rows]
         self._lines = [line(header, Look.BOLD), *(line(text) for _, text in rows)]
-        self._lines[0] = Line(self._lines[0].spans, passed=True)
+        self._lines[0] = StyledLine(self._lines[0].spans, passed=True)
         self._here = self._ids.index(here) + 1 if here in self._ids else 1
 
     def compose(self) -> ComposeResult:
@@ -149,19 +149,19 @@ class Runs(Over):
             self.dismiss(self._ids[event.view.cursor - 1])
 
 
-class Output(Over):
-    """What a resume says, as it comes."""
+class OutputDialog(Dialog):
+    """The output of a resume, live."""
 
     BINDINGS: ClassVar = [Binding("o,enter", "dismiss(None)", "Back"), Binding("x", "stop", "Stop")]
 
-    def __init__(self, resuming: Resuming) -> None:
+    def __init__(self, resuming: ResumeProcess) -> None:
         super().__init__()
         self._resuming = resuming
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = safe(f"ramify resume {self._resuming.run_id}")
-            box.border_subtitle = "esc: back (it goes on)   x: stop it"
+            box.border_subtitle = "esc: back (it continues)   x: stop it"
             yield LineView(id="output")
 
     def on_mount(self) -> None:
@@ -169,7 +169,7 @@ class Output(Over):
         self.heard()
 
     def heard(self) -> None:
-        """There is more of it: shown to its end, unless the cursor was moved up."""
+        """There is more output: scroll to its end, unless the cursor was moved up."""
         view = self.query_one(LineView)
         at_end = view.cursor >= len(view.lines) - 1
         told = [line(one) for one in self._resuming.said]

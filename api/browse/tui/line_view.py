@@ -1,4 +1,4 @@
-"""The widget that shows lines: ten or ten million, at the same price, for only those on the screen are drawn."""
+"""The widget that shows lines. Only visible lines are drawn, so ten million cost as little as ten."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ramify.browse.tui.styled_lines import Line, Look
+from ramify.browse.tui.styled_lines import Look, StyledLine
 
 _FOUND = Style(color="black", bgcolor="yellow")
 _CURSOR, _CURSOR_AWAY = Style(reverse=True), Style(bold=True)
 _MARK = Style(color="magenta", bold=True)
-_MEASURED = 20_000  # lines whose width is measured; what is further down is cut at the widest of these
+_MEASURED = 20_000  # lines whose width is measured; later lines are cut at the widest of these
 _SIDEWAYS = 8
 
 
 class LineView(ScrollView, can_focus=True):
-    """Lines with a cursor among them."""
+    """Lines with a cursor."""
 
     BINDINGS: ClassVar = [
         Binding("j,down", "move(1)", "Down", show=False),
@@ -41,7 +41,7 @@ class LineView(ScrollView, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor stands at another line."""
+        """The cursor is at another line."""
 
         def __init__(self, view: LineView) -> None:
             super().__init__()
@@ -56,17 +56,17 @@ class LineView(ScrollView, can_focus=True):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
-        self.lines: Sequence[Line] = ()
+        self.lines: Sequence[StyledLine] = ()
         self.cursor = 0
         self.needle = ""
-        self.marked: str | None = None  # the line of this node is marked
+        self.marked: str | None = None  # the node whose line is marked
 
     @property
-    def current(self) -> Line | None:
+    def current(self) -> StyledLine | None:
         return self.lines[self.cursor] if self.cursor < len(self.lines) else None
 
-    def show(self, lines: Sequence[Line], cursor: int = 0) -> None:
-        """Other lines, the cursor at or near the given one. Where it was before does not matter."""
+    def show(self, lines: Sequence[StyledLine], cursor: int = 0) -> None:
+        """Show other lines, with the cursor at or near the given one."""
         self.lines = lines
         widest = max((cell_len(one.text) for one in lines[:_MEASURED]), default=0)
         self.virtual_size = Size(widest, len(lines))
@@ -75,7 +75,7 @@ class LineView(ScrollView, can_focus=True):
         self.refresh()
 
     def move_to(self, at: int) -> None:
-        """Raises nothing: a place outside is taken for the nearest inside."""
+        """Move the cursor; a line outside means the nearest one inside."""
         at = self._stop(max(0, min(at, len(self.lines) - 1)), 1 if at >= self.cursor else -1)
         if at != self.cursor:
             self.cursor = at
@@ -84,7 +84,7 @@ class LineView(ScrollView, can_focus=True):
         self.refresh()
 
     def _stop(self, at: int, step: int) -> int:
-        """The nearest line that way where the cursor stops; the other way where there is none."""
+        """The nearest line in that direction where the cursor may stop; in the other direction if there is none."""
         for way in (step, -step):
             found = at
             while 0 <= found < len(self.lines):
@@ -150,16 +150,16 @@ def _style(look: Look) -> Style:
 
 
 def matches(text: str, needle: str) -> bool:
-    """Capitals matter where the needle has some."""
+    """Case counts if the needle has capitals."""
     return needle in text if needle != needle.lower() else needle in text.lower()
 
 
 def _marked(pieces: list[Segment], needle: str) -> list[Segment]:
-    """Every place where the needle stands within a piece, in a look of its own."""
+    """The pieces, with every match inside a piece in its own style."""
     marked = []
     for text, style, _ in pieces:
         seen = text if needle != needle.lower() else text.lower()
-        if len(seen) != len(text):  # letters whose small form is longer
+        if len(seen) != len(text):  # a letter whose lower-case form is longer
             seen = text
         begin = 0
         while (at := seen.find(needle, begin)) >= 0:

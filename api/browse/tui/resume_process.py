@@ -1,7 +1,7 @@
-"""A resume, as the user would have typed it: in a process of its own.
+"""A resume in a process of its own, as if the user had typed it.
 
-The user's code prints, changes signal handlers, imports what it likes and may hang; none of it may happen to the
-terminal that the browser draws on. What the browser sees of the run is what the database says, as of any other.
+The user's code prints, changes signal handlers, imports anything and may hang. None of this may affect the terminal
+that the browser draws on. The browser reads the run from the database, as it reads any other.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ def command(home: Home, run_id: str, answers: Sequence[str]) -> list[str]:
 
 
 @dataclass
-class Resuming:
-    """One resume and what it has said. `heard` is called after each line, and at the end."""
+class ResumeProcess:
+    """One resume and its output. `heard` is called after each line, and at the end."""
 
     run_id: str
     heard: Callable[[], None]
     said: list[str] = field(default_factory=list)
-    status: int | None = None  # its exit status; None: it goes on
+    status: int | None = None  # its exit status; None while it runs
     _process: asyncio.subprocess.Process | None = None
 
     async def work(self, words: Sequence[str]) -> None:
-        """To its end. Cancelled: the process is stopped as by Ctrl-C, and can be resumed again."""
+        """Run to the end. If cancelled, the process is stopped as by Ctrl-C, and the run can be resumed again."""
         self._process = process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # the terminal's Ctrl-C is the browser's
+            start_new_session=True,  # the terminal's Ctrl-C is for the browser
         )
         assert process.stdout is not None
         try:

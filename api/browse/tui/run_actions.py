@@ -1,4 +1,4 @@
-"""What the browser does to runs, where it is asked to: fork one at a node, go on with one."""
+"""What the browser does to runs on request: fork one at a node, resume one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from textual import work
 from textual.app import App as Terminal
 
 from ramify.browse.tui.branch_graph import Graph, Node
-from ramify.browse.tui.dialogs import Answer, Output, Question, Waiting
-from ramify.browse.tui.resume_process import Resuming, command
+from ramify.browse.tui.dialogs import AnswerDialog, ConfirmDialog, OutputDialog, Waiting
+from ramify.browse.tui.resume_process import ResumeProcess, command
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.home import Home
 from ramify.inspect.values import plain
@@ -24,11 +24,11 @@ from ramify.runtime.store.reader import at_once, reading
 _RESUMED = {RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.FORKED, RunStatus.WAITING}
 
 
-class Acting(Terminal[None]):
-    """A browser's actions on runs. What they need of it is abstract here."""
+class RunActions(Terminal[None]):
+    """A browser's actions on runs. What they need of the browser is abstract here."""
 
     home: Home
-    resuming: Resuming | None = None
+    resuming: ResumeProcess | None = None
 
     @property
     @abstractmethod
@@ -52,11 +52,11 @@ class Acting(Terminal[None]):
             return
         at = node.id if node.checkpoint is not None else next(iter(node.parents), None)
         if at is None:
-            self.notify("This branch was forked from no checkpoint that is kept", severity="warning")
+            self.notify("The checkpoint that this branch was forked from was deleted", severity="warning")
             return
-        text = f"Fork run {graph.history.run.id} at {at[:10]}: a new run that stands there, to be gone on with by r."
-        keys = [("y", "fork it"), ("!", "fork it for real: its irreversible steps are done")]
-        said = await self.push_screen_wait(Question(text, keys))
+        text = f"Fork run {graph.history.run.id} at {at[:10]}: a new run that starts there; r resumes it."
+        keys = [("y", "fork it"), ("!", "fork it for real: its irreversible steps have their effects")]
+        said = await self.push_screen_wait(ConfirmDialog(text, keys))
         if said is None:
             return
         from ramify.session import Runtime
@@ -67,7 +67,7 @@ class Acting(Terminal[None]):
         except (RunError, ForkEngineError) as error:
             self.notify(str(error), title="Not forked", severity="error", markup=False)
             return
-        self.notify(f"Run {made.id} stands at {at[:10]}: r goes on with it, R shows the others", markup=False)
+        self.notify(f"Run {made.id} starts at {at[:10]}: r resumes it, R lists the runs", markup=False)
         self.open_run(made.id)
 
     @work(exclusive=True, group="ask")
@@ -76,40 +76,40 @@ class Acting(Terminal[None]):
             return
         run = self.shown.history.run
         if self.resuming is not None and self.resuming.status is None:
-            self.notify(f"A resume of {self.resuming.run_id} goes on: o shows it, x stops it", markup=False)
+            self.notify(f"A resume of {self.resuming.run_id} is running: o shows it, x stops it", markup=False)
             return
         if run.status not in _RESUMED and self.status != "interrupted":
-            self.notify(f"The run is {self.status}: f forks it, to go on from one of its checkpoints")
+            self.notify(f"The run is {self.status}: f forks it at one of its checkpoints")
             return
         answers: list[str] = []
         if run.status is RunStatus.WAITING:
             for asked in await asyncio.to_thread(_asked, self.home, self.shown):
-                said = await self.push_screen_wait(Answer(asked))
+                said = await self.push_screen_wait(AnswerDialog(asked))
                 if said is None:
                     return
                 answers.append(said if asked.id is None else f"{asked.id}={said}")
-        elif await self.push_screen_wait(Question(f"Go on with run {run.id}?", [("y", "resume it")])) is None:
+        elif await self.push_screen_wait(ConfirmDialog(f"Resume run {run.id}?", [("y", "resume it")])) is None:
             return
-        self.resuming = Resuming(run.id, self._heard)
+        self.resuming = ResumeProcess(run.id, self._heard)
         self._resume(self.resuming, answers)
         self.action_output()
 
     @work(exclusive=True, group="resume")
-    async def _resume(self, resuming: Resuming, answers: Sequence[str]) -> None:
+    async def _resume(self, resuming: ResumeProcess, answers: Sequence[str]) -> None:
         await resuming.work(command(self.home, resuming.run_id, answers))
-        if not isinstance(self.screen, Output):
-            ended = "is done" if resuming.status == 0 else f"ended with {resuming.status}: o shows what it said"
+        if not isinstance(self.screen, OutputDialog):
+            ended = "is done" if resuming.status == 0 else f"ended with {resuming.status}: o shows its output"
             self.notify(f"`ramify resume {resuming.run_id}` {ended}", markup=False)
 
     def _heard(self) -> None:
-        if isinstance(self.screen, Output):
+        if isinstance(self.screen, OutputDialog):
             self.screen.heard()
 
     def action_output(self) -> None:
         if self.resuming is None:
-            self.notify("Nothing was resumed here yet: r does it")
+            self.notify("Nothing was resumed here yet: r resumes the run")
         else:
-            self.push_screen(Output(self.resuming))
+            self.push_screen(OutputDialog(self.resuming))
 
     def action_stop_resume(self) -> None:
         if self.resuming is not None:
@@ -117,8 +117,10 @@ class Acting(Terminal[None]):
 
 
 def _asked(home: Home, graph: Graph) -> list[Waiting]:
-    """What the run waits for, and nobody has answered. Of a LangGraph thread that stops at a breakpoint, or is kept
-    elsewhere, one answer without a known question."""
+    """The open questions of the run.
+
+    For a LangGraph thread at a breakpoint, or one stored elsewhere, a single answer without a known question.
+    """
     run = graph.history.run
     with reading(home.database) as store:
         answers = at_once(store.answers(run.id))
@@ -131,7 +133,7 @@ def _asked(home: Home, graph: Graph) -> list[Waiting]:
     try:
         asked = open_interrupts(home.database, run)
     except ThreadElsewhere:
-        return [Waiting(None, "(Its checkpoints, and the question with them, are kept elsewhere.)")]
+        return [Waiting(None, "(Its checkpoints are stored elsewhere, and the question with them.)")]
     return (
         [_waiting(one) for one in Inbox.of_interrupts(run.id, asked, answers).open] if asked else [Waiting(None, "")]
     )

@@ -1,4 +1,4 @@
-"""What a text is looked for in: of a node everything that its row stands for, of other views what they show."""
+"""Search in the branches, and in the details."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from textual.widgets import Input
 
 from ramify.browse.tui.branch_graph import Graph
 from ramify.browse.tui.line_view import LineView, matches
-from ramify.browse.tui.styled_lines import Line
+from ramify.browse.tui.styled_lines import StyledLine
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.inspect.state import state_at
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def texts(history: History, snapshots: SnapshotStore, node: Node) -> Iterator[str]:
-    """Branch, label and id; steps with what came of them; questions and answers; the paths of files that changed.
+    """The texts of a node: branch, label and id; steps and results; prompts and answers; paths of changed files.
 
-    The cheapest first: a search stops at the first that fits.
+    The cheapest come first, because a search stops at the first match.
     """
     yield node.branch
     if node.checkpoint is not None:
@@ -46,15 +46,18 @@ def texts(history: History, snapshots: SnapshotStore, node: Node) -> Iterator[st
         try:
             change = state_at(history, snapshots, node.checkpoint).change
             yield from (one.path for one in change.files) if change is not None else ()
-        except SnapshotNotFound:  # collected: what it changed is not known any more, all else is
+        except SnapshotNotFound:  # garbage-collected: only its changes are unknown
             return
 
 
 def find_node(
     graph: Graph, snapshots: SnapshotStore, needle: str, start: int, step: int, stopped: Callable[[], bool]
 ) -> int | None:
-    """The row of the next node, from `start` on and round the end, that has the needle. May read snapshots, and so
-    take long where there are many: `stopped` is asked before each whether anybody still waits."""
+    """The row of the next node with the needle, from `start` on, round the end.
+
+    It may read snapshots, and take long if there are many: `stopped` is asked before each whether anybody still
+    waits.
+    """
     rows = sorted(graph.at_row)
 
     def fits(at: int) -> bool:
@@ -69,7 +72,7 @@ def find_node(
     return None if found is None else rows[found]
 
 
-def find_line(lines: Sequence[Line], needle: str, start: int, step: int) -> int | None:
+def find_line(lines: Sequence[StyledLine], needle: str, start: int, step: int) -> int | None:
     return _round(len(lines), start, step, lambda at: matches(lines[at].text, needle))
 
 
@@ -82,7 +85,7 @@ def _round(count: int, start: int, step: int, fits: Callable[[int], bool]) -> in
 
 
 def _read(kept: str | None) -> str:
-    """The texts inside a value of the journal, as somebody would type them."""
+    """The texts inside a stored value, as somebody would type them."""
     return "" if kept is None else "\n".join(_strings(json.loads(kept)))
 
 
@@ -103,8 +106,8 @@ def _strings(value: object) -> Iterator[str]:
 BRANCHES, PANE = "branches", "pane"
 
 
-class Finding(Terminal[None]):
-    """A browser's search: in the part where the cursor was when it began."""
+class SearchActions(Terminal[None]):
+    """A browser's search, in the part of the screen where the cursor was when it started."""
 
     snapshots: SnapshotStore
     _needle = ""
@@ -124,7 +127,7 @@ class Finding(Terminal[None]):
         box.focus()
 
     def action_leave_search(self) -> None:
-        """Out of the box, and no marks where something was found."""
+        """Close the box, and remove the marks of matches."""
         self._stop.set()
         self._close_box()
         for view in self.query(LineView):
@@ -152,7 +155,7 @@ class Finding(Terminal[None]):
 
     @work(exclusive=True, group="search")
     async def _find(self, away: int, step: int) -> None:
-        """From so many lines away, in one direction and round the end."""
+        """Search from `away` lines away, in one direction and round the end."""
         self._stop.set()  # an older search in its thread
         self._stop = stop = Event()
         view, graph = self.query_one(f"#{self._searched}", LineView), self.shown
@@ -166,6 +169,6 @@ class Finding(Terminal[None]):
         if stop.is_set():
             return
         if found is None:
-            self.notify(f"{self._needle!r} is nowhere here", markup=False)
+            self.notify(f"{self._needle!r} was not found here", markup=False)
         else:
             view.move_to(found)

@@ -1,4 +1,4 @@
-"""The tabs, and which lines each has for a node."""
+"""What the tabs describe: a node, or its whole run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Tab(StrEnum):
-    """In the order in which they stand, and are numbered."""
+    """The tabs in their order, which is also their number."""
 
     STATE = "State"
     FILES = "Files"
@@ -29,7 +29,7 @@ class Tab(StrEnum):
 
 @dataclass(frozen=True)
 class Subject:
-    """What the tabs tell about: a node, by itself or with all of its run, and the state it is compared with."""
+    """What the tabs describe: a node, by itself or with its whole run, and the state to compare it with."""
 
     graph: Graph
     node: Node
@@ -42,7 +42,7 @@ class Subject:
     against: Node | None = None  # compare with this one; None: with the node's own parent
 
     def key(self, tab: Tab) -> tuple[object, ...]:
-        """Equal where the same is told, perhaps with more in it."""
+        """Equal for the same subject, even if there is more in it by now."""
         against = None if self.against is None else self.against.id
         return (self.graph.history.run.id, self.node.id, tab, self.whole_run, against)
 
@@ -52,13 +52,15 @@ class Subject:
 
     @cached_property
     def state(self) -> State | None:
-        """None of an open end. Raises `SnapshotNotFound` where it is not kept any more."""
+        """The node's state; None for an open end. Raises `SnapshotNotFound` if it was deleted."""
         one = self.node.checkpoint
         return None if one is None else state_at(self.graph.history, self.snapshots, one, self.database)
 
     @cached_property
     def change(self) -> StateDiff | None:
-        """What differs from what it is compared with; None of the workspace as it was, and of an open end."""
+        """The differences from the state it is compared with; None for the original workspace, and for an open
+        end.
+        """
         if self.against is None or self.against.checkpoint is None:
             return None if self.state is None else self.state.change
         if self.node.checkpoint is None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 from ramify.browse.tui.activity_tabs import call_tab_lines, command_lines, shell_lines, timeline_lines
 from ramify.browse.tui.branch_graph import name_of
-from ramify.browse.tui.styled_lines import Line, Look, fact_lines, heading, json_lines, line, safe, scope_of, wrapped
+from ramify.browse.tui.styled_lines import (
+    Look,
+    StyledLine,
+    fact_lines,
+    heading,
+    json_lines,
+    line,
+    safe,
+    scope_of,
+    wrapped,
+)
 from ramify.browse.tui.subject import Subject, Tab
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.errors import ForkEngineError
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
     from ramify.inspect.state import StateDiff
 
 
-def lines_of(tab: Tab, of: Subject) -> tuple[Line, ...]:
+def lines_of(tab: Tab, of: Subject) -> tuple[StyledLine, ...]:
     """The lines of a tab. If a snapshot is gone, they say so.
 
     It may read snapshots and compare files: call it outside the event loop.
@@ -35,7 +45,7 @@ def lines_of(tab: Tab, of: Subject) -> tuple[Line, ...]:
         return tuple(wrapped(str(error), of.width, Look.BAD))
 
 
-def _lines(tab: Tab, of: Subject) -> Iterator[Line]:
+def _lines(tab: Tab, of: Subject) -> Iterator[StyledLine]:
     match tab:
         case Tab.STATE:
             return _state_lines(of)
@@ -54,9 +64,10 @@ def _lines(tab: Tab, of: Subject) -> Iterator[Line]:
 _QUIET = {OpKind.SEAL, OpKind.BARRIER, OpKind.PREFORK, OpKind.RELEASE, OpKind.ENTER}
 
 
-def _state_lines(of: Subject) -> Iterator[Line]:
+def _state_lines(of: Subject) -> Iterator[StyledLine]:
+    """The tab State: where a node is, what was done there with which result, and its run."""
     if of.node.checkpoint is None:
-        said = "What this branch did after its last checkpoint. It was not sealed, so it has no state of its own."
+        said = "What this branch did after its last checkpoint. It was not sealed, so it has no state."
         yield from wrapped(said, of.width, Look.NOTE)
         yield from fact_lines([("branch", of.node.branch), ("after", ", ".join(of.node.parents) or "none")])
     elif of.state is not None:
@@ -86,8 +97,8 @@ def _state_lines(of: Subject) -> Iterator[Line]:
         yield from wrapped(of.graph.history.run.error, of.width, Look.BAD, indent="  ")
 
 
-def moment_lines(moment: Moment, history: History, width: int) -> Iterator[Line]:
-    """A step with its result, or what it raised."""
+def moment_lines(moment: Moment, history: History, width: int) -> Iterator[StyledLine]:
+    """A step with its result, or with what it raised."""
     mark, look = "●", Look.GOOD
     if moment.status in (OpStatus.FAILED, OpStatus.UNDONE):
         mark, look = "✗", Look.BAD
@@ -95,7 +106,7 @@ def moment_lines(moment: Moment, history: History, width: int) -> Iterator[Line]
         mark, look = "?", Look.NOTE
     took = seconds(moment.ended_at - moment.started_at)
     said = f"reused from {moment.reused_from}" if moment.reused_from else took
-    yield Line(((f"{mark} ", look), (clipped(safe(name_of(moment)), 80), Look.BOLD), (f"  {said}", Look.DIM)))
+    yield StyledLine(((f"{mark} ", look), (clipped(safe(name_of(moment)), 80), Look.BOLD), (f"  {said}", Look.DIM)))
     if moment.op is None:
         return
     if moment.op.error:
@@ -104,7 +115,7 @@ def moment_lines(moment: Moment, history: History, width: int) -> Iterator[Line]
         yield from wrapped(moment.summary, width, indent="    ")
     elif (result := command_result(moment.op)) is not None:
         for one in command_lines(result):
-            yield Line((("    ", Look.PLAIN), *one.spans))
+            yield StyledLine((("    ", Look.PLAIN), *one.spans))
     elif (value := history.result_of(moment.op)) not in (None, "null", '""'):
         yield from json_lines(value or "null", width, indent="    ")
 
@@ -131,11 +142,12 @@ _PATCH_LOOKS = (
 _CHANGES = {"A": Look.GOOD, "D": Look.BAD}
 
 
-def _file_lines(of: Subject) -> Iterator[Line]:
+def _file_lines(of: Subject) -> Iterator[StyledLine]:
+    """The tab Files: changes of the environment and of files, as a list that leads to the diffs below."""
     change = of.change
     if change is None:
-        nothing = "The workspace as it was" if of.node.checkpoint else "Not sealed: its files were not kept"
-        yield from wrapped(f"{nothing}. m marks a state, d shows what differs from it.", of.width, Look.NOTE)
+        nothing = "The original workspace" if of.node.checkpoint else "Not sealed: its files were not stored"
+        yield from wrapped(f"{nothing}. m marks a state, d shows the differences from it.", of.width, Look.NOTE)
         return
     since = "since its parent" if of.against is None else f"since {of.against.id[:10]} ({of.against.branch})"
     yield line(f"{count(len(change.files), 'path')} changed {since}", Look.BOLD)
@@ -143,16 +155,16 @@ def _file_lines(of: Subject) -> Iterator[Line]:
     yield from _files(change)
 
 
-def _files(change: StateDiff) -> Iterator[Line]:
+def _files(change: StateDiff) -> Iterator[StyledLine]:
     by_path = {patch.path: patch for patch in change.patches}
     bodies = {path: list(_patch_lines(patch)) for path, patch in by_path.items()}
     at = 1 + len(variable_lines(change)) + len(change.files) + 1
     for one, said in zip(change.files, change_lines(list(change.files)), strict=True):
         body = bodies.get(one.path)
         spans = ((f"{said[:1]} ", _CHANGES.get(said[:1], Look.NOTE)), (line(said[2:]).text, Look.PLAIN))
-        yield Line(spans + _counts(by_path.get(one.path)), to=None if body is None else at)
+        yield StyledLine(spans + _counts(by_path.get(one.path)), to=None if body is None else at)
         at += len(body or ())
-    yield Line()
+    yield StyledLine()
     for one in change.files:
         yield from bodies.get(one.path, ())
 
@@ -165,11 +177,11 @@ def _counts(patch: FilePatch | None) -> tuple[tuple[str, Look], ...]:
     return ((f"  +{patch.added}", Look.GOOD), (f" -{patch.removed}", Look.BAD))
 
 
-def _patch_lines(patch: FilePatch) -> Iterator[Line]:
+def _patch_lines(patch: FilePatch) -> Iterator[StyledLine]:
     for one in os.fsdecode(patch.text).split("\n")[:-1]:
         look = next((look for start, look in _PATCH_LOOKS if one.startswith(start)), Look.PLAIN)
         yield line(one, look)
-    yield Line()
+    yield StyledLine()
 
 
 _EFFECT_LOOKS = {
@@ -184,27 +196,28 @@ _EFFECT_LOOKS = {
 }
 
 
-def _effect_tab(of: Subject) -> Iterator[Line]:
+def _effect_tab(of: Subject) -> Iterator[StyledLine]:
+    """The tab Effects: irreversible effects so far."""
     whole = of.whole_run or of.state is None
     ledger = of.graph.history.effects if whole or of.state is None else of.state.effects
-    yield scope_of(whole, "Effects on the outside", "by then")
+    yield scope_of(whole, "Irreversible effects", "by then")
     if not ledger:
-        yield line("None: nothing irreversible was done.")
+        yield line("None: no irreversible step ran.")
     here = {moment.op.key for moment in of.node.moments if moment.op is not None}
     last = {one.key: one.attempt for one in ledger}
     for one in ledger:
         yield from _effect(one, of, last[one.key], here=one.key in here)
 
 
-def _effect(one: EffectRecord, of: Subject, attempts: int, *, here: bool) -> Iterator[Line]:
-    yield Line()
+def _effect(one: EffectRecord, of: Subject, attempts: int, *, here: bool) -> Iterator[StyledLine]:
+    yield StyledLine()
     where = "  done here" if here and one.attempt == attempts else ""
     spans = (
         (f"{one.status.value:<12}", _EFFECT_LOOKS[one.status]),
         (line(one.step).text, Look.BOLD),
         (where, Look.INFO),
     )
-    yield Line(spans)
+    yield StyledLine(spans)
     settled = "not yet" if one.settled_at is None else instant(one.settled_at)
     facts = [("key", one.idempotency_key), ("branch", one.branch)]
     facts += [("attempt", f"{one.attempt} of {attempts}")] if attempts > 1 else []

@@ -1,5 +1,6 @@
-"""Runs as one local page: `ramify browse --web`.
+"""Runs on one local page: `ramify browse --web`.
 
-`guard` decides who is let in, `app` has the routes, `reader` keeps what was read of each run, `views` makes the
-answers, `wire` is their shapes; `static` is the page itself, hand-written, without a build step.
+`server` listens, `guard` decides which requests are allowed, `app` has the routes, `run_cache` keeps the histories
+that were read, `views` makes the answers, and `responses` defines their shapes. `static` is the page itself:
+hand-written, without a build step.
 """

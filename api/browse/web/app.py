@@ -1,5 +1,6 @@
-"""The page's server as an ASGI application: its files, and a JSON answer a question. One route writes: it stores a
-person's answer."""
+"""The page's server as an ASGI application: static files and JSON answers. One route writes: it stores a person's
+answer.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".s
 
 
 def create_app(reader: RunCache) -> Starlette:
-    """Without a guard: `server.guarded` puts one in front."""
+    """Without a guard: `server.serving` puts one in front."""
     pages = _Answers(reader)
     files = {file.name: file for file in STATIC.iterdir() if file.suffix in TYPES}
 
@@ -62,7 +63,7 @@ def create_app(reader: RunCache) -> Starlette:
 
 
 class _Answers:
-    """One method a question; what each returns is sent as JSON."""
+    """One method per route; its return value is sent as JSON."""
 
     def __init__(self, reader: RunCache) -> None:
         self._reader = reader
@@ -74,14 +75,14 @@ class _Answers:
         return await self._reader.inbox()
 
     async def answer(self, request: Request) -> object:
-        """The body: `{"id": …, "answer": any JSON}`, or a "text" as people write it: JSON where it parses."""
+        """The body: `{"id": …, "answer": any JSON}`, or a "text" as a person types it: JSON if it parses."""
         said = await _body(request)
         match said:
             case {"id": str(id), "answer": answer, **rest} if not rest:
                 return await self._reader.answer(id, answer)
             case {"id": str(id), "text": str(text), **rest} if not rest:
                 return await self._reader.answer(id, parse_value(text))
-        raise HTTPException(400, 'send {"id": "…", "answer": …}, or a "text" in its place')
+        raise HTTPException(400, 'send {"id": "…", "answer": …}, or "text" instead of "answer"')
 
     async def history(self, request: Request) -> object:
         return await self._reader.page(_run(request), request.query_params.get("since", ""))
@@ -126,7 +127,7 @@ async def _body(request: Request) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise HTTPException(400, "the body is no JSON") from None
+        raise HTTPException(400, "the body is not JSON") from None
 
 
 def _run(request: Request, name: str = "run") -> RunId:
@@ -147,7 +148,7 @@ def _json(answer: Callable[[Request], Awaitable[object]]) -> Callable[[Request],
 
 
 def _sent(value: object, status: int = 200) -> Response:
-    # ASCII: a file's name that is not UTF-8 carries surrogates, which JSON can say and UTF-8 cannot
+    # ASCII: names of files that are not UTF-8 hold surrogates, which JSON can express and UTF-8 cannot
     return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")
 
 

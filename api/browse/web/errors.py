@@ -1,20 +1,20 @@
-"""What can go wrong with the page.
+"""Errors of the web page.
 
 WebError
-├── CannotListen          the port is taken, or may not be had
+├── CannotListen          the port is taken or not allowed
 ├── PartsMissing          starlette or uvicorn is not installed
-└── NotThere              no such row, state or call in the run; the page is told
+└── NotThere              the run has no such row, state or call; the page shows it
 """
 
 from __future__ import annotations
 
 
 class WebError(Exception):
-    """Anything that the page's server reports."""
+    """Any error of the page's server."""
 
 
 class CannotListen(WebError):
-    """No listening socket could be had."""
+    """No listening socket could be opened."""
 
 
 class PartsMissing(WebError):
@@ -22,4 +22,4 @@ class PartsMissing(WebError):
 
 
 class NotThere(WebError):
-    """What the page asked for is not in the run."""
+    """The run does not have what the page asked for."""

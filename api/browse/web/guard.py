@@ -1,12 +1,12 @@
-"""Who is let in: whoever knows the address that was printed, from a page of ours, on this machine.
+"""Access control: only requests with the printed address, from our page, on this machine.
 
-The server listens on loopback, which keeps other machines out and nobody else: any program of any user here can
-connect, and so can a page of any site that the user has open. Against the first stands a random token, the first part
-of every path, so that the page's own files and its answers have it in common and no cookie is needed. Against the
-second stand the checks that all our servers share (`ramify.serving.http_guard`), and that no answer carries a CORS
-header. The one path that stores something asks for more: a body that is JSON by its `Content-Type`, the token in a
-header of its own, which a page elsewhere cannot send unless the server agrees first (CORS), and no `Origin` but ours.
-The page itself may load nothing from elsewhere, nor be framed, nor turn text into markup (trusted types).
+The server listens on loopback, which keeps other machines out, but neither other programs of any user here nor pages
+of other sites in the user's browser. Against programs, every path starts with a random token, so the page's own files
+and answers need no cookie. Against other sites, there are the checks that all our servers share
+(`ramify.serving.guard`), and no answer carries a CORS header. The one path that stores something requires more: a
+JSON `Content-Type`, the token in a header, which another site's page cannot send without permission (CORS), and no
+foreign `Origin`. The page itself may not load anything from elsewhere, be framed, or turn text into markup (trusted
+types).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 TOKEN_HEADER = "x-ramify-token"
 WRITES = "api/answers"
 """The one path that stores something."""
-_METHODS = ("GET", "HEAD")  # of all others: the page looks
+_METHODS = ("GET", "HEAD")  # for all other paths
 
 
 def new_token() -> str:
-    """192 random bits, fit for an address."""
+    """192 random bits, safe in a URL."""
     return secrets.token_urlsafe(24)
 
 
 def hosts(port: int) -> AccessPolicy:
-    """Whom a page on that port of this machine answers."""
+    """The policy for a page on that port of this machine."""
     return AccessPolicy(port=port)
 
 
@@ -59,7 +59,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            raise RuntimeError(f"the page speaks HTTP alone, not {scope['type']}")
+            raise RuntimeError(f"the page only speaks HTTP, not {scope['type']}")
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -75,17 +75,17 @@ class Guard:
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = scope["headers"]
         if self._access.host(headers, scope.get("http_version", "1.1")) is not None:
-            return _refused(421, "this address is not ours: open the one that `ramify browse --web` printed")
+            return _refused(421, "wrong host name: open the address that `ramify browse --web` printed")
         _, first, rest = (*scope["path"].split("/", 2), "", "")[:3]
         known = hmac.compare_digest(first.encode("utf-8", "surrogateescape"), self._token.encode())
         if not known or not scope["path"].startswith(f"/{first}/"):
-            return _refused(404, "nothing here: open the address that `ramify browse --web` printed, token and all")
+            return _refused(404, "not found: open the address that `ramify browse --web` printed, with its token")
         if self._access.site(headers) is not None and (rest or scope["method"] != "GET"):
-            return _refused(403, "another site asked for this")
+            return _refused(403, "the request came from another site")
         if scope["method"] == "POST" and rest == WRITES:
             return self._refusal_to_write(headers)
         if scope["method"] not in _METHODS:
-            return _refused(405, "the page only looks: GET and HEAD")
+            return _refused(405, "only GET and HEAD are allowed")
         if (refusal := self._access.content_type(scope["method"], headers)) is not None:
             return _refused(refusal.status, refusal.message)
         return None
@@ -95,7 +95,7 @@ class Guard:
             return _refused(refusal.status, refusal.message)
         tokens = [value for name, value in headers if name.lower() == TOKEN_HEADER.encode()]
         if len(tokens) != 1 or not hmac.compare_digest(tokens[0], self._token.encode()):
-            return _refused(403, f"an answer is sent with the page's token in {TOKEN_HEADER}")
+            return _refused(403, f"send the page's token in the header {TOKEN_HEADER}")
         return None
 
 

@@ -1,7 +1,7 @@
-"""What the page is sent, as plain data: one dataclass a shape, its fields the JSON's.
+"""What the page is sent, as plain data: one dataclass per shape, whose fields are the JSON's.
 
-Times are Unix seconds where a name ends in `_at`, seconds where it ends in `_s`. Text is as it was recorded: the page
-shows it as text and nothing else.
+Times are Unix seconds in fields whose name ends in `_at`, seconds in those that end in `_s`. Text is sent as it was
+recorded: the page never interprets it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
+    """A run in the list."""
+
     id: str
     name: str
     workflow: str
@@ -39,7 +41,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class ItemRow:
-    """Something that waits for a person. `id`: what an answer names; None where it is not answered here."""
+    """Something that waits for a person. `id`: what an answer names; None if it cannot be answered here."""
 
     id: str | None
     kind: str  # question, approval, doubt
@@ -48,19 +50,19 @@ class ItemRow:
     branch: str
     question: str
     since: float
-    commands: tuple[str, ...]  # one of which settles it
+    commands: tuple[str, ...]  # each of them resolves it
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerStored:
     id: str
     run: str
-    left: int  # questions that the run waits for still
+    left: int  # open questions of the run
 
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """The parts of a model call, counted from its arrival; None: not measured."""
+    """The parts of a model call, in seconds from its arrival; None: not measured."""
 
     queued_s: float | None
     first_token_s: float | None
@@ -114,7 +116,7 @@ class CheckpointRow:
 class EffectRow:
     step: str
     branch: str
-    attempt: int  # of several at one effect the last tells how it stands
+    attempt: int  # the last attempt at an effect tells its state
     status: str
     key: str  # the idempotency key
     intended_at: float
@@ -124,7 +126,7 @@ class EffectRow:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of one shape, whose names are said once: of 10,000 rows they would be half of what is sent."""
+    """Rows of one shape, with the names sent once: of 10,000 rows they would be half of the data."""
 
     fields: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
@@ -138,7 +140,7 @@ def table(shape: type, rows: Iterable[object]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """What is new since `cursor` of the page before; with `whole`, everything, and what was known is void."""
+    """What is new since `cursor` of the previous page; with `whole`, everything, and earlier rows are void."""
 
     cursor: str
     whole: bool
@@ -146,12 +148,12 @@ class HistoryPage:
     moments: Table  # of MomentRow
     lines: Table  # of LineRow
     checkpoints: Table  # of CheckpointRow
-    effects: tuple[EffectRow, ...]  # all of them, each time: their statuses change
+    effects: tuple[EffectRow, ...]  # all of them: their statuses change
 
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """What became of one path. `patch` is None where it was left out (`why`)."""
+    """The change of one path. `patch` is None if it was omitted (`why`)."""
 
     path: str
     change: str
@@ -172,7 +174,7 @@ class VariableRow:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What differs from one state to another."""
+    """The differences between two states."""
 
     files: tuple[FileRow, ...]
     variables: tuple[VariableRow, ...]
@@ -192,21 +194,21 @@ class Processes:
 class StateView:
     checkpoint: CheckpointRow
     since: CheckpointRow | None  # what `changes` is counted from
-    gone: str  # why the snapshot cannot be read any more; "" where it can
+    gone: str  # why the snapshot cannot be read; "" if it can
     layers: int
     folder: str
     environment: Mapping[str, str]
     unset: tuple[str, ...]
     processes: Processes | None
     changes: Changes | None
-    channels: Mapping[str, object] | None  # what the program knew there, whole; None where that is not kept
-    moments: tuple[int, ...]  # seqs: what its branch did since the checkpoint before
+    channels: Mapping[str, object] | None  # the program's state; None if it is not stored
+    moments: tuple[int, ...]  # seqs, since the previous checkpoint of its branch
     effects: tuple[EffectRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """A key of the state that differs: JSON, None where it was not set."""
+    """A key of the state that differs: JSON, None if it was not set."""
 
     name: str
     before: str | None
@@ -219,7 +221,7 @@ class DiffView:
     after: CheckpointRow
     keys: tuple[KeyRow, ...]
     changes: Changes
-    effects_before: tuple[EffectRow, ...]  # that only this side knows
+    effects_before: tuple[EffectRow, ...]  # only on this side
     effects_after: tuple[EffectRow, ...]
 
 
@@ -244,12 +246,12 @@ class CallView:
     messages: tuple[MessageRow, ...]
     answer: str
     finish_reason: str
-    tokens: tuple[TokenRow, ...]  # with their probabilities, where those were asked for
+    tokens: tuple[TokenRow, ...]  # with their probabilities if those were requested
 
 
 @dataclass(frozen=True, slots=True)
 class MomentView:
-    """A row of the journal, whole. `result`: JSON, see `History.result_of`."""
+    """A row of the journal, complete. `result`: JSON, see `History.result_of`."""
 
     seq: int
     key: str
@@ -295,7 +297,7 @@ class Hit:
 
 
 def jsonable(value: object) -> object:
-    """For `json.dumps`: dataclasses to objects of their fields, all the way down."""
+    """For `json.dumps`: dataclasses become objects of their fields, at every level."""
     if value is None or isinstance(value, str | int | float):
         return value.value if isinstance(value, Enum) else value
     if is_dataclass(value) and not isinstance(value, type):
@@ -304,10 +306,10 @@ def jsonable(value: object) -> object:
         return [item if type(item) in _PLAIN else jsonable(item) for item in value]
     if isinstance(value, Mapping):
         return {str(name): jsonable(item) for name, item in value.items()}
-    raise TypeError(f"a {type(value).__name__} is no part of an answer to the page")
+    raise TypeError(f"a {type(value).__name__} cannot be sent to the page")
 
 
-_PLAIN = frozenset({type(None), bool, int, float, str})  # what JSON has itself
+_PLAIN = frozenset({type(None), bool, int, float, str})  # types of JSON
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What was read of the runs that the page looks at, kept so that the next look costs what is new."""
+"""The histories of the runs that the page shows, kept so that the next request reads only what is new."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from ramify.runtime.store import RunStore
 from ramify.runtime.store.reader import Reader as DatabaseReader
 
 RUNS = 500  # that the page lists
-_KEPT = 4  # runs: the one that is looked at, and those that were compared with it
+_KEPT = 4  # runs: the one that is shown, and those compared with it
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """`generation` counts how often everything was read anew: rows that the page has may be void then."""
+    """`generation` counts how often everything was read again: the page's older rows may be void then."""
 
     generation: int
     history: History
 
 
 class RunCache:
-    """`status` tells a run's status as the command line does: a running one that no process works on is another."""
+    """`status` returns a run's status as the command line shows it: a running run without a process is
+    interrupted.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class RunCache:
         return address.file or address.url.render_as_string(hide_password=False)
 
     async def runs(self) -> list[RunRow]:
-        """Newest first, `RUNS` at most."""
+        """The newest runs, at most `RUNS`."""
         runs = await self.store.runs(RUNS)
         tallies = await self.store.tallies([run.id for run in runs])
         return [views.run_row(run, self._status(run), tallies[run.id]) for run in runs]
@@ -74,29 +76,29 @@ class RunCache:
         return [views.item_row(item) for item in items]
 
     async def answer(self, id: str, value: object) -> AnswerStored:
-        """Store the answer to a question. Raises as `store_answer`; `NotThere` where the home is only read."""
+        """Store the answer to a question. Raises as `store_answer`; `NotThere` if the home is read-only."""
         if not isinstance(self.store, RunStore):
-            raise NotThere("this home can only be read here: answer where it can be written to")
+            raise NotThere("this home is read-only here: answer where it can be written to")
         stored = await store_answer(
             self.store, self.database, id, value, clock=self._clock, by="the page of `ramify browse --web`"
         )
         return AnswerStored(stored.question.id, stored.question.run_id, len(stored.left))
 
     async def history(self, run: RunId) -> History:
-        """As it is now. Raises `RunNotFound`."""
+        """The history as it is now. Raises `RunNotFound`."""
         return (await self._read(run)).history
 
     async def page(self, run: RunId, cursor: str) -> HistoryPage:
-        """What is new since `cursor`, which an earlier page named; everything for any other."""
+        """What is new since `cursor`, which an earlier page returned; everything for any other cursor."""
         known = await self._read(run)
         history = known.history
         tally = (await self.store.tallies([run]))[run]
         generation, _, after = cursor.partition(".")
         whole = generation != str(known.generation) or not after.isdecimal()
         since = -1 if whole else int(after)
-        fresh = since < history.last_seq  # else nothing has to be looked through
+        fresh = since < history.last_seq  # otherwise there is nothing new
         moments = history.moments if fresh else ()
-        lines = history.lines.values() if fresh else ()
+        lines = history.branches.values() if fresh else ()
         states = history.checkpoints if fresh else ()
         return HistoryPage(
             cursor=f"{known.generation}.{history.last_seq}",

@@ -1,4 +1,4 @@
-"""Looking for words in everything that a run recorded: names, summaries, results, errors, messages, answers."""
+"""Search everything that a run recorded: names, summaries, results, errors, messages, answers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ramify.inspect.history import History, Moment
 from ramify.runtime.codec import codec
 from ramify.serving.types import ChatResult
 
-MOST = 200  # hits: whoever gets more asks for more words
+MOST = 200  # hits; add words to narrow the search
 _AROUND = 60  # characters on either side
 
 
 def search(history: History, words: str) -> list[Hit]:
-    """Rows that hold `words`, letter case aside, in the order of the run; each once, with the first place found."""
+    """Rows that contain `words`, ignoring case, in the order of the run; each once, with its first match."""
     wanted = words.casefold().strip()
     if not wanted:
         return []
     found: list[Hit] = []
     for moment in history.moments:
-        if moment.kind is OpKind.SEAL:  # says what the step before it said
+        if moment.kind is OpKind.SEAL:  # has the same text as its step
             continue
         for where, text in _texts(history, moment):
             excerpt = _excerpt(text, wanted)
@@ -48,7 +48,7 @@ def _texts(history: History, moment: Moment) -> Iterator[tuple[str, str]]:
 
 
 def _plain(text: str | None) -> str:
-    """The strings and numbers of a recorded value, without JSON's escapes and the codec's own words."""
+    """The strings and numbers of a stored value, without JSON's escapes and the codec's tags."""
     return "" if text is None else "\n".join(_strings(json.loads(text)))
 
 

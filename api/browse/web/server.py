@@ -1,4 +1,4 @@
-"""`ramify browse --web`: the page on a loopback port, until a signal."""
+"""Serve the page of `ramify browse --web` on a loopback port, until a signal."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def has_screen() -> bool:
 def opened(address: str) -> Iterator[None]:
     """Open the address in the user's browser, if there is a screen.
 
-    Any user can read the arguments of any process, and the address holds the token: so the browser is given the name
-    of a file that only this user can read, which leads on to the page. It lives as long as this context.
+    Any user can read the arguments of any process, and the address holds the token. So the browser gets the name of a
+    file that only this user can read, which redirects to the page. The file exists as long as this context.
     """
     if not has_screen():
         yield
@@ -46,8 +46,8 @@ def opened(address: str) -> Iterator[None]:
         yield
 
 
-LOOPBACK = "127.0.0.1"  # never anything else: the token goes over the wire in the clear
-_CLOSE_S = 2  # for answers in progress, when the server is told to stop
+LOOPBACK = "127.0.0.1"  # never anything else: the token is sent in plain text
+_CLOSE_S = 2  # for answers in progress when the server stops
 
 
 async def browse(
@@ -61,9 +61,12 @@ async def browse(
     opens: bool = False,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `first` is read while the web browser starts. `ready` gets the address, token
-    and all, once it answers; `fragment` is the view that it names. `opens`: start the user's web browser, where there
-    is a screen. Raises `CannotListen`, `PartsMissing`."""
+    """Serve until SIGINT or SIGTERM.
+
+    `first` is read while the web browser starts. `ready` gets the address, with its token, once the server answers;
+    `fragment` is the view that it names. `opens`: start the user's web browser if there is a screen. Raises
+    `CannotListen`, `PartsMissing`.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -88,7 +91,7 @@ async def serving(
     token: str | None = None,
     first: RunId | None = None,
 ) -> AsyncIterator[str]:
-    """The page in this event loop, at the address that this gives. `port` 0: any free one. Errors as `browse`."""
+    """Serve the page in this event loop, at the yielded address. `port` 0: any free one. Raises as `browse`."""
     try:
         import uvicorn
 
@@ -101,7 +104,7 @@ async def serving(
         raise PartsMissing(f"the page needs {error.name}: run pip install 'ramify[web]'") from error
 
     class Server(uvicorn.Server):
-        """Signals are the business of whoever runs this loop."""
+        """Leaves signals to the owner of the event loop."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -123,7 +126,7 @@ async def serving(
             lifespan="off",
             log_config=None,
             log_level="warning",
-            access_log=False,  # the address of every request holds the token
+            access_log=False,  # every request's path holds the token
             server_header=False,
             timeout_graceful_shutdown=_CLOSE_S,
         )
@@ -133,14 +136,14 @@ async def serving(
         await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if not up.is_set():
-            await running  # raises why
+            await running  # raises the error
         ahead = None if first is None else asyncio.create_task(reader.history(first))
         try:
             yield f"http://{LOOPBACK}:{port}/{token}/"
         finally:
             server.should_exit = True
             await running
-            if ahead is not None:  # an error in it was told where the page asked for the same
+            if ahead is not None:  # the page was told of an error when it asked for the same
                 await asyncio.gather(ahead, return_exceptions=True)
 
 

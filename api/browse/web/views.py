@@ -32,7 +32,7 @@ from ramify.browse.web.responses import (
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind
-from ramify.inspect.history import History, Line, Moment
+from ramify.inspect.history import BranchHistory, History, Moment
 from ramify.inspect.inbox import Item, Kind
 from ramify.inspect.model_calls import chat_request
 from ramify.inspect.patch import FilePatch, patches
@@ -44,8 +44,8 @@ from ramify.runtime.records import CheckpointId, CheckpointRecord, EffectRecord,
 from ramify.runtime.store import Tally
 from ramify.serving.types import ChatResult
 
-_SNAPSHOT = 16  # characters of a snapshot's id: what names it to a person
-_LONGEST = 160  # characters of a line that a row shows; the whole of it is one click away
+_SNAPSHOT = 16  # characters of a snapshot's id that people see
+_LONGEST = 160  # characters of a row's line; a click shows all of it
 
 
 def run_row(run: RunRecord, status: str, tally: Tally) -> RunRow:
@@ -112,12 +112,12 @@ def _answer(row: LLMRecord) -> str:
     return " ".join(result.text[: 4 * _LONGEST].split())
 
 
-def line_row(line: Line) -> LineRow:
+def line_row(line: BranchHistory) -> LineRow:
     return LineRow(line.path, line.parent, line.forked_at, line.end.value, line.ended_at_seq)
 
 
-def is_news(line: Line, since: int) -> bool:
-    """Whether a branch began or ended after that sequence number."""
+def is_news(line: BranchHistory, since: int) -> bool:
+    """Whether a branch started or ended after that sequence number."""
     return line.forked_at > since or (line.ended_at_seq or 0) > since or (since < 0)
 
 
@@ -140,7 +140,7 @@ def effect_row(one: EffectRecord) -> EffectRow:
     )
 
 
-_FILES = 400  # patches of so many files are made at once; more are named
+_FILES = 400  # files with patches; further files are only named
 _PATCH = 400_000  # characters of one patch
 _TOKENS = 400
 
@@ -192,7 +192,7 @@ def diff_view(
     after: tuple[History, CheckpointRecord],
     database: str | Path | None = None,
 ) -> DiffView:
-    """Raises `SnapshotNotFound` where one of the two is not kept any more."""
+    """Raises `SnapshotNotFound` if one of the two was deleted."""
     old, new = (state_at(history, snapshots, one, database) for history, one in (before, after))
     mine, theirs = ({effect.idempotency_key: effect for effect in state.effects} for state in (old, new))
     return DiffView(
@@ -225,9 +225,9 @@ def changes(between: StateDiff) -> Changes:
 
 def _file_row(change: Change, patch: FilePatch | None, compared: bool) -> FileRow:
     text = None if patch is None else patch.text.decode(errors="replace")
-    why = "" if compared else f"only the first {_FILES} files are compared here: `ramify diff` shows all"
+    why = "" if compared else f"only the first {_FILES} files are compared here; `ramify diff` shows all"
     if text is not None and len(text) > _PATCH:
-        text, why = text[:_PATCH], "the rest is left out: `ramify diff` shows all"
+        text, why = text[:_PATCH], "the rest is omitted; `ramify diff` shows all"
     added, removed = (None, None) if patch is None else (patch.added, patch.removed)
     sizes = (_size(change.before), _size(change.after))
     return FileRow(change.path, change.kind.value, *sizes, added, removed, text, why)
@@ -238,13 +238,13 @@ def _size(entry: Entry | None) -> int | None:
 
 
 def call_view(one: Moment) -> CallView:
-    """Raises `NotThere` where the row is no model call."""
+    """Raises `NotThere` if the row is not a model call."""
     if one.llm is None:
-        raise NotThere(f"row {one.seq} is no model call")
+        raise NotThere(f"row {one.seq} is not a model call")
     request = chat_request(one.llm)
     result = codec.decode_own(one.llm.result_json, ChatResult)
     if request is None:
-        raise NotThere(f"row {one.seq}: what was asked was not recorded as a chat request")
+        raise NotThere(f"row {one.seq}: its request was not recorded as a chat request")
     settings = {
         "temperature": f"{request.temperature:g}",
         "top_p": f"{request.top_p:g}",
@@ -265,7 +265,7 @@ def call_view(one: Moment) -> CallView:
 
 
 def moment_view(one: Moment, history: History) -> MomentView:
-    """Raises `NotThere` where the row is a model call."""
+    """Raises `NotThere` if the row is a model call."""
     if one.op is None:
         raise NotThere(f"row {one.seq} is a model call")
     row = one.op
@@ -276,7 +276,7 @@ def moment_view(one: Moment, history: History) -> MomentView:
 
 
 def plan_view(history: History, others: RecordedEstimates) -> PlanView:
-    """`others`: what other runs of the workflow say of its steps."""
+    """`others`: durations of the steps in other runs of the workflow."""
     plan = history.plan
     told = [story(op, plan, history.run, history.ops, history.llm, others) for op in plan.ops]
     effects = {step.name: step.effect.value for step in plan.steps}

@@ -19,22 +19,27 @@ if TYPE_CHECKING:
 
 @click.command("browse")
 @click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
-@click.option("--web", is_flag=True, help="As a page in the web browser, on this machine alone, until Ctrl-C.")
+@click.option("--web", is_flag=True, help="Serve a page for the web browser, on this machine only, until Ctrl-C.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Of --web.  [default: a free one]"
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar="PORT",
+    help="The port for --web.  [default: a free one]",
 )
-@click.option("--open/--no-open", "opens", default=True, help="With --web, start the browser.  [default: open]")
+@click.option("--open/--no-open", "opens", default=True, help="With --web, start the web browser.  [default: open]")
 @pass_home
 def browse_command(home: Home, state: str, web: bool, port: int, opens: bool) -> None:
-    """Look at a RUN (the newest) or a STATE of one: the branches beside each other, and of each checkpoint its state,
-    changed files, steps and model calls over time, questions and answers, commands, and effects on the outside. While
-    the run goes on, what is new appears. Forks and resumes it where you ask for that; else nothing is written.
+    """Browse a RUN (the newest) or a STATE of one, in the terminal.
 
-    `?` shows the keys. Needs the extra `browse`: pip install 'ramify[browse]'
+    It shows the branches, and for each checkpoint its state, changed files, steps and model calls over time, prompts
+    and answers, commands, and irreversible effects. What is new in a running run appears at once. It forks and
+    resumes runs if you ask for it, and writes nothing else. `?` shows the keys. Needs the extra `browse`: pip install
+    'ramify[browse]'
 
-    With --web the same as a page, which also answers what waits in its inbox, and acts in no other way. It needs
-    nothing from the network. Whoever has the address that is printed can read the runs, and answer. Needs the extra
-    `web`: pip install 'ramify[web]'
+    With --web it serves the same as a page, which can also answer the questions in its inbox. The page loads nothing
+    from the network. Whoever has the printed address can read the runs and answer questions. Needs the extra `web`:
+    pip install 'ramify[web]'
 
     \b
     Example: ramify browse @~2
@@ -44,10 +49,12 @@ def browse_command(home: Home, state: str, web: bool, port: int, opens: bool) ->
         _browse_web(home, state, port, opens)
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError("browse needs a terminal; `ramify log` and `ramify show` print the same")
+        raise click.UsageError("browse needs a terminal; `ramify log` and `ramify show` print the same information")
     place = home.read(lambda store: _place(store, state))
     if place.run is None:
-        raise RunNotFound(f"{state} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
+        raise RunNotFound(
+            f"{state} is a snapshot that belongs to no run: name a run or a checkpoint. `ramify ls` lists runs"
+        )
     from ramify.browse.tui.app import Browser
 
     Browser(home, place.run, place.checkpoint).run()
@@ -58,12 +65,14 @@ def _browse_web(home: Home, state: str, port: int, opens: bool) -> None:
 
     place = home.read(lambda store: _place(store, state))
     if place.run is None:
-        raise RunNotFound(f"{state} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
+        raise RunNotFound(
+            f"{state} is a snapshot that belongs to no run: name a run or a checkpoint. `ramify ls` lists runs"
+        )
     fragment = f"#/{place.run.id}/graph" + ("" if place.checkpoint is None else f"/{place.checkpoint.seq}")
 
     def ready(address: str) -> None:
         say(f"the page is at {address}")
-        say("Ctrl-C ends it", style="dim", err=True)
+        say("Ctrl-C stops it", style="dim", err=True)
 
     page = browse(
         home.store_or_reader(),
@@ -79,5 +88,5 @@ def _browse_web(home: Home, state: str, port: int, opens: bool) -> None:
 
 
 async def _place(store: Reader, text: str) -> Place:
-    run = await find_run(store, text)  # as such: at what is newest in it, wherever that is
+    run = await find_run(store, text)  # a whole run: open it at its newest checkpoint, on whatever branch
     return await find_state(store, text) if run is None else Place(run.base_snapshot, run=run)

@@ -1,4 +1,4 @@
-"""`ramify compile`: what the compiler makes of a workflow."""
+"""`ramify compile`: show the plan of a workflow, and the compiler's other outputs."""
 
 from __future__ import annotations
 
@@ -44,15 +44,20 @@ def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tu
     default="plan",
     show_default=True,
     metavar="spec,ir,plan,dot,mermaid,schema",
-    help="What to show.",
+    help="What to show; several separated by commas.",
 )
-@click.option("--without", multiple=True, metavar="PASS", help="Leave this pass out. Can be given several times.")
-@click.option("--unmeasured", is_flag=True, help="By the code alone, without what recorded runs say.")
+@click.option("--without", multiple=True, metavar="PASS", help="Omit this pass. Repeatable.")
+@click.option("--unmeasured", is_flag=True, help="Ignore the durations of recorded runs.")
 @click.option(
-    "--history", metavar="URL", help="Of a gateway: the stages that it expects, where none are recorded here."
+    "--history", metavar="URL", help="The URL of a gateway: use the stages that it expects if none are recorded here."
 )
 @click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --history.  [default: $RAMIFY_API_KEY]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file; of several forms, a folder for them.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write to this file; with several --emit values, to this folder.",
+)
 @pass_home
 def compile_command(
     home: Home,
@@ -64,12 +69,11 @@ def compile_command(
     api_key: str | None,
     output: Path | None,
 ) -> None:
-    """Compile TARGET (FILE.py:NAME or MODULE:NAME) and show it.
+    """Compile TARGET (FILE.py:NAME or MODULE:NAME) and show the result.
 
-    plan is what `ramify run --plan` takes; ir is the System State Graph, spec what was read from the source,
-    dot and mermaid are the graph as a drawing, schema is what every plan keeps to. A pass that is left out leaves
-    its operations out of the plan. Of a workflow that has run, the plan is made by what its last runs took; where
-    that says nothing of its stages, --history has them from a gateway that has served it elsewhere.
+    plan is the input of `ramify run --plan`; ir is the System State Graph; spec is what was read from the source; dot
+    and mermaid draw the graph; schema is the JSON schema of plans. If the workflow has run before, the plan uses the
+    durations of its last runs. --history takes expected stages from a gateway that has served the workflow elsewhere.
 
     \b
     Example: ramify compile agent.py:repair --emit ir,plan
@@ -99,7 +103,7 @@ async def _learned(store: Reader, target: str) -> RecordedEstimates:
 
 
 def _history(target: str, gateway: str, key: str | None) -> tuple[StagePlan, ...]:
-    """By the name that its runs have."""
+    """The stages that the gateway has learnt, by the name that the workflow's runs have."""
     from ramify.runtime.estimates.gateway_history import gateway_stages
 
     info = workflow_info(load(target))
@@ -109,7 +113,7 @@ def _history(target: str, gateway: str, key: str | None) -> tuple[StagePlan, ...
     except ValueError as error:
         raise click.UsageError(f"--history: {error}") from error
     if not found:
-        say(f"the gateway has learnt nothing of {name!r} yet: compiled without its history", err=True)
+        say(f"the gateway knows nothing about {name!r} yet: compiled without its history", err=True)
     return found
 
 
@@ -120,8 +124,10 @@ def compiled(
     workspace: str | None = None,
     learnt: tuple[StagePlan, ...] = (),
 ) -> Compilation:
-    """Of a workflow under `@workflow`, of a LangGraph graph, or of a function that makes one. `workspace`: another
-    than it is declared for. `learnt`: stages to expect where none were `seen`."""
+    """Compile a workflow under `@workflow`, a LangGraph graph, or a function that returns one.
+
+    `workspace`: in place of the declared one. `learnt`: stages to expect if none are `seen`.
+    """
     from ramify.compiler.estimates import UNMEASURED, Estimates
     from ramify.compiler.pipeline import compile_graph, compile_workflow
     from ramify.runtime.estimates.gateway_history import GatewayEstimates
@@ -144,7 +150,7 @@ def _passes(without: tuple[str, ...]) -> tuple[str, ...]:
 
     for name in without:
         if name not in OPTIONAL:
-            raise click.BadParameter(f"{name!r} is no pass that can be left out: choose from {', '.join(OPTIONAL)}")
+            raise click.BadParameter(f"{name!r} is not a pass that can be omitted: choose from {', '.join(OPTIONAL)}")
     return tuple(name for name in OPTIONAL if name not in without)
 
 

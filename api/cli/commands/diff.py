@@ -1,4 +1,4 @@
-"""`ramify diff`: what differs between two states."""
+"""`ramify diff`: the differences between two states."""
 
 from __future__ import annotations
 
@@ -33,14 +33,18 @@ LOOKS = ((b"+++", "bold"), (b"---", "bold"), (b"diff ", "bold"), (b"@@", "cyan")
 @click.command("diff")
 @click.argument("a", shell_complete=state_names)
 @click.argument("b", required=False, shell_complete=state_names)
-@click.option("--stat", is_flag=True, help="Only how many lines changed in each file.")
-@click.option("--name-only", is_flag=True, help="Only the paths.")
-@click.option("--json", "as_json", is_flag=True, help="One object: files, state, environment, cwd, effects.")
+@click.option("--stat", is_flag=True, help="Only count the changed lines of each file.")
+@click.option("--name-only", is_flag=True, help="Only list the paths.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object: files, state, environment, cwd, effects."
+)
 @pass_home
 def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool, as_json: bool) -> None:
-    """What differs between two states: keys of the state (channels of a LangGraph thread, results of a
-    workflow's steps), environment, effects on the outside, and files, as a unified diff that `git apply` takes. With
-    A alone: what A's run changed up to there, since its workspace.
+    """Show the differences between two states.
+
+    They are: keys of the state (channels of a LangGraph thread, results of a workflow's steps), environment
+    variables, irreversible effects, and files, as a unified diff that `git apply` accepts. With A alone: what A's run
+    changed since its workspace.
 
     \b
     Example: ramify diff @~1 @ --stat
@@ -74,7 +78,7 @@ def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool,
         *variable_lines(between),
         *(f"effect: {printable(one.step)}, on {side} only" for side, one in effects),
     ]
-    head = "".join(f"# {line}\n" for line in told).encode()  # what `git apply` passes over
+    head = "".join(f"# {line}\n" for line in told).encode()  # `git apply` ignores these lines
     if stat:
         sys.stdout.buffer.write(head + b"".join(stat_lines(list(between.patches))))
         return
@@ -107,7 +111,7 @@ class _Side:
     history: History | None
 
     def state(self, snapshots: SnapshotStore, database: str | Path) -> State | None:
-        """With all that its run tells of it; None of a bare snapshot."""
+        """The state with all that its run tells about it; None for a snapshot without a run."""
         if self.history is None or self.place.checkpoint is None:
             return None
         from ramify.inspect.state import state_at
@@ -120,13 +124,13 @@ async def _read(store: Reader, a: str, b: str | None) -> tuple[_Side, _Side]:
     if b is not None:
         return _Side(a, place, history), _Side(b, *await find_state_with_history(store, b, history))
     if history is None:
-        raise click.UsageError(f"{a} is a snapshot of no run by itself: name a second state to compare it with")
+        raise click.UsageError(f"{a} is a snapshot that belongs to no run: name a second state to compare it with")
     base, _ = await find_state_with_history(store, f"{history.run.id}:base", history)
     return _Side("the workspace", base, history), _Side(a, place, history)
 
 
 def _on_one_side(sides: Sequence[_Side], states: Sequence[State | None]) -> list[tuple[str, EffectRecord]]:
-    """The effects that only one of two states knows, with its name."""
+    """The effects that only one of two states has, with the name of that side."""
     mine, other = ({} if state is None else {one.idempotency_key: one for one in state.effects} for state in states)
     only = [(side.name, one) for side, effects in zip(sides, (mine, other), strict=True) for one in effects.values()]
     return [(name, one) for name, one in only if one.idempotency_key not in mine.keys() & other.keys()]

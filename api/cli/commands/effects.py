@@ -1,4 +1,6 @@
-"""`ramify effects`, `ramify approve`, `ramify cancel`: what a run did outside, and a person's word on it."""
+"""`ramify effects`, `ramify approve`, `ramify cancel`: the irreversible effects of a run, and decisions about
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,22 @@ _LONGEST = 40
 
 @click.command("effects")
 @click.argument("run", default="@", shell_complete=run_names)
-@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
 def effects_command(home: Home, run: str, as_json: bool) -> None:
-    """The ledger of a RUN (the newest): each irreversible step that it began, and what is known of it. Of several
-    attempts at one the last tells how it stands.
+    """List the irreversible steps that a RUN (the newest) started, and what is known of each.
 
-    "intended" while no process works on the run, and "in doubt": nobody knows whether it happened; see
-    `ramify approve`. Example: `ramify effects 3f2a`.
+    If a step was attempted several times, the last attempt tells its state. "in doubt", or "intended" while no
+    process works on the run, means that it is unknown whether the effect happened: see `ramify approve`.
+
+    \b
+    Example: ramify effects 3f2a
     """
     record, ledger = home.read(lambda store: _read(store, run))
     if as_json:
         say_json([effect_object(effect) for effect in ledger])
     elif not ledger:
-        say(f"run {record.id} did nothing irreversible", err=True)
+        say(f"run {record.id} has no irreversible effects", err=True)
     else:
         say_pages(headed(effect_lines(ledger, home.clock())))
 
@@ -91,22 +95,24 @@ def effect_object(effect: EffectRecord) -> dict[str, object]:
 @click.argument("run", shell_complete=run_names)
 @click.argument("step")
 @click.option("--done", is_flag=True, help="It happened.")
-@click.option("--again", is_flag=True, help="It did not: the next resume does it.")
-@click.option("--result", help="With --done: what the step would have returned. JSON where it parses, else text.")
+@click.option("--again", is_flag=True, help="It did not happen: the next resume runs it.")
+@click.option("--result", help="With --done: the step's return value. JSON if it parses, otherwise text.")
 @pass_home
 def approve_command(home: Home, run: str, step: str, done: bool, again: bool, result: str | None) -> None:
-    """Settle the doubt about STEP (its name, or the beginning of its key in `ramify effects`) of a RUN.
+    """Say whether the STEP of a RUN happened. STEP: its name, or the beginning of its key in `ramify effects`.
 
-    Example: `ramify approve 3f2a send_invoice --done --result '"inv-17"'`, then `ramify resume 3f2a`.
+    \b
+    Example: ramify approve 3f2a send_invoice --done --result '"inv-17"'
+             ramify resume 3f2a
     """
-    if done == again:  # of both, neither is what the person means: one of them would do it twice
-        raise click.UsageError("say --done or --again, one of them")
+    if done == again:  # both or neither: unclear, and one of the two would run it twice
+        raise click.UsageError("give either --done or --again")
     verdict = EffectStatus.APPROVED if done else EffectStatus.AGAIN
     if result is not None and not done:
-        raise click.UsageError("--result goes with --done: what is done again gives its own result")
+        raise click.UsageError("--result needs --done: a step that runs again has its own result")
     effect = run_async(_approve(home, run, step, verdict, result))
-    what = "is taken as done" if effect.status is EffectStatus.APPROVED else "will be done again"
-    say(f"step {printable(effect.step)} of run {effect.run_id} {what}: `ramify resume {effect.run_id}` goes on")
+    what = "is recorded as done" if effect.status is EffectStatus.APPROVED else "will run again"
+    say(f"step {printable(effect.step)} of run {effect.run_id} {what}: `ramify resume {effect.run_id}` continues it")
 
 
 async def _approve(home: Home, run: str, step: str, verdict: EffectStatus, result: str | None) -> EffectRecord:
@@ -125,15 +131,24 @@ async def _approve(home: Home, run: str, step: str, verdict: EffectStatus, resul
 @click.command("cancel")
 @click.argument("run", default="@", shell_complete=run_names)
 @click.option(
-    "--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="For its process to stop."
+    "--wait",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for its process to stop.",
 )
 @pass_home
 def cancel_command(home: Home, run: str, wait: float) -> None:
-    """Stop a RUN (the newest), as Ctrl-C in its terminal would: no process of its worlds is left, nothing is lost,
-    and `ramify resume` goes on with it. Example: `ramify cancel 3f2a`.
+    """Stop a RUN (the newest), as Ctrl-C in its terminal would.
+
+    Its sandboxes end, nothing is lost, and `ramify resume` continues it.
+
+    \b
+    Example: ramify cancel 3f2a
     """
     record = run_async(_cancel(home, run, wait))
-    say(f"run {record.id} {_STANDS.get(record.status, 'is stopped')}: `ramify resume {record.id}` goes on")
+    say(f"run {record.id} {_STANDS.get(record.status, 'is stopped')}: `ramify resume {record.id}` continues it")
 
 
 async def _cancel(home: Home, text: str, wait_s: float) -> RunRecord:
@@ -143,15 +158,15 @@ async def _cancel(home: Home, text: str, wait_s: float) -> RunRecord:
         if await _is_held(store, locks, run):
             await _until_free(store, locks, run, wait_s)
         run = _can_stop(await require_run(store, run.id))
-        if run.status is RunStatus.RUNNING:  # its process ended without a word
+        if run.status is RunStatus.RUNNING:  # its process ended without recording it
             await store.commit(run.id, update=RunUpdate(status=RunStatus.CANCELLED, error="cancelled"))
         return run
 
 
 _STANDS = {
-    RunStatus.FAILED: "had failed, nothing was left to stop",
-    RunStatus.FORKED: "has not begun, nothing was there to stop",
-    RunStatus.WAITING: "waits for a person, nothing was there to stop",
+    RunStatus.FAILED: "had failed; there was nothing to stop",
+    RunStatus.FORKED: "has not started; there was nothing to stop",
+    RunStatus.WAITING: "waits for a person; there was nothing to stop",
 }
 
 
@@ -162,12 +177,12 @@ def _can_stop(run: RunRecord) -> RunRecord:
 
 
 async def _is_held(store: RunStore, locks: Path, run: RunRecord) -> bool:
-    """Whether a process works on it, on this machine or, by a server, on another one."""
+    """Whether a process works on the run: on this machine or, through a database server, on another one."""
     return is_held(locks, run.id) or bool(await store.held_anywhere([run.id]))
 
 
 async def _until_free(store: RunStore, locks: Path, run: RunRecord, wait_s: float) -> None:
-    import asyncio  # not by the commands that only look
+    import asyncio  # slow to import: not for commands that only read
 
     if is_held(locks, run.id):
         request_cancel(locks, run.id)
@@ -175,5 +190,5 @@ async def _until_free(store: RunStore, locks: Path, run: RunRecord, wait_s: floa
     async with store.requesting_stop(run.id):
         while await _is_held(store, locks, run):
             if time.monotonic() > until:
-                raise RunError(f"run {run.id} was asked to stop and has not within {wait_s:g} s: stop its process")
+                raise RunError(f"run {run.id} did not stop within {wait_s:g} s: kill its process")
             await asyncio.sleep(0.05)

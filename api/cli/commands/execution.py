@@ -35,7 +35,7 @@ def duration_option(context: click.Context, parameter: click.Parameter, value: s
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to run, as both commands take it."""
+    """The options that `run` and `resume` share."""
 
     base_url: str | None
     model: str | None
@@ -46,7 +46,7 @@ class RunOptions:
     metrics: Path | None
 
     def observer(self, progress: Observer) -> Observer:
-        """What hears the run: its progress, and the counters where they are asked for."""
+        """The observer of the run: its progress, and the counters if they are asked for."""
         if self.metrics is None:
             return progress
         from ramify.metrics import RunMetrics
@@ -61,19 +61,19 @@ class RunOptions:
 
 
 def run_options(command: Command) -> Command:
-    """The options that `run` and `resume` share."""
+    """Add the options that `run` and `resume` share."""
     for option in (
-        click.option("--quiet", "-q", is_flag=True, help="No progress."),
+        click.option("--quiet", "-q", is_flag=True, help="Print no progress."),
         click.option(
             "--metrics",
             type=click.Path(path_type=Path, dir_okay=False),
-            help="Write Prometheus counters of the run here when it ends.",
+            help="Write Prometheus counters of the run to this file when it ends.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="One object: run, status, result, changes."),
-        click.option("--apply", is_flag=True, help="Write what the run changed into the workspace when it is done."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object: run, status, result, changes."),
+        click.option("--apply", is_flag=True, help="Write the run's changes into the workspace when it is done."),
         click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --base-url.  [default: $RAMIFY_API_KEY]"),
-        click.option("--model", help="The model's name at the server, or of the embedded models."),
-        click.option("--base-url", help="An OpenAI-compatible server, in place of the embedded model."),
+        click.option("--model", help="The model's name, at the server or among the embedded models."),
+        click.option("--base-url", help="An OpenAI-compatible server instead of the embedded model."),
     ):
         command = option(command)
     return command
@@ -81,6 +81,8 @@ def run_options(command: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """A run that ended, with what it changed."""
+
     run: RunRecord
     result: Any
     changes: list[Change]
@@ -120,8 +122,9 @@ async def finish(runtime: Runtime, result: Any, run_id: str | None, *, apply: bo
 
 
 def summarized(result: Any) -> Any:
-    """An agent's state is its messages: what it said last, as a workflow would have returned it; beside other state
-    their number, too. `--json` has them all."""
+    """A graph's result for people: of messages the last one, and beside other state also their number. `--json`
+    prints all.
+    """
     from ramify.runtime.langgraph.value_summary import line_of, messages_in, text_of
 
     if messages := messages_in(result):

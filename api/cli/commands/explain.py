@@ -1,4 +1,4 @@
-"""`ramify explain`: a run's plan beside what happened."""
+"""`ramify explain`: compare a run's plan with what happened."""
 
 from __future__ import annotations
 
@@ -27,38 +27,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What the code says today. `steps`: those of other code than the plan was compiled from."""
+    """What changed in the code since the plan was compiled. `steps`: those whose code changed."""
 
     known: bool
-    why: str  # where it is not known
+    why: str  # if it is not known
     workflow: bool = False
     steps: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
-    parts: tuple[CodePart, ...] = ()  # functions, classes and constants of other code
-    readers: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)  # operations that read what those write
+    parts: tuple[CodePart, ...] = ()  # functions, classes and constants that changed
+    readers: Mapping[OpId, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # operations that read what the changed steps write
 
 
 @click.command("explain")
 @click.argument("run", default="@", shell_complete=run_names)
-@click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--app",
     "target",
     metavar="FILE.py:NAME",
-    help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
-    "one of its name in the file that compiled it]",
+    help="For a LangGraph thread: the result of `ramify.compile`, or a function that returns it.  [default: the only "
+    "app of that name in the file that compiled it]",
 )
 @pass_home
 def explain_command(home: CommandHome, run: str, as_json: bool, target: str | None) -> None:
-    """Lay the plan of RUN (the newest) beside what happened: which operations were done, how often, what was reused,
-    how long it was expected to take and took, and which snapshots it left. Then what has changed in the code since.
+    """Compare the plan of RUN (the newest) with what happened.
+
+    For each operation: how often it ran, how often its result was reused, its expected and actual duration, and its
+    snapshots. Then what has changed in the code since.
 
     \b
     Example: ramify explain @
     """
     record, rows, llm, others = home.read(lambda store: _read(store, run))
     if target is not None and record.frontend == DECORATORS:
-        raise click.UsageError(f"--app is for LangGraph threads: run {record.id} is a workflow's, which is known")
+        raise click.UsageError(f"--app is for LangGraph threads: run {record.id} belongs to a workflow")
     plan = Plan.from_json(record.plan_json)
     stories = [story(op, plan, record, rows, llm, others) for op in plan.ops]
     choices = regrets(rows)
@@ -112,11 +116,11 @@ async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], li
 
 
 _GRAPH_DIGESTS = 5
-"""The first format of plans whose digests of graphs are as those of now."""
+"""The first plan format whose digests of graphs are computed as today."""
 
 
 def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Changed:
-    """Compile the workflow as its code stands now, and compare digests."""
+    """Compile the workflow as its code is now, and compare digests."""
     try:
         now = _plan_now(run, target)
     except Exception as error:
@@ -127,11 +131,11 @@ def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Chang
 
 
 def compared(plan: Plan, now: Plan, frontend: str) -> Changed:
-    """What the code that `now` was made of differs in from a plan's."""
+    """The differences between the code of a plan and the code that `now` was compiled from."""
     of_now = PLAN_VERSION if frontend == DECORATORS else _GRAPH_DIGESTS
     if plan.version < of_now or (frontend == DECORATORS and not plan.code):
-        then = "; `ramify resume` compares what that knew" if frontend == DECORATORS else ""
-        return Changed(known=False, why=f"the plan is of the version before{then}")
+        then = "; `ramify resume` compares as far as that version allows" if frontend == DECORATORS else ""
+        return Changed(known=False, why=f"the plan was made by an earlier version{then}")
     digests = {step.name: step.code_digest for step in now.steps}
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
     ops = tuple(op.id for op in plan.ops if op.step in steps)
@@ -151,7 +155,7 @@ def _plan_now(run: RunRecord, target: str | None) -> Plan:
 
 
 def choice_lines(choices: Sequence[Regret]) -> list[str]:
-    """What the cost model decided, how far off it was, and what the alternative would have saved."""
+    """What the cost model chose, how accurate it was, and what the alternative would have saved."""
     if not choices:
         return []
     lost = sum(each.regret_s for each in choices)
@@ -169,27 +173,27 @@ def choice_lines(choices: Sequence[Regret]) -> list[str]:
 
 def change_lines(changed: Changed, frontend: str = DECORATORS) -> list[str]:
     if not changed.known:
-        return [f"whether the code has changed since cannot be told: {changed.why}"]
+        return [f"it is unknown whether the code has changed: {changed.why}"]
     if not changed.workflow and not changed.steps:
-        return ["the workflow, its steps and what they use are what the plan was compiled from"]
+        return ["the workflow, its steps and what they use are unchanged since the plan was compiled"]
     found = [
         f"changed since: {part.name} ({part.where}); steps that may be affected: {', '.join(part.steps) or 'none'}"
         for part in changed.parts
     ]
     if changed.workflow and frontend == DECORATORS:
-        found.append("the workflow itself has changed since: this run cannot be resumed as the code stands")
+        found.append("the workflow itself has changed since: this run cannot be resumed with the code as it is")
     elif changed.workflow:
-        found.append("the graph has changed since: its thread goes on with the graph as it stands")
+        found.append("the graph has changed since: its thread continues with the graph as it is")
     if changed.steps:
         found.append(f"changed since: {', '.join(changed.steps)}; affected: {', '.join(changed.ops)}")
     if changed.readers:
         each = (f"{op} ({', '.join(what)})" for op, what in changed.readers.items())
-        found.append(f"after them, reading what they may write: {'; '.join(each)}")
+        found.append(f"later operations that read what they may write: {'; '.join(each)}")
     return found
 
 
 def conflict_lines(plan: Plan) -> list[str]:
-    """Merges of which both sides may have written the same files."""
+    """Merges in which both sides may write the same files."""
     named = ((op, op.attrs.get("conflicts", ())) for op in plan.ops)
     return [
         f"{op.id}{f' @ {op.site}' if op.site else ''} may conflict: {', '.join(paths)}"

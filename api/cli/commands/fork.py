@@ -1,4 +1,4 @@
-"""`ramify fork` and `ramify merge`: runs that go on from the middle of others."""
+"""`ramify fork`, `ramify merge`, `ramify checkout`: new runs from checkpoints of others, and the files of a state."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from ramify.session import Runtime
 
 _FOR_REAL = click.option(
-    "--for-real", is_flag=True, help="Its irreversible steps are done; without it they are refused as on a branch."
+    "--for-real",
+    is_flag=True,
+    help="Let its irreversible steps have their effects; by default they are refused, as on a branch.",
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="One object: the new run.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the new run as one JSON object.")
 
 
 @click.command("fork")
@@ -30,14 +32,15 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One object: the ne
 @click.option(
     "--files",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder whose files take the place of the state's: what `ramify checkout` wrote, changed by you.",
+    help="A folder whose files replace the state's, such as an edited `ramify checkout`.",
 )
 @_FOR_REAL
 @_JSON
 @pass_home
 def fork_command(home: Home, state: str, files: Path | None, for_real: bool, as_json: bool) -> None:
-    """Make a run that stands at STATE, a checkpoint of another. `ramify resume` goes on with it from there: nothing
-    that was done up to STATE is done again.
+    """Create a run that starts at STATE, a checkpoint of another run.
+
+    `ramify resume` continues it from there: nothing before STATE is run again.
 
     \b
     Example: ramify checkout @~2 what-if && $EDITOR what-if/main.py
@@ -53,15 +56,13 @@ def fork_command(home: Home, state: str, files: Path | None, for_real: bool, as_
 @click.command("merge")
 @click.argument("ours", shell_complete=state_names)
 @click.argument("theirs", shell_complete=state_names)
-@click.option(
-    "--base", metavar="STATE", help="What both changed.  [default: the latest state that both descend from]"
-)
+@click.option("--base", metavar="STATE", help="The common ancestor.  [default: the latest one]")
 @click.option(
     "--strategy",
     type=click.Choice(["fail", "ours", "theirs", "union"]),
     default="fail",
     show_default=True,
-    help="What becomes of what both changed, where a merge by lines does not settle it.",
+    help="How to resolve conflicts that a merge by lines does not resolve.",
 )
 @_FOR_REAL
 @_JSON
@@ -69,8 +70,10 @@ def fork_command(home: Home, state: str, files: Path | None, for_real: bool, as_
 def merge_command(
     home: Home, ours: str, theirs: str, base: str | None, strategy: str, for_real: bool, as_json: bool
 ) -> None:
-    """Make a run that stands at OURS with what THEIRS changed merged in. `ramify resume` goes on with it,
-    `ramify checkout` writes its files out. Both may be states of one run, or of runs forked from one.
+    """Create a run that starts at OURS, with the changes of THEIRS merged in.
+
+    `ramify resume` continues it, `ramify checkout` writes its files. Both may be states of one run, or of runs that
+    were forked from one run.
 
     \b
     Example: ramify merge @:o3.0.0 @:o3.0.1
@@ -97,7 +100,7 @@ def _make(home: Home, work: Callable[[Runtime], Awaitable[RunRecord]], as_json: 
         say_json({"run": run.id, "name": run.name, "status": run.status.value, "workflow": run.workflow})
         return
     say(run.id)
-    say(f"`ramify resume {run.id}` goes on with it, `ramify log {run.id}` shows where it stands", err=True)
+    say(f"`ramify resume {run.id}` continues it, `ramify log {run.id}` shows where it starts", err=True)
 
 
 def _tell(event: Event) -> None:
@@ -110,19 +113,21 @@ def _tell(event: Event) -> None:
 async def _checkpoint(runtime: Runtime, text: str) -> str:
     place = await find_state(runtime.store, text)
     if place.checkpoint is None:
-        raise RunError(f"{text} names no checkpoint: `ramify log` lists them")
+        raise RunError(f"{text} is not a checkpoint: `ramify log` lists them")
     return place.checkpoint.id
 
 
 @click.command("checkout")
 @click.argument("state", shell_complete=state_names)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--force", is_flag=True, help="Write into a folder that is not empty; what differs is overwritten.")
+@click.option(
+    "--force", is_flag=True, help="Write into a folder that is not empty; files that differ are overwritten."
+)
 @pass_home
 def checkout_command(home: Home, state: str, folder: Path, force: bool) -> None:
     """Write the files of a STATE into DIR, which is missing or empty.
 
-    With --force into any folder: what the state does not hold is left alone there.
+    With --force into any folder: files there that the state does not have are left alone.
 
     \b
     Example: ramify checkout @~2 what-it-was

@@ -1,4 +1,4 @@
-"""`ramify inbox` and `ramify answer`: what waits for a person, in all runs, and the answer to it."""
+"""`ramify inbox` and `ramify answer`: what waits for a person, in all runs, and answers to questions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LONGEST = 60
 
 
 @click.command("inbox")
-@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
 def inbox_command(home: Home, as_json: bool) -> None:
-    """What waits for a person, in all runs, the longest waiting first.
+    """List what waits for a person, in all runs, the longest waiting first.
 
-    A question is asked by a workflow or a LangGraph node: `ramify answer ID JSON` stores the answer. An approval is a
-    LangGraph thread that stops at a node by its settings: `ramify resume RUN` goes on. A doubt is an effect of which
-    nobody knows whether it happened: `ramify approve` settles it.
+    question: a workflow or a LangGraph node asked it; `ramify answer ID JSON` stores the answer. approval: a
+    LangGraph thread was compiled to stop at a node; `ramify resume RUN` continues it. doubt: it is unknown whether an
+    irreversible effect happened; `ramify approve` records what a person found out.
 
     \b
     Example: ramify inbox --json
@@ -73,9 +73,9 @@ def _how(item: Item) -> str:
     from ramify.inspect.inbox import Kind
 
     if item.kind is Kind.QUESTION:
-        return "`ramify answer ID JSON` answers a question, `ramify resume RUN` goes on"
+        return "`ramify answer ID JSON` answers a question, `ramify resume RUN` continues the run"
     told = " or ".join(f"`{command}`" for command in item.commands)
-    return f"{told} settles {item.id}" if item.kind is Kind.DOUBT else f"{told} goes on"
+    return f"{told} resolves {item.id}" if item.kind is Kind.DOUBT else f"{told} continues the run"
 
 
 def item_object(item: Item) -> dict[str, object]:
@@ -96,18 +96,18 @@ def item_object(item: Item) -> dict[str, object]:
 @click.argument("value", metavar="JSON")
 @pass_home
 def answer_command(home: Home, id: str, value: str) -> None:
-    """Store the answer to the question ID, as `ramify inbox` lists it. Text where it is no JSON.
+    """Store the answer to the question ID of `ramify inbox`: JSON, or text if it does not parse.
 
-    Nothing runs: `ramify resume` goes on with the run, and a process that works on it takes the answer at once. The
-    first answer to a question stands.
+    It runs nothing: `ramify resume` continues the run, and a process that works on the run takes the answer at once.
+    The first answer to a question counts.
 
     \b
     Example: ramify answer 3f2a9c01 true
     """
     stored = run_async(_store(home, id, value))
     run = stored.question.run_id
-    left = f"; {count(len(stored.left), 'question')} of the run left" if stored.left else ""
-    say(f"question {stored.question.id} of run {run} is answered{left}: `ramify resume {run}` goes on")
+    left = f"; {count(len(stored.left), 'question')} of the run still open" if stored.left else ""
+    say(f"question {stored.question.id} of run {run} is answered{left}: `ramify resume {run}` continues it")
 
 
 async def _store(home: Home, id: str, value: str) -> Stored:

@@ -1,4 +1,4 @@
-"""`ramify ls`, `ramify log`, `ramify tree`: the runs, the checkpoints of a run, its branches."""
+"""`ramify ls`, `ramify log`, `ramify tree`: lists of the runs, of a run's checkpoints, and of its branches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.branch_tree import BranchTree, Line
+from ramify.cli.branch_tree import BranchTree, TreeLine
 from ramify.cli.completion import run_names, state_names
 from ramify.cli.console import headed, pass_home, say, say_json, say_pages, styled
 from ramify.compiler.plan import OpKind
@@ -21,7 +21,7 @@ from ramify.runtime.journal.refs import Place, parse
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunId, RunRecord
 
 if TYPE_CHECKING:
-    from ramify.inspect.checkpoint_graph import Row
+    from ramify.inspect.checkpoint_graph import GraphRow
     from ramify.inspect.history import History
     from ramify.runtime.records import CheckpointRecord
     from ramify.runtime.store import Tally
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 
 @click.command("ls")
-@click.option("-n", "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many runs; 0: all."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
 def ls_command(home: Home, limit: int, as_json: bool) -> None:
-    """The runs, newest first.
+    """List the runs, newest first.
 
-    A run is "interrupted" where its process ended before it did: `ramify resume` goes on with it. It is "in doubt"
-    where nobody knows whether an effect of it happened: `ramify effects` lists that, `ramify approve` settles it.
+    "interrupted": the run's process ended before the run did; `ramify resume` continues it. "in doubt": it is unknown
+    whether an irreversible effect happened; see `ramify effects` and `ramify approve`.
 
     \b
     Example: ramify ls -n 5
@@ -53,7 +55,7 @@ def ls_command(home: Home, limit: int, as_json: bool) -> None:
     else:
         say_pages(headed(run_table(runs, tallies, {run.id: home.status(run) for run in runs}, home.clock())))
         if len(runs) == limit:
-            say(f"the newest {limit}; `ramify ls -n 0` lists all", style="dim", err=True)
+            say(f"the newest {limit} runs; `ramify ls -n 0` lists all", style="dim", err=True)
 
 
 async def _read_runs(store: Reader, limit: int) -> tuple[list[RunRecord], Mapping[RunId, Tally]]:
@@ -88,15 +90,15 @@ _LOOKS = {"merged": "green", "released": "bright_black", "open": "cyan"}
 
 @click.command("log")
 @click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
-@click.option("-n", "--max-count", type=click.IntRange(0), metavar="N", help="Not more than N checkpoints.")
-@click.option("--json", "as_json", is_flag=True, help="A list, newest first.")
+@click.option("-n", "--max-count", type=click.IntRange(0), metavar="N", help="At most N checkpoints.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, newest first.")
 @pass_home
 def log_command(home: Home, state: str, max_count: int | None, as_json: bool) -> None:
-    """The checkpoints of a RUN (the newest), newest first, beside the graph of its branches. Of a STATE: only what it
-    descends from.
+    """List the checkpoints of a RUN (the newest), newest first, beside the graph of its branches. For a STATE: its
+    ancestors.
 
-    The name of a branch stands at its last checkpoint. `ramify show ID` tells more of one, `ramify diff A B` what is
-    between two, `ramify fork ID` goes on from one.
+    The name of a branch is at its last checkpoint. `ramify show ID` shows a checkpoint, `ramify diff A B` compares
+    two, `ramify fork ID` starts a new run from one.
 
     \b
     Example: ramify log -n 20
@@ -118,12 +120,14 @@ def log_command(home: Home, state: str, max_count: int | None, as_json: bool) ->
 async def _read_history(store: Reader, text: str) -> tuple[Place, History]:
     place, history = await find_state_with_history(store, text)
     if history is None:
-        raise RunNotFound(f"{text} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
+        raise RunNotFound(
+            f"{text} is a snapshot that belongs to no run: name a run or a checkpoint. `ramify ls` lists runs"
+        )
     return place, history
 
 
 def _log_lines(
-    history: History, chosen: tuple[CheckpointRecord, ...], drawn: Iterator[Row], most: int | None, now: float
+    history: History, chosen: tuple[CheckpointRecord, ...], drawn: Iterator[GraphRow], most: int | None, now: float
 ) -> Iterator[str]:
     tips = {one.branch: one.id for one in sorted(chosen, key=lambda one: one.seq)}
     count = 0
@@ -140,7 +144,7 @@ def _log_lines(
 def _log_line(history: History, lines: str, one: CheckpointRecord, now: float, *, tip: bool) -> str:
     parts = [lines, click.style(one.id[:10], fg="yellow")]
     if tip:
-        end = history.lines[one.branch].end.value
+        end = history.branches[one.branch].end.value
         said = one.branch if end == "open" else f"{one.branch} {end}"
         parts.append(click.style(f"({said})", fg=_LOOKS[end]))
     parts.append(fitted(what(history, one), _LONGEST))
@@ -154,9 +158,7 @@ def what(history: History, one: CheckpointRecord) -> str:
     if made is None or not made.summary:
         return printable(one.label)
     name = one.label or made.name
-    begins = re.match(
-        rf"{re.escape(name)}(?!\w)", made.summary
-    )  # within it, or in another word, it says something else
+    begins = re.match(rf"{re.escape(name)}(?!\w)", made.summary)  # only at the beginning and as a whole word
     said_already = made.kind is OpKind.MERGE or begins is not None
     return printable(made.summary if said_already else f"{name}: {made.summary}")
 
@@ -168,7 +170,7 @@ def _checkpoint_object(history: History, one: CheckpointRecord) -> dict[str, obj
         "run": one.run_id,
         "seq": one.seq,
         "branch": one.branch,
-        "branch_end": history.lines[one.branch].end.value,
+        "branch_end": history.branches[one.branch].end.value,
         "snapshot": one.snapshot_id,
         "parents": list(one.parents),
         "label": one.label,
@@ -181,13 +183,15 @@ def _checkpoint_object(history: History, one: CheckpointRecord) -> dict[str, obj
 
 @click.command("tree")
 @click.argument("run", default="@", shell_complete=run_names)
-@click.option("--fold", is_flag=True, help="Count released branches instead of drawing them.")
-@click.option("--json", "as_json", is_flag=True, help="A list of branches with their operations and checkpoints.")
+@click.option("--fold", is_flag=True, help="Only count released branches.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON list of branches with their operations and checkpoints."
+)
 @pass_home
 def tree_command(home: Home, run: str, fold: bool, as_json: bool) -> None:
-    """The branches of a RUN (the newest): steps and what came of them, forks, what was merged and reused.
+    """Show the branches of a RUN (the newest) as a tree: steps and their results, forks and merges.
 
-    ↺ marks a result that was taken over from another branch, ✓ a branch that was merged, ✗ an attempt that failed.
+    ↺ marks a result that was reused from another branch, ✓ a merged branch, ✗ a failed attempt.
 
     \b
     Example: ramify tree 3f2a --fold
@@ -199,7 +203,7 @@ def tree_command(home: Home, run: str, fold: bool, as_json: bool) -> None:
     say_pages(_drawn(f"{record.name} {record.id} {home.status(record)}", grown(ops, llm).lines(fold=fold)))
 
 
-def _drawn(title: str, lines: Iterable[Line]) -> Iterator[str]:
+def _drawn(title: str, lines: Iterable[TreeLine]) -> Iterator[str]:
     yield click.style(title, bold=True)
     for line in lines:
         yield click.style(line.prefix, dim=True) + styled(line.text, line.look.value)
@@ -213,7 +217,7 @@ async def _read_branches(
 
 
 def grown(ops: list[OpRecord], llm: list[LLMRecord]) -> BranchTree:
-    """The tree of all these rows, in the order in which they were committed."""
+    """The tree of all these rows, in the order of their commits."""
     tree = BranchTree()
     rows: list[OpRecord | LLMRecord] = [*ops, *llm]
     for row in sorted(rows, key=lambda row: row.seq):

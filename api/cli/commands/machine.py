@@ -1,4 +1,4 @@
-"""`ramify doctor`: what this machine can do."""
+"""`ramify doctor` and `ramify models`: what this machine supports, and the weights of the embedded models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group("models")
 def models_group() -> None:
-    """The weights of the embedded models.
+    """Download and list the weights of the embedded models.
 
     \b
     Example: ramify models pull
@@ -31,11 +31,11 @@ def models_group() -> None:
 
 @models_group.command("pull")
 @click.argument("name", required=False)
-@click.option("--verify", is_flag=True, help="Check the sha256 of weights that are here already.")
-@click.option("--quiet", "-q", is_flag=True, help="Say nothing unless it fails.")
+@click.option("--verify", is_flag=True, help="Check the sha256 of weights that are already here.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing unless it fails.")
 @pass_home
 def pull_command(home: Home, name: str | None, verify: bool, quiet: bool) -> None:
-    """Fetch the weights of a model (the default one) unless they are here.
+    """Download the weights of a model (by default the default model) unless they are here.
 
     \b
     Example: ramify models pull --verify
@@ -52,10 +52,10 @@ def pull_command(home: Home, name: str | None, verify: bool, quiet: bool) -> Non
 
 
 @models_group.command("ls")
-@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
 def list_command(home: Home, as_json: bool) -> None:
-    """The models that can be pulled, and where their weights lie.
+    """List the models that can be downloaded, and where their weights are.
 
     \b
     Example: ramify models ls --json
@@ -90,13 +90,13 @@ LIBRARIES = ("langgraph", "sqlalchemy", "httpx", "starlette", "xllamacpp")
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 @pass_home
 def doctor_command(home: Home, context: click.Context, as_json: bool) -> None:
-    """What this machine can do: sandboxes, the store's place, the model's weights, versions.
+    """Check what this machine supports: sandboxes, the home, the model's weights, versions.
 
-    The exit status is 1 where the default sandbox cannot run; the reason and the way out are shown.
+    The exit status is 1 if the default sandbox cannot run; the reason and a remedy are shown.
 
     \b
     Example: ramify doctor --json
@@ -145,7 +145,7 @@ def _why_no_runs(home: Home) -> str:
 
 
 def _say_why(one: Capabilities) -> None:
-    """The reason for each no of one backend, and its notes."""
+    """Print the reason for each feature that a backend lacks, and its notes."""
     if one.available:
         for flag in one.flags:
             if not flag.yes:
@@ -153,13 +153,13 @@ def _say_why(one: Capabilities) -> None:
     else:
         say(f"{one.backend}: {one.reason}", style="red")
         if one.backend == DEFAULT_BACKEND:
-            say("  meanwhile: `ramify run --sandbox copy`, which isolates nothing")
+            say("  until then: `ramify run --sandbox copy`, which isolates nothing")
     for note in one.notes:
         say(f"{one.backend}: {note}", style="dim")
 
 
 def models_here(home: Home) -> dict[str, str | None]:
-    """Where the weights of each known model lie, None where they are missing."""
+    """The path of each known model's weights, None if they are missing."""
     from ramify.serving.engine import models
     from ramify.serving.errors import ModelMissing
 

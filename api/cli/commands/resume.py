@@ -38,22 +38,23 @@ if TYPE_CHECKING:
 trust_option = click.option(
     "--trust-home",
     is_flag=True,
-    help="Also in a home that belongs to another user, or that others may write to.",
+    help="Resume even if the home belongs to another user, or others may write to it.",
 )
 
 
 class HomeNotTrusted(RunError):
-    """Others wrote the home, or may have: its rows say which code is to be run."""
+    """Others wrote to the home, or may have: its rows name the code to execute."""
 
 
 def need_own_home(home: Home) -> None:
-    """Raises `HomeNotTrusted`. A server's database is the server's to guard."""
+    """Raises `HomeNotTrusted`. A database server guards its own data."""
     from ramify.runtime.store.address import parse
 
     if (why := next(_strange([home.folder, *parse(home.database).files]), None)) is not None:
         raise HomeNotTrusted(
-            f"{why}. To go on with a run is to run the code that its rows name, and others could have written them. "
-            "Look at the run first (`ramify show`, `ramify log` run nothing); if you trust it: --trust-home"
+            f"{why}. Resuming a run executes the code that its rows name, and others could have "
+            "written them. "
+            "Inspect the run first (`ramify show` and `ramify log` execute nothing); if you trust it: --trust-home"
         )
 
 
@@ -73,7 +74,7 @@ def _strange(places: list[Path]) -> Iterator[str]:
 
 
 def _is_closed(place: Path) -> bool:
-    """Whether nobody else gets at it: the folder that it lies in is the user's alone."""
+    """Whether nobody else can reach it: its folder is accessible to the user only."""
     status = place.parent.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
@@ -101,39 +102,39 @@ def _user(uid: int) -> str:
 
 @click.command("resume")
 @click.argument("run", required=False, shell_complete=run_names)
-@click.option("--deadline", metavar="DURATION", callback=duration_option, help="A new one, counted from now.")
+@click.option("--deadline", metavar="DURATION", callback=duration_option, help="A new deadline, counted from now.")
 @click.option(
     "--from",
     "back_to",
     metavar="STATE",
-    help="Go back to this checkpoint of its root branch first: what was done later is done anew, and effects on the "
-    "outside are compensated where their steps say how.",
+    help="First go back to this checkpoint of the root branch: later steps run again, and irreversible effects are "
+    "compensated if their steps say how.",
 )
 @click.option(
     "--answer",
     "answers",
     multiple=True,
     metavar="[ID=]JSON",
-    help="To the question that it waits for; with its ID, as `ramify inbox` lists it, where it waits for several. "
-    "Text where it is no JSON. Repeatable.",
+    help="The answer to the question that it waits for, as JSON or text; if it waits for several, with the ID that "
+    "`ramify inbox` lists. Repeatable.",
 )
 @click.option(
     "--show-changes",
     is_flag=True,
-    help="After a change of the code: say which recorded results stay and which steps run again, and do nothing.",
+    help="After a change of the code: only say which recorded results stay and which steps run again.",
 )
 @click.option(
     "--accept-changes",
     is_flag=True,
-    help="Go on with the changed code. What it runs again is what --show-changes says; refused where nobody can tell "
-    "which call a recorded result belongs to.",
+    help="Continue with the changed code. --show-changes says what runs again; refused if it is uncertain which call "
+    "a recorded result belongs to.",
 )
 @click.option(
     "--app",
     "target",
     metavar="FILE.py:NAME",
-    help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
-    "one of its name in the file that compiled it]",
+    help="For a LangGraph thread: the result of `ramify.compile`, or a function that returns it.  [default: the only "
+    "app of that name in the file that compiled it]",
 )
 @trust_option
 @run_options
@@ -151,10 +152,10 @@ def resume_command(
     trust_home: bool,
     **options: Any,
 ) -> None:
-    """Go on with a RUN where its journal ends (without RUN: the newest that is not done).
+    """Continue a RUN where its journal ends (by default the newest that is not done).
 
-    What it did already is not done again: not a step, not a model call. A LangGraph thread is invoked with None, or
-    with the answer to its interrupt; its graph is found where it was compiled.
+    Recorded steps and model calls are not run again. A LangGraph thread is invoked with None, or with the answer to
+    its interrupt; its graph is loaded from the file that compiled it.
 
     \b
     Example: ramify resume 3f2a --answer '"yes"'
@@ -167,7 +168,9 @@ def resume_command(
     record = home.read(lambda store: _unfinished(home, store) if run is None else require_run(store, run))
     choices = RunOptions(**options)
     if (show_changes or accept_changes) and record.frontend != DECORATORS:
-        raise click.UsageError(f"a LangGraph thread goes on with its graph as it is: run {record.id} needs no option")
+        raise click.UsageError(
+            f"a LangGraph thread continues with its graph as it is: run {record.id} needs no such option"
+        )
     if show_changes:
         _show_changes(home, record, as_json=choices.as_json)
         return
@@ -175,7 +178,7 @@ def resume_command(
         _resume_thread(home, record, choices, target, ThreadResume(given, deadline, back_to))
         return
     if target is not None:
-        raise click.UsageError(f"--app is for LangGraph threads: run {record.id} is a workflow's, which is known")
+        raise click.UsageError(f"--app is for LangGraph threads: run {record.id} belongs to a workflow")
 
     async def go_on(runtime: Runtime) -> Any:
         checkpoint = None if back_to is None else await _checkpoint(runtime, back_to)
@@ -204,7 +207,7 @@ def _show_changes(home: Home, record: RunRecord, *, as_json: bool) -> None:
     if changes.refused:
         say(f"`ramify resume {record.id} --accept-changes` would be refused", err=True)
     elif changes != type(changes)(()):
-        say(f"`ramify resume {record.id} --accept-changes` goes on like this", err=True)
+        say(f"`ramify resume {record.id} --accept-changes` continues like this", err=True)
 
 
 def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: str | None, how: ThreadResume) -> None:
@@ -214,13 +217,15 @@ def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: s
     from ramify.compiler.plan import Plan, PlanError
 
     if record.thread_id is None:
-        raise RunError(f"run {record.id} is a graph's without a thread: it kept nothing to go on from")
+        raise RunError(
+            f"run {record.id} belongs to a graph without a thread: there is no checkpoint to continue from"
+        )
     if (choices.base_url, choices.model, choices.api_key) != (None, None, None):
-        raise click.UsageError("a graph's model is named where it is compiled: ramify.compile(graph, base_url=…)")
+        raise click.UsageError("name a graph's model where it is compiled: ramify.compile(graph, base_url=…)")
     thread_resume.set_home_variables(home)
     graph = thread_resume.find_app(record, target)
     if not choices.quiet:
-        with suppress(PlanError):  # a plan that nobody reads any more: it cannot be compared, and nothing rests on it
+        with suppress(PlanError):  # a plan of a format that is no longer read cannot be compared
             changed = compared(Plan.from_json(record.plan_json), graph.session.plan, record.frontend)
             for line in change_lines(changed, record.frontend) if changed.workflow or changed.steps else ():
                 say(line, style="yellow", err=True)
@@ -248,7 +253,7 @@ async def _thread_to_the_end(
 async def _checkpoint(runtime: Runtime, text: str) -> str:
     place = await find_state(runtime.store, text)
     if place.checkpoint is None:
-        raise RunError(f"{text} names no checkpoint: `ramify tree` lists them")
+        raise RunError(f"{text} is not a checkpoint: `ramify log` lists them")
     return place.checkpoint.id
 
 
@@ -256,11 +261,11 @@ async def _unfinished(home: Home, store: Reader) -> RunRecord:
     for run in await store.runs():
         if run.status is not RunStatus.DONE and home.status(run) not in (RunStatus.RUNNING, RunStatus.DONE):
             return run
-    raise RunNotFound("every run is done or still at work: `ramify ls` lists them, name one to go on with")
+    raise RunNotFound("every run is done or still running: name one to resume (`ramify ls` lists them)")
 
 
 def _given(texts: Sequence[str]) -> AnswersGiven:
-    """Raises `click.UsageError` where it is not clear which answer is for which question."""
+    """Raises `click.UsageError` if it is unclear which answer is for which question."""
     from ramify.inspect.values import parse_value
     from ramify.runtime.journal.inbox import named_answer
 
@@ -270,9 +275,9 @@ def _given(texts: Sequence[str]) -> AnswersGiven:
         if id is None and alone is None:
             alone = (parse_value(text),)
         elif id is None or id in by_id:
-            raise click.UsageError("--answer was given twice for one question: name each, --answer ID=JSON")
+            raise click.UsageError("--answer was given twice for one question: name the questions, --answer ID=JSON")
         else:
             by_id[id] = parse_value(text)
     if alone is not None and by_id:
-        raise click.UsageError(f"which question is {alone[0]!r} for? Name it too: --answer ID=JSON")
+        raise click.UsageError(f"which question is {alone[0]!r} for? Name it: --answer ID=JSON")
     return AnswersGiven(by_id, alone)

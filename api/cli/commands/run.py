@@ -1,4 +1,4 @@
-"""`ramify run`."""
+"""`ramify run`: run a workflow."""
 
 from __future__ import annotations
 
@@ -31,30 +31,29 @@ def _keywords(context: click.Context, parameter: click.Parameter, values: tuple[
     multiple=True,
     metavar="NAME=VALUE",
     callback=_keywords,
-    help="An argument by name. Repeatable.",
+    help="Pass an argument by name. Repeatable.",
 )
 @click.option(
     "--workspace",
     type=click.Path(path_type=Path),
-    help="The folder that the worlds start from; it is not written to.  [default: the workflow's own]",
+    help="The folder that the worlds start from; it is never written to.  [default: the workflow's own]",
 )
 @click.option(
     "--deadline",
     metavar="DURATION",
     callback=duration_option,
-    help="For the whole run: 90, 90s, 5m.  [default: the workflow's own]",
+    help="The deadline of the whole run: 90, 90s, 5m.  [default: the workflow's own]",
 )
 @click.option(
     "--sandbox",
     type=click.Choice(["namespaces", "docker", "copy"]),
-    help="How worlds are made. copy needs nothing of the kernel and isolates nothing.  "
-    "[default: $RAMIFY_SANDBOX or namespaces]",
+    help="The sandbox backend. copy works everywhere and isolates nothing.  [default: $RAMIFY_SANDBOX or namespaces]",
 )
 @click.option(
     "--plan",
     "plan_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Run under this plan (see `ramify compile`), without compiling; TARGET is the plan's own.",
+    help="Run under this plan (see `ramify compile`) without compiling; it names the TARGET.",
 )
 @run_options
 @pass_home
@@ -71,9 +70,8 @@ def run_command(
 ) -> None:
     """Run the workflow TARGET (FILE.py:NAME or MODULE:NAME) with ARGS.
 
-    Each of ARGS, and each VALUE of --arg, is JSON where it parses, else text; always text for a parameter that is a
-    `str`. The result goes to stdout, progress
-    to stderr. Whatever ends the run, `ramify resume` goes on with it.
+    Each of ARGS, and each VALUE of --arg, is JSON if it parses, otherwise text; for a parameter that is a `str`,
+    always text. The result goes to stdout, progress to stderr. However the run ends, `ramify resume` continues it.
 
     \b
     Example: ramify run agent.py:repair gcd --workspace ./repo --deadline 5m
@@ -84,12 +82,12 @@ def run_command(
 
     plan = None if plan_file is None else Plan.from_json(plan_file.read_text())
     if plan is None and not words:
-        raise click.UsageError("name what to run: FILE.py:NAME or MODULE:NAME")
+        raise click.UsageError("name the workflow: FILE.py:NAME or MODULE:NAME")
     target, given = (words[0], words[1:]) if plan is None else (plan.workflow, words)
     workflow = load_workflow(target)
     choices = RunOptions(**options)
     if choices.apply and workspace is None and workflow.workspace is None:
-        raise click.UsageError("--apply needs a workspace to write to: name it with --workspace")
+        raise click.UsageError("--apply needs a workspace to write to: give --workspace")
     args, kwargs = arguments(workflow, given, keywords)
     if plan is not None and (changed := since(plan, workflow).told()) is not None:
         say(f"warning: {changed}", style="yellow", err=True)

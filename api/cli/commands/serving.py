@@ -1,4 +1,4 @@
-"""`ramify serve`: gateway and engines with one command."""
+"""`ramify serve`: the gateway and its engines."""
 
 from __future__ import annotations
 
@@ -22,89 +22,105 @@ if TYPE_CHECKING:
     "engines",
     metavar="local|vllm|URL",
     multiple=True,
-    help="What answers: the embedded model, vLLM with Ramify's scheduler, or any OpenAI-compatible server. "
-    "Repeatable: each is a replica.  [default: local]",
+    help="The engine: the embedded model, vLLM with Ramify's scheduler, or any OpenAI-compatible server. "
+    "Repeatable: each engine is a replica.  [default: local]",
 )
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="The port; 0: any free one."
+)
 @click.option("--base-url", help="The same as --engine URL.")
-@click.option("--api-key", envvar="RAMIFY_API_KEY", help="For engines at URLs.  [default: $RAMIFY_API_KEY]")
+@click.option(
+    "--api-key", envvar="RAMIFY_API_KEY", help="The API key for engines at URLs.  [default: $RAMIFY_API_KEY]"
+)
 @click.option(
     "--client-key",
     "client_keys",
     envvar="RAMIFY_CLIENT_KEYS",
     multiple=True,
-    help="Let in only who shows this key. Repeatable.  [default: $RAMIFY_CLIENT_KEYS, by spaces; none: everybody]",
+    help="Only accept clients with this key. Repeatable.  [default: $RAMIFY_CLIENT_KEYS, by spaces]",
 )
 @click.option(
     "--allow-host",
     "allow_hosts",
     metavar="NAME",
     multiple=True,
-    help="Another host name that clients reach the gateway by, such as host.docker.internal. Repeatable.",
+    help="Accept another host name for the gateway, such as host.docker.internal. Repeatable.",
 )
 @click.option(
     "--insecure-no-keys",
     is_flag=True,
-    help="Listen on other than loopback addresses without keys: everybody who reaches them may use the engine.",
+    help="Allow an address other than loopback without keys: everybody who reaches it can use the engine.",
 )
 @click.option(
     "--model",
-    help="The model of local and vllm: a name of `ramify models ls`, a GGUF file; for vllm also a Hugging Face "
-    "folder or a model's id on the hub.",
+    help="The model of local and vllm: a name from `ramify models ls` or a GGUF file; for vllm also a Hugging Face "
+    "folder or model id.",
 )
-@click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine works on at once.")
-@click.option("--policy", default="concord", show_default=True, help="The order of calls: concord, calm-thesis, edf.")
+@click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine runs at once.")
+@click.option(
+    "--policy", default="concord", show_default=True, help="The scheduling policy: concord, calm-thesis, edf."
+)
 @click.option(
     "--policy-option",
     "policy_options",
     metavar="NAME=VALUE",
     multiple=True,
-    help="An option of the policy, as in --policy-option goodput=token. Repeatable.",
+    help="Set an option of the policy, as in --policy-option goodput=token. Repeatable.",
 )
 @click.option(
     "--placement",
     type=click.Choice(["one-queue", "power-of-k"]),
-    help="Where calls wait for one of several replicas: in one queue before all, or before each, with a dummy in K "
-    "queues.  [default: one-queue; with calm-thesis power-of-k]",
+    help="Where calls wait if there are several replicas: in one queue for all, or in the queues of K replicas each."
+    "  [default: one-queue; with calm-thesis power-of-k]",
 )
 @click.option("--placement-k", type=click.IntRange(min=1), help="K.  [default: 2]")
-@click.option("--forward-tags", is_flag=True, help="Engines at URLs read our tags: pass on what is left of them.")
+@click.option(
+    "--forward-tags", is_flag=True, help="Pass Ramify's tags on to engines at URLs, with the remaining deadlines."
+)
 @click.option(
     "--resume",
     "can_resume",
     is_flag=True,
-    help="Running streams may be broken off for urgent calls and gone on with later.",
+    help="Running streams may be preempted for urgent calls and resumed later.",
 )
 @click.option(
     "--prompt-cache",
     is_flag=True,
-    help="local keeps what it has read from one call to the next: quicker, and equal calls may differ a little.",
+    help="local keeps its prompt cache from one call to the next: faster, but equal calls may differ slightly.",
 )
 @click.option("--hang", "hang_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
-              help="An engine that is silent for so long is taken for hung.")  # fmt: skip
+              help="If an engine is silent for this long, it is considered hung.")  # fmt: skip
 @click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
-              metavar="SECONDS", help="The same for an answer that does not stream; at least --hang.")  # fmt: skip
+              metavar="SECONDS", help="The same for answers that are not streamed; at least --hang.")  # fmt: skip
 @click.option("--hang-restart", "restart_s", type=click.FloatRange(min=1), default=60.0, show_default=True,
-              metavar="SECONDS", help="local and vllm start again after so long without a sign of life.")  # fmt: skip
+              metavar="SECONDS", help="Restart local and vllm if they are silent for this long.")  # fmt: skip
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
-              help="How long a stop waits for calls in progress.")  # fmt: skip
+              help="How long to wait for calls in progress when stopping.")  # fmt: skip
 @click.option(
     "--analyzer/--no-analyzer",
     default=True,
     show_default=True,
-    help="Predict how long answers will be, in a process of its own that learns from them.",
+    help="Predict the lengths of answers, in a separate process that learns from them.",
 )
-@click.option("--log/--no-log", default=True, show_default=True, help="A JSON line for each call, on stderr.")
-@click.option("--engine-log", type=click.Path(path_type=Path, dir_okay=False), help="What local and vllm say.")
+@click.option("--log/--no-log", default=True, show_default=True, help="Write a JSON line for each call to stderr.")
+@click.option(
+    "--engine-log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the output of local and vllm to this file.",
+)
 @click.option(
     "--vllm-arg",
     "vllm_args",
     metavar="ARGUMENT",
     multiple=True,
-    help="For vLLM's own command line, as in --vllm-arg=--max-model-len=8192. Repeatable.",
+    help="An argument for vLLM, as in --vllm-arg=--max-model-len=8192. Repeatable.",
 )
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="What the policy moves inside vLLM.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Record the policy's decisions inside vLLM in this file.",
+)
 @pass_home
 def serve_command(
     home: Home,
@@ -137,14 +153,15 @@ def serve_command(
 ) -> None:
     """Serve an OpenAI-compatible API that orders calls by their deadlines.
 
-    Ctrl-C lets the calls in progress end; a second one breaks them off.
+    Ctrl-C stops accepting calls and waits for those in progress; a second one aborts them.
 
     \b
     Example: ramify serve --port 8000
     """
     from ramify.serving.engine.contract import EngineSpec
     from ramify.serving.errors import Exposed
-    from ramify.serving.gateway.server import GatewaySettings, Placement, host_name, serve
+    from ramify.serving.gateway.server import serve
+    from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
     from ramify.serving.http_guard import stays_here
     from ramify.serving.policy.registry import UnknownPolicy
 
@@ -182,13 +199,13 @@ def serve_command(
         trace=trace,
     )
     if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
-        raise click.UsageError("--placement-k goes with --placement power-of-k: one queue has no dummies")
+        raise click.UsageError("--placement-k needs --placement power-of-k")
     shown = " and ".join(spec.shown for spec in specs)
 
     def ready(url: str) -> None:
         say(f"serving {shown} at {url}", err=True)
         if not client_keys and not stays_here(host):
-            say(f"WARNING: no keys are set: everybody who reaches {url} can use the engine", err=True)
+            say(f"WARNING: no client keys are set: everybody who reaches {url} can use the engine", err=True)
 
     try:
         run_async(serve(settings, log=sys.stderr if log else None, ready=ready))
@@ -200,7 +217,7 @@ def _option(text: str) -> tuple[str, OptionValue]:
     """A name and its value: JSON, else text. Raises UsageError."""
     name, found, value = text.partition("=")
     if not found or not name:
-        raise click.UsageError(f"--policy-option {text!r} is no NAME=VALUE")
+        raise click.UsageError(f"--policy-option {text!r} is not NAME=VALUE")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -43,11 +43,13 @@ _LONGEST = 200
 
 @click.command("show")
 @click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
-@click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @pass_home
 def show_command(home: CommandHome, state: str, as_json: bool) -> None:
-    """A RUN (the newest): its steps, its deadline, and for each model call its tags, how long it was queued, its
-    first token, its end and whether it met its deadline. Or a STATE of one: its snapshot and what changed there.
+    """Show a RUN (the newest) or a STATE of one.
+
+    A run: its steps, its deadline, and for each model call its tags, its time in the queue, to the first token and to
+    the end, and whether it met its deadline. A state: its snapshot and its changes.
 
     \b
     Example: ramify show @~1
@@ -85,7 +87,7 @@ async def _read_run(
 
 
 def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str]:
-    """What a run is, a line a fact."""
+    """The facts of a run, one per line."""
     facts = [
         ("run", f"{run.id}  {status}"),
         ("workflow", printable(run.workflow)),
@@ -106,16 +108,16 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
 
 
 def effects_line(run: RunRecord, status: str, effects: Sequence[EffectRecord]) -> list[str]:
-    """What it did outside, where it did: a step that was killed in its effect has no row of the journal yet."""
+    """The irreversible effects. A step that was killed during its effect has no row in the journal yet."""
     if not effects:
         return []
     doubtful = [printable(one.step) for one in effects if one.status in DOUBTFUL and status != RunStatus.RUNNING]
-    unknown = f", not known whether done: {', '.join(doubtful)} (`ramify effects {run.id}`)" if doubtful else ""
+    unknown = f", outcome unknown: {', '.join(doubtful)} (`ramify effects {run.id}`)" if doubtful else ""
     return [f"{'effects':<10} {len(effects)} begun{unknown}"]
 
 
 def slo_lines(run: RunRecord, calls: Sequence[CallTimes]) -> list[str]:
-    """A row a call and one for the whole workflow. Times are counted from the call's arrival at the gateway."""
+    """A row per call and one for the whole workflow. Times are counted from the call's arrival at the gateway."""
     header = ("SEQ", "BRANCH", "TAGS", "QUEUED", "FIRST TOKEN", "END", "DEADLINE", "MET")
     rows = [
         (
@@ -156,7 +158,7 @@ def _run_object(run: RunRecord, status: str, ops: list[OpRecord], calls: list[Ca
 
 
 def show_state(home: Home, text: str, as_json: bool) -> None:
-    """A checkpoint with all that is known of it; of a bare snapshot, what it holds."""
+    """Print a checkpoint with all that is known of it, or a bare snapshot with its contents."""
     place, history = home.read(lambda store: find_state_with_history(store, text))
     snapshots = home.snapshots()
     snapshot = snapshots.get(place.snapshot)
@@ -193,7 +195,7 @@ def _state_text(home: Home, snapshot: Snapshot, state: State | None) -> Iterator
 
 
 def section(title: str, lines: Sequence[str], *, header: bool = True) -> Iterator[str]:
-    """A title and a table below it, whose first line is its header; nothing where there are no lines."""
+    """A title and a table below it, whose first line is its header; nothing if there are no lines."""
     if not lines:
         return
     yield ""
@@ -202,7 +204,7 @@ def section(title: str, lines: Sequence[str], *, header: bool = True) -> Iterato
 
 
 def channel_lines(channels: Channels | None) -> list[str]:
-    """A line a channel; of messages, a line each."""
+    """A line per channel; of messages, a line each."""
     from ramify.inspect.values import plain, spoken
     from ramify.runtime.langgraph.value_summary import line_of, messages_in
 
@@ -216,7 +218,7 @@ def channel_lines(channels: Channels | None) -> list[str]:
 
 
 def cost_lines(choices: Sequence[Regret]) -> list[str]:
-    """What the cost model chose, and what that was predicted to take and took."""
+    """What the cost model chose, and its predicted and actual durations."""
     header = ("SEQ", "WHAT", "CHOSE", "PREDICTED", "TOOK", "INSTEAD")
     rows = [
         (str(c.seq), c.what, c.chose, seconds(c.predicted_s), seconds(c.took_s), seconds(c.instead_s))

@@ -1,8 +1,9 @@
-"""`ramify gc` and `ramify fsck`: delete snapshots that nothing needs, check and repair the others."""
+"""`ramify gc` and `ramify fsck`: delete snapshots that no run needs, check and repair the others."""
 
 from __future__ import annotations
 
 import re
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -30,7 +31,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
         return None
     found = _SIZE.fullmatch(value.strip())
     if found is None:
-        raise click.BadParameter(f"{value!r} is no size: write 500M, 2G, or a number of bytes", context, parameter)
+        raise click.BadParameter(f"{value!r} is not a size: write 500M, 2G, or a number of bytes", context, parameter)
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
@@ -39,25 +40,26 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     "--budget",
     metavar="SIZE",
     callback=_size,
-    help="Let go of what can be computed again, the cheapest first, until the snapshots hold no more: 500M, 2G.",
+    help="Also delete states that can be computed again, cheapest first, until this size: 500M, 2G.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would go, and delete nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @pass_home
 def gc_command(home: Home, budget: int | None, dry_run: bool, as_json: bool) -> None:
-    """Delete the snapshots that no run names.
+    """Delete the snapshots that no run needs.
 
-    With --budget, also states that commands left behind for reuse, and those between the first and the last of a run
-    that is done: what takes the fewest seconds to compute again for the bytes that it holds goes first. Such a state
-    is computed again when it is asked for. A run that can go on, and a LangGraph thread, keep everything.
+    With --budget, also states that can be computed again: those that commands left for reuse, and those between the
+    first and the last state of a finished run. States that take the fewest seconds per byte to compute again go
+    first. A deleted state is computed again when it is needed. Runs that can be resumed, and LangGraph threads, keep
+    all states.
 
-    Safe while runs go on, and when it is killed: call it again. What was made in the last 5 minutes is left
-    for a later call.
+    It is safe while runs go on, and if it is killed: call it again. Snapshots of the last 5 minutes are left for a
+    later call.
 
     \b
     Example: ramify gc --budget 2G --dry-run
     """
-    if not home.has_runs:
+    if not home.has_runs and not _has_only_worlds(home):
         home.require_usable()
         say_json(_collected_object(None)) if as_json else say(f"no runs yet in {home.location}")
         return
@@ -68,14 +70,22 @@ def gc_command(home: Home, budget: int | None, dry_run: bool, as_json: bool) -> 
         _show_collected(done, dry_run)
 
 
+def _has_only_worlds(home: Home) -> bool:
+    """Whether the home has snapshots but never had a run. The locks of runs stay: with one of them and without a
+    database here, the runs are in another database, and a collection would delete their snapshots."""
+    locks = paths.locks(home.folder)
+    return paths.snapshots(home.folder).is_dir() and not any(locks.glob("*.lock"))
+
+
 async def _collect(home: Home, budget: int | None, dry_run: bool) -> Collected:
     from ramify.fork_engine.gc_pins import Pins
     from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
     from ramify.worlds.references import References
 
     pins, marks = Pins(paths.locks(home.folder)), EvictionMarks(paths.evicted(home.folder))
-    async with home.store() as store:
-        named = References(paths.references(home.folder)).snapshots
+    named = References(paths.references(home.folder)).snapshots
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(home.store()) if home.has_runs else None
         return await collect(store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run, named=named)
 
 
@@ -86,9 +96,12 @@ def _show_collected(done: Collected, dry_run: bool) -> None:
         say(f"  {one.id[:12]}: {_bytes(one.frees)}, {one.seconds:.1f} s to compute again", style="dim")
     say(f"{count(done.kept, 'snapshot')} kept, {_bytes(done.held)} in files")
     if done.young:
-        say(f"{count(done.young, 'snapshot')} that may go, made in the last 5 minutes: left for a later `ramify gc`")
+        say(f"{count(done.young, 'snapshot')} of the last 5 minutes: left for a later `ramify gc`")
     if not done.within_budget and done.budget is not None:
-        say(f"the rest cannot be computed again: the budget of {_bytes(done.budget)} is not met", style="yellow")
+        say(
+            f"the rest cannot be computed again: they take more than the budget of {_bytes(done.budget)}",
+            style="yellow",
+        )
 
 
 def _bytes(number: int) -> str:
@@ -113,18 +126,21 @@ def _collected_object(done: Collected | None) -> dict[str, object]:
 
 
 @click.command("fsck")
-@click.option("--repair", is_flag=True, help="Mend what other copies allow; move the rest aside. End all runs first.")
-@click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.option(
+    "--repair", is_flag=True, help="Repair what other copies allow, and move the rest aside. Stop all runs first."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 @pass_home
 def fsck_command(home: Home, context: click.Context, repair: bool, as_json: bool) -> None:
-    """Hold everything in the store of snapshots against the digest that names it: bytes, modes, times, attributes,
-    links. Reads all of it, and misses what the runs name.
+    """Check all snapshots against their digests: bytes, modes, times, attributes, links. Report snapshots that runs
+    miss.
 
-    What cannot be mended is moved to `damaged/` in the store, and the snapshots that are lost with it are named.
+    With --repair, what cannot be repaired is moved to `damaged/` in the store, and the snapshots that are lost are
+    named.
 
-    The exit status is 0 where all is well or was mended, or only a crash's leftovers were found; else the sum of 1
-    where something is damaged and 2 where something is missing.
+    The exit status is 0 if all is well or was repaired, or only leftovers of a crash were found; otherwise the sum of
+    1 (something is damaged) and 2 (something is missing).
 
     \b
     Example: ramify fsck --repair
@@ -146,44 +162,51 @@ def fsck_command(home: Home, context: click.Context, repair: bool, as_json: bool
 
 
 def _expected(home: Home) -> set[SnapshotId]:
-    """What rows name, but for what a collection let go of. Where the database may be several homes', of the runs that
-    were worked on from this one: the others' snapshots lie in theirs."""
-    from ramify.runtime.worlds.garbage_collection import EvictionMarks
+    """The snapshots that rows name, without those that garbage collection deleted.
 
+    If several homes may share the database, only runs that were worked on from this home: snapshots of the others are
+    in their own homes.
+    """
+    from ramify.runtime.worlds.garbage_collection import EvictionMarks
+    from ramify.worlds.references import References
+
+    worlds = References(paths.references(home.folder)).snapshots()
     if not home.has_runs:
-        return set()
+        return worlds
     own = home.database == paths.database(home.folder, home.folder / "ramify.db")
     named = home.read(lambda store: store.live_snapshots() if own else _of_this_home(store, home))
-    return named - EvictionMarks(paths.evicted(home.folder)).all()
+    return (named - EvictionMarks(paths.evicted(home.folder)).all()) | worlds
 
 
 async def _of_this_home(store: Reader, home: Home) -> set[SnapshotId]:
     every = [run.id for run in await store.runs()]
     mine = [run for run in every if was_worked_on_here(paths.locks(home.folder), run)]
     if others := len(every) - len(mine):
-        say(
-            f"{count(others, 'run')} never worked on from {home.folder}: their snapshots are not looked for", err=True
-        )
+        say(f"{count(others, 'run')} never worked on from {home.folder}: their snapshots are not checked", err=True)
     return await store.live_snapshots(mine)
 
 
 def _show_report(home: Home, report: FsckReport, repair: bool) -> None:
     mended = set(report.mended)
     for problem in report.problems:
-        say(f"{problem}{': mended' if problem in mended else ''}", style="dim" if problem in mended else "")
+        say(f"{problem}{': repaired' if problem in mended else ''}", style="dim" if problem in mended else "")
     for name in report.aside:
         say(f"moved aside: {paths.snapshots(home.folder) / 'damaged' / name}")
     for id in report.lost:
-        say(f"snapshot {id}: {'lost' if repair else 'cannot be restored whole'}", style="red")
+        say(f"snapshot {id}: {'lost' if repair else 'cannot be restored completely'}", style="red")
     kinds = ", ".join(f"{number} {part.value}" for part, number in report.checked.items())
     say(f"checked {kinds}: {_verdict(report, repair)}")
 
 
 def _verdict(report: FsckReport, repair: bool) -> str:
     if not report.problems:
-        return "all as it was"
+        return "no problems"
     found = count(len(report.problems), "problem")
-    return f"{found}, {len(report.mended)} mended" if repair else f"{found}; `ramify fsck --repair` mends what it can"
+    return (
+        f"{found}, {len(report.mended)} repaired"
+        if repair
+        else f"{found}; `ramify fsck --repair` repairs what it can"
+    )
 
 
 def _report_object(report: FsckReport) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`ramify resume` of a LangGraph thread: the app is the user's own, found in their file and invoked."""
+"""Resume a LangGraph thread: find the app in the user's file, and invoke it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnswersGiven:
-    """`alone`: the answer that names no question, in a tuple; None where there is none."""
+    """`alone`: the answer that names no question, in a tuple; None if there is none."""
 
     by_id: Mapping[str, Any]
     alone: tuple[Any] | None = None
@@ -31,7 +31,7 @@ class AnswersGiven:
 
 @dataclass(frozen=True, slots=True)
 class ThreadResume:
-    """How a thread goes on. `back_to`: as the user named it."""
+    """How to resume a thread. `back_to`: as the user named it."""
 
     answers: AnswersGiven
     deadline_s: float | None = None
@@ -42,15 +42,18 @@ _MAKES = ("WorldApp", "WorldGraph", "CompiledStateGraph", "Pregel")
 
 
 def set_home_variables(home: Home) -> None:
-    """The user's file names its home by the environment, where it names none itself: before it is loaded."""
+    """Set $RAMIFY_HOME and $RAMIFY_DATABASE for the user's file, before it is loaded."""
     os.environ["RAMIFY_HOME"] = str(home.folder)
     if home.database_given is not None:
         os.environ["RAMIFY_DATABASE"] = home.database_given
 
 
 def find_app(record: RunRecord, target: str | None, command: str = "resume") -> WorldApp:
-    """The compiled graph of a thread's run: what `target` names, or the only one of its name in the file that
-    compiled it. Raises `TargetNotFound`, saying how to name it to the `command`, and `TargetBroken`."""
+    """The compiled graph of a thread's run: what `target` names, or the only app of that name in the file that
+    compiled it.
+
+    Raises `TargetNotFound`, with a hint for the `command`, and `TargetBroken`.
+    """
     from ramify.runtime.langgraph.app.world_app import WorldApp
 
     if target is not None:
@@ -85,7 +88,9 @@ def _apps(where: str, name: str) -> Iterator[WorldApp]:
 
 
 def _load(target: str) -> Any:
-    """What it names. Raises `TargetBroken` also where the file invokes its graph: what that does was done already."""
+    """What the target names. Raises `TargetBroken` if loading the file invokes its graph, whose effects happened
+    before.
+    """
     from ramify.cli.targets import load
     from ramify.runtime.langgraph.app.world_app import refuse_invocations
 
@@ -94,7 +99,7 @@ def _load(target: str) -> Any:
 
 
 def _made(target: str, found: object) -> object:
-    """What a function gives that says it makes an app, or says nothing and needs nothing."""
+    """The app that a function returns, if it takes no parameters and its annotation does not say otherwise."""
     if not inspect.isfunction(found) or inspect.signature(found).parameters:
         return found
     said = str(found.__annotations__.get("return", _MAKES[0]))
@@ -107,10 +112,11 @@ def _made(target: str, found: object) -> object:
 
 
 async def go_on(graph: WorldApp, runtime: Runtime, record: RunRecord, how: ThreadResume, back_to: str | None) -> Any:
-    """Invoke the thread with nothing, or with the answer; the graph's state afterwards. `back_to`: a checkpoint.
+    """Invoke the thread with nothing, or with the answer; return the graph's state afterwards. `back_to`: a
+    checkpoint.
 
-    Raises `ThreadElsewhere` where this app keeps other checkpoints, `RunWaiting` where the graph stops at an
-    interrupt, `RunFailed` where a node raised.
+    Raises `ThreadElsewhere` if this app stores other checkpoints, `RunWaiting` if the graph stops at an interrupt,
+    `RunFailed` if a node raised.
     """
     from langgraph.types import Command
 
@@ -133,7 +139,7 @@ async def go_on(graph: WorldApp, runtime: Runtime, record: RunRecord, how: Threa
         if is_ours(error):
             raise
         raise RunFailed(
-            f"run {record.id} failed: {type(error).__name__}: {error}\nGo on with it by `ramify resume {record.id}`",
+            f"run {record.id} failed: {type(error).__name__}: {error}\nContinue it with `ramify resume {record.id}`",
             run_id=record.id,
         ) from error
     asked, _ = await _interrupts(graph, runtime, record)
@@ -146,28 +152,28 @@ async def go_on(graph: WorldApp, runtime: Runtime, record: RunRecord, how: Threa
 
 @dataclass(frozen=True, slots=True)
 class _Resume:
-    """What LangGraph's `Command` is given: a value, or values by the ids of interrupts."""
+    """The value of LangGraph's `Command(resume=…)`: one value, or values by the ids of interrupts."""
 
     value: Any
 
 
 def _as_given(answers: AnswersGiven) -> _Resume | None:
-    """Unbound: of a state that the thread goes back to, LangGraph asks every interrupt again from the first."""
+    """The answers, not matched to questions: a thread that goes back asks every interrupt again from the first."""
     if answers.alone is not None:
         return _Resume(answers.alone[0])
     return _Resume(dict(answers.by_id)) if answers.by_id else None
 
 
 async def _bound(graph: WorldApp, runtime: Runtime, record: RunRecord, answers: AnswersGiven) -> _Resume | None:
-    """Each answer that is given, bound to its interrupt and stored; all that are stored for interrupts that are open.
+    """Store each given answer for its interrupt; return all stored answers for open interrupts.
 
-    Of a thread whose checkpoints are elsewhere, nothing is stored: LangGraph's own saver takes the answers.
+    If the thread's checkpoints are elsewhere, nothing is stored: LangGraph's own saver takes the answers.
     """
     from ramify.runtime.codec import codec
     from ramify.runtime.journal.inbox import Given, Inbox, store_answers
 
     asked, stored_here = await _interrupts(graph, runtime, record)
-    if not asked:  # it stands at a breakpoint: an answer is for whatever asks next
+    if not asked:  # at a breakpoint: the answer is for the next question
         return _as_given(answers)
     by_id = {id: codec.encode(value) for id, value in answers.by_id.items()}
     given = Given(by_id, None if answers.alone is None else codec.encode(answers.alone[0]))
@@ -182,7 +188,7 @@ async def _bound(graph: WorldApp, runtime: Runtime, record: RunRecord, answers: 
 
 
 async def _interrupts(graph: WorldApp, runtime: Runtime, record: RunRecord) -> tuple[list[OpenQuestion], bool]:
-    """What the thread's interrupts ask; and whether its checkpoints are in the database of the runs."""
+    """The questions of the thread's interrupts; and whether its checkpoints are in the database of the runs."""
     from ramify.cli.targets import plain
     from ramify.runtime.langgraph.errors import ThreadElsewhere
     from ramify.runtime.langgraph.thread.stored_interrupts import as_question, open_interrupts
@@ -191,12 +197,14 @@ async def _interrupts(graph: WorldApp, runtime: Runtime, record: RunRecord) -> t
         return await asyncio.to_thread(open_interrupts, runtime.database, record), True
     except ThreadElsewhere:
         state = await graph.aget_state({"configurable": {"thread_id": record.thread_id}})
-        waiting = [one for task in state.tasks if task.result is None for one in task.interrupts]  # not ended ones
+        waiting = [
+            one for task in state.tasks if task.result is None for one in task.interrupts
+        ]  # without tasks that ended
         return [as_question(record, one.id, plain(one.value)) for one in waiting], False
 
 
 async def _void(runtime: Runtime, record: RunRecord, but: set[str]) -> None:
-    """Answers that an interrupt has taken are no answers to one of the same id, met after the thread went back."""
+    """Void used answers, so that they do not answer an interrupt of the same id after the thread went back."""
     taken = [one.key for one in await runtime.store.answers(record.id) if VOID not in one.key and one.key not in but]
     if taken:
         await runtime.store.void_answers(record.id, taken)
@@ -206,13 +214,13 @@ def _waiting(record: RunRecord, asked: Sequence[OpenQuestion], question: object)
     if len(asked) > 1:
         return RunWaiting(
             f"run {record.id} asks {len(asked)} questions:\n{listed(asked)}\n"
-            f"Answer them by `ramify resume {record.id} --answer ID=JSON`, where --answer may be repeated",
+            f"Answer them with `ramify resume {record.id} --answer ID=JSON`, repeating --answer",
             question=question,
             run_id=record.id,
             questions=asked,
         )
     return RunWaiting(
-        f"run {record.id} asks: {question}\nAnswer it by `ramify resume {record.id} --answer JSON`",
+        f"run {record.id} asks: {question}\nAnswer it with `ramify resume {record.id} --answer JSON`",
         question=question,
         run_id=record.id,
         questions=asked,
@@ -227,7 +235,9 @@ async def _saved_at(runtime: Runtime, record: RunRecord, checkpoint: str) -> str
 
 
 async def _check_thread(graph: WorldApp, record: RunRecord, *, anywhere: bool) -> None:
-    """That the app keeps this thread, and that it stands in this run; with `anywhere`, in whichever."""
+    """Check that the app stores this thread, and that its newest state belongs to this run; with `anywhere`, to any
+    run.
+    """
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
     from ramify.runtime.langgraph.errors import ThreadElsewhere
@@ -243,6 +253,6 @@ async def _check_thread(graph: WorldApp, record: RunRecord, *, anywhere: bool) -
     env = saved.checkpoint["channel_values"].get(ENV)
     if env is not None and env["run"] != record.id and not anywhere:
         raise RunError(
-            f"thread {thread} has gone on as run {env['run']}: `ramify resume {env['run']}`, or `ramify fork "
-            f"{record.id}` for another line of it"
+            f"thread {thread} has continued as run {env['run']}: `ramify resume {env['run']}`, or `ramify fork "
+            f"{record.id}` for another branch of it"
         )

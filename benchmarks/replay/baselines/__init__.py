@@ -28,12 +28,12 @@ BASELINES: tuple[Contender, ...] = (
         "classes", partial(classes, displace=True), _CALLS, about="static priority: latency, deadline, compound"
     ),
     Contender("edf", edf, _BLIND, about="earliest deadline first"),
-    Contender("edf-feasible", partial(edf, 0.1), _CALLS, about="EDF that refuses what cannot be met"),
+    Contender("edf-feasible", partial(edf, 0.1), _CALLS, about="EDF that refuses calls that cannot be met"),
     Contender(
         "edf-feasible-preempting",
         partial(edf, 0.1, True),
         _CALLS,
-        about="the same, which displaces what runs",
+        about="the same, displaces running calls",
         preempts=True,
     ),
     Contender(
@@ -43,23 +43,23 @@ BASELINES: tuple[Contender, ...] = (
         "edf-plan-preempting",
         partial(edf, 0.5, True),
         _PLAN,
-        about="the same, which displaces what runs",
+        about="the same, displaces running calls",
         preempts=True,
     ),
-    Contender("least-laxity", partial(least_laxity, 0.1), _PLAN, about="least laxity first, which refuses likewise"),
+    Contender("least-laxity", partial(least_laxity, 0.1), _PLAN, about="least laxity first, refuses likewise"),
     Contender("ltr", LearningToRank, _CALLS, about="learning to rank: the shortest answer by a ListMLE head"),
     Contender(
         "ltr-preempting",
         partial(LearningToRank, displace=0.0),
         _CALLS,
-        about="the same, what runs displaced by what ranks before it, as the paper's batches are made anew",
+        about="the same, displaces running calls of lower rank, as the paper's batches do",
         preempts=True,
     ),
     Contender(
         "plas", partial(Plas, PlasOptions(preempts=False)), _BLIND, about="Autellix: program-level attained service"
     ),
     Contender(
-        "plas-preempting", Plas, _BLIND, about="the same, which displaces what runs, as in the paper", preempts=True
+        "plas-preempting", Plas, _BLIND, about="the same, displaces running calls, as in the paper", preempts=True
     ),
     Contender(
         "atlas",
@@ -84,7 +84,7 @@ BASELINES: tuple[Contender, ...] = (
         "program-srpt-preempting",
         partial(ProgramSrpt, displace=0.2),
         _PLAN,
-        about="the same, which displaces what runs for what is a fifth shorter",
+        about="the same, displaces running calls for programs a fifth shorter",
         preempts=True,
     ),
     Contender("program-srpt-paced", PacedProgramSrpt, _PLAN, about="the same, with Concord's pace"),

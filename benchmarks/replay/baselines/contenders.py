@@ -44,7 +44,7 @@ HIDDEN = Contender(
     _CONCORD,
     Knowledge(structure=Structure.HIDDEN),
     ours=True,
-    about="the default without later stages: what the compiled plan is worth",
+    about="the default without later stages: shows the worth of the compiled plan",
 )
 # Measured on held-out prompts (docs/decisions/055): the correlation of predicted and true length.
 _ANALYZER, _RANKER = 0.48, 0.51
@@ -56,13 +56,13 @@ ABLATED: tuple[Contender, ...] = (
         _CONCORD,
         Knowledge(correlation=_ANALYZER),
         ours=True,
-        about="the default with lengths as well as the request analyzer told them of held-out prompts",
+        about="the default with lengths as good as the analyzer's on held-out prompts",
     ),
     Contender(
         "ltr, lengths as measured",
         LearningToRank,
         Knowledge(structure=Structure.HIDDEN, correlation=_RANKER),
-        about="learning to rank with lengths as well as its head told them of held-out prompts",
+        about="learning to rank with lengths as good as its head's on held-out prompts",
     ),
     Contender(
         "concord, mean lengths",
@@ -82,7 +82,7 @@ ABLATED: tuple[Contender, ...] = (
         "concord, calls",
         partial(_CONCORD, goodput="request"),
         ours=True,
-        about="the default where goodput counts calls and not programs",
+        about="the default with goodput counted in calls",
     ),
     Contender("concord, frames", partial(_CONCORD, frame_s=1.0), ours=True, about="displaces once a second"),
     Contender(
@@ -114,13 +114,13 @@ REFUSING: tuple[Contender, ...] = (
         "ltr, refusing",
         partial(LearningToRank, refuse=True),
         _CALLS,
-        about="learning to rank that refuses what cannot be met",
+        about="learning to rank that refuses calls that cannot be met",
     ),
     Contender(
         "ltr-preempting, refusing",
         partial(ltr_refusing, displace=True),
         _CALLS,
-        about="the same, which displaces what runs",
+        about="the same, displaces running calls",
         preempts=True,
     ),
     Contender(
@@ -131,16 +131,14 @@ REFUSING: tuple[Contender, ...] = (
     Contender(
         "ltr-plan-preempting, refusing",
         partial(ltr_refusing, 0.5, displace=True),
-        about="the same, which displaces what runs",
+        about="the same, displaces running calls",
         preempts=True,
     ),
-    Contender(
-        "plas, refusing", RefusingPlas, _CALLS, about="PLAS that is told lengths, to refuse what cannot be met"
-    ),
+    Contender("plas, refusing", RefusingPlas, _CALLS, about="PLAS with lengths, refuses calls that cannot be met"),
     Contender(
         "plas-plan, refusing",
         partial(RefusingPlas, 0.5),
-        about="PLAS that is told lengths and the plan, to refuse by medians, stages included",
+        about="PLAS with lengths and the plan, refuses by medians, stages included",
     ),
     Contender(
         "least-laxity, by medians", partial(least_laxity, 0.5), about="least laxity first, which refuses by medians"
@@ -163,7 +161,7 @@ CLAIRVOYANT = Contender(
     partial(_CONCORD, reserve=1.0),
     _TRUE,
     ours=True,
-    about="concord-oracle without a reserve, and only what the LP bound serves comes to it",
+    about="concord-oracle without a reserve, given only the programs that the LP bound serves",
 )
 CLAIRVOYANT_CAPACITY = 0.98  # share of the GPU's time that its LP may fill: effects finer than a bin need the rest
 ALL = (*BASELINES, *OURS, *ABLATED, *REFUSING, CLAIRVOYANT)

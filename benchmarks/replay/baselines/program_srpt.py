@@ -23,25 +23,25 @@ class ProgramSrpt:
     """
 
     def __init__(self, rank: float = 0.5, refuse: float | None = 0.1, displace: float | None = None) -> None:
-        self._book = JobIndex(rank, 0.1 if refuse is None else refuse, 120.0, 1.0)
+        self._index = JobIndex(rank, 0.1 if refuse is None else refuse, 120.0, 1.0)
         self._refuse, self._displace = refuse is not None, displace
 
     def observe(self, done: Finished) -> None:
-        self._book.learn(done)
+        self._index.learn(done)
 
     def decide(self, view: View, now: float) -> Verdict:
-        book, capacity = self._book, view.capacity
-        book.follow(view, pace_s(capacity, view.running))
+        index, capacity = self._index, view.capacity
+        index.follow(view, pace_s(capacity, view.running))
         drop: list[Job] = []
         queue: list[Job] = []
-        for job in book.jobs(book.by_density()):  # every weight is 1, so the densest is the shortest
+        for job in index.jobs(index.by_density()):  # every weight is 1, so the densest is the shortest
             late = self._refuse and job.late_at <= now and job.view.generated == 0
             (drop if late else queue).append(job)
         paused = {call.id for call in view.paused}
         chosen = queue[: capacity.free]
         victims = []
         if self._displace is not None and capacity.can_preempt:
-            worst = sorted(book.jobs_of(view.running), key=lambda job: (job.density, -job.id))
+            worst = sorted(index.jobs_of(view.running), key=lambda job: (job.density, -job.id))
             for job, victim in zip(queue[len(chosen) :], worst, strict=False):
                 if 1 / job.density >= (1 - self._displace) / victim.density or job.unit == victim.unit is not None:
                     break
@@ -73,7 +73,7 @@ class PacedProgramSrpt(ProgramSrpt):
 
     def __init__(self, refuse: float = 0.1) -> None:
         super().__init__(refuse=refuse)
-        self._book = self._paced = _PacedBook(0.5, refuse, 120.0, 1.0)
+        self._index = self._paced = _PacedIndex(0.5, refuse, 120.0, 1.0)
         self._at = 0.0
 
     def decide(self, view: View, now: float) -> Verdict:
@@ -82,7 +82,7 @@ class PacedProgramSrpt(ProgramSrpt):
         return super().decide(view, now)
 
 
-class _PacedBook(JobIndex):
+class _PacedIndex(JobIndex):
     lately_s = 0.0  # GPU time of prompts, decaying
 
     def follow(self, view: View, token_s: float | None = None, slowdown: float = 1.0) -> float:

@@ -120,7 +120,9 @@ def plan(
     The capacity is that of `step`. Raises BadTrace for a count below 2 or a load of 0.
     """
     if count < 2 or load <= 0:
-        raise BadTrace(Path(trace.name), f"{count} requests at load {load:g}: wants two at least and a load above 0")
+        raise BadTrace(
+            Path(trace.name), f"{count} requests at load {load:g}: give at least two requests and a load above 0"
+        )
     small = _small(trace, sizes or Sizes())
     setting = Setting(step, slots=slots)
     setting = replace(setting, seconds=count * seconds_a_program(small, _CALLS, setting) / load)
@@ -171,7 +173,7 @@ async def serve(
             Served(ask.prompt, ask.output, stream.sent - begun, stream.times[0] - begun, stream.times[-1] - begun)
         )
     if seen < _APART * asked:
-        raise BadProbe(f"{asked} tokens came in {seen} pieces: their times are not told apart; ask for a lower load")
+        raise BadProbe(f"{asked} tokens came in {seen} pieces: they cannot be timed; ask for a lower load")
     return served
 
 

@@ -88,7 +88,8 @@ def read_run(folder: Path) -> Run:
     if not run.chunked_prefill and longest > run.step_tokens:
         raise BadTrace(
             folder,
-            f"a request of {longest} tokens, in steps of {run.step_tokens} without chunked prefill: no vLLM runs so; "
+            f"a request of {longest} tokens, in steps of {run.step_tokens} without chunked prefill: vLLM cannot run "
+            "like this; "
             "put into meta.json what the engine logged for max_num_batched_tokens and enable_chunked_prefill",
         )
     if run.blocks is None:
@@ -122,20 +123,22 @@ def _engine(folder: Path, meta: str) -> Run:
             folder, f"meta.json names no engine: {_why(error)}; it has engine_kwargs, {_ENGINE}"
         ) from error
     if not 1 <= slots <= step_tokens:
-        raise BadTrace(folder, f"meta.json: {slots} sequences in steps of {step_tokens} tokens: no vLLM runs so")
-    if not 1 <= engines <= _MOST_ENGINES:
         raise BadTrace(
-            folder, f"meta.json: {engines} engines side by side (data_parallel_size); at most {_MOST_ENGINES}"
+            folder, f"meta.json: {slots} sequences in steps of {step_tokens} tokens: vLLM cannot run like this"
         )
+    if not 1 <= engines <= _MOST_ENGINES:
+        raise BadTrace(folder, f"meta.json: {engines} engines (data_parallel_size); at most {_MOST_ENGINES}")
     if engines > 1 and engine.get("enable_expert_parallel") is not True:
         raise BadTrace(
             folder,
-            f"meta.json: {engines} engines side by side (data_parallel_size) without enable_expert_parallel: whether "
-            "their steps wait for each other is not said",
+            f"meta.json: {engines} engines (data_parallel_size) without enable_expert_parallel: the file "
+            "does not say whether they run in lockstep",
         )
     for name, usual in _NOT_REPLAYED.items():
         if engine.get(name) not in (None, *usual):
-            raise BadTrace(folder, f"meta.json: {name} is {str(engine[name])[:60]!r}: such an engine is not replayed")
+            raise BadTrace(
+                folder, f"meta.json: {name} is {str(engine[name])[:60]!r}: such an engine cannot be replayed"
+            )
     if block_size < 1:
         raise BadTrace(folder, f"meta.json: kv_cache has blocks of {block_size} tokens")
     return Run(folder.name, slots, step_tokens, (), overlap, chunked, blocks, block_size, engines, prefixes)
@@ -184,17 +187,19 @@ def _rows(folder: Path, lines: str) -> list[TimedRequest]:
 def _row(raw: Mapping[str, Any]) -> TimedRequest:
     """Raises one of MISSHAPEN."""
     if raw.get("error"):
-        raise ValueError(f"it failed ({str(raw['error'])[:60]}): only a run whose requests all ended is replayed")
+        raise ValueError(f"it failed ({str(raw['error'])[:60]}): only a run whose requests all ended can be replayed")
     prompt, output = int(raw["input_toks"]), int(raw["output_toks"])
     if not (0 <= prompt <= LONGEST and 0 <= output <= LONGEST):
         raise ValueError(f"lengths of {prompt} and {output} tokens")
     queued, first, last = (float(raw[name]) for name in ("queued_ts", "first_token_ts", "last_token_ts"))
     arrived = float(raw["arrival_time"]) if raw.get("arrival_time") is not None else None
     if not (isfinite(arrived or 0.0) and -inf < queued <= first <= last < inf):
-        raise ValueError(f"queued at {queued}, tokens from {first} to {last}: no order of times")
+        raise ValueError(f"queued at {queued}, tokens from {first} to {last}: the times are out of order")
     scheduled = float(raw["scheduled_ts"]) if raw.get("scheduled_ts") else None  # vLLM has 0 for never
     if scheduled is not None and not queued <= scheduled <= first:
-        raise ValueError(f"queued at {queued}, scheduled at {scheduled}, tokens from {first}: no order of times")
+        raise ValueError(
+            f"queued at {queued}, scheduled at {scheduled}, tokens from {first}: the times are out of order"
+        )
     return TimedRequest(max(1, prompt), max(1, output), queued, first, last, arrived, scheduled)
 
 

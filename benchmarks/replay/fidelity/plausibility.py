@@ -78,9 +78,9 @@ def room_enough(folder: Path, rows: Sequence[TimedRequest], slots: int) -> None:
     """Check that nothing shows requests waiting for KV. Raises BadTrace."""
     shown = None
     if (share := _unexplained(rows, slots)) > _UNEXPLAINED:
-        shown = f"{share:.0%} of the time to first tokens went by with a slot free and no prompt at work"
+        shown = f"{share:.0%} of the time to first tokens passed with a free slot and no prompt in progress"
     elif (share := _sampled_full(folder, slots)) > _UNEXPLAINED:
-        shown = f"in {share:.0%} of timeseries.csv's samples with requests waiting it was full and a slot free"
+        shown = f"in {share:.0%} of timeseries.csv's samples with waiting requests it was full, with a slot free"
     if shown:
         raise BadTrace(
             folder,

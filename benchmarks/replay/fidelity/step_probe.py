@@ -50,7 +50,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if min((*self.batches, *self.prompts, self.repeats), default=0) < 1 or len(set(self.prompts)) < 2:
-            raise BadProbe("wants batch sizes and at least two prompt lengths, all above 0")
+            raise BadProbe("give batch sizes and at least two prompt lengths, all above 0")
         if self.tokens < 8:
             raise BadProbe(f"{self.tokens} tokens of answer are too few to time a step by: ask for 8 or more")
 
@@ -211,7 +211,7 @@ def _is_token(line: str) -> bool:
         event = json.loads(line[5:])
         choices, failed = event.get("choices"), "error" in event
     except (ValueError, AttributeError) as error:
-        raise BadProbe(f"the stream holds what is no completion: {line[:200]}") from error
+        raise BadProbe(f"the stream has a line that is no completion: {line[:200]}") from error
     if failed:
-        raise BadProbe(f"the engine broke an answer off: {line[:300]}")
+        raise BadProbe(f"the engine aborted an answer: {line[:300]}")
     return bool(choices)

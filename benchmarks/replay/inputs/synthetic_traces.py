@@ -88,7 +88,7 @@ def read_workload(path: Path) -> Trace:
                 raise ValueError(f"{len(arrivals)} arrivals, or a session without turns")
             return Trace(path.name, arrivals, sessions)
         except MISSHAPEN as error:
-            raise BadTrace(path, f"is not what was generated: {error!r}; remove it, and it is made anew") from error
+            raise BadTrace(path, f"is no generated trace: {error!r}; delete it, and it is generated again") from error
     return traces.read(path)
 
 

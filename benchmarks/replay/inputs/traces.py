@@ -80,7 +80,7 @@ def read(path: Path) -> Trace:
         return _sessions(path, [path])
     rows = list(_mooncake(path, whole) if is_json else _azure(path, whole))
     if len(rows) < 2:
-        raise BadTrace(path, f"{len(rows)} arrivals: a trace needs two at least")
+        raise BadTrace(path, f"{len(rows)} arrivals: a trace needs at least two")
     rows.sort(key=lambda row: row.at)
     begin = rows[0].at
     return Trace(path.name, tuple(Arrival(row.at - begin, row.call) for row in rows))
@@ -160,7 +160,7 @@ def _sessions(path: Path, files: Sequence[Path]) -> Trace:
         arrivals += [Arrival(begin, call) for begin, _, call in spans]
         sessions.append(Session(tuple(_turns(spans))))
     if len(arrivals) < 2:
-        raise BadTrace(path, f"{len(arrivals)} calls: a trace needs two at least")
+        raise BadTrace(path, f"{len(arrivals)} calls: a trace needs at least two")
     arrivals.sort(key=lambda arrival: arrival.at)
     return Trace(path.name, tuple(arrivals), tuple(session for session in sessions if session.turns))
 

@@ -70,7 +70,7 @@ def computed(results: Sequence[Result]) -> Iterator[str]:
         return
     yield (
         f"{len(results)} replays: {simulated / 3600:.2f} hours of serving in {cpu / 3600:.2f} hours of processor "
-        f"time, {simulated / cpu:.1f} × as fast, on a machine that did other things too. {_slow(results)}"
+        f"time, {simulated / cpu:.1f} × as fast, on a machine that was also used otherwise. {_slow(results)}"
     )
     for seconds, file in sorted({(one.job.seconds, one.job.steps) for one in results}):
         setting, source = Job("", "", seconds=seconds, steps=file).setting, step_times.load(Path(file))

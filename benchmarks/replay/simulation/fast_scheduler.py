@@ -9,7 +9,7 @@ budget), and if free KV blocks are scarce (vLLM then chooses among all whom to p
 
 Every state and every result is the same as without, to the bit: `tests/serving/vllm_plugin/test_fast_scheduler.py`
 compares. But for one thing: without a prefix cache who only decodes gets his next block here, so that a block's
-number may be another request's. Nothing is read off it. Tokens are made up in a bare engine, and nobody reads an
+number may be another request's. Nothing depends on it. Tokens are made up in a simulated engine, and nobody reads an
 output but for its length: a quiet request gets no EngineCoreOutput; `quiet_ids` names who got a token without one.
 """
 

@@ -292,7 +292,7 @@ def prompt_ids(call: Call, number: int, place: int) -> list[int]:
 
 def _why(output: Any) -> str:
     error = getattr(output, "error", None)
-    return str(getattr(error, "message", None) or output.stop_reason or "ended by the engine")
+    return str(getattr(error, "message", None) or output.stop_reason or "the engine ended it")
 
 
 def call_outcome(flight: CallInFlight, times: list[float], ended: float | None, refused: str | None) -> CallOutcome:

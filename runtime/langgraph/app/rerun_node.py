@@ -19,9 +19,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -31,11 +31,11 @@ from langgraph.types import StateSnapshot
 from ramify.compiler.plan import Effect, OpKind
 from ramify.fork_engine.gc_pins import Ground, Pins
 from ramify.fork_engine.types import Snapshot, SnapshotId
-from ramify.runtime.execution.driver import Services
 from ramify.runtime.execution.model_calls import LLMCalls
-from ramify.runtime.journal.journal import Durable, Journal
+from ramify.runtime.journal.journal import Durable
+from ramify.runtime.langgraph.app.discarding_journal import DiscardingJournal
 from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_CHECKPOINT_NS, CONFIG_KEY_THREAD_ID, NS_END, NS_SEP
-from ramify.runtime.langgraph.node.nested_graphs import followed
+from ramify.runtime.langgraph.node.nested_graphs import intercepted_graphs
 from ramify.runtime.langgraph.node.task_config import INVOCATION
 from ramify.runtime.langgraph.node.world_node import WorldNode
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
@@ -47,56 +47,11 @@ from ramify.runtime.langgraph.thread.rewound_checkpointer import (
 )
 from ramify.runtime.langgraph.thread.session import Invocation
 from ramify.runtime.langgraph.thread.supersteps import REPLAY, Task
-from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, OpStatus, RunRecord
+from ramify.runtime.records import BranchPath, OpRecord, OpStatus
 from ramify.runtime.worlds.world_pool import Branch
 
 if TYPE_CHECKING:
-    from ramify.runtime.store import RunStore
-
-
-class DiscardingJournal(Journal):
-    """A journal that serves recorded rows and records nothing but model calls, which cost money and stay valid.
-    `real` is the journal that gets them."""
-
-    def __init__(
-        self,
-        real: Journal,
-        ops: Sequence[OpRecord],
-        llm: Sequence[LLMRecord],
-        services: Services,
-        record: RunRecord,
-    ) -> None:
-        super().__init__(
-            cast("RunStore", _DiscardingStore()),
-            record,
-            ops=ops,
-            llm=llm,
-            flush=lambda: None,
-            clock=services.clock,
-            emit=lambda event: None,
-        )
-        self._real = real
-
-    @contextmanager
-    def ending(self, branch: BranchPath) -> Iterator[None]:
-        """Do nothing: no commit is expected."""
-        yield
-
-    async def record_llm(self, row: LLMRecord) -> None:
-        await self._real.record_llm(row)
-        self._llm[row.key] = row
-
-
-class _DiscardingStore:
-    """The part of `RunStore` that a journal writes to; it drops everything."""
-
-    async def commit(self, run: str, **changes: Any) -> None:
-        return None
-
-    def commit_soon(self, run: str, **changes: Any) -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
+    pass
 
 
 _UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
@@ -109,7 +64,7 @@ _LENT = re.compile(r"\|a\d+\|LEND\|(\d+)$")
 _MAY_BE = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
 
 
-class Enough(BaseException):
+class RerunFinished(BaseException):
     """Stops the loop: the node is done, or cannot be run."""
 
 
@@ -208,7 +163,7 @@ class NodeRerunner:
         try:
             await _in_a_thread(lambda: self._run(app, again, shown, place.thread))
         # BaseExceptionGroup: raised by a task group in the node's code
-        except (Enough, Exception, BaseExceptionGroup) as error:
+        except (RerunFinished, Exception, BaseExceptionGroup) as error:
             if again.made is None:
                 told = f"node {place.node!r} was run again, and {type(error).__name__} was raised: {error}"
                 raise CannotRecompute(again.refused or told) from error
@@ -270,7 +225,7 @@ class NodeRerunner:
             config[CONF].pop(name, None)
         # not "sync": LangGraph would wait for checkpoints that a nested graph without checkpointer never writes
         options = {"durability": "async", "context": self._context}
-        with followed():
+        with intercepted_graphs():
             if self._is_async or app.has_async_nodes:
                 asyncio.run(again.drained(graph.langgraph_astream(None, config, options)))
             else:
@@ -331,7 +286,7 @@ class ScratchRun(GraphRun):
         if _of_any_attempt(row.key) == self._wanted and row.status is OpStatus.DONE:
             self.made = row.snapshot_out or row.snapshot_in
         if self.made is not None:
-            raise Enough
+            raise RerunFinished
 
     async def drained(self, chunks: AsyncIterator[Any]) -> None:
         """Consume the chunks on a separate event loop until they end or `end` is called."""
@@ -355,7 +310,7 @@ class ScratchRun(GraphRun):
 
     def _allow(self, node: WorldNode, task: Task) -> None:
         if self.made is not None:
-            raise Enough
+            raise RerunFinished
         if task.key not in self._ways and not task.key.startswith(self._below):
             raise self._refuse(f"node {task.node!r} would run too, because its result is not recorded")
         if not self._may_be(node, task):
@@ -365,11 +320,11 @@ class ScratchRun(GraphRun):
                 '@step(effect="revertible"))'
             )
 
-    def _refuse(self, why: str) -> Enough:
+    def _refuse(self, why: str) -> RerunFinished:
         """Return the exception that ends the loop. It is a `BaseException`: retry policies and error handlers ignore
         it."""
         self.refused = self.refused or why
-        return Enough()
+        return RerunFinished()
 
     def _may_be(self, node: WorldNode, task: Task) -> bool:
         planned = None if task.inner else self.plan.step(task.node)

@@ -38,10 +38,10 @@ from ramify.runtime.langgraph.compat import (
     patch_configurable,
 )
 from ramify.runtime.langgraph.errors import InvokedWhileLoaded
-from ramify.runtime.langgraph.node.nested_graphs import InstrumentedGraph, followed
+from ramify.runtime.langgraph.node.nested_graphs import InstrumentedGraph, intercepted_graphs
 from ramify.runtime.langgraph.node.task_config import INVOCATION
 from ramify.runtime.langgraph.node.world_node import WorldNode, user_function
-from ramify.runtime.langgraph.thread.channels import WorldChannel, note_unserializable_channel, placed
+from ramify.runtime.langgraph.thread.channels import WorldChannel, instrumented_channels, note_unserializable_channel
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.session import Invocation, Session
 
@@ -105,7 +105,7 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         config, invocation = self._invocation(config, options, is_async=False)
         outcome: BaseException | None = None
         try:
-            with followed():
+            with intercepted_graphs():
                 yield from self.for_invocation(invocation).langgraph_stream(input, config, options)
             if invocation.ran_nothing:
                 goes_on = bool(self.get_state(self._asked(config)).next)
@@ -128,7 +128,7 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         config, invocation = self._invocation(config, options, is_async=True)
         outcome: BaseException | None = None
         try:
-            with followed():
+            with intercepted_graphs():
                 async with aclosing(
                     self.for_invocation(invocation).langgraph_astream(input, config, options)
                 ) as chunks:
@@ -278,7 +278,7 @@ def instrument(graph: Pregel[Any, Any, Any, Any], session: Session) -> WorldApp:
     kind = WorldGraph if isinstance(graph, CompiledStateGraph) else WorldEntrypoint
     changes = {
         "nodes": instrumented_nodes(graph, session),
-        "channels": {**placed(graph.channels), ENV: WorldChannel()},
+        "channels": {**instrumented_channels(graph.channels), ENV: WorldChannel()},
         "cache_policy": None,  # LangGraph's cache key ignores the world: the nodes ask the cache themselves
     }
     return copied(graph, kind, {**changes, "session": session})

@@ -23,7 +23,7 @@ from langgraph.pregel import Pregel
 from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_THREAD_ID, PregelNode, ensure_config, patch_configurable
 from ramify.runtime.langgraph.node.task_config import CALLER, INVOCATION
 from ramify.runtime.langgraph.thread.attempt import Attempt
-from ramify.runtime.langgraph.thread.channels import WorldChannel, placed
+from ramify.runtime.langgraph.thread.channels import WorldChannel, instrumented_channels
 from ramify.runtime.langgraph.thread.positions import ENV
 from ramify.runtime.langgraph.thread.session import Invocation, Session
 
@@ -55,26 +55,26 @@ class Caller:
         invocation = Invocation(None if thread is None else str(thread), addressed=False, within=self.attempt)
         inner = copy(graph)
         inner.nodes = self._instrument(graph, self.session)
-        inner.channels = {**placed(graph.channels), ENV: WorldChannel(made=invocation.made)}
+        inner.channels = {**instrumented_channels(graph.channels), ENV: WorldChannel(made=invocation.made)}
         inner.cache_policy = None
         return inner, patch_configurable(config, {INVOCATION: invocation}), invocation
 
 
 @contextmanager
-def followed() -> Iterator[None]:
+def intercepted_graphs() -> Iterator[None]:
     """Intercept graphs that nodes call, in this process, while at least one caller is inside this block."""
     global _running
     with _lock:
         _running += 1
         if _running == 1:
-            Pregel.stream, Pregel.astream = _following, _afollowing  # type: ignore[method-assign]
+            Pregel.stream, Pregel.astream = _intercepted_stream, _intercepted_astream  # type: ignore[method-assign]
     try:
         yield
     finally:
         with _lock:
             _running -= 1
             # otherwise somebody wrapped it since: leave the wrapper, ours then passes calls through
-            if _running == 0 and Pregel.stream is _following:
+            if _running == 0 and Pregel.stream is _intercepted_stream:
                 Pregel.stream, Pregel.astream = _stream, _astream  # type: ignore[method-assign]
 
 
@@ -85,14 +85,14 @@ def _caller(graph: Any, config: RunnableConfig | None) -> Caller | None:
     return found if isinstance(found, Caller) else None
 
 
-def _following(self: Any, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
+def _intercepted_stream(self: Any, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
     caller = _caller(self, config)
     if caller is None:
         return _stream(self, input, config, **options)
-    return _inside(caller, self, input, config, options)
+    return _stream_over_worlds(caller, self, input, config, options)
 
 
-def _inside(
+def _stream_over_worlds(
     caller: Caller, graph: Any, input: Any, config: RunnableConfig | None, options: dict[str, Any]
 ) -> Iterator[Any]:
     inner, config, invocation = caller.graph(graph, config)
@@ -104,14 +104,16 @@ def _inside(
     caller.session.portal.wait(invocation.take_back())
 
 
-def _afollowing(self: Any, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
+def _intercepted_astream(
+    self: Any, input: Any, config: RunnableConfig | None = None, **options: Any
+) -> AsyncIterator[Any]:
     caller = _caller(self, config)
     if caller is None:
         return _astream(self, input, config, **options)
-    return _ainside(caller, self, input, config, options)
+    return _astream_over_worlds(caller, self, input, config, options)
 
 
-async def _ainside(
+async def _astream_over_worlds(
     caller: Caller, graph: Any, input: Any, config: RunnableConfig | None, options: dict[str, Any]
 ) -> AsyncIterator[Any]:
     inner, config, invocation = caller.graph(graph, config)

@@ -27,9 +27,10 @@ from ramify.runtime.langgraph.node.task_calls import Call, Calls
 from ramify.runtime.langgraph.node.task_config import CALLER, Reading
 from ramify.runtime.langgraph.thread.attempt import Attempt
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
-from ramify.runtime.langgraph.thread.portal import Crossing, Portal
+from ramify.runtime.langgraph.thread.portal import Portal, PortalFuture
 from ramify.runtime.langgraph.thread.positions import StoredPosition
 from ramify.runtime.langgraph.thread.session import Session
+from ramify.runtime.langgraph.thread.standing_attempt import StandingAttempt
 from ramify.runtime.user_code.call_sites import CallSite
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import entered, scope_here
@@ -45,7 +46,7 @@ class Cached:
     policy: CachePolicy[Any]
     key: FullKey
 
-    async def hit(self, attempt: Attempt) -> tuple[Any] | None:
+    async def hit(self, attempt: StandingAttempt) -> tuple[Any] | None:
         """Return the node's cached result in a tuple and bring its files into the attempt's world; None if the node
         has to run."""
         found = await asyncio.to_thread(self.cache.get, [self.key])
@@ -53,7 +54,7 @@ class Cached:
             return None
         value, snapshot = found[self.key]
         try:
-            await attempt.take_back(attempt.start.id, snapshot)
+            await attempt.take_back(attempt.start.snapshot.id, snapshot)
         except SnapshotNotFound:  # deleted since, or cached by an app with another home
             return None
         return (value,)
@@ -64,11 +65,16 @@ class Cached:
 
 
 def cached(
-    cache: BaseCache[Any] | None, policy: CachePolicy[Any] | None, attempt: Attempt, node: str, input: Any
+    cache: BaseCache[Any] | None,
+    policy: CachePolicy[Any] | None,
+    attempt: Attempt,
+    standing: StandingAttempt,
+    node: str,
+    input: Any,
 ) -> Cached | None:
     """Return None without a cache, or if the world's content is unknown because processes run in it."""
-    world = attempt.start.content_key if attempt.has_world else "-"
-    if cache is None or policy is None or not world or attempt.starts_unsealed:
+    world = standing.start.snapshot.content_key if attempt.has_world else "-"
+    if cache is None or policy is None or not world or standing.start.unsealed:
         return None
     key = policy.key_func(input)
     packed = key if isinstance(key, bytes) else key.encode()
@@ -103,7 +109,7 @@ class NodeScope:
         return face
 
     def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
-        return Crossing(self._portal.submit(self._attempt.call_llm(requests)))
+        return PortalFuture(self._portal.submit(self._attempt.call_llm(requests)))
 
 
 def current_rerun() -> GraphRun | None:
@@ -174,10 +180,11 @@ class NodeExecution:
 
     async def _prepare(self) -> None:
         """Prepare what the node's code needs, unless the cache has its result."""
+        standing = await self.attempt.stand()
         self._cached = cached(
-            self._reading.cache, self._node.cache_policy, self.attempt, self._node.name, self._input
+            self._reading.cache, self._node.cache_policy, self.attempt, standing, self._node.name, self._input
         )
-        if self._cached is not None and (hit := await self._cached.hit(self.attempt)) is not None:
+        if self._cached is not None and (hit := await self._cached.hit(standing)) is not None:
             self._cached = None
             self.served = hit[0], await self._done(hit[0], self._packed(hit[0]))
         elif self._node.parameter is not None:
@@ -228,8 +235,10 @@ class NodeExecution:
         if self._is_clean() and self.attempt.end_clean(value):  # the tasks did not use the world either
             return None
         env = await self._done(value, self._packed(value))
-        if self._cached is not None and not self.attempt.branch.unsealed:
-            await self._cached.keep(value, self.attempt.branch.snapshot.id)
+        if self._cached is not None:
+            branch = (await self.attempt.stand()).branch
+            if not branch.unsealed:
+                await self._cached.keep(value, branch.snapshot.id)
         if _leaves(value):
             self._reading.invocation.left = env
         return env

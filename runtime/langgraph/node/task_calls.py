@@ -57,10 +57,9 @@ class Call:
         async def known() -> Superstep:
             lent = await self.loan.taken()
             at = lent.branch.checkpoint
-            start = Position(caller.branch.path, caller.task.key, lent.state, at)
-            return Superstep(
-                Branch(caller.branch.path, lent.state, at), start, lent.place, children={task.index: lent.branch}
-            )
+            path = (await caller.stand()).branch.path
+            start = Position(path, caller.task.key, lent.state, at)
+            return Superstep(Branch(path, lent.state, at), start, lent.place, children={task.index: lent.branch})
 
         return Attempt(caller.portal, caller.run, task, Later(caller.place, known), caller.calls, saved)
 

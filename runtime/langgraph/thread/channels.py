@@ -99,26 +99,26 @@ def joined(writes: Sequence[StoredPosition]) -> StoredPosition:
 T = TypeVar("T")
 
 
-def placed(channels: Mapping[str, T]) -> dict[str, T]:
+def instrumented_channels(channels: Mapping[str, T]) -> dict[str, T]:
     """Return the channels, with copies of joins and of channels with a user's reducer: the given graph stays as it
     is."""
-    return {name: _placed(name, frozen_barrier(channel)) for name, channel in channels.items()}
+    return {name: _with_noted_reducer(name, frozen_barrier(channel)) for name, channel in channels.items()}
 
 
-def _placed(name: str, channel: T) -> T:
+def _with_noted_reducer(name: str, channel: T) -> T:
     if not isinstance(channel, BinaryOperatorAggregate) or not isinstance(channel.operator, FunctionType):
         return channel
     if hasattr(channel.operator, _MARK):
         return channel
     mine = channel.copy()
-    mine.operator = _told(channel.operator, name)
+    mine.operator = _noting_errors(channel.operator, name)
     return mine
 
 
 _MARK = "__ramify_placed__"
 
 
-def _told(reducer: FunctionType, channel: str) -> Callable[[object, object], object]:
+def _noting_errors(reducer: FunctionType, channel: str) -> Callable[[object, object], object]:
     @wraps(reducer)
     def joined(held: object, update: object) -> object:
         try:

@@ -74,26 +74,25 @@ class LostStates(Generic[R]):
     """The lost states of one run and their stand-ins."""
 
     run: R
-    rerunners: dict[str, RerunsNodes[R]] = field(
-        default_factory=dict
-    )  # by thread: those whose invocations work on the run
-    _stand_ins: dict[str, SnapshotId] = field(default_factory=dict)  # by what was lost
-    _again: list[OpRecord] = field(default_factory=list)  # done again since somebody asked, in order
+    rerunners: dict[str, RerunsNodes[R]] = field(default_factory=dict)  # by thread: what reruns its nodes
+    _stand_ins: dict[str, SnapshotId] = field(default_factory=dict)  # by lost state: its stand-in
+    # rows that were computed again for the present request, in order
+    _again: list[OpRecord] = field(default_factory=list)
     _making: set[SnapshotId] = field(default_factory=set)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def note(self, row: OpRecord) -> None:
-        """Learn from a row of the journal."""
+        """Learn stand-ins from a row of the journal."""
         if AGAIN in row.attrs and row.snapshot_out is not None:
             self._stand_ins[row.attrs[AGAIN]] = row.snapshot_out
 
     async def whole(self, id: SnapshotId) -> Snapshot:
-        """The state as it can be mounted, made again where it is lost. Raises `StateGone`."""
+        """Return the state ready to be mounted; recompute it if it is lost. Raises `StateGone`."""
         try:
             return await asyncio.to_thread(self._mountable, id)
         except LOST as error:
             why = str(error)
-        if (found := await self._there(id)) is not None:  # asked by a node that is run again, under the lock
+        if (found := await self._there(id)) is not None:  # a rerun node asks for it while the lock is held
             return found
         async with self._lock:
             if (found := await self._there(id)) is not None:
@@ -111,7 +110,7 @@ class LostStates(Generic[R]):
             return made
 
     async def state(self, id: SnapshotId) -> Snapshot:
-        """The state, or what stands in for it, made now where there is none. Raises `CannotRecompute`."""
+        """Return the state or its stand-in; recompute it if neither exists. Raises `CannotRecompute`."""
         if (found := await self._there(id)) is not None:
             return found
         rows = await self.run.services.store.ops(self.run.record.id)

@@ -138,7 +138,7 @@ async def _what_is_left(loop: asyncio.AbstractEventLoop) -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-class Crossing(Generic[T]):
+class PortalFuture(Generic[T]):
     """Work that was submitted in program order. It may be awaited on any loop, or never."""
 
     def __init__(self, future: concurrent.futures.Future[T]) -> None:

@@ -16,22 +16,11 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from ramify.serving.gateway.engines.replicas import Replica, Replicas
+from ramify.serving.gateway.errors import Preempted, Refused
 from ramify.serving.policy.types import Finished, Policy, Refusal, RequestId, RequestView, Verdict, View
 
 
-class Refused(Exception):
-    """The policy will not start this call, or will not let it continue."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
-        super().__init__(refusal.reason)
-
-
-class Preempted(Exception):
-    """The policy gives this call's slot to another call. This one waits again."""
-
-
-class Seeker(Protocol):
+class WaitingCall(Protocol):
     """A call, as admission sees it."""
 
     affinity: str | None  # calls with the same value run best on one replica
@@ -63,8 +52,8 @@ class Admission(ABC):
         self._replicas = replicas
         self._clock = clock
         self._took = took
-        self._waiting: dict[RequestId, tuple[Seeker, asyncio.Future[Replica]]] = {}
-        self._inside: dict[RequestId, Seeker] = {}
+        self._waiting: dict[RequestId, tuple[WaitingCall, asyncio.Future[Replica]]] = {}
+        self._inside: dict[RequestId, WaitingCall] = {}
         self._leaving: set[RequestId] = set()  # interrupted, but still in their slots
         self._timer: asyncio.TimerHandle | None = None
         self._due: asyncio.Handle | None = None
@@ -78,7 +67,7 @@ class Admission(ABC):
         return len(self._waiting)
 
     @asynccontextmanager
-    async def slot(self, call: Seeker) -> AsyncIterator[Replica]:
+    async def slot(self, call: WaitingCall) -> AsyncIterator[Replica]:
         """Wait for a slot of any replica and hold it. Raises Refused."""
         id_ = call.view().id
         turn: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()

@@ -1,11 +1,12 @@
-"""Prefixes read ahead: an idle engine reads what a call will begin with, before that call is there.
+"""Prefix hints: an idle engine prefills the beginning of a call before that call is there.
 
-A hint is no call. It goes only where a slot is free and nobody waits, as one token's work whose answer is thrown
-away; records, attainment, policy and analyzer hear nothing of it. A call that wants its slot ends it, and what was
-read by then is in the engine's cache. It ends, too, where its client leaves: then its run is over.
+A hint is not a call. It is sent only if a slot is free and nobody waits, as a request for one token whose answer is
+thrown away; records, metrics of attainment, policy and analyzer do not see it. A call that needs the slot ends the
+hint, and what was read by then stays in the engine's cache. A hint also ends when its client leaves.
 
-An engine cannot leave a step that it has begun, and vLLM for CPUs reads a whole prompt in one. So a long hint is read
-in pieces, each a prompt that goes on a little further than the last, and who wants the slot waits for one piece.
+An engine cannot leave a step that it has begun, and vLLM for CPUs reads a whole prompt in one step. So a long hint is
+read in pieces, each a prompt that goes a little further than the last, and a call that needs the slot waits for one
+piece.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from ramify.serving.gateway.records.metrics import Metrics
 from ramify.serving.protocol import wire
 
 _FIELDS = ("model", "messages", "tools")
-_PIECE = 2048  # characters, some 512 tokens: 1.5 s of llama.cpp on two cores
+_PIECE = 2048  # characters, about 512 tokens: 1.5 s of llama.cpp on two cores
 _STOPPING = "the gateway is stopping"
 
 
 class HintOutcome(StrEnum):
-    """What came of a hint."""
+    """The outcome of a hint."""
 
     READ = "read"
-    CALLED_OFF = "called_off"  # a call wanted its slot, its client left, or the gateway stops
-    FAILED = "failed"  # the engine would not
+    CALLED_OFF = "called_off"  # a call needed its slot, its client left, or the gateway stops
+    FAILED = "failed"  # the engine refused or failed
     REFUSED = "refused"  # it was not sent
 
 
 @dataclass(frozen=True, slots=True)
 class HintResult:
     end: HintOutcome
-    why: str = ""  # where it was not read
+    why: str = ""  # if it was not read
 
     def body(self) -> dict[str, object]:
         sent = self.end is not HintOutcome.REFUSED
@@ -49,7 +50,7 @@ class HintResult:
 
 
 def hint_of(body: Mapping[str, object]) -> Mapping[str, object]:
-    """A request's body, checked. Raises ApiError, naming the field."""
+    """Check the body of a hint. Raises ApiError, which names the field."""
     for name in body:
         if name not in _FIELDS:
             raise bad_request(name, f"{name}: a hint has {', '.join(_FIELDS)} and nothing else")
@@ -58,17 +59,17 @@ def hint_of(body: Mapping[str, object]) -> Mapping[str, object]:
         raise bad_request("model", "model: must be a model's name")
     messages = _objects(body.get("messages"))
     if not messages:
-        raise bad_request("messages", "messages: give those that calls will begin with, a list of at least one")
+        raise bad_request("messages", "messages: give the messages that calls will begin with, at least one")
     for at, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
-            raise bad_request("messages", f"messages[{at}].role: must be a text")
+            raise bad_request("messages", f"messages[{at}].role: must be a string")
     if _objects(body.get("tools", [])) is None:
         raise bad_request("tools", "tools: must be a list of objects")
     return {"model": model, **body}
 
 
-class Hints:
-    """Those of one gateway."""
+class PrefixHints:
+    """Sends the prefix hints of one gateway."""
 
     def __init__(
         self, replicas: Replicas, admission: Admission, metrics: Metrics, clock: Callable[[], float]
@@ -81,8 +82,10 @@ class Hints:
         self._stopped = False
 
     async def read(self, hint: Mapping[str, object], affinity: str | None) -> HintResult:
-        """Have it read where that costs nobody anything; returns when it is read or will not be. `affinity`: that of
-        the calls which it is for."""
+        """Have an idle engine read the hint. Returns when it is read, or will not be.
+
+        affinity: that of the calls which it is for.
+        """
         able = [one for one in self._replicas.all if await _takes_hints(one)]
         found = self._free(able, affinity)
         result = HintResult(HintOutcome.REFUSED, found) if isinstance(found, str) else await self._sent(found, hint)
@@ -92,25 +95,25 @@ class Hints:
         return result
 
     async def make_room(self, replica: Replica) -> None:
-        """A call has been let in there: it has its slot before any hint."""
+        """A call was admitted to this replica: hints that occupy its slot end."""
         mine = [task for task, at in self._reading.items() if at is replica]
         over = replica.running + len(mine) - _at_once(replica)
         if mine and over > 0:
             await _ended(mine[-over:])
 
     async def stop(self) -> None:
-        """Call off those that are read; no other is sent."""
+        """Cancel all hints, and send no more."""
         self._stopped = True
         await _ended(list(self._reading))
 
     def _free(self, able: list[Replica], affinity: str | None) -> Replica | str:
-        """Where it goes, or why nowhere."""
+        """The replica that a hint goes to, or the reason why there is none."""
         if self._stopped:
             return _STOPPING
         if not able:
-            return "no engine here keeps what it has read from one call to the next (ramify serve --prompt-cache)"
+            return "no engine here keeps prompts from one call to the next (see ramify serve --prompt-cache)"
         if len(able) > 1 and affinity is None:
-            return "it is too short for the calls that it is for to be sent to the same engine"
+            return "it is too short to send its calls to the same engine"
         home = self._replicas.home(affinity)
         usable = [one for one in self._replicas.usable(self._clock()) if one in able]
         if home is not None and home in usable:
@@ -126,7 +129,7 @@ class Hints:
     async def _sent(self, replica: Replica, hint: Mapping[str, object]) -> HintResult:
         task = asyncio.create_task(_send(replica, hint))
         self._reading[task] = replica
-        task.add_done_callback(self._reading.pop)  # whatever calls this off, and however often
+        task.add_done_callback(self._reading.pop)  # whatever cancels this, and however often
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -135,7 +138,7 @@ class Hints:
         finally:
             await _ended([task])
         if task.cancelled():
-            return HintResult(HintOutcome.CALLED_OFF, _STOPPING if self._stopped else "a call wanted its slot")
+            return HintResult(HintOutcome.CALLED_OFF, _STOPPING if self._stopped else "a call needed its slot")
         return task.result()
 
 
@@ -158,7 +161,7 @@ async def _send(replica: Replica, hint: Mapping[str, object]) -> HintResult:
             except ApiError as error:
                 if error.status >= 500:
                     raise
-                break  # its template has conversations end otherwise, or it is too long: the whole will tell
+                break  # its template does not allow such an ending, or the hint is too long: the whole will tell
         await upstream.post(CHAT.path, sse.encode(_one_token(replica, hint)))
     except (ApiError, wire.Malformed) as error:
         return HintResult(HintOutcome.FAILED, as_api_error(error).message)
@@ -166,7 +169,7 @@ async def _send(replica: Replica, hint: Mapping[str, object]) -> HintResult:
 
 
 async def _passed_on(upstream: Upstream, hint: Mapping[str, object]) -> HintResult:
-    """To a gateway behind this one."""
+    """Pass the hint to a gateway behind this one."""
     said = await upstream.post(wire.PREFIX_PATH, sse.encode(hint))
     why = str(said.get("why") or "")
     if said.get("read") is True:
@@ -175,21 +178,21 @@ async def _passed_on(upstream: Upstream, hint: Mapping[str, object]) -> HintResu
 
 
 def _beginnings(messages: object) -> Iterator[Sequence[object]]:
-    """What the whole begins with, one piece further each time; the whole itself is none of them."""
+    """Growing beginnings of the messages, one piece further each time, without the whole."""
     assert isinstance(messages, list)
-    since = 0  # characters after the last of them
+    since = 0  # characters after the last piece
     for at, message in enumerate(messages):
         content = message.get("content")
         if not isinstance(content, str):
             continue
-        cut = -since  # in this text
+        cut = -since  # position in this text
         while (cut := cut + _PIECE) < len(content):
             yield [*messages[:at], {**message, "content": content[:cut]}]
         since = len(content) - (cut - _PIECE)
 
 
 def _one_token(replica: Replica, hint: Mapping[str, object]) -> dict[str, object]:
-    """As an engine is asked. Chat templates there are that refuse a conversation in which no user has spoken."""
+    """The request to an engine. Some chat templates refuse a conversation without a user message, so one is added."""
     body: dict[str, object] = {**hint, "max_tokens": 1, "temperature": 0}
     messages = hint["messages"]
     if isinstance(messages, list) and messages[-1].get("role") in ("system", "developer"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ramify.serving.gateway.admission.admission import Admission, Seeker
+from ramify.serving.gateway.admission.admission import Admission, WaitingCall
 from ramify.serving.gateway.engines.replicas import Replica, Replicas
 from ramify.serving.policy import placement
 from ramify.serving.policy.placement import PowerOfK
@@ -93,7 +93,7 @@ class ReplicaQueues(Admission):
             self._dummies[id_] = mine
         return joined
 
-    def _drawn(self, call: Seeker, among: Sequence[Replica], wanted: int) -> set[int]:
+    def _drawn(self, call: WaitingCall, among: Sequence[Replica], wanted: int) -> set[int]:
         """So many replicas drawn for a call, always including the one that suits it best."""
         if self._replicas.home(call.affinity) in among:
             wanted = max(1, wanted)
@@ -153,14 +153,14 @@ class ReplicaQueues(Admission):
             left |= {one.index for one in offered if one is not chosen}
         return left
 
-    def _seen(self, one: Replica, call: Seeker) -> placement.Replica:
+    def _seen(self, one: Replica, call: WaitingCall) -> placement.Replica:
         """The replica as placement sees it, with what it holds of the call's prompt."""
         holds = call.affinity is not None and self._replicas.home(call.affinity) is one
         prefixes = {call.affinity: call.view().prompt_tokens} if holds and call.affinity else {}
         return placement.Replica(one.index, one.capacity(), prefixes=prefixes)
 
 
-def _request(call: Seeker) -> RequestView:
+def _request(call: WaitingCall) -> RequestView:
     """The call as placement sees it: calls that belong on one replica count as a group."""
     return replace(call.view(), group=None if call.affinity is None else GroupView(call.affinity, 1, 1))
 

@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ramify.serving.gateway.engines import shape_cost
-from ramify.serving.gateway.engines.shape_cost import Expression, Json, Rules, Schemas
+from ramify.serving.gateway.engines.constraint_cost import Atom, Choice, Expression, Rules
+from ramify.serving.gateway.engines.constraint_parsing import Json, Schemas, TooDeep, grammar, pattern
 from ramify.serving.gateway.errors import ApiError
 
 _ROOTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # for each field, where its schemas begin
@@ -109,7 +109,7 @@ def _reckon(body: Json, budget: ShapeBudget) -> None:
         try:
             made.extend(_expressions(name, body, rules, schemas, budget))
             cost = rules.most(made)
-        except (RecursionError, shape_cost.TooDeep):
+        except (RecursionError, TooDeep):
             raise _beyond(name, "a shape nested too deeply", budget.depth) from None
         if cost.width > budget.width:
             raise _beyond(name, f"{_told(cost.width)} alternatives at one place", budget.width)
@@ -126,13 +126,13 @@ def _expressions(field: str, body: Json, rules: Rules, schemas: Schemas, budget:
             yield schemas.expression(root)
     for way in _PATTERNS:
         if way[0] == field and isinstance(text := _down(body, way), str):
-            yield shape_cost.pattern(text, budget.depth)
+            yield pattern(text, budget.depth)
     for way in _GRAMMARS:
         if way[0] == field and isinstance(text := _down(body, way), str):
-            yield from shape_cost.grammar(text, rules, budget.depth)
+            yield from grammar(text, rules, budget.depth)
     for way in _CHOICES:
         if way[0] == field and isinstance(options := _down(body, way), list):
-            yield shape_cost.Choice(tuple(shape_cost.Atom(len(str(one))) for one in options))
+            yield Choice(tuple(Atom(len(str(one))) for one in options))
 
 
 def _with_read_json(said: object) -> object:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ramify.serving.gateway.engines.constraint_budget import SCHEMAS, check_budget, roots
-from ramify.serving.gateway.engines.shape_cost import named_by
+from ramify.serving.gateway.engines.constraint_parsing import named_by
 from ramify.serving.gateway.errors import ApiError, bad_request
 
 _FIELDS = SCHEMAS  # request fields that hold schemas, somewhere inside

@@ -1,4 +1,4 @@
-"""Which call blocks an engine's loop.
+"""Signs of life of an engine: which call blocks its loop, and what its metrics say about its work.
 
 llama.cpp works on all its calls in one loop. A call with an output constraint (JSON schema, pattern or grammar) that
 leaves too many choices blocks that loop for everybody, even after its client has left. An engine whose loop is stuck
@@ -8,6 +8,7 @@ is restarted (see `supervisor`), and the next one does its calls, except for the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
@@ -86,3 +87,30 @@ async def limited(upstream: Upstream, call: Call, body: Mapping[str, object], *,
 def _too_costly(body: Mapping[str, object], why: str) -> ApiError:
     field = next((name for name in SHAPES if body.get(name)), None)
     return ApiError(400, TOO_COSTLY, f"{field}: {why}: ask for a simpler one", field)
+
+
+_COUNTS = (  # counters of a model's work, in the metrics of vLLM and of llama.cpp
+    b"vllm:generation_tokens_total",
+    b"vllm:prompt_tokens_total",
+    b"vllm:kv_cache_usage_perc",  # grows while a long prompt is read; the token counter grows only at its end
+    b"llamacpp:n_decode_total",
+)
+
+
+_HELD = re.compile(  # calls that wait or run, in the metrics of vLLM and of a Ramify gateway
+    rb"^(?:vllm:num_requests_(?:running|waiting)|ramify_(?:running|waiting))(?:\{[^}\n]*\})?[ \t]+([0-9.e+]+)", re.M
+)
+
+
+def calls_held(metrics: bytes) -> float | None:
+    """How many calls the engine has, paused ones included; None if its metrics do not say."""
+    counts = _HELD.findall(metrics)
+    try:
+        return sum(map(float, counts)) if counts else None
+    except ValueError:
+        return None
+
+
+def work_counters(metrics: bytes) -> tuple[bytes, ...]:
+    """The metric lines that count the model's work; empty if there are none."""
+    return tuple(line for line in metrics.splitlines() if line.startswith(_COUNTS))

@@ -12,8 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ramify.serving.gateway.engines.service_time import Service, ServiceModel
+from ramify.serving.gateway.dialects import Details
+from ramify.serving.gateway.engines.service_time import ServiceModel, ServiceSample, arrived_at_once
 from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.records.calls import Call
 from ramify.serving.policy.cost_model import aggregate_engines, before_token_s
 from ramify.serving.policy.refusal_probe import RefusalProbe
 from ramify.serving.policy.types import Capacity, Needs, RequestId, RequestView
@@ -38,7 +40,7 @@ class EngineTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class EngineStay:
     """A call's time in an engine."""
 
     began: float
@@ -68,7 +70,7 @@ class Replica:
     doubt: RefusalProbe = field(default_factory=RefusalProbe)
     # For an engine of ours that has lost a call: has it ended, and will it be restarted?
     comes_back: Callable[[], Awaitable[bool]] | None = None
-    _stays: dict[RequestId, Stay] = field(default_factory=dict)
+    _stays: dict[RequestId, EngineStay] = field(default_factory=dict)
     _worked: float = 0.0  # seconds of work, summed over the calls that were worked on
     _worked_at: float = 0.0
     _prefixes: OrderedDict[str, tuple[float, int]] = field(
@@ -87,7 +89,7 @@ class Replica:
         """A call is admitted."""
         self._work(now)
         self.running += 1
-        self._stays[id_] = Stay(now, self._worked, self.running > self.slots)
+        self._stays[id_] = EngineStay(now, self._worked, self.running > self.slots)
 
     def leave(self, id_: RequestId, now: float) -> None:
         self._work(now)
@@ -150,7 +152,7 @@ class Replica:
         self.failures += 1
         self.down_until = now + min(_BACKOFF_CAP_S, _BACKOFF_S * 2 ** (self.failures - 1))
 
-    def answered(self, seen: Service | None) -> None:
+    def answered(self, seen: ServiceSample | None) -> None:
         """It gave a whole answer. `seen`: evidence of its speed, if any."""
         self.failures, self.down_until = 0, 0.0
         if seen is not None:
@@ -263,3 +265,47 @@ class Replicas:
     def wakes_at(self, now: float) -> float | None:
         """When a replica that is down may be tried again."""
         return min((r.down_until for r in self.all if r.upstream is not None and r.down_until > now), default=None)
+
+
+_QUICK = 1.3  # faster than expected by this factor: the prompt may have come from a cache
+_SLACK = 1.1  # an engine's account of its time may exceed the time measured here by this factor
+
+
+def service_of(
+    call: Call, at: Replica, details: Details, now: float, *, tokens: int | None, pieces: int
+) -> ServiceSample | None:
+    """The call's times as evidence for the engine's speed.
+
+    tokens: of the answer; None if nobody counted them. pieces: of the answer that were seen to come.
+
+    None if the call tells nothing: it was preempted, or the length of its answer is unknown.
+    """
+    if call.entered is None or call.track.preemptions or not tokens:
+        return None
+    end = now if call.last_token is None else call.last_token
+    total_s, beside = end - call.entered, at.beside(call.id, now)
+    again = call.cached_as is not None and at.read(call.cached_as, total_s, tokens)
+    own = details.times
+    if own is not None and own.prompt_s + own.decode_s <= _SLACK * total_s:
+        return ServiceSample(own.prompt_tokens, own.tokens, None, own.decode_s, beside, total_s, own.prompt_s)
+    prompt: int | None = call.prompt_tokens
+    first_s = None if call.first_token is None else call.first_token - call.entered
+    if details.cached is not None:
+        prompt = max(1, call.prompt_tokens - details.cached)
+    elif again and call.affinity is not None and _quick(at, call.prompt_tokens, tokens, beside, first_s, total_s):
+        prompt = None
+    waited = at.waited(call.id)
+    if first_s is None or arrived_at_once(first_s, total_s - first_s, tokens, pieces):
+        return ServiceSample(None if waited else prompt, tokens, None, None, beside, total_s)
+    return ServiceSample(None if waited else prompt, tokens, first_s, total_s - first_s, beside, total_s)
+
+
+def _quick(at: Replica, prompt: int, tokens: int, beside: float, first_s: float | None, total_s: float) -> bool:
+    """Was it so much faster than expected that its prompt may have come from the engine's cache?"""
+    took_s, made = (total_s, tokens) if first_s is None else (first_s, 1)
+    return _QUICK * took_s < at.model.expected_s(prompt, made, beside)
+
+
+def echoes(body: Mapping[str, object]) -> bool:
+    """Does the answer begin with the prompt, so that not all of it is generated?"""
+    return bool(body.get("echo"))

@@ -47,7 +47,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceSample:
     """What one answered call tells about the engine's speed. None: that part was not seen separately."""
 
     prompt_tokens: int | None  # that the engine computed; None: unknown, or the call waited inside the engine
@@ -91,7 +91,7 @@ class ServiceModel:
         self._sums = _Sums()
         self._calls = 0
         self._last: deque[list[Span]] = deque(maxlen=_IN_A_ROW)
-        self._proofs: deque[Service] = deque(maxlen=_PROOFS)
+        self._proofs: deque[ServiceSample] = deque(maxlen=_PROOFS)
         self._fit: _Fit | None = None
         self._off = 0  # calls in a row that took longer than expected; negative: shorter
 
@@ -106,7 +106,7 @@ class ServiceModel:
     def known(self) -> bool:
         return self._calls >= _ENOUGH
 
-    def observe(self, seen: Service) -> None:
+    def observe(self, seen: ServiceSample) -> None:
         if seen.total_s is not None or (seen.first_token_s is not None and seen.decode_s is not None):
             self._proofs.append(seen)
         if not (spans := seen.spans()):

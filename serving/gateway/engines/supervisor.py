@@ -22,7 +22,7 @@ _QUESTIONS = 6  # without an answer, in a row
 LOOKS = 6  # at what its model has done, in the time after which its silence counts
 
 
-async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> str:
+async def until_hung(upstream: Upstream, model: str, after_s: float, slots: int) -> str:
     """Returns a reason when the engine is considered hung, after about `after_s` seconds without a sign of life.
 
     slots: calls that it works on at once.
@@ -49,7 +49,7 @@ async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> st
 
 
 async def follow(upstream: Upstream, every_s: float) -> None:
-    """StallAwareTimeout for ever whether the model works while calls wait and hear nothing: whole answers are silent
+    """Watch for ever whether the model works while calls wait and hear nothing: whole answers are silent
     until their end, and may be all that an engine has to do. An engine that queues is asked all the time, because it
     may have lost a call while it serves others."""
     while True:
@@ -210,7 +210,7 @@ class SupervisedEngine:
         assert self._upstream is not None
         ended = asyncio.create_task(engine.ended())
         past = asyncio.create_task(self._past_answering.wait())
-        mute = asyncio.create_task(hung(self._upstream, engine.alias, self._restart_s, engine.slots))
+        mute = asyncio.create_task(until_hung(self._upstream, engine.alias, self._restart_s, engine.slots))
         try:
             async with following(self._upstream, min(self._hang_s, self._restart_s) / LOOKS):
                 await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)

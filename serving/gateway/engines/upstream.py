@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
@@ -12,7 +11,7 @@ from typing import TypeVar
 import httpx
 
 from ramify.serving.gateway import sse
-from ramify.serving.gateway.engines.liveness import STOOD_STILL, ConstrainedCalls
+from ramify.serving.gateway.engines.liveness import STOOD_STILL, ConstrainedCalls, calls_held, work_counters
 from ramify.serving.gateway.errors import ApiError, field_named_in, is_request_fault
 from ramify.serving.protocol import wire
 from ramify.serving.stall_clock import StallAwareClock, StallAwareTimeout
@@ -354,33 +353,6 @@ class Upstream:
     def _authorised(self, request: httpx.Request) -> httpx.Request:
         request.headers["authorization"] = f"Bearer {self._key}"
         return request
-
-
-_COUNTS = (  # counters of a model's work, in the metrics of vLLM and of llama.cpp
-    b"vllm:generation_tokens_total",
-    b"vllm:prompt_tokens_total",
-    b"vllm:kv_cache_usage_perc",  # grows while a long prompt is read; the token counter grows only at its end
-    b"llamacpp:n_decode_total",
-)
-
-
-_HELD = re.compile(  # calls that wait or run, in the metrics of vLLM and of a Ramify gateway
-    rb"^(?:vllm:num_requests_(?:running|waiting)|ramify_(?:running|waiting))(?:\{[^}\n]*\})?[ \t]+([0-9.e+]+)", re.M
-)
-
-
-def calls_held(metrics: bytes) -> float | None:
-    """How many calls the engine has, paused ones included; None if its metrics do not say."""
-    counts = _HELD.findall(metrics)
-    try:
-        return sum(map(float, counts)) if counts else None
-    except ValueError:
-        return None
-
-
-def work_counters(metrics: bytes) -> tuple[bytes, ...]:
-    """The metric lines that count the model's work; empty if there are none."""
-    return tuple(line for line in metrics.splitlines() if line.startswith(_COUNTS))
 
 
 def _transport(*, trust_env: bool) -> httpx.AsyncBaseTransport:

@@ -27,10 +27,10 @@ from ramify.serving.gateway.dialects import DIALECTS
 from ramify.serving.gateway.engines.constraint_checks import check_constraints
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
 from ramify.serving.gateway.engines.upstream import HANG_S, WHOLE_S, Upstream
-from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.errors import Aborted, ApiError, bad_request
 from ramify.serving.gateway.gateway import Gateway
-from ramify.serving.gateway.http.endpoint import STOPPING, Aborted, Endpoint
-from ramify.serving.gateway.http.exchange import JsonResponse, body_of, error_response, left
+from ramify.serving.gateway.http.endpoint import STOPPING, Endpoint
+from ramify.serving.gateway.http.exchange import JsonResponse, body_of, client_left, error_response
 from ramify.serving.gateway.records import metrics
 from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.policy.registry import make_live_policy
@@ -176,7 +176,7 @@ class _Control:
         if self._gateway.stopping:
             raise STOPPING
         reading = asyncio.create_task(self._gateway.hint(hint))
-        gone = asyncio.create_task(left(request.receive))
+        gone = asyncio.create_task(client_left(request.receive))
         try:
             await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -18,11 +18,10 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from ramify.serving.gateway import sse
-from ramify.serving.gateway.admission.admission import Preempted, Refused
 from ramify.serving.gateway.dialects import (
     Details,
     Dialect,
-    Places,
+    ResponseEventNumbers,
     answer_id,
     continued,
     details_of,
@@ -35,21 +34,26 @@ from ramify.serving.gateway.engines.constraint_checks import check_constraints, 
 from ramify.serving.gateway.engines.liveness import STOOD_STILL, limited
 from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.upstream import Upstream
-from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, broken_off, infeasible
+from ramify.serving.gateway.errors import (
+    Aborted,
+    ApiError,
+    Preempted,
+    Refused,
+    as_api_error,
+    bad_request,
+    broken_off,
+    infeasible,
+)
 from ramify.serving.gateway.gateway import Gateway, several
-from ramify.serving.gateway.http.exchange import Out, body_of, check_prompt, left, tags_of
+from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
-from ramify.serving.protocol.refusal import refusal_from_line
+from ramify.serving.protocol.wire import refusal_from_line
 
 _LIVES = 3  # a call that was in so many engines when they died is not tried again
 _NO_TOOLS = "the embedded model's template has no place for tools, so it never calls one: choose another --model"
 STOPPING = ApiError(503, "stopping", "the gateway is stopping: try again when it is back", lost=False)
-
-
-class Aborted(Exception):
-    """The workflow that made this call does not need it any more."""
 
 
 @dataclass
@@ -58,7 +62,7 @@ class _Work:
 
     call: Call
     body: Mapping[str, object]
-    out: Out
+    out: ClientResponse
     held: list[bytes] = field(default_factory=list)  # events not sent yet
     head: dict[str, object] = field(default_factory=dict)  # the fields that every chunk of the answer begins with
     name: str | None = None  # the answer's id at the engine that works on it
@@ -66,7 +70,7 @@ class _Work:
     usage: tuple[int | None, int | None] = (None, None)  # tokens of the answer, of the prompt
     details: Details = field(default_factory=Details)
     closing: Mapping[str, object] | None = None  # the event that holds the whole answer
-    places: Places = field(default_factory=Places)  # completes typed events
+    places: ResponseEventNumbers = field(default_factory=ResponseEventNumbers)  # completes typed events
     ended: bool = False
     whole: bool = True  # it ended as the engine wanted, not by a failure
 
@@ -95,9 +99,9 @@ class Endpoint:
         if gateway.stopping:
             raise STOPPING
         call = gateway.open(self._dialect, body, tags)
-        out = Out(scope, receive, send, f"req-{call.id}", typed_events=self._dialect.last_is_whole)
+        out = ClientResponse(scope, receive, send, f"req-{call.id}", typed_events=self._dialect.last_is_whole)
         answer = call.task = asyncio.create_task(self._answer(_Work(call, body, out), stream))
-        gone = asyncio.create_task(left(receive))
+        gone = asyncio.create_task(client_left(receive))
         gateway.answers.add(answer)
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -226,7 +230,7 @@ class Endpoint:
         else:
             work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
-            work.places = Places()
+            work.places = ResponseEventNumbers()
         done = False
         async with aclosing(upstream.stream(self._dialect.path, _encoded(body))) as batches:
             async for batch in batches:

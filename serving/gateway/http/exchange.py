@@ -38,7 +38,7 @@ def error_response(error: ApiError) -> JsonResponse:
     return JsonResponse(error.body(), error.status, dict(error.headers))
 
 
-class Out:
+class ClientResponse:
     """The response to one client. Its status is sent with the first thing that there is to say, not before."""
 
     def __init__(
@@ -162,7 +162,7 @@ def _finite(text: str) -> float:
     return value
 
 
-async def left(receive: Receive) -> None:
+async def client_left(receive: Receive) -> None:
     """Returns when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ramify.serving.gateway.admission.admission import Preempted
+from ramify.serving.gateway.errors import Preempted
 from ramify.serving.gateway.records.slo_tracker import Compound, Phase, RequestTrack
 from ramify.serving.policy.cost_model import before_token_s
 from ramify.serving.policy.types import GroupView, RequestId, RequestView, SloClass, StageEstimate, State, StepModel
@@ -48,7 +48,7 @@ class Call:
     max_tokens: int | None = None  # where its answer is cut
     predicted: bool = False  # the sketch comes from the analyzer
     cut: bool = False  # the answer ended at that limit
-    affinity: str | None = None  # see admission.Seeker, also for the next three
+    affinity: str | None = None  # see admission.WaitingCall, also for the next three
     cached_as: str | None = None
     resumable: bool = False
     avoid: frozenset[int] = frozenset()

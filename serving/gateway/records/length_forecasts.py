@@ -58,7 +58,7 @@ class _Workflow:
     heard_at: float = 0.0  # when its last call so far ended
 
 
-class Analysis:
+class LengthForecasts:
     """The analyzer's part in one gateway. `changed` is called when a running or waiting call has a new sketch."""
 
     def __init__(self, client: AnalyzerClient, changed: Callable[[], None], *, sockets: Mapping[int, Path]) -> None:

@@ -12,7 +12,6 @@ from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from operator import add
 
-from ramify.serving.policy.goodput import is_latency
 from ramify.serving.policy.types import CompoundView, RequestView, StageEstimate
 from ramify.serving.protocol.tags import SLOTags
 
@@ -84,14 +83,6 @@ class RequestTrack:
         begin = view.ttft if view.ttft is not None else self.first_token_at
         return None if begin is None else begin + index * view.tbt
 
-    def ahead(self, now: float) -> int:
-        """Tokens delivered beyond what is due by now; negative when behind. 0 without a time between tokens."""
-        tbt, begin = self.view.tbt, self.token_due(0)
-        if tbt is None or begin is None:
-            return 0
-        due = 0 if now < begin else int((now - begin) / tbt) + 1
-        return self.tokens - due
-
     def move(self, phase: Phase, now: float) -> None:
         """Enter `phase` at `now`. Raises OutOfOrder."""
         if phase not in _NEXT[self.phase]:
@@ -137,14 +128,6 @@ class RequestTrack:
         in_time = view.deadline is None or self.ended_at <= view.deadline
         begun = view.ttft is None or (self.first_token_at is not None and self.first_token_at <= view.ttft)
         return self.completed and in_time and begun and self.on_time == self.tokens
-
-    def goodput(self) -> int:
-        """Tokens that count (thesis, chapter 3): of a latency-sensitive request those on time; of another, prompt and
-        answer if it was completed by its deadline, else none."""
-        if is_latency(self.view):
-            return self.on_time
-        late = self.view.deadline is not None and (self.ended_at is None or self.ended_at > self.view.deadline)
-        return 0 if late or not self.completed else self.view.prompt_tokens + self.tokens
 
     def feasible(self, now: float, tokens_left: float, token_s: float, before_s: float = 0.0) -> bool:
         """Can the promise still be kept, with `before_s` seconds until the next token and `token_s` for each token

@@ -39,7 +39,7 @@ def test_a_child_that_ends_is_told_with_its_last_words(
     with pytest.raises(WorkerDied) as caught, pool.worker(kept) as one:
         one._process.wait()
         one.ask({"replay": {}})
-    assert str(caught.value) == f"the replaying process ended with status 3: {told}{more}"
+    assert str(caught.value) == f"the worker process ended with status 3: {told}{more}"
 
 
 def test_what_was_asked_wrongly_is_told_in_our_own_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

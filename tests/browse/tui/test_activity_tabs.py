@@ -10,7 +10,9 @@ SPANS = st.lists(st.tuples(TIMES, TIMES).map(lambda pair: (min(pair), max(pair))
 
 
 @given(SPANS, TIMES, TIMES)
-def test_time_goes_on_and_work_keeps_its_share(spans: list[tuple[float, float]], one: float, other: float) -> None:
+def test_axis_is_monotonic_and_keeps_proportions_of_work(
+    spans: list[tuple[float, float]], one: float, other: float
+) -> None:
     over = axis(spans)
     first, last = min(begin for begin, _ in spans), max(end for _, end in spans)
     assert 0.0 <= over.at(one) <= 1.0
@@ -30,7 +32,7 @@ def test_a_long_pause_is_cut_and_a_short_one_is_not() -> None:
     assert over.at(20) < over.cuts[0] < over.at(86_420)
 
 
-def test_what_took_no_time_has_a_place() -> None:
+def test_instantaneous_moment_has_a_position() -> None:
     over = axis([(5, 5), (5, 5)])
     assert (over.at(4), over.cuts) == (0.0, ())
     assert 0.0 <= over.at(5) <= 1.0

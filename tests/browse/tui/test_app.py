@@ -9,7 +9,7 @@ import pytest
 FORK, INNER = "root/fork.1.0", "root/fork.1.0.1/fork.2.0"
 
 
-async def test_it_shows_the_graph_with_its_open_ends_and_begins_at_the_newest(browse: Any) -> None:
+async def test_graph_shows_open_ends_and_starts_at_the_newest_node(browse: Any) -> None:
     async with browse() as it:
         assert it.tree == [
             "○ run_tests: 5/5 passed ✎1 (root)",
@@ -29,7 +29,7 @@ async def test_it_shows_the_graph_with_its_open_ends_and_begins_at_the_newest(br
             assert word in it.head
 
 
-async def test_the_cursor_stops_at_nodes_alone_and_the_details_follow_it(browse: Any) -> None:
+async def test_cursor_stops_only_at_nodes_and_details_follow(browse: Any) -> None:
     async with browse() as it:
         await it.press("j", "j")
         assert it.here == it.tree[3]  # past the line that parts
@@ -46,7 +46,7 @@ async def test_the_cursor_stops_at_nodes_alone_and_the_details_follow_it(browse:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
-async def test_each_tab_tells_its_part_of_a_node(browse: Any, size: tuple[int, int]) -> None:
+async def test_each_tab_describes_the_node(browse: Any, size: tuple[int, int]) -> None:
     async with browse(size=size) as it:
         await it.press("j")
         for said in ("merge root/fork.1.0.1", "5eed00000001", "/src/agent.py:repair", "repaired"):
@@ -63,12 +63,12 @@ async def test_each_tab_tells_its_part_of_a_node(browse: Any, size: tuple[int, i
         await it.press("]")
         assert "3/5 passed" in it.screen
         await it.press("]")
-        assert "None: nothing irreversible was done." in it.screen
+        assert "None: no irreversible step ran." in it.screen
         await it.press("]")
         assert "checkpoint" in it.screen
 
 
-async def test_a_list_leads_to_its_parts_and_a_bar_to_its_node(browse: Any) -> None:
+async def test_enter_leads_from_a_list_to_details_and_from_a_bar_to_its_node(browse: Any) -> None:
     async with browse() as it:
         await it.press("j", "2", "tab", "j", "enter")
         assert it.pane.current.text.startswith("diff --git a/gcd.py b/gcd.py")
@@ -106,7 +106,7 @@ FINDS = {
 }
 
 
-async def test_the_branches_are_searched_with_all_that_they_stand_for(browse: Any) -> None:
+async def test_branch_search_includes_results_prompts_and_paths(browse: Any) -> None:
     async with browse() as it:
         for needle, found in FINDS.items():
             await it.press("g")
@@ -118,7 +118,7 @@ async def test_the_branches_are_searched_with_all_that_they_stand_for(browse: An
         assert it.branches.cursor == 0
 
 
-async def test_n_goes_on_and_comes_round_and_details_are_searched_where_they_have_the_cursor(browse: Any) -> None:
+async def test_n_repeats_the_search_round_the_end_and_in_the_details(browse: Any) -> None:
     async with browse() as it:
         await it.search("4/5")
         rows = []
@@ -133,7 +133,7 @@ async def test_n_goes_on_and_comes_round_and_details_are_searched_where_they_hav
         assert it.branches.cursor == 0
 
 
-async def test_a_part_can_be_seen_alone(browse: Any) -> None:
+async def test_zoom_shows_one_part(browse: Any) -> None:
     async with browse(size=(80, 24)) as it:
         await it.press("z")
         assert "1 State" not in it.screen
@@ -147,14 +147,14 @@ async def test_a_part_can_be_seen_alone(browse: Any) -> None:
 
 
 @pytest.mark.parametrize("asking", ["question_mark", "R", "f"])
-async def test_ctrl_c_leaves_from_any_dialog(browse: Any, asking: str) -> None:
+async def test_ctrl_c_quits_from_any_dialog(browse: Any, asking: str) -> None:
     async with browse() as it:
         await it.press(asking)
         await it.press("ctrl+c")
         assert it.app.return_code == 0
 
 
-async def test_keys_are_told_and_q_leaves(browse: Any) -> None:
+async def test_question_mark_lists_the_keys_and_q_quits(browse: Any) -> None:
     async with browse() as it:
         await it.press("question_mark")
         assert "mark a node" in it.screen

@@ -14,7 +14,7 @@ def of(told: Story) -> History:
     return History(told.run, tuple(told.ops), tuple(told.llm), tuple(told.checkpoints), ())
 
 
-def test_every_moment_is_of_one_node_or_after_all_that_is_worth_one(told: Story) -> None:
+def test_every_moment_belongs_to_at_most_one_node(told: Story) -> None:
     history = of(told)
     found = list(nodes(history))
     held = [moment.seq for node in found for moment in node.moments]
@@ -30,7 +30,7 @@ def test_every_moment_is_of_one_node_or_after_all_that_is_worth_one(told: Story)
     }
 
 
-def test_a_command_is_told_by_what_came_of_it(told: Story) -> None:
+def test_command_is_summarized_by_its_outcome(told: Story) -> None:
     result = RunResult("make test", 2, b"building\n3 failed\n", b"", 1.0)
     step = op(
         1, OpKind.RUN, step="check", summary="RunResult(command='make test', …", result_json=codec.encode(result)

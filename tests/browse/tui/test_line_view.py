@@ -6,10 +6,10 @@ from typing import overload
 from textual.app import App, ComposeResult
 
 from ramify.browse.tui.line_view import LineView, matches
-from ramify.browse.tui.styled_lines import Line, line
+from ramify.browse.tui.styled_lines import StyledLine, line
 
 
-class Watched(Sequence[Line]):
+class Watched(Sequence[StyledLine]):
     """A million lines, and which of them were asked for one by one."""
 
     def __init__(self) -> None:
@@ -19,16 +19,16 @@ class Watched(Sequence[Line]):
         return 1_000_000
 
     @overload
-    def __getitem__(self, at: int) -> Line: ...
+    def __getitem__(self, at: int) -> StyledLine: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Line]: ...
-    def __getitem__(self, at: int | slice) -> Line | list[Line]:
+    def __getitem__(self, at: slice) -> list[StyledLine]: ...
+    def __getitem__(self, at: int | slice) -> StyledLine | list[StyledLine]:
         if isinstance(at, slice):
             return [line(f"line {one}") for one in range(*at.indices(100))]
         self.asked.add(at)
         return line(f"line {at}")
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[StyledLine]:
         raise AssertionError("all of them")
 
 
@@ -37,7 +37,7 @@ class Bare(App[None]):
         yield LineView(id="lines")
 
 
-async def test_only_lines_on_the_screen_are_drawn() -> None:
+async def test_only_visible_lines_are_drawn() -> None:
     async with Bare().run_test(size=(40, 10)) as pilot:
         view = pilot.app.query_one(LineView)
         lines = Watched()
@@ -56,12 +56,12 @@ async def test_a_view_without_lines_takes_every_key() -> None:
         view.show(())
         await pilot.press("j", "k", "G", "g", "enter", "l", "h", "space")
         assert (view.cursor, view.current) == (0, None)
-        view.show([Line(passed=True)])
+        view.show([StyledLine(passed=True)])
         await pilot.press("j", "k")
         assert view.cursor == 0
 
 
-async def test_long_lines_are_seen_sideways_and_what_is_found_is_marked() -> None:
+async def test_long_lines_scroll_sideways_and_matches_are_marked() -> None:
     async with Bare().run_test(size=(20, 4)) as pilot:
         view = pilot.app.query_one(LineView)
         view.show([line("0123456789" * 5), line("Über uns")])
@@ -72,7 +72,7 @@ async def test_long_lines_are_seen_sideways_and_what_is_found_is_marked() -> Non
         assert "01" in [segment.text for segment in view.render_line(0)]
 
 
-def test_capitals_matter_where_the_needle_has_some() -> None:
+def test_search_is_case_sensitive_if_the_needle_has_capitals() -> None:
     assert matches("Release", "release")
     assert matches("Release", "Rel")
     assert not matches("release", "Rel")

@@ -51,7 +51,7 @@ def flow(tmp_path: Path) -> Path:
     return tmp_path / "flow.py"
 
 
-async def test_a_run_is_followed_while_it_goes_on(flow: Path, tmp_path: Path, workspace: Path, browse: Any) -> None:
+async def test_running_run_is_followed(flow: Path, tmp_path: Path, workspace: Path, browse: Any) -> None:
     begun = asyncio.Event()
     async with Runtime(home=tmp_path / "live", sandbox="copy", observer=lambda _: begun.set()) as runtime:
         running = asyncio.create_task(runtime.run(load_target(f"{flow}:live"), workspace=workspace))
@@ -69,7 +69,7 @@ async def test_a_run_is_followed_while_it_goes_on(flow: Path, tmp_path: Path, wo
             assert "wrote last\ncareful\nexit 3" in it.text
             await it.press("G")
             await it.press("2")
-            assert "The workspace as it was" in it.text
+            assert "The original workspace" in it.text
 
 
 async def test_a_node_is_forked_and_the_fork_resumed_and_answered(
@@ -91,7 +91,7 @@ async def test_a_node_is_forked_and_the_fork_resumed_and_answered(
         await it.press("escape")
         await it.until(lambda: "waiting" in it.head)
         await it.press("r")
-        await it.until(lambda: "of all that there are" in it.screen and "JSON, or a text" in it.screen)
+        await it.until(lambda: "of all that there are" in it.screen and "JSON or text" in it.screen)
         assert re.search(r"waits for the answer to question [0-9a-f]{8}", it.screen)
         assert "\N{REPLACEMENT CHARACTER}" not in it.screen  # the question has two lines, and is told in two
         await it.press(*"blue", "enter")

@@ -28,7 +28,7 @@ def squeezed(text: str) -> str:
 
 
 @given(JSON)
-def test_values_are_laid_out_and_stay_the_same(value: object) -> None:
+def test_json_layout_preserves_values(value: object) -> None:
     text = json.dumps(value)
     assert read_back(text, 1000) == value
     narrow = "".join(one.text for one in json_lines(text, 60))  # cut anywhere: white space is not told from indents
@@ -44,12 +44,12 @@ def test_wrapping_keeps_every_word_within_the_view(text: str, width: int) -> Non
     assert "".join("".join(shown).split()) == "".join(text.split())
 
 
-def test_nothing_that_a_program_wrote_moves_the_cursor_or_never_ends() -> None:
+def test_lines_have_no_control_characters_and_a_bounded_length() -> None:
     assert line("a\x1b[2J\tb\u202e").text == "a\N{REPLACEMENT CHARACTER}[2J   b\N{REPLACEMENT CHARACTER}"
     assert len(line("x" * 100_000).text) < 4_100
 
 
-def test_a_command_is_shown_with_all_that_came_of_it() -> None:
+def test_command_is_shown_with_output_and_status() -> None:
     result = RunResult("make\ntest", 124, b"one\ntwo\n", b"bad\n", 1.0, timed_out=True, truncated=True)
     shown = [one.text for one in command_lines(result)]
     assert shown == ["$ make", "  test", "one", "two", "bad", "exit 124, timed out, output cut"]

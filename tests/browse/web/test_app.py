@@ -42,7 +42,7 @@ async def test_the_runs(client: httpx.AsyncClient, run: str) -> None:
     }  # fmt: skip
 
 
-async def test_a_history_and_then_only_what_is_new(client: httpx.AsyncClient, run: str) -> None:
+async def test_history_page_and_then_only_new_rows(client: httpx.AsyncClient, run: str) -> None:
     page = await said(client, f"runs/{run}")
     assert page["whole"]
     assert [line["end"] for line in page["lines"]] == ["open", "released", "released", "merged"]
@@ -58,7 +58,7 @@ async def test_a_history_and_then_only_what_is_new(client: httpx.AsyncClient, ru
     assert (await said(client, f"runs/{run}?since=nonsense"))["whole"]
 
 
-async def test_a_state_and_what_differs_between_two(client: httpx.AsyncClient, run: str) -> None:
+async def test_state_and_diff_of_two_states(client: httpx.AsyncClient, run: str) -> None:
     states = (await said(client, f"runs/{run}"))["checkpoints"]
     base, last = states[0]["id"], states[-1]["id"]
     assert (await said(client, f"runs/{run}/states/{base}"))["changes"] is None
@@ -89,7 +89,7 @@ async def test_a_call_a_step_and_a_search(client: httpx.AsyncClient, run: str) -
     assert await said(client, f"runs/{run}/search?q=%20") == []
 
 
-async def test_the_plan_beside_what_happened(client: httpx.AsyncClient, run: str) -> None:
+async def test_plan_is_compared_with_what_happened(client: httpx.AsyncClient, run: str) -> None:
     plan = await said(client, f"runs/{run}/plan")
     attempts = next(op for op in plan["operations"] if op["step"] == "attempt")
     assert (attempts["done"], attempts["failed"], attempts["effect"]) == (2, 1, "revertible")
@@ -100,7 +100,7 @@ async def test_the_plan_beside_what_happened(client: httpx.AsyncClient, run: str
     ["runs/none", "runs/none/plan", "runs/RUN/states/none", "runs/RUN/calls/1", "runs/RUN/moments/99999",
      "diff/RUN/none/RUN/none", "nothing"],
 )  # fmt: skip
-async def test_what_is_not_there_is_said(client: httpx.AsyncClient, run: str, path: str) -> None:
+async def test_missing_rows_are_reported(client: httpx.AsyncClient, run: str, path: str) -> None:
     answer = await client.get(f"/api/{path.replace('RUN', run)}")
     assert answer.status_code == 404
     assert answer.json()["error"]
@@ -109,7 +109,7 @@ async def test_what_is_not_there_is_said(client: httpx.AsyncClient, run: str, pa
 @pytest.mark.parametrize(
     "path", ["/../app.py", "/..%2fapp.py", "/%2e%2e/app.py", "/app.py", "/static/app.js", "//etc/passwd"]
 )
-async def test_no_file_but_the_pages_own(client: httpx.AsyncClient, path: str) -> None:
+async def test_only_the_pages_own_files_are_served(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.get(path)).status_code == 404
 
 

@@ -37,7 +37,7 @@ async def test_the_address_that_was_printed_is_let_in() -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/api/runs", f"/{TOKEN}", f"/{TOKEN}x/", f"/{TOKEN[:-1]}/", f"//{TOKEN}/", "/é/"]
 )
-async def test_without_the_token_there_is_nothing(path: str) -> None:
+async def test_requests_without_the_token_are_not_found(path: str) -> None:
     answer = await ask(path)
     assert answer.status_code == 404
     assert TOKEN not in answer.text
@@ -46,7 +46,7 @@ async def test_without_the_token_there_is_nothing(path: str) -> None:
 @given(
     st.text(st.characters(codec="utf-8", exclude_characters="/?#%"), min_size=1).filter(lambda text: text != TOKEN)
 )
-def test_no_other_word_is_the_token(word: str) -> None:
+def test_similar_tokens_are_refused(word: str) -> None:
     scope = {"type": "http", "path": f"/{word}/", "method": "GET", "headers": [(b"host", b"localhost:8123")]}
     sent = []
 
@@ -85,12 +85,12 @@ async def test_a_link_from_elsewhere_may_lead_to_the_page_and_to_nothing_more() 
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-async def test_the_page_only_looks(method: str) -> None:
+async def test_page_refuses_other_methods(method: str) -> None:
     assert (await ask(f"/{TOKEN}/api/runs", method=method)).status_code == 405
 
 
 @pytest.mark.parametrize("path", [f"/{TOKEN}/", "/elsewhere"])
-async def test_every_answer_carries_the_headers_and_none_of_cors(path: str) -> None:
+async def test_every_response_has_security_headers_and_no_cors(path: str) -> None:
     answer = await ask(path, OURS | {"origin": "http://evil.test"})
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
     assert not [name for name in answer.headers if name.startswith("access-control")]

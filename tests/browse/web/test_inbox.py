@@ -82,7 +82,7 @@ async def test_an_answer_is_stored_for_the_question_that_it_names(
     ("text", "answer"),
     [("12345678901234567890", 12345678901234567890), ("yes, do", "yes, do"), ('"1"', "1"), ("", "")],
 )
-async def test_a_text_is_read_as_on_the_command_line(
+async def test_text_answer_is_parsed_as_on_the_command_line(
     text: str, answer: object, client: httpx.AsyncClient, asking: tuple[Path, str]
 ) -> None:
     id = (await inbox(client))["staging"]["id"]
@@ -108,7 +108,7 @@ ATTACKS: dict[str, dict[str, str | None]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_nobody_else_can_answer(attack: str, client: httpx.AsyncClient) -> None:
+async def test_answers_need_the_token_and_our_origin(attack: str, client: httpx.AsyncClient) -> None:
     id = (await inbox(client))["staging"]["id"]
     merged = {**SENT, **ATTACKS[attack]}
     headers = {name: value for name, value in merged.items() if value is not None}
@@ -138,13 +138,13 @@ async def test_the_address_without_the_token_takes_no_answer(client: httpx.Async
         (f'{{"id": "12345678", "answer": "{"x" * LONGEST_ANSWER}"}}', 413),
     ],
 )  # fmt: skip
-async def test_what_is_no_answer_is_refused(body: str, status: int, client: httpx.AsyncClient) -> None:
+async def test_malformed_answers_are_refused(body: str, status: int, client: httpx.AsyncClient) -> None:
     refused = await client.post(ANSWERS, content=body.encode(), headers=SENT)
     assert (refused.status_code, "error" in refused.json()) == (status, True)
     assert len(await inbox(client)) == 2
 
 
-async def test_a_home_that_is_only_read_takes_no_answer(asking: tuple[Path, str]) -> None:
+async def test_read_only_home_refuses_answers(asking: tuple[Path, str]) -> None:
     home, _ = asking
     with reading(paths.database(home)) as store:
         reader = RunCache(store, SnapshotStore(paths.snapshots(home)), lambda run: run.status.value)
@@ -152,7 +152,7 @@ async def test_a_home_that_is_only_read_takes_no_answer(asking: tuple[Path, str]
         transport = httpx.ASGITransport(create_app(reader))
         async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
             refused = await client.post("/api/answers", json={"id": first.id, "answer": 1})
-    assert refused.status_code == 404 and "can only be read" in refused.json()["error"]
+    assert refused.status_code == 404 and "home is read-only here" in refused.json()["error"]
 
 
 @pytest_asyncio.fixture

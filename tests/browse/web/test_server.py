@@ -53,7 +53,7 @@ async def test_a_port_that_is_taken_is_said(looked_at: tuple[Path, str]) -> None
                     pass
 
 
-def test_the_browser_is_told_of_a_file_that_others_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browser_gets_a_private_file_name(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setenv("DISPLAY", ":9")
     monkeypatch.setattr(server.webbrowser, "open", asked.append)

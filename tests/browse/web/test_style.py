@@ -30,6 +30,6 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize(("text", "ground"), PAIRS)
-def test_text_stands_out(theme: dict[str, str], text: str, ground: str) -> None:
+def test_text_has_enough_contrast(theme: dict[str, str], text: str, ground: str) -> None:
     low, high = sorted((luminance(theme[text]), luminance(theme[ground])))
     assert (high + 0.05) / (low + 0.05) >= 4.5

@@ -94,7 +94,7 @@ def test_a_builder_that_raises_is_the_users(ramify: Any, tmp_path: Path) -> None
     assert "could not make its graph" in said.err
 
 
-def test_a_pass_can_be_left_out_and_no_other_name(ramify: Any, target: str) -> None:
+def test_only_optional_passes_can_be_omitted(ramify: Any, target: str) -> None:
     assert "lookahead" in ramify("compile", target).json["passes"]
     assert "lookahead" not in ramify("compile", target, "--without", "lookahead").json["passes"]
     said = ramify("compile", target, "--without", "effects")
@@ -177,7 +177,7 @@ def test_a_gateway_that_knows_nothing_of_it_is_said(
 
     monkeypatch.setattr(gateway_history, "gateway_stages", lambda *_, **__: ())
     done = ramify("compile", target, "--history", "http://gateway")
-    assert done.status == 0 and "has learnt nothing of" in done.err and "has learnt nothing" not in done.out
+    assert done.status == 0 and "knows nothing about" in done.err and "knows nothing about" not in done.out
     assert done.out == ramify("compile", target).out
 
 

@@ -47,7 +47,7 @@ def test_as_json(home: Any, ramify: Any) -> None:
     assert changes[1]["before"]["size"] == 5
 
 
-def test_a_lonely_snapshot_has_nothing_to_be_compared_with(home: Any, ramify: Any) -> None:
+def test_snapshot_without_a_run_needs_a_second_state(home: Any, ramify: Any) -> None:
     snapshot = home.story.checkpoints[0].snapshot_id
     said = ramify("diff", snapshot)
     assert said.status == 2
@@ -55,7 +55,7 @@ def test_a_lonely_snapshot_has_nothing_to_be_compared_with(home: Any, ramify: An
 
 
 @pytest.mark.parametrize("text", ["nope", "@:nope"])
-def test_a_name_that_means_nothing(home: Any, ramify: Any, text: str) -> None:
+def test_unknown_name_is_refused(home: Any, ramify: Any, text: str) -> None:
     said = ramify("diff", "@", text)
     assert (said.status, said.out) == (1, "")
     assert said.err.startswith("ramify: ")

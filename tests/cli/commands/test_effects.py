@@ -79,12 +79,12 @@ def run_and_kill(tmp_path: Path, env: dict[str, str], flow: str) -> None:
 def test_a_run_killed_in_its_first_effect_has_begun(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
     """No row of the journal says so, the ledger does."""
     run_and_kill(tmp_path, env, "posts_first")
-    assert "effects    1 begun, not known whether done: post (`ramify --home home effects " in call("show").stdout
+    assert "effects    1 begun, outcome unknown: post (`ramify --home home effects " in call("show").stdout
     told = call("resume").stderr.splitlines()
-    assert told[0].endswith(" goes on") and told[1].startswith("[root] ✗ post: in doubt"), told
+    assert told[0].endswith(" continues") and told[1].startswith("[root] ✗ post: in doubt"), told
 
 
-def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+def test_killed_effect_is_in_doubt_until_approved(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
     run_and_kill(tmp_path, env, "posts")
     doubt = call("resume")
     (run,) = json.loads(call("ls", "--json").stdout)
@@ -94,7 +94,7 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     assert "Traceback" not in doubt.stderr
     assert f"ramify --home home approve {run['id']} post" in doubt.stderr
     assert "lies outside the code" not in doubt.stderr  # what it says first is what to do
-    assert "had failed, nothing was left to stop" in call("cancel").stdout
+    assert "had failed; there was nothing to stop" in call("cancel").stdout
     (effect,) = json.loads(call("effects", "--json").stdout)
     assert (effect["step"], effect["status"], run["status"]) == ("post", "in doubt", "in doubt")
     assert " in doubt\n" in call("show").stdout and " in doubt " in call("ls").stdout
@@ -103,14 +103,14 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     assert call("approve", "@", "post", "--done", "--again").returncode == 2
     assert call("approve", "@", "post", "--again", "--result", "x").returncode == 2
     said = call("approve", "@", "post", "--done", "--result", "receipt 7")
-    assert (said.returncode, "is taken as done" in said.stdout) == (0, True), said.stderr
+    assert (said.returncode, "is recorded as done" in said.stdout) == (0, True), said.stderr
     assert f"ramify --home home resume {run['id']}" in said.stdout
     assert json.loads(call("ls", "--json").stdout)[0]["status"] == "failed"  # settled: nothing is in doubt any more
     assert call("resume", "-q").stdout == "receipt 7\n"
     assert outbox(tmp_path) == ["hi"]
 
 
-def test_what_was_sent_again_is_listed_twice(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+def test_repeated_effect_is_listed_twice(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
     run_and_kill(tmp_path, env, "posts")
     assert call("resume").returncode == 4
     call("approve", "@", "post", "--again")

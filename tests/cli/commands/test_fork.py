@@ -53,7 +53,7 @@ def test_a_fork_with_edited_files_is_resumed_and_merged_back(ran: str, ramify: A
     assert "forked from" in ramify("log", said.out.strip()).out.splitlines()[0]
 
 
-def test_what_both_changed_is_told_and_answered_by_a_strategy(ran: str, ramify: Any, tmp_path: Path) -> None:
+def test_conflicts_are_reported_and_resolved_by_a_strategy(ran: str, ramify: Any, tmp_path: Path) -> None:
     forks = []
     for text in ("one", "two"):
         folder = tmp_path / text
@@ -66,12 +66,12 @@ def test_what_both_changed_is_told_and_answered_by_a_strategy(ran: str, ramify: 
     assert ramify("merge", *forks, "--strategy", "ours").status == 0
 
 
-def test_a_fork_of_a_lost_state_says_so_and_makes_it_again(ran: str, ramify: Any, tmp_path: Path) -> None:
+def test_fork_of_a_lost_state_reports_it_and_recomputes_it(ran: str, ramify: Any, tmp_path: Path) -> None:
     lost = ramify("show", f"{ran}~1", "--json").json["snapshot"]
     (tmp_path / "home" / "store" / "snapshots" / f"{lost}.json").unlink()
     said = ramify("fork", f"{ran}~1")
     assert said.status == 0
-    assert f"{lost} is not in the store" in said.err and "a resume does again what made it" in said.err
+    assert f"{lost} is not in the store" in said.err and "a resume runs again the steps that made it" in said.err
     assert ramify("resume", "--quiet", "--json").json["result"] == ["a", "b"]
     assert "is not in the store" not in ramify("fork", ran).err
 

@@ -82,9 +82,7 @@ def dropped(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("order", [("staging", "production"), ("production", "staging")])
-def test_two_questions_are_told_and_take_their_own_answers(
-    order: tuple[str, str], call: Call, tmp_path: Path
-) -> None:
+def test_two_questions_take_their_own_answers(order: tuple[str, str], call: Call, tmp_path: Path) -> None:
     asked = call("run", "flow.py:both")
     assert asked.returncode == 3 and "asks 2 questions" in asked.stderr, asked.stderr
     known = ids(call)
@@ -125,7 +123,7 @@ def test_an_answer_alone_may_be_any_text(text: str, call: Call) -> None:
     assert done.stdout == f"only kept: {text.strip(chr(34))}\n", done.stderr
 
 
-def test_what_is_not_clear_is_refused(call: Call) -> None:
+def test_ambiguous_answers_are_refused(call: Call) -> None:
     call("run", "flow.py:both")
     staging = ids(call)["staging"]
     for words in (["--answer", "a", "--answer", "b"], [f"--answer={staging}=a", "--answer", "b"],
@@ -136,7 +134,7 @@ def test_what_is_not_clear_is_refused(call: Call) -> None:
     assert len(ids(call)) == 2, "nothing was stored"
 
 
-def test_an_answer_is_stored_without_going_on(call: Call, tmp_path: Path) -> None:
+def test_answer_is_stored_without_resuming(call: Call, tmp_path: Path) -> None:
     call("run", "flow.py:both")
     known = ids(call)
     first = call("answer", known["production"], "no")
@@ -152,7 +150,7 @@ def test_an_answer_is_stored_without_going_on(call: Call, tmp_path: Path) -> Non
     assert json.loads(call("resume", "-q").stdout) == ["staging kept: -5", "production kept: no"]
     late = call("answer", known["staging"], "yes")
     assert late.returncode == 1 and "answered already" in late.stderr
-    assert "no run that goes on has asked" in call("answer", "12345678", "yes").stderr
+    assert "no unfinished run has asked" in call("answer", "12345678", "yes").stderr
 
 
 def test_an_answer_outlives_the_process_that_took_it(call: Call, tmp_path: Path) -> None:
@@ -200,7 +198,7 @@ def test_a_run_that_is_done_takes_no_answer(call: Call) -> None:
     assert late.returncode == 1 and "answered already" in late.stderr, late.stderr
 
 
-def test_looking_imports_little(call: Call, tmp_path: Path) -> None:
+def test_inbox_imports_little(call: Call, tmp_path: Path) -> None:
     call("run", "flow.py:single")
     program = (
         "import sys; from ramify.cli.main import run_command_line; run_command_line(); "
@@ -290,7 +288,7 @@ def test_an_answer_that_an_interrupt_took_before_its_node_failed_is_not_the_next
     assert sorted(of_thread(call)) == ["sure of production?", "sure of staging?"]
 
 
-def test_what_is_nested_too_deeply_is_refused_and_stored_nowhere(call: Call) -> None:
+def test_deeply_nested_answer_is_refused_and_not_stored(call: Call) -> None:
     call("run", "flow.py:single")
     (id,) = ids(call).values()
     for text in ("[" * 50_000, "[" * 50_000 + "]" * 50_000):

@@ -37,14 +37,14 @@ def test_ls_as_json(home: Any, ramify: Any) -> None:
     assert (run["steps"], run["failed"], run["forks"], run["merges"], run["llm_calls"]) == (6, 1, 4, 2, 3)
 
 
-def test_a_run_is_interrupted_when_nobody_works_on_it(home: Any, ramify: Any, set_status: Any) -> None:
+def test_running_run_without_a_process_is_interrupted(home: Any, ramify: Any, set_status: Any) -> None:
     set_status(RunStatus.RUNNING)
     assert ramify("ls", "--json").json[0]["status"] == "interrupted"
     with RunLock(home.path / "locks", home.story.run.id):
         assert ramify("ls", "--json").json[0]["status"] == "running"
 
 
-def test_where_there_is_nothing_yet(ramify: Any, tmp_path: Any) -> None:
+def test_ls_in_an_empty_home(ramify: Any, tmp_path: Any) -> None:
     said = ramify("ls")
     assert (said.status, said.out) == (0, "")
     assert f"ramify --home {tmp_path / 'home'} run" in said.err
@@ -56,7 +56,7 @@ def test_where_there_is_nothing_yet(ramify: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["ls", "ls --json", "show", "gc", "fsck"])
-def test_a_home_that_cannot_be_is_an_error(command: str, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unusable_home_is_an_error(command: str, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """To say that there are no runs yet would send the user looking for them elsewhere."""
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to("nowhere")

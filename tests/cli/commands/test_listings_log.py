@@ -24,7 +24,7 @@ def test_log_draws_the_branches_newest_first(home: Any, ramify: Any) -> None:
     ]
 
 
-def test_log_of_a_state_is_what_it_descends_from(home: Any, ramify: Any) -> None:
+def test_log_of_a_state_lists_its_ancestors(home: Any, ramify: Any) -> None:
     assert [one["seq"] for one in ramify("log", "@:fork.1.0.1", "--json").json] == [12, 8, 0]
     assert [one["seq"] for one in ramify("log", "--json", "-n", "2").json] == [14, 12]
     assert len(ramify("log", "-n", "1").out.splitlines()) == 1
@@ -52,7 +52,7 @@ def test_log_of_a_bare_snapshot_is_refused(home: Any, ramify: Any) -> None:
         ("", "report"),
     ],
 )
-def test_a_checkpoint_is_said_with_what_made_it(summary: str, said: str) -> None:
+def test_checkpoint_is_described_by_its_moment(summary: str, said: str) -> None:
     one = SimpleNamespace(label="report")
     made = SimpleNamespace(kind=OpKind.SEAL, name="report", summary=summary)
     assert what(cast(Any, SimpleNamespace(made_by=lambda _: made)), cast(Any, one)) == said

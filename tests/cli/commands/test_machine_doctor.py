@@ -24,7 +24,7 @@ def test_the_verdict_is_the_exit_status(ramify: Any, tmp_path: Any) -> None:
     assert told["models"] == {"smollm2-135m": None}
 
 
-def test_for_people(ramify: Any, tmp_path: Any) -> None:
+def test_doctor_output(ramify: Any, tmp_path: Any) -> None:
     said = ramify("doctor")
     head, works, *_ = said.out.splitlines()
     assert head.split() == ["SANDBOX", "namespaces", "docker", "copy"]

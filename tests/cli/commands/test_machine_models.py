@@ -16,13 +16,13 @@ def test_ls_says_what_is_missing(ramify: Any) -> None:
     assert re.search(r"`ramify --home \S+ models pull`", ramify("models", "ls").out)
 
 
-def test_a_model_that_nobody_knows(ramify: Any) -> None:
+def test_unknown_model_is_refused(ramify: Any) -> None:
     said = ramify("models", "pull", "gpt-9")
     assert (said.status, said.out) == (1, "")
     assert said.err.startswith("ramify: unknown model 'gpt-9'")
 
 
-def test_weights_that_are_here_are_not_fetched_again(ramify: Any, tmp_path: Any) -> None:
+def test_present_weights_are_not_downloaded_again(ramify: Any, tmp_path: Any) -> None:
     path = models.path_of(tmp_path / "home")
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:

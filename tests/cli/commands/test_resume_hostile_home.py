@@ -103,7 +103,9 @@ def record_hostile(home: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [*LOOKS, *MORE])
-def test_what_looks_at_rows_builds_nothing(home: Any, ramify: Any, mark: Path, set_status: Any, words: str) -> None:
+def test_reading_commands_import_no_user_types(
+    home: Any, ramify: Any, mark: Path, set_status: Any, words: str
+) -> None:
     record_hostile(home)
     if "inbox" in words:
         set_status(RunStatus.WAITING)  # what is done asks nothing
@@ -114,7 +116,7 @@ def test_what_looks_at_rows_builds_nothing(home: Any, ramify: Any, mark: Path, s
         assert [item["kind"] for item in json.loads(said.out)].count("question") == 1
 
 
-def test_an_answer_builds_nothing(
+def test_answering_imports_no_user_types(
     home: Any, ramify: Any, mark: Path, set_status: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the question that takes it, nor the answer that a question has, not even of a class that is loaded."""
@@ -132,7 +134,7 @@ def test_an_answer_builds_nothing(
     assert (said.status, mark.exists(), "ramify_hostile" in sys.modules) == (0, False, False), said.err
 
 
-def test_the_page_builds_nothing(home: Any, mark: Path) -> None:
+def test_page_imports_no_user_types(home: Any, mark: Path) -> None:
     record_hostile(home)
 
     async def read() -> History:
@@ -202,7 +204,7 @@ def plant_in_thread(database: Path, mark: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [*LOOKS, "fsck", "explain"])
-def test_what_looks_at_a_thread_builds_nothing(
+def test_reading_a_thread_imports_no_user_types(
     thread: Program, ramify: Any, mark: Path, tmp_path: Path, words: str
 ) -> None:
     ran = thread.invoke("t")
@@ -243,7 +245,7 @@ def test_a_threads_damaged_row_is_told(thread: Program, ramify: Any, tmp_path: P
         assert said.status == 0 or "cannot be read" in said.err, (words, said.err)
 
 
-def test_going_on_with_such_a_thread_is_refused(thread: Program, ramify: Any, mark: Path, tmp_path: Path) -> None:
+def test_resuming_a_damaged_thread_is_refused(thread: Program, ramify: Any, mark: Path, tmp_path: Path) -> None:
     ran = thread.invoke("t")
     thread.close()
     plant_in_thread(tmp_path / "home" / "ramify.db", mark)
@@ -256,7 +258,7 @@ def test_going_on_with_such_a_thread_is_refused(thread: Program, ramify: Any, ma
 # Going on runs code
 
 
-def test_a_home_that_others_may_write_to_is_not_gone_on_in(home: Any, ramify: Any, tmp_path: Path) -> None:
+def test_resume_refuses_a_home_that_others_may_write_to(home: Any, ramify: Any, tmp_path: Path) -> None:
     database = paths.database(home.path)
     for place, mode in ((home.path, 0o777), (home.path, 0o1777), (database, 0o666)):
         before = Path(place).stat().st_mode & 0o7777
@@ -289,7 +291,7 @@ def test_what_sqlite_reads_beside_a_database_is_asked_for_too(
     assert (said.status, str(planted) in said.err, "--trust-home" in said.err) == (1, True, True), said.err
 
 
-def test_another_users_home_is_not_gone_on_in(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_refuses_another_users_home(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = os.geteuid()
     monkeypatch.setattr(resume.os, "geteuid", lambda: mine + 1)
     said = ramify("resume", home.story.run.id)

@@ -145,13 +145,13 @@ def started(place: Path) -> subprocess.Popen[str]:
     raise AssertionError("the run ended before its first step was done")
 
 
-def test_ctrl_c_is_130_and_says_how_to_go_on(place: Path, call: Call) -> None:
+def test_ctrl_c_exits_with_130_and_suggests_resume(place: Path, call: Call) -> None:
     process = started(place)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     (run,) = json.loads(call("ls", "--json").stdout)
     assert (process.returncode, out, run["status"]) == (130, "", "cancelled")
-    assert err.splitlines()[-1] == f"ramify: interrupted; `ramify --home home resume {run['id']}` goes on"
+    assert err.splitlines()[-1] == f"ramify: interrupted; `ramify --home home resume {run['id']}` continues"
     assert "Traceback" not in err
 
 
@@ -201,14 +201,14 @@ def test_a_plan_of_other_code_is_told_with_the_steps_that_it_may_affect(place: P
         ("no_such_module_at_all:x", "no module named"),
     ],
 )
-def test_a_target_that_is_not_there(call: Call, target: str, said: str) -> None:
+def test_missing_target_is_refused(call: Call, target: str, said: str) -> None:
     done = call("run", target)
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr
     assert done.stderr.startswith("ramify: ")
 
 
-def test_a_workspace_that_is_not_there(call: Call) -> None:
+def test_missing_workspace_is_refused(call: Call) -> None:
     done = call("run", "flow.py:best", '["a"]', "--workspace", "nowhere", "--sandbox", "copy")
     assert done.returncode == 1
     assert done.stderr.startswith("ramify: ")

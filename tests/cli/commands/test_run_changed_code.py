@@ -61,7 +61,7 @@ def killed(tmp_path: Path) -> Shell:
     return shell
 
 
-def test_a_comment_repeats_no_payment(killed: Shell) -> None:
+def test_changed_comment_repeats_no_effect(killed: Shell) -> None:
     killed.app.write_text("# a comment\n" + APP.replace("    await die", "\n    # another\n    await die"))
     shown = killed.ramify("resume", "-q", "--show-changes")
     assert (shown.returncode, shown.stdout) == (0, "nothing has changed\n")
@@ -87,7 +87,7 @@ def test_changed_code_is_shown_and_accepted(killed: Shell) -> None:
     assert "changed code accepted" in killed.ramify("tree").stdout
 
 
-def test_without_column_positions_nothing_is_guessed(killed: Shell) -> None:
+def test_no_guess_without_column_positions(killed: Shell) -> None:
     """Two payments stand on one line."""
     failed = killed.ramify("resume", "-q", PYTHONNODEBUGRANGES="1")
     assert "PYTHONNODEBUGRANGES" in failed.stderr

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 
-def test_it_says_where_it_listens_and_ends_at_ctrl_c(tmp_path: Path) -> None:
+def test_serve_prints_its_address_and_stops_at_ctrl_c(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path), "serve", "--port", "0"]
     process = subprocess.Popen([*command, "--base-url", "http://127.0.0.1:9/v1"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -105,7 +105,7 @@ def test_a_name_that_no_client_could_send_is_refused(ramify: Any) -> None:
     assert said.status == 2 and "is not a host name" in said.err
 
 
-def test_it_says_loudly_that_everybody_is_let_in(tmp_path: Path) -> None:
+def test_serve_warns_if_there_are_no_keys(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path), "serve", "--port", "0"]
     command += ["--base-url", "http://127.0.0.1:9/v1", "--host", "0.0.0.0", "--insecure-no-keys"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -120,13 +120,13 @@ def test_it_says_loudly_that_everybody_is_let_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("goodput", "'goodput' is no NAME=VALUE"),
+        ("goodput", "'goodput' is not NAME=VALUE"),
         ("=token", "'=token'"),
         ("nothing=1", "'nothing'"),
         ("goodput=cake", "'cake'"),
     ],
 )
-def test_a_policys_option_that_there_is_not_is_refused(ramify: Any, text: str, named: str) -> None:
+def test_unknown_policy_option_is_refused(ramify: Any, text: str, named: str) -> None:
     said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--policy-option", text)
     assert said.status == 2 and named in said.err
 
@@ -142,7 +142,7 @@ def test_a_port_that_is_taken(ramify: Any) -> None:
     assert os.linesep not in said.err.strip()
 
 
-def test_a_home_in_which_nothing_can_be_kept_is_said_with_the_way_out(ramify: Any, tmp_path: Path) -> None:
+def test_unusable_home_is_reported_with_a_remedy(ramify: Any, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
     (tmp_path / "file").touch()
     said = ramify("--home", tmp_path / "file" / "home", "serve", "--port", "0", "--engine", "http://127.0.0.1:9/v1")

@@ -41,7 +41,7 @@ SEQ  PLAN OP  KIND     BRANCH                      STEP         TOOK  SNAPSHOT  
 """
 
 
-def test_what_a_run_is(story: Any) -> None:
+def test_run_facts(story: Any) -> None:
     run = story.run
     assert run_lines(run, "done", TALLY, run.created_at + 11_000) == RUN.splitlines()
 
@@ -70,7 +70,7 @@ def test_deadlines(story: Any, status: RunStatus, deadline: float | None, line: 
     assert deadline_line(replace(story.run, status=status, deadline_s=deadline)) == line
 
 
-def test_a_call_that_no_gateway_measured_is_judged_by_its_own_time(story: Any) -> None:
+def test_call_without_a_gateway_is_judged_by_its_duration(story: Any) -> None:
     late = replace(story.llm[2], tags_json='{"slo_deadline_s": 0.125}')
     assert (call_times(late).verdict, call_times(story.llm[2]).verdict) == ("missed", "met")
     assert call_times(replace(story.llm[2], tags_json="{}")).verdict == "-"
@@ -115,7 +115,7 @@ def test_show_a_state_as_json(home: Any, ramify: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["nope", "@:nowhere", "@~99", "a:b:c"])
-def test_what_is_not_there(home: Any, ramify: Any, text: str) -> None:
+def test_unknown_states_are_refused(home: Any, ramify: Any, text: str) -> None:
     said = ramify("show", text)
     assert (said.status, said.out) == (1, "")
     assert said.err.startswith(f"ramify: {text}:") or "does not name" in said.err

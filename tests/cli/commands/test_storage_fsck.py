@@ -20,37 +20,37 @@ def layer(tmp_path: Path) -> Path:
     return store.lower_dirs(store.import_tree(tmp_path / "w").snapshot)[0]
 
 
-def test_no_store(ramify: Any, tmp_path: Path) -> None:
+def test_fsck_without_a_store(ramify: Any, tmp_path: Path) -> None:
     said = ramify("fsck")
     assert said.status == 0 and "no snapshots yet" in said.out
     assert ramify("fsck", "--json").json["ok"] is True
     assert not (tmp_path / "home").exists()
 
 
-def test_a_sound_store(ramify: Any, layer: Path) -> None:
+def test_fsck_of_a_sound_store(ramify: Any, layer: Path) -> None:
     said = ramify("fsck")
     assert said.status == 0
-    assert said.out.splitlines() == ["checked 1 layers, 0 images, 0 blobs, 1 snapshots: all as it was"]
+    assert said.out.splitlines() == ["checked 1 layers, 0 images, 0 blobs, 1 snapshots: no problems"]
 
 
 def test_damage_and_its_repair(ramify: Any, layer: Path) -> None:
     (layer / "a").write_text("another")
     said = ramify("fsck")
     assert said.status == 1 and "'a': changed (size, time, bytes)" in said.out
-    assert "cannot be restored whole" in said.out and "--repair" in said.out
+    assert "cannot be restored completely" in said.out and "--repair" in said.out
     told = ramify("fsck", "--repair", "--json")
     assert told.status == 1 and len(told.json["lost"]) == 1 and len(told.json["aside"]) == 2
     assert ramify("fsck").status == 0
 
 
-def test_what_is_missing(ramify: Any, layer: Path) -> None:
+def test_fsck_reports_missing_parts(ramify: Any, layer: Path) -> None:
     (layer / "a").unlink()
     told = ramify("fsck", "--json")
     assert told.status == 3  # the file is missing, and its folder's time is another one
     assert {problem["damage"] for problem in told.json["problems"]} == {"missing", "changed"}
 
 
-def test_what_other_homes_keep_is_not_missed(ramify: Any, home: Any, tmp_path: Path) -> None:
+def test_fsck_ignores_snapshots_of_other_homes(ramify: Any, home: Any, tmp_path: Path) -> None:
     """A database may be several homes', each with snapshots of its own: a run's lie where it was worked on."""
     (tmp_path / "w").mkdir()
     SnapshotStore(paths.snapshots(tmp_path / "other")).import_tree(tmp_path / "w")
@@ -66,10 +66,10 @@ def test_leftovers_alone_are_no_damage(ramify: Any, layer: Path) -> None:
     (layer.parents[2] / "tmp/left").mkdir()
     said = ramify("fsck")
     assert said.status == 0 and "left by a crash" in said.out
-    assert "mended" in ramify("fsck", "--repair").out and "all as it was" in ramify("fsck").out
+    assert "repaired" in ramify("fsck", "--repair").out and "no problems" in ramify("fsck").out
 
 
-def test_what_the_runs_name_is_missed(ramify: Any, home: Any) -> None:
+def test_fsck_reports_snapshots_that_runs_name(ramify: Any, home: Any) -> None:
     assert ramify("fsck").status == 0
     id = home.story.run.base_snapshot
     (paths.snapshots(home.path) / "snapshots" / f"{id}.json").unlink()

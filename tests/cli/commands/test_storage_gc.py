@@ -32,12 +32,14 @@ def run(place: Path, workspace: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     asyncio.run(work())
 
 
-def test_nothing_yet(ramify: Any) -> None:
+def test_gc_in_an_empty_home(ramify: Any) -> None:
     assert "no runs yet" in ramify("gc").out
     assert ramify("gc", "--json").json["snapshots"] == 0
 
 
-def test_what_no_run_names_goes_after_its_grace(ramify: Any, run: None, place: Path, workspace: Path) -> None:
+def test_unneeded_snapshots_are_deleted_after_the_grace_period(
+    ramify: Any, run: None, place: Path, workspace: Path
+) -> None:
     (workspace / "more").write_text("x" * 2000)
     unnamed = SnapshotStore(paths.snapshots(place)).import_tree(workspace).snapshot
     said = ramify("gc").out
@@ -52,7 +54,7 @@ def test_what_no_run_names_goes_after_its_grace(ramify: Any, run: None, place: P
     assert not record.exists() and ramify("fsck").status == 0
 
 
-def test_a_budget_lets_go_of_what_can_be_made_again(ramify: Any, run: None, place: Path) -> None:
+def test_budget_deletes_states_that_can_be_recomputed(ramify: Any, run: None, place: Path) -> None:
     for record in (paths.snapshots(place) / "snapshots").iterdir():
         os.utime(record, (1, 1))
     done = ramify("gc", "--budget", "0", "--json").json
@@ -63,6 +65,6 @@ def test_a_budget_lets_go_of_what_can_be_made_again(ramify: Any, run: None, plac
     assert again.out.startswith("deleted 0 snapshots") and "the budget of 0 B is not met" in again.out
 
 
-def test_a_size_that_is_none(ramify: Any) -> None:
+def test_malformed_size_is_refused(ramify: Any) -> None:
     said = ramify("gc", "--budget", "much")
-    assert said.status == 2 and "is no size" in said.err
+    assert said.status == 2 and "is not a size" in said.err

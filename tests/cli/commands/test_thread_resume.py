@@ -160,13 +160,13 @@ def test_a_checkpoint_inside_a_superstep_is_refused(program: Program, ramify: An
     assert "inside a superstep" in said.err
 
 
-def test_a_fork_of_a_lost_state_says_so_and_makes_it_again(program: Program, ramify: Any, tmp_path: Path) -> None:
+def test_fork_of_a_lost_state_reports_it_and_recomputes_it(program: Program, ramify: Any, tmp_path: Path) -> None:
     ran = program.invoke("t")
     lost = ramify("show", f"{ran}~1", "--json").json["snapshot"]
     (tmp_path / "home" / "store" / "snapshots" / f"{lost}.json").unlink()
     said = ramify("fork", f"{ran}~1")
     assert said.status == 0, said.err
-    assert f"{lost} is not in the store" in said.err and "a resume does again what made it" in said.err
+    assert f"{lost} is not in the store" in said.err and "a resume runs again the steps that made it" in said.err
     again = ramify("resume", "--app", program.target, "--json", "--quiet")
     assert again.json["result"]["log"][-1] == "first,last,left,right", again.err
 
@@ -189,12 +189,12 @@ def test_what_has_changed_between_the_nodes_since_is_told(program: Program, rami
     ran = program.invoke("t")
     told = ramify("explain", ran).out
     assert f"name it, `ramify --home {tmp_path / 'home'} explain {ran} --app FILE.py:NAME`" in told
-    assert "are what the plan was compiled from" in ramify("explain", ran, "--app", program.target).out
+    assert "are unchanged since the plan was compiled" in ramify("explain", ran, "--app", program.target).out
     program.change("return END", 'return "write" if len(state["log"]) < 2 else END')
     told = ramify("explain", ran, "--app", program.target).out
     assert "onward (" in told.partition("changed since: ")[2]
     assert "steps that may be affected: write\n" in told
-    assert "the graph has changed since: its thread goes on with the graph as it stands" in told
+    assert "the graph has changed since: its thread continues with the graph as it is" in told
     fork = ramify("fork", f"{ran}:base", "--json").json["run"]
     told = ramify("resume", fork, "--app", program.target)
     assert (told.status, "onward (" in told.err.partition("changed since: ")[2]) == (0, True), told.err

@@ -126,7 +126,7 @@ async def test_changed_steps_are_reported_and_the_run_continues(
         app(old, new)
         assert await runtime.resume(str(runtime.last_run_id)) == "2"
     (noticed,) = [event.what for event in heard if isinstance(event, Noticed)]
-    assert noticed == f"changed since the run began: {said}; what is recorded of them counts as it is"
+    assert noticed == f"changed since the run started: {said}; their recorded results are still used"
 
 
 async def test_results_of_a_changed_step_are_not_reused_for_its_old_code(
@@ -204,11 +204,11 @@ async def test_a_run_of_the_version_before_is_resumed_by_its_own_digests(
         (tmp_path / "app" / "flag").unlink()
         app(old, new)
         if "first" in old:
-            with pytest.raises(WorkflowChanged, match="its plan does not say"):
+            with pytest.raises(WorkflowChanged, match="affected: unknown"):
                 await runtime.resume(str(runtime.last_run_id))
         else:
             assert await runtime.resume(str(runtime.last_run_id)) == "2"
-    said = ["changed since the run began: second; what is recorded of them counts as it is"]
+    said = ["changed since the run started: second; their recorded results are still used"]
     assert [event.what for event in heard if isinstance(event, Noticed)] == (said if "kept" in old else [])
 
 

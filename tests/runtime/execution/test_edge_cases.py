@@ -224,7 +224,7 @@ async def test_wrong_arguments_name_the_step(runtime: Runtime, workspace: Path) 
 
 
 async def test_a_runtime_is_opened_once(runtime: Runtime) -> None:
-    with pytest.raises(Exception, match="opened once"):
+    with pytest.raises(Exception, match="opened only once"):
         async with runtime:
             pass
 

@@ -315,7 +315,7 @@ async def test_an_ambiguous_call_is_refused(app: App, old: str, new: str) -> Non
     await app.begin(flow.format(old))
     before = app.log
     assert (await app.changes(flow.format(new))).refused
-    with pytest.raises(WorkflowChanged, match="nobody can tell"):
+    with pytest.raises(WorkflowChanged, match="it is uncertain to which calls"):
         await app.resume(flow.format(new), accept_changes=True)
     assert app.log == before
     await app.resume(flow.format(old))

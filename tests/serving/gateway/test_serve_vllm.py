@@ -1,4 +1,4 @@
-"""`ramify serve --engine vllm`, driven by the official client; the tags arrive in vLLM's own scheduler."""
+"""`ramify serve --engine vllm` with the official client: the tags arrive in vLLM's scheduler."""
 
 from __future__ import annotations
 

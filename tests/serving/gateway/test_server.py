@@ -1,4 +1,4 @@
-"""The gateway on a real port in front of a scripted engine: order, failures, leaving."""
+"""The gateway on a real port in front of a scripted engine: order, failures, shutdown."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from ramify.serving.client import LLMClient
 from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import DeadlineInfeasible, EngineFailed, LLMUnavailable, ModelMissing
-from ramify.serving.gateway import running
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway import startup
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.testing import Fault, ScriptedModel, ScriptedServer
 from ramify.serving.types import ChatRequest, user
@@ -85,7 +86,7 @@ async def test_completion_order_follows_the_deadlines(tmp_path: Path, reverse: b
     assert model.peak == 2
 
 
-async def test_a_call_says_what_it_cost_and_the_gateway_remembers(tmp_path: Path) -> None:
+async def test_answer_carries_its_ledger_and_the_gateway_records_it(tmp_path: Path) -> None:
     async with gateway_over(ScriptedModel(lambda _: "one two"), tmp_path) as (gateway, client):
         tags = SLOTags(slo_deadline_s=3000.0, compound_id="run", compound_deadline_s=6000.0, compound_last=1)
         result = await client.chat(ask("hi"), tags=tags)
@@ -100,7 +101,7 @@ async def test_a_call_says_what_it_cost_and_the_gateway_remembers(tmp_path: Path
     assert [(c["calls"], c["done"], c["met"]) for c in seen["compounds"]] == [(1, 1, True)]
 
 
-async def test_a_deadline_that_has_passed_is_refused_at_once(tmp_path: Path) -> None:
+async def test_passed_deadline_is_refused_at_once(tmp_path: Path) -> None:
     model = ScriptedModel(lambda _: "too late")
     async with gateway_over(model, tmp_path) as (_, client):
         with pytest.raises(DeadlineInfeasible, match="its deadline passed"):
@@ -109,14 +110,14 @@ async def test_a_deadline_that_has_passed_is_refused_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.ERROR_500, Fault.CUT, Fault.GARBAGE])
-async def test_an_engine_that_stumbles_is_asked_again_through_the_gateway(tmp_path: Path, fault: Fault) -> None:
+async def test_failing_engine_is_retried_through_the_gateway(tmp_path: Path, fault: Fault) -> None:
     model = ScriptedModel(lambda _: "up again", faults=[fault, fault])
     async with gateway_over(model, tmp_path) as (_, client):
         assert (await client.chat(ask("hi"))).text == "up again"
     assert len(model.calls) == 3
 
 
-async def test_an_engine_that_dies_is_an_error_that_names_it(tmp_path: Path) -> None:
+async def test_dead_engine_is_an_error_that_names_it(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engine = ScriptedServer(lambda _: "fine")
         async with engine:
@@ -130,7 +131,7 @@ async def test_an_engine_that_dies_is_an_error_that_names_it(tmp_path: Path) -> 
         assert (await http.get("/health")).status_code == 200
 
 
-async def test_a_client_that_leaves_frees_its_slot_and_the_engine(tmp_path: Path) -> None:
+async def test_leaving_client_frees_its_slot_and_the_engine(tmp_path: Path) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def script(request: ChatRequest) -> str:
@@ -152,7 +153,7 @@ async def test_a_client_that_leaves_frees_its_slot_and_the_engine(tmp_path: Path
             await ended.wait()
 
 
-async def test_a_gateway_that_stops_tells_those_it_leaves_unanswered(tmp_path: Path) -> None:
+async def test_stopping_gateway_tells_unanswered_clients(tmp_path: Path) -> None:
     engine = Turnstile()
     async with ScriptedServer(ScriptedModel(engine)) as server:
         async with LocalGateway(home=tmp_path, upstream=server.base_url, slots=1) as gateway:
@@ -165,7 +166,7 @@ async def test_a_gateway_that_stops_tells_those_it_leaves_unanswered(tmp_path: P
         await client.__aexit__(None, None, None)
 
 
-async def test_what_is_missing_is_said_before_anything_starts(
+async def test_missing_parts_are_reported_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAMIFY_HOME", str(tmp_path))
@@ -174,7 +175,7 @@ async def test_what_is_missing_is_said_before_anything_starts(
             pytest.fail("there are no weights")
 
 
-async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+async def test_taken_port_is_named(tmp_path: Path) -> None:
     async with ScriptedServer(lambda _: "") as other:
         port = int(other.base_url.split(":")[2].split("/")[0])
         with pytest.raises(EngineFailed, match=rf"cannot listen on 127.0.0.1:{port}: .* Choose another port"):
@@ -182,9 +183,9 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
                 pytest.fail("the port is taken")
 
 
-def test_a_policys_options_reach_the_scheduler_inside_vllm(tmp_path: Path) -> None:
+def test_policy_options_reach_the_scheduler_inside_vllm(tmp_path: Path) -> None:
     settings = GatewaySettings(home=tmp_path, model="some/model", policy_options={"goodput": "token"})
-    make, _ = running._maker(EngineSpec(EngineKind.VLLM), settings, tmp_path / "engine.sock")
+    make, _ = startup._maker(EngineSpec(EngineKind.VLLM), settings, tmp_path / "engine.sock")
     engine = make()
     assert isinstance(engine, VllmEngine)
     line = engine.arguments("folder", 1)
@@ -196,7 +197,8 @@ SERVE = """
 import asyncio, sys
 from pathlib import Path
 from ramify.serving.engine.contract import EngineSpec
-from ramify.serving.gateway.server import GatewaySettings, serve
+from ramify.serving.gateway.server import serve
+from ramify.serving.gateway.settings import GatewaySettings
 ready = lambda url: print(url, flush=True)
 settings = GatewaySettings(home=Path("."), engines=(EngineSpec.parse(sys.argv[1]),), drain_s=30)
 asyncio.run(serve(settings, ready=ready))
@@ -217,7 +219,7 @@ async def served(engine: str, at: Path) -> tuple[asyncio.subprocess.Process, str
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_serve_lets_calls_end_when_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+async def test_serve_lets_calls_finish_on_the_first_signal(tmp_path: Path, number: signal.Signals) -> None:
     engine = Turnstile()
     async with ScriptedServer(ScriptedModel(engine)) as server:
         process, url = await served(server.base_url, tmp_path)
@@ -231,7 +233,7 @@ async def test_serve_lets_calls_end_when_it_is_told_to_stop(tmp_path: Path, numb
     assert (out, err, process.returncode) == (b"stopped\n", b"", 0)
 
 
-async def test_a_second_signal_breaks_off_what_is_left(tmp_path: Path) -> None:
+async def test_second_signal_breaks_off_remaining_calls(tmp_path: Path) -> None:
     engine = Turnstile()
     async with ScriptedServer(ScriptedModel(engine)) as server:
         process, url = await served(server.base_url, tmp_path)

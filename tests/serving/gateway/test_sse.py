@@ -1,4 +1,4 @@
-"""Cutting a stream into events, however its bytes come."""
+"""Cutting a stream into events, however its bytes arrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_events_are_the_same_however_they_come(size: int) -> None:
 
 
 @pytest.mark.parametrize("part", [b"data: " + b"a" * 1000, b"a\r", b"a\r\n", b"\r"])
-async def test_an_event_without_end_is_no_event(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unterminated_event_is_not_yielded(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "_MAX_EVENT", 10_000)
     with pytest.raises(Malformed, match="longer than"):
         async for _ in sse.events(stream(part for _ in range(100_000))):

@@ -1,4 +1,4 @@
-"""A gateway before a simulated engine whose speed is known, in virtual time: an hour takes as long as its events."""
+"""A gateway in front of a simulated engine of known speed, in virtual time: an hour takes as long as its events."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SSE = {"content-type": "text/event-stream"}
 
 
 class _Selector(selectors.DefaultSelector):
-    """Time passes where the loop would wait, and nowhere else."""
+    """Time passes only where the loop would wait."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready:
-            assert timeout is not None, "everybody waits for everybody"
+            assert timeout is not None, "deadlock: everybody waits"
             self.now += timeout
         return ready
 
@@ -44,7 +44,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run(work: Callable[[], Awaitable[_T]]) -> _T:
-    """In virtual time, which begins at 0."""
+    """Run in virtual time, which begins at 0."""
 
     async def whole() -> _T:
         return await work()

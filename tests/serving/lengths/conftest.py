@@ -1,4 +1,4 @@
-"""What the analyzer's tests share."""
+"""Fixtures shared by the analyzer's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features: a fixed width, the same for the same call, and no way back to the text."""
+"""Features have a fixed width, are equal for equal calls, and do not reveal the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.serving.lengths.types import Ask
 
 
 @given(st.text(max_size=400), st.text(max_size=400), st.integers(1, 5_000))
-def test_any_text_has_finite_features_of_one_width(prompt: str, answer: str, generated: int) -> None:
+def test_features_are_finite_and_of_fixed_width(prompt: str, answer: str, generated: int) -> None:
     ask = Ask(model="m", prompt=prompt, limit=100, generated=generated, text=answer)
     first = features.of(ask, 1)
     later = features.later(first, ask)
@@ -20,13 +20,13 @@ def test_any_text_has_finite_features_of_one_width(prompt: str, answer: str, gen
     assert np.isfinite(later).all()
 
 
-def test_the_salt_decides_which_bucket_a_word_falls_into() -> None:
+def test_salt_decides_the_bucket_of_a_word() -> None:
     ask = Ask(model="m", prompt="the capital of France", limit=100)
     assert (features.of(ask, 1) == features.of(ask, 1)).all()
     assert (features.of(ask, 1)[: features.WORDS] != features.of(ask, 2)[: features.WORDS]).any()
 
 
-def test_of_a_long_text_its_two_ends_are_looked_at() -> None:
+def test_only_the_ends_of_a_long_text_count() -> None:
     text = "a" * 10_000 + "b" * 10_000
     assert len(features.ends_of(text)) == 8_001
     assert features.ends_of(text)[0] == "a"
@@ -34,7 +34,7 @@ def test_of_a_long_text_its_two_ends_are_looked_at() -> None:
     assert features.ends_of("short") == "short"
 
 
-def test_a_list_in_the_answer_is_seen() -> None:
+def test_list_in_the_answer_is_detected() -> None:
     ask = Ask(model="m", prompt="List ten.", limit=100, generated=40, text="Here:\n\n1. one\n2. two\n3. three")
     later = features.later(features.of(ask, 1), ask)[features.WIDTH :]
     assert 3 in later.tolist()

@@ -1,4 +1,4 @@
-"""The forest: what it says is the weighted distribution of the answers in its leaves."""
+"""The forest predicts the weighted distribution of the answers in its leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _made_up(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, lengths, np.zeros(count, dtype=np.bool_)
 
 
-def test_it_says_what_scikit_learns_leaves_hold() -> None:
+def test_forest_equals_the_content_of_scikit_learns_leaves() -> None:
     """Meinshausen's definition, computed by way of the fitted trees instead of the arrays."""
     from sklearn.ensemble import RandomForestRegressor
 
@@ -31,7 +31,7 @@ def test_it_says_what_scikit_learns_leaves_hold() -> None:
     assert ours == pytest.approx(expected, abs=1e-5)
 
 
-def test_it_follows_what_the_lengths_hang_on() -> None:
+def test_forest_follows_the_informative_feature() -> None:
     rows, lengths, cut = _made_up(600)
     forest = grow(rows, lengths, cut, seed=0, grid=grid_for(lengths), trees=30)
     low, high = np.full((2, 1, 6), 0.5, dtype=np.float32)
@@ -44,7 +44,7 @@ def test_it_follows_what_the_lengths_hang_on() -> None:
     assert 200 < expected[1] < 600
 
 
-def test_survival_falls_from_one_to_none() -> None:
+def test_survival_falls_from_one_to_zero() -> None:
     rows, lengths, cut = _made_up(300)
     curves = grow(rows, lengths, cut, seed=0, grid=grid_for(lengths), trees=10).survival(rows[:50])
     assert (np.diff(curves, axis=1) <= 1e-7).all()
@@ -52,7 +52,7 @@ def test_survival_falls_from_one_to_none() -> None:
     assert (curves[:, -1] == 0).all()
 
 
-def test_a_cut_answer_counts_as_longer() -> None:
+def test_cut_answer_counts_as_longer() -> None:
     grid = np.array([0.0, 10.0, 20.0, 30.0])
     lengths = np.array([10.0, 20.0, 20.0, 30.0])
     cut = np.array([False, True, False, False])
@@ -61,14 +61,14 @@ def test_a_cut_answer_counts_as_longer() -> None:
     assert curve.tolist() == pytest.approx([1.0, 0.75, 0.5, 0.0])
 
 
-def test_it_is_the_same_from_its_arrays() -> None:
+def test_forest_survives_a_round_trip_through_arrays() -> None:
     rows, lengths, cut = _made_up(300)
     forest = grow(rows, lengths, cut, seed=0, grid=grid_for(lengths), trees=10)
     again = Forest.from_arrays(forest.arrays())
     assert (again.survival(rows) == forest.survival(rows)).all()
 
 
-def test_many_rows_are_the_same_as_each_alone() -> None:
+def test_batch_prediction_equals_single_predictions() -> None:
     rows, lengths, cut = _made_up(600)
     forest = grow(rows, lengths, cut, seed=0, grid=grid_for(lengths), trees=10)
     alone = np.concatenate([forest.survival(rows[i : i + 1]) for i in range(0, 600, 97)])

@@ -1,4 +1,4 @@
-"""The analyzer's protocol: what goes in comes out, and what is no message is refused by name."""
+"""The analyzer's protocol: values survive a round trip, and anything else is refused by name."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def _sent(message: frames.Json) -> frames.Json:
 
 
 @given(asks)
-def test_an_ask_arrives_as_it_was(ask: Ask) -> None:
+def test_ask_survives_a_round_trip(ask: Ask) -> None:
     assert frames.ask_from_json(_sent(frames.ask_to_json(ask))) == ask
 
 
 @given(asks, st.integers(0, 10_000), st.booleans())
-def test_an_end_arrives_as_it_was(ask: Ask, length: int, cut: bool) -> None:
+def test_ended_call_survives_a_round_trip(ask: Ask, length: int, cut: bool) -> None:
     ended = Ended(ask, length, cut=cut, bound=LengthSketch.cold(100))
     assert frames.ended_from_json(_sent(frames.ended_to_json(ended))) == ended
 
 
-def test_a_forecast_arrives_as_it_was() -> None:
+def test_forecast_survives_a_round_trip() -> None:
     forecast = Forecast(LengthSketch.cold(512), Basis.THIN)
     assert frames.forecast_from_json(_sent(frames.forecast_to_json(forecast))) == forecast
 
 
-def test_stages_and_estimates_arrive_as_they_were() -> None:
+def test_stages_and_estimates_survive_a_round_trip() -> None:
     stages = ((Node(Kind.LLM, "m", 0, 10, 20, 1.5),), (Node(Kind.TOOL, "t", 1, seconds=0.25),))
     assert stages_from_json(_sent({"stages": stages_to_json(stages)})["stages"]) == stages
     estimates = Estimates(1, (1.0, 2.0), (StageEstimate(2, 100, 50, 0.5),), 0.9)
@@ -72,13 +72,13 @@ def test_stages_and_estimates_arrive_as_they_were() -> None:
         ([], "object"),
     ],
 )
-def test_what_is_wrong_is_named(value: object, named: str) -> None:
+def test_wrong_field_is_named(value: object, named: str) -> None:
     with pytest.raises(BadFrame, match=named):
         frames.ask_from_json(value)
 
 
 @given(st.binary(max_size=100))
-def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+def test_invalid_bytes_are_refused(data: bytes) -> None:
     try:
         message = frames.unpack(data)
     except BadFrame:
@@ -88,7 +88,7 @@ def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [[], [[["x"]]], [[[9, "m", 0, 0, 0.0]]], [[[0, "m", 0, 0, -1.0]]], "no"])
-def test_stages_that_are_none_are_refused(value: object) -> None:
+def test_invalid_stages_are_refused(value: object) -> None:
     if value == []:
         assert stages_from_json(value) == ()
         return
@@ -96,7 +96,7 @@ def test_stages_that_are_none_are_refused(value: object) -> None:
         stages_from_json(value)
 
 
-async def test_a_stream_that_ends_inside_a_frame_is_no_end() -> None:
+async def test_stream_that_ends_inside_a_frame_is_an_error() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(frames.pack({"op": "stats"})[:-2])
     reader.feed_eof()
@@ -104,13 +104,13 @@ async def test_a_stream_that_ends_inside_a_frame_is_no_end() -> None:
         await frames.read(reader)
 
 
-async def test_a_length_that_no_frame_has_is_refused_before_it_is_read() -> None:
+async def test_too_long_frame_is_refused_before_it_is_read() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(b"GET / HTTP/1.1\r\n")
     with pytest.raises(BadFrame, match="not a message of ours"):
         await frames.read(reader)
 
 
-def test_a_name_without_end_is_shortened() -> None:
+def test_long_name_is_shortened() -> None:
     ask = Ask(model="m" * 10_000_000, prompt="x" * 10_000_000, limit=1)
     assert len(frames.pack(frames.ask_to_json(ask))) < 10_000

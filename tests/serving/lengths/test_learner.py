@@ -1,4 +1,4 @@
-"""Learning from traffic: cold, then learnt; the ring forgets; two refits are never at it together."""
+"""Learning from traffic: first cold, then learnt; the ring forgets; two refits never run at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def small_forests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_forests")
-def test_it_begins_with_the_limit_and_learns() -> None:
+def test_starts_with_the_limit_and_learns() -> None:
     learner = Learner(salt=1)
     asks = traffic(300, seed=2)
     before = learner.predict([ask for ask, _ in asks[:20]])
@@ -45,7 +45,7 @@ def test_it_begins_with_the_limit_and_learns() -> None:
 
 
 @pytest.mark.usefixtures("small_forests")
-def test_the_answer_so_far_tells_more() -> None:
+def test_text_so_far_narrows_the_bound() -> None:
     """Half of the answers write THE END at their 50th token and stop at the 60th, the others go on to 500."""
     learner = Learner(salt=1)
     for i in range(600):
@@ -65,7 +65,7 @@ def test_the_answer_so_far_tells_more() -> None:
     assert short.sketch.quantile(0) >= 50
 
 
-def test_two_refits_are_not_at_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_refits_never_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Learner(salt=1)
     for ask, length in traffic(80, seed=2):
         learner.observe(Ended(ask, length))
@@ -86,7 +86,7 @@ def test_two_refits_are_not_at_it_together(monkeypatch: pytest.MonkeyPatch) -> N
     assert learner.models.version == 1
 
 
-def test_the_ring_keeps_the_last_ones_and_survives_its_own_arrays() -> None:
+def test_ring_keeps_the_latest_and_survives_a_round_trip() -> None:
     ring = ObservationRing(4, 2)
     for i in range(6):
         ring.add(np.full(2, i, dtype=np.float32), float(i), cut=i == 5, group=-i, key=f"k{i % 2}")
@@ -102,7 +102,7 @@ def test_the_ring_keeps_the_last_ones_and_survives_its_own_arrays() -> None:
         ObservationRing(2, 2).restore(ring.arrays())
 
 
-def test_names_that_no_row_has_any_more_are_forgotten() -> None:
+def test_unused_names_are_forgotten() -> None:
     ring = ObservationRing(4, 2)
     for i in range(100):
         ring.add(np.zeros(2, dtype=np.float32), float(i), cut=False, group=i, key=f"app {i}")
@@ -112,7 +112,7 @@ def test_names_that_no_row_has_any_more_are_forgotten() -> None:
     assert len(ring.arrays()["names"]) <= 9
 
 
-def test_half_a_surrogate_pair_is_a_prompt_too() -> None:
+def test_prompt_with_half_a_surrogate_pair() -> None:
     ask = Ask(model="m\ud800", prompt="\ud800 who?", limit=100, app="\udfff")
     learner = Learner(salt=1)
     learner.predict([ask])
@@ -120,7 +120,7 @@ def test_half_a_surrogate_pair_is_a_prompt_too() -> None:
     assert learner.first.total == 1
 
 
-def test_coverage_counts_who_is_still_running() -> None:
+def test_coverage_counts_calls_still_running() -> None:
     coverage = Coverage()
     for length in (30, 60, 120, 5_000):
         coverage.add(LengthSketch((0.0, 1.0), (0.0, 1_000.0)), length, cut=False)
@@ -133,7 +133,7 @@ def test_coverage_counts_who_is_still_running() -> None:
     assert 8_000 not in bins
 
 
-def test_coverage_judges_the_bound_that_was_predicted_anew() -> None:
+def test_coverage_judges_the_latest_prediction() -> None:
     coverage = Coverage()
     sketch = LengthSketch((0.0, 1.0), (0.0, 1_000.0))
     coverage.add(sketch, 900, cut=False, asked=[(60, 300.0), (90, 2_000.0), (110, 950.0)])
@@ -143,7 +143,7 @@ def test_coverage_judges_the_bound_that_was_predicted_anew() -> None:
     assert bins[150].reserved == pytest.approx((sketch.quantile(0.95, 150) - 150) / (900 - 150))
 
 
-def test_moments_are_judged_and_every_other_one_is_learnt_from() -> None:
+def test_every_moment_is_judged_and_every_other_one_learnt() -> None:
     learner = Learner(salt=1)
     ask = Ask(model="m", prompt="Tell me.", limit=2_000, call="c")
     for generated in range(50, 500, 50):
@@ -154,12 +154,12 @@ def test_moments_are_judged_and_every_other_one_is_learnt_from() -> None:
     assert [b.generated for b in learner.coverage] == [0, 50, 100, 150, 200, 300, 400]
 
 
-def test_a_cut_answer_within_its_bound_says_nothing() -> None:
+def test_cut_answer_within_its_bound_is_not_counted() -> None:
     coverage = Coverage()
     coverage.add(LengthSketch.cold(100), 100, cut=True)
     assert list(coverage) == []
 
 
-def test_wilsons_limit_is_the_textbooks() -> None:
+def test_wilson_limit_equals_the_textbook() -> None:
     assert wilson_lower(0.95, 100) == pytest.approx(0.9007, abs=2e-3)
     assert wilson_lower(1.0, 50) == pytest.approx(50 / (50 + 1.6449**2), rel=1e-6)

@@ -1,4 +1,4 @@
-"""The length model on made-up traffic: bounds that hold, and care where little is known."""
+"""The length model on synthetic traffic: its bounds hold, and it is careful where little is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ramify.serving.lengths.testing import sample_of, traffic
 from ramify.serving.lengths.types import Basis
 
 
-def test_bounds_hold_on_prompts_never_seen_while_answers_grow(model: LengthModel) -> None:
+def test_bounds_hold_on_unseen_prompts_while_answers_grow(model: LengthModel) -> None:
     asks = traffic(600, seed=99)
     sample = sample_of(asks)
     sketches = [f.sketch for f in model.sketches(sample.rows, sample.keys, [8_192.0] * len(asks))]
@@ -22,21 +22,21 @@ def test_bounds_hold_on_prompts_never_seen_while_answers_grow(model: LengthModel
         assert np.mean(held) >= 0.93, (generated, len(held))
 
 
-def test_bounds_are_each_calls_own(model: LengthModel) -> None:
+def test_bounds_differ_by_call(model: LengthModel) -> None:
     sample = sample_of(traffic(200, seed=98))
     medians = np.array([f.sketch.quantile(0.5) for f in model.sketches(sample.rows, sample.keys, [8_192.0] * 200)])
     short, long = medians[sample.lengths < 20], medians[sample.lengths > 500]
     assert np.median(short) * 8 < np.median(long)
 
 
-def test_a_model_never_seen_gets_its_limit(model: LengthModel) -> None:
+def test_unseen_model_gets_its_limit(model: LengthModel) -> None:
     sample = sample_of(traffic(3, seed=5))
     for forecast in model.sketches(sample.rows, ["another"] * 3, [512.0] * 3):
         assert forecast.basis is Basis.COLD
         assert forecast.sketch.quantile(0.95) == pytest.approx(512)
 
 
-def test_one_little_seen_is_bounded_with_more_care(model: LengthModel) -> None:
+def test_rarely_seen_model_gets_a_wider_bound(model: LengthModel) -> None:
     sample = sample_of(traffic(20, seed=5))
     known = model.sketches(sample.rows, sample.keys, [8_192.0] * 20)
     thin = LengthModel(model.forest, model.marginal, model.calibration, {"small": 30})
@@ -51,14 +51,14 @@ def test_no_bound_exceeds_the_limit(model: LengthModel) -> None:
     assert all(f.sketch.quantile(1) <= 64 for f in model.sketches(sample.rows, sample.keys, [64.0] * 50))
 
 
-def test_not_knowing_fades_with_what_is_seen() -> None:
+def test_uncertainty_fades_with_observations() -> None:
     weights = [strangeness(n) for n in (0, 20, 100, 1_000)]
     assert weights == sorted(weights, reverse=True)
     assert weights[:2] == [1.0, 0.25]
     assert weights[3] < 0.001
 
 
-def test_traffic_of_one_prompt_is_learnt_too() -> None:
+def test_traffic_of_a_single_prompt_is_learnt() -> None:
     sample = sample_of([traffic(1, seed=1)[0]] * 80)
     lengths = np.linspace(50, 150, 80)
     one = replace(sample, lengths=lengths, groups=np.full(80, 7, dtype=np.int32))
@@ -66,7 +66,7 @@ def test_traffic_of_one_prompt_is_learnt_too() -> None:
     assert 80 < forecast.sketch.quantile(0.5) < 120
 
 
-def test_answers_that_are_all_of_one_length_are_learnt() -> None:
+def test_answers_of_equal_length_are_learnt() -> None:
     sample = sample_of(traffic(70, seed=1))
     (forecast,) = fit(replace(sample, lengths=np.full(70, 40.0)), trees=5).sketches(
         sample.rows[:1], ["small"], [4_096.0]

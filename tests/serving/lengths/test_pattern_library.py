@@ -1,4 +1,4 @@
-"""Pattern graphs: recorded small, matched by prefix and likeness, and what they say is still to come."""
+"""Pattern graphs: encoded small, matched by prefix and similarity, and used to estimate later stages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ graphs = st.lists(st.lists(nodes, min_size=1, max_size=5), min_size=1, max_size=
 
 
 @given(graphs)
-def test_an_encoded_graph_keeps_its_stages(graph: PatternGraph) -> None:
+def test_encoded_graph_keeps_its_stages(graph: PatternGraph) -> None:
     names = Names()
     kept = decode(encode(graph, names, budget=10_000), names)
     for ours, theirs in zip(profiles(graph), kept, strict=True):
@@ -46,7 +46,7 @@ def test_an_encoded_graph_keeps_its_stages(graph: PatternGraph) -> None:
         assert theirs.seconds == pytest.approx(ours.seconds, rel=0.05, abs=0.01)
 
 
-def test_a_long_loop_is_folded_into_a_fifth_of_a_kilobyte() -> None:
+def test_long_loop_is_folded_into_200_bytes() -> None:
     stages = [
         [Node(Kind.TOOL, "shell", 0, seconds=1 + s % 7), Node(Kind.LLM, "m", 0, 900 * s, 100 + s)] for s in range(120)
     ]
@@ -58,21 +58,21 @@ def test_a_long_loop_is_folded_into_a_fifth_of_a_kilobyte() -> None:
     assert sum(p.output for p in kept) == pytest.approx(sum(100 + s for s in range(120)), rel=0.1)
 
 
-def test_a_wide_stage_is_one_row() -> None:
+def test_wide_stage_is_one_row() -> None:
     names = Names()
     wide = linked([[Node(Kind.LLM, "m", 0, 10, 10, 1.0)], [Node(Kind.LLM, "m", 0, 10, 10, 1.0)] * 64])
     assert len(encode(wide, names)) < 20
     assert [p.calls for p in decode(encode(wide, names), names)] == [1, 64]
 
 
-def test_no_text_of_a_request_is_in_its_code() -> None:
+def test_encoded_graph_holds_no_text() -> None:
     names = Names()
     encode(research(1), names)
     assert set(names) == {"planner", "search", "drafter", "writer"}
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_graph_are_refused(data: bytes) -> None:
+def test_invalid_graph_bytes_are_refused(data: bytes) -> None:
     try:
         decode(data, Names(["a", "b"]))
     except ValueError:
@@ -89,12 +89,12 @@ def test_bytes_that_are_no_graph_are_refused(data: bytes) -> None:
         (Node(Kind.LLM, "m", 3), Node(Kind.LLM, "m", 1, parents=(0,))),
     ],
 )
-def test_what_is_no_graph_is_refused(wrong: tuple[Node, ...]) -> None:
+def test_invalid_graph_is_refused(wrong: tuple[Node, ...]) -> None:
     with pytest.raises(ValueError, match="pattern graph"):
         PatternGraph(wrong)
 
 
-def test_a_call_waits_for_its_tools_and_they_for_the_stage_before() -> None:
+def test_calls_follow_tools_and_tools_follow_the_stage_before() -> None:
     graph = linked([[Node(Kind.LLM, "a", 0)] * 2, [Node(Kind.LLM, "b", 0), Node(Kind.TOOL, "t", 0)]])
     assert [(n.name, n.stage, n.parents) for n in graph.nodes] == [
         ("a", 0, ()),
@@ -111,7 +111,7 @@ def _library(count: int = 60) -> Library:
     return library
 
 
-def test_what_is_to_come_is_known_better_as_more_is_seen() -> None:
+def test_estimates_improve_as_more_stages_are_seen() -> None:
     library = _library()
     errors: dict[int, list[float]] = {}
     for seed in range(1_000, 1_040):
@@ -129,7 +129,7 @@ def test_what_is_to_come_is_known_better_as_more_is_seen() -> None:
     assert means[1] < means[0]
 
 
-def test_the_length_of_the_plan_tells_how_many_rounds_there_will_be() -> None:
+def test_plan_length_predicts_the_number_of_rounds() -> None:
     library = _library()
     for searches in (2, 6):
         matching = Matching(library)
@@ -141,7 +141,7 @@ def test_the_length_of_the_plan_tells_how_many_rounds_there_will_be() -> None:
         assert 0.95 <= estimates.rest[0].tool_s_before <= 2.1  # as the searches of `research` take
 
 
-def test_another_tool_prunes() -> None:
+def test_other_tool_excludes_a_pattern() -> None:
     """Two kinds of requests begin alike and part at the tool: from then on only the one kind speaks."""
     library = Library()
     plan = Node(Kind.LLM, "m", 0, 100, 100, 1.0)
@@ -159,7 +159,7 @@ def test_another_tool_prunes() -> None:
     assert nearest.stages == 5
 
 
-def test_a_prefix_never_seen_still_gets_an_estimate_but_no_likeness() -> None:
+def test_unseen_prefix_gets_an_estimate_without_similarity() -> None:
     matching = Matching(_library())
     for stage in profiles(linked([[Node(Kind.LLM, "unheard", 0, 10, 10, 1.0)]])):
         matching.extend(stage)
@@ -173,7 +173,7 @@ def test_without_history_there_is_no_estimate() -> None:
     assert Matching(Library()).nearest() is None
 
 
-def test_a_matching_follows_the_library_as_it_changes() -> None:
+def test_matching_follows_library_changes() -> None:
     library = _library(20)
     matching, stages = Matching(library), profiles(research(3_000, searches=3))
     matching.extend(stages[0])
@@ -190,7 +190,7 @@ def test_a_matching_follows_the_library_as_it_changes() -> None:
     assert after == expected
 
 
-def test_use_fades_by_a_tenth_an_hour_and_the_forgotten_go() -> None:
+def test_use_fades_and_forgotten_patterns_are_dropped() -> None:
     library = Library()
     library.add(research(1), now=0.0)
     library.fade(now=3_600.0)
@@ -201,7 +201,7 @@ def test_use_fades_by_a_tenth_an_hour_and_the_forgotten_go() -> None:
     assert len(library) == 0
 
 
-def test_beyond_its_capacity_the_library_keeps_medoids() -> None:
+def test_library_beyond_capacity_keeps_medoids() -> None:
     library = Library(capacity=20)
     for seed in range(200):
         library.add(research(seed), now=0.0)
@@ -212,7 +212,7 @@ def test_beyond_its_capacity_the_library_keeps_medoids() -> None:
     assert {len(library.profiles(i)) for i in range(10)} == {4, 5, 6, 7, 8}, "each kind keeps a medoid"
 
 
-def test_medoids_are_the_middles_of_their_clusters() -> None:
+def test_medoids_are_cluster_centres() -> None:
     points = np.array([0.0, 0.1, 0.2, 5.0, 5.1, 5.2, 9.0])
     distance = np.abs(points[:, None] - points[None, :])
     assert sorted(k_medoids(distance, np.ones(7), 3).tolist()) == [1, 4, 6]
@@ -220,7 +220,7 @@ def test_medoids_are_the_middles_of_their_clusters() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(graphs, min_size=1, max_size=6))
-def test_likeness_is_symmetric_and_whole_of_oneself(some: list[PatternGraph]) -> None:
+def test_similarity_is_symmetric_and_one_to_itself(some: list[PatternGraph]) -> None:
     library = Library()
     for graph in some:
         library.add(graph, 0.0)
@@ -231,14 +231,14 @@ def test_likeness_is_symmetric_and_whole_of_oneself(some: list[PatternGraph]) ->
     assert near.max() <= 1 + 1e-9
 
 
-def test_the_kernel_falls_as_attributes_part() -> None:
+def test_kernel_falls_as_attributes_differ() -> None:
     here = np.zeros(4)
     near, far = kernel(here, here + 0.2), kernel(here, here + 2.0)
     assert kernel(here, here) == 1
     assert 1 > near > far > 0
 
 
-def test_the_splits_are_the_thesis_and_its_two_alternatives() -> None:
+def test_splits_match_the_thesis_and_its_alternatives() -> None:
     estimates = Estimates(0, (1.0, 3.0, 4.0), ())
     assert estimates.share(1) == 0.5
     assert estimates.share(1, Split.SHARE) == 3 / 8

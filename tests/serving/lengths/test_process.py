@@ -1,4 +1,4 @@
-"""The analyzer as a process: killed, restarted, restored; and callers who hardly notice."""
+"""The analyzer's process: killed, restarted, restored; its clients hardly notice."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def _until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_it_answers_and_says_what_it_rests_on(client: AnalyzerClient) -> None:
+async def test_forecast_names_its_basis(client: AnalyzerClient) -> None:
     (forecast,) = await client.predict([ASK])
     assert forecast.basis is Basis.COLD
     assert forecast.sketch.quantile(0.95) == pytest.approx(4_096)
@@ -79,13 +79,13 @@ async def test_it_answers_and_says_what_it_rests_on(client: AnalyzerClient) -> N
     assert await client.match("run", "tests", STAGES[:1]) is None
 
 
-async def test_many_at_once_get_each_their_own(client: AnalyzerClient) -> None:
+async def test_concurrent_asks_get_their_own_answers(client: AnalyzerClient) -> None:
     limits = range(100, 160)
     found = await asyncio.gather(*(client.predict([replace(ASK, limit=limit)]) for limit in limits))
     assert [f.sketch.quantile(1) for (f,) in found] == pytest.approx(list(limits))
 
 
-async def test_what_it_learnt_it_says_and_saves(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
+async def test_learnt_state_is_used_and_saved(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
     for i in range(3):
         client.record(f"run{i}", "tests", STAGES)
         (forecast,) = await client.predict([replace(ASK, call=f"c{i}")])
@@ -99,7 +99,7 @@ async def test_what_it_learnt_it_says_and_saves(client: AnalyzerClient, analyzer
     await _until(analyzer.checkpoint.exists)
 
 
-async def test_killed_it_comes_back_with_what_it_knew(folder: Path, model: LengthModel) -> None:
+async def test_killed_analyzer_restarts_with_its_state(folder: Path, model: LengthModel) -> None:
     checkpoint.write(folder / "analyzer.state", checkpoint.snapshot(_learnt(model)))
     async with AnalyzerSupervisor(folder) as analyzer:
         client = AnalyzerClient(analyzer.socket, patience_s=5.0, retry_s=0.02)
@@ -125,7 +125,7 @@ async def test_killed_it_comes_back_with_what_it_knew(folder: Path, model: Lengt
         await client.aclose()
 
 
-async def test_without_an_analyzer_there_are_bounds_all_the_same(folder: Path) -> None:
+async def test_without_an_analyzer_bounds_are_still_given(folder: Path) -> None:
     client = AnalyzerClient(folder / "nobody.sock")
     (forecast,) = await client.predict([ASK])
     assert forecast.basis is Basis.COLD
@@ -139,7 +139,7 @@ async def test_without_an_analyzer_there_are_bounds_all_the_same(folder: Path) -
     await client.aclose()
 
 
-async def test_a_history_is_waited_for_longer_than_a_call_waits(analyzer: AnalyzerSupervisor) -> None:
+async def test_history_request_waits_longer_than_a_call(analyzer: AnalyzerSupervisor) -> None:
     client = AnalyzerClient(analyzer.socket, patience_s=0.0, retry_s=0.0)
     with pytest.raises(AnalyzerDown):
         await client.stats()
@@ -147,7 +147,7 @@ async def test_a_history_is_waited_for_longer_than_a_call_waits(analyzer: Analyz
     await client.aclose()
 
 
-async def test_one_that_does_not_answer_is_not_waited_for(folder: Path) -> None:
+async def test_silent_analyzer_is_not_awaited(folder: Path) -> None:
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -161,7 +161,9 @@ async def test_one_that_does_not_answer_is_not_waited_for(folder: Path) -> None:
     await server.wait_closed()
 
 
-async def test_a_stranger_at_the_socket_harms_nobody(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
+async def test_invalid_client_at_the_socket_harms_nobody(
+    client: AnalyzerClient, analyzer: AnalyzerSupervisor
+) -> None:
     for nonsense in (b"GET / HTTP/1.1\r\n\r\n", frames.pack({"op": "format"}), frames.pack({"op": "predict"})):
         reader, writer = await asyncio.open_unix_connection(analyzer.socket)
         writer.write(nonsense)
@@ -175,11 +177,11 @@ async def test_a_stranger_at_the_socket_harms_nobody(client: AnalyzerClient, ana
     assert (await client.stats()).version == 0
 
 
-async def test_the_socket_is_its_owners(analyzer: AnalyzerSupervisor) -> None:
+async def test_socket_is_private_to_its_owner(analyzer: AnalyzerSupervisor) -> None:
     assert analyzer.socket.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_checkpoint_holds_no_text(folder: Path, model: LengthModel) -> None:
+def test_checkpoint_holds_no_text(folder: Path, model: LengthModel) -> None:
     service = _learnt(model)
     service.learner.observe(Ended(replace(ASK, prompt="the password is correct horse battery staple"), 10))
     arrays = checkpoint.snapshot(service)
@@ -187,7 +189,7 @@ def test_a_checkpoint_holds_no_text(folder: Path, model: LengthModel) -> None:
     assert texts == {"tests\x1fsmall", "tests", "planner", "search", "drafter", "writer"}
 
 
-def test_a_checkpoint_is_read_as_it_was_written(folder: Path, model: LengthModel) -> None:
+def test_checkpoint_survives_a_round_trip(folder: Path, model: LengthModel) -> None:
     service = _learnt(model)
     checkpoint.write(folder / "state", checkpoint.snapshot(service))
     again = checkpoint.read(folder / "state")
@@ -200,7 +202,7 @@ def test_a_checkpoint_is_read_as_it_was_written(folder: Path, model: LengthModel
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "other version"])
-def test_a_checkpoint_that_is_not_whole_is_put_aside(folder: Path, harm: str) -> None:
+def test_damaged_checkpoint_is_kept_aside(folder: Path, harm: str) -> None:
     path = folder / "analyzer.state"
     checkpoint.write(path, checkpoint.snapshot(Service()))
     data = path.read_bytes()
@@ -220,13 +222,13 @@ def test_a_checkpoint_that_is_not_whole_is_put_aside(folder: Path, harm: str) ->
     assert (folder / "analyzer.state.corrupt").exists()
 
 
-async def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
+async def test_too_long_socket_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(AnalyzerDown, match="shorter path"):
         async with AnalyzerSupervisor(tmp_path / ("x" * 100)):
             pass
 
 
-async def test_one_folder_has_one_analyzer_at_a_time(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
+async def test_folder_has_one_analyzer_at_a_time(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
     """Two gateways at one port of different addresses would take each other's socket, and write over each other."""
     with pytest.raises(AnalyzerDown, match=r"another gateway's analyzer.*--port"):
         async with AnalyzerSupervisor(analyzer.folder, lock_s=0):
@@ -240,7 +242,7 @@ async def test_one_folder_has_one_analyzer_at_a_time(client: AnalyzerClient, ana
             pass
 
 
-async def test_the_next_gateway_waits_for_the_last_ones_analyzer(folder: Path) -> None:
+async def test_next_gateway_waits_for_the_previous_analyzer(folder: Path) -> None:
     last = os.open(folder / "analyzer.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(last, fcntl.LOCK_EX)
     entering = asyncio.create_task((next_ := AnalyzerSupervisor(folder)).__aenter__())
@@ -253,9 +255,7 @@ async def test_the_next_gateway_waits_for_the_last_ones_analyzer(folder: Path) -
     await next_.__aexit__(None, None, None)
 
 
-async def test_learning_rests_so_that_it_takes_no_more_than_its_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_learning_keeps_to_its_share_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit that took 100 s of CPU is followed by no other for a thousand, whatever comes."""
     service, fits = Service(), 0
 

@@ -1,4 +1,4 @@
-"""The length sketch: a distribution, whatever is asked of it, and conditioning that is conditioning."""
+"""The length sketch: it is always a distribution, and conditioning behaves as conditioning."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ shares = st.floats(0, 1)
 
 
 @given(sketches, shares, shares, lengths)
-def test_a_higher_quantile_is_never_shorter(sketch: LengthSketch, a: float, b: float, generated: float) -> None:
+def test_quantiles_never_decrease(sketch: LengthSketch, a: float, b: float, generated: float) -> None:
     low, high = sorted((a, b))
     assert sketch.quantile(low, generated) <= sketch.quantile(high, generated) * (1 + 1e-12)
 
 
 @given(sketches, shares, lengths, lengths)
-def test_a_bound_never_falls_while_tokens_come(sketch: LengthSketch, q: float, a: float, b: float) -> None:
+def test_bound_never_falls_while_tokens_come(sketch: LengthSketch, q: float, a: float, b: float) -> None:
     early, late = sorted((a, b))
     if late < sketch.values[-1]:
         assert sketch.quantile(q, early) <= sketch.quantile(q, late) * (1 + 1e-9) + 1e-9
@@ -46,7 +46,9 @@ def test_survival_multiplies(sketch: LengthSketch, a: float, b: float) -> None:
 
 
 @given(sketches, shares, lengths, lengths)
-def test_conditioning_in_steps_is_conditioning_at_once(sketch: LengthSketch, q: float, a: float, b: float) -> None:
+def test_conditioning_in_steps_equals_conditioning_at_once(
+    sketch: LengthSketch, q: float, a: float, b: float
+) -> None:
     early, late = sorted((a, b))
     if 1 - sketch.cdf(late) < 1e-6:
         return  # what is left of the probability is rounding
@@ -56,7 +58,7 @@ def test_conditioning_in_steps_is_conditioning_at_once(sketch: LengthSketch, q: 
 
 @given(sketches, lengths)
 @example(LengthSketch(LEVELS, (*[0.0] * (len(LEVELS) - 1), 100_000.0)), 99_999.99999999999)
-def test_a_conditioned_sketch_is_a_sketch(sketch: LengthSketch, generated: float) -> None:
+def test_conditioned_sketch_is_valid(sketch: LengthSketch, generated: float) -> None:
     conditioned = sketch.condition(generated)
     LengthSketch(conditioned.levels, conditioned.values)  # its own checks hold
     assert conditioned.values[0] >= min(generated, sketch.values[0])
@@ -64,7 +66,7 @@ def test_a_conditioned_sketch_is_a_sketch(sketch: LengthSketch, generated: float
 
 
 @given(sketches, shares, lengths)
-def test_asking_directly_and_conditioning_first_agree(sketch: LengthSketch, q: float, generated: float) -> None:
+def test_quantile_equals_conditioned_quantile(sketch: LengthSketch, q: float, generated: float) -> None:
     if 1 - sketch.cdf(generated) > 1e-6:
         conditioned = sketch.condition(generated)
         reached = sketch.quantile(q, generated)
@@ -72,24 +74,24 @@ def test_asking_directly_and_conditioning_first_agree(sketch: LengthSketch, q: f
 
 
 @given(sketches, shares, shares, lengths)
-def test_two_quantiles_at_once_are_the_two(sketch: LengthSketch, a: float, b: float, generated: float) -> None:
+def test_quantiles_equals_two_calls_of_quantile(sketch: LengthSketch, a: float, b: float, generated: float) -> None:
     assert sketch.quantiles(a, b, generated) == (sketch.quantile(a, generated), sketch.quantile(b, generated))
 
 
 @given(sketches, lengths)
-def test_the_mean_is_the_area_under_survival(sketch: LengthSketch, generated: float) -> None:
+def test_mean_is_the_area_under_survival(sketch: LengthSketch, generated: float) -> None:
     mean = sketch.mean(generated)
     assert sketch.quantile(0, generated) * (1 - 1e-9) <= mean <= sketch.quantile(1, generated) * (1 + 1e-9) + 1e-9
 
 
 @given(sketches, lengths, shares)
-def test_a_cap_cuts(sketch: LengthSketch, limit: float, q: float) -> None:
+def test_cap_limits_all_quantiles(sketch: LengthSketch, limit: float, q: float) -> None:
     assert sketch.capped(limit).quantile(q) == pytest.approx(min(limit, sketch.quantile(q)), abs=limit)
     assert sketch.capped(limit).quantile(1) <= limit
 
 
 @given(sketches)
-def test_it_travels_as_a_tag(sketch: LengthSketch) -> None:
+def test_sketch_survives_the_tag(sketch: LengthSketch) -> None:
     tags = SLOTags.from_header(SLOTags(length_quantiles=sketch.to_wire()).to_header())
     assert tags.length_quantiles is not None
     assert LengthSketch.from_wire(tags.length_quantiles) == sketch
@@ -104,13 +106,13 @@ def test_figures_of_a_known_distribution() -> None:
     assert uniform.cdf(25) == 0.25
 
 
-def test_an_answer_that_outlives_its_sketch_may_double() -> None:
+def test_answer_that_outlives_its_sketch_may_double() -> None:
     assert LengthSketch.known(10).quantile(1.0, generated=40) == 80
     assert LengthSketch.known(10).condition(40).quantile(0.5) == 60
     assert LengthSketch.known(10).quantile(0.5, generated=9) == 10
 
 
-def test_without_knowledge_the_bound_is_the_limit() -> None:
+def test_cold_sketch_is_bounded_by_the_limit() -> None:
     cold = LengthSketch.cold(512)
     assert cold.quantile(0.95) == 512
     assert 1 <= cold.quantile(0.5) < 100
@@ -130,22 +132,22 @@ def test_without_knowledge_the_bound_is_the_limit() -> None:
         ((0.0, 0.5, 1.0), (1.0, float("nan"), 2.0)),
     ],
 )
-def test_what_is_no_distribution_is_refused(levels: tuple[float, ...], values: tuple[float, ...]) -> None:
+def test_invalid_distribution_is_refused(levels: tuple[float, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="a length sketch"):
         LengthSketch(levels, values)
 
 
-def test_a_list_of_another_length_is_refused() -> None:
+def test_list_of_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match="one for each level"):
         LengthSketch.from_wire([1.0, 2.0])
 
 
-def test_the_levels_are_the_wire_and_do_not_change() -> None:
+def test_levels_are_fixed_by_the_wire_format() -> None:
     assert len(LEVELS) == 32
     assert {0.0, 0.05, 0.1, 0.5, 0.9, 0.95, 0.99, 1.0} <= set(LEVELS)
 
 
-def test_it_needs_the_standard_library_alone() -> None:
+def test_module_needs_only_the_standard_library() -> None:
     code = (
         "import json, sys; before = set(sys.modules); import ramify.serving.protocol.length_sketch;"
         "print(json.dumps(sorted({m.partition('.')[0] for m in set(sys.modules) - before}"

@@ -1,4 +1,4 @@
-"""The wire format: three ways in, one meaning, and every malformed value named."""
+"""SLO tags: three ways in, one meaning, and every malformed value is named."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ some_tags = st.builds(
 
 
 @given(some_tags)
-def test_every_route_brings_the_same_tags(tags: SLOTags) -> None:
+def test_every_route_gives_the_same_tags(tags: SLOTags) -> None:
     assert SLOTags.from_xargs(tags.to_xargs()) == tags
     assert SLOTags.from_header(tags.to_header()) == tags
     assert SLOTags.from_body({"vllm_xargs": tags.to_xargs()}) == tags
@@ -48,7 +48,7 @@ def test_every_route_brings_the_same_tags(tags: SLOTags) -> None:
 
 
 @given(some_tags, st.floats(0, 1e6), st.floats(0, 1e6))
-def test_ageing_adds_up_and_never_goes_below_nothing(tags: SLOTags, a: float, b: float) -> None:
+def test_ageing_adds_up_and_stops_at_zero(tags: SLOTags, a: float, b: float) -> None:
     once, twice = tags.aged(a + b), tags.aged(a).aged(b)
     for name in ("slo_deadline_s", "slo_ttft_s", "slo_waiting_s", "slo_think_s", "compound_deadline_s"):
         left = getattr(once, name)
@@ -57,13 +57,13 @@ def test_ageing_adds_up_and_never_goes_below_nothing(tags: SLOTags, a: float, b:
     assert (once.slo_tbt_s, once.compound_deadline_at) == (tags.slo_tbt_s, tags.compound_deadline_at)
 
 
-def test_the_thesis_fields_mean_the_same() -> None:
+def test_thesis_fields_mean_the_same() -> None:
     body = {"deadline": 20, "target_ttft": 1.0, "target_tbt": 0.1, "waiting_time": 5, "messages": []}
     assert SLOTags.from_body(body) == SLOTags(20, 1.0, 0.1, 5)
     assert SLOTags.from_body({"messages": [], "vllm_xargs": None}) == SLOTags()
 
 
-def test_a_body_without_its_tags_keeps_everything_else() -> None:
+def test_removing_tags_keeps_everything_else() -> None:
     body = {"deadline": 20, "model": "m", "vllm_xargs": {"compound_id": "r", "theirs": 1}}
     assert without_tags(body) == {"model": "m", "vllm_xargs": {"theirs": 1}}
     assert without_tags({"vllm_xargs": {"compound_id": "r"}}) == {}
@@ -98,7 +98,7 @@ def test_a_body_without_its_tags_keeps_everything_else() -> None:
         ("goodput_weight", 0),
     ],
 )
-def test_a_malformed_tag_is_named(name: str, value: object) -> None:
+def test_malformed_tag_is_named(name: str, value: object) -> None:
     with pytest.raises(BadTags, match=name) as caught:
         SLOTags.from_xargs({name: value})
     assert caught.value.field == name
@@ -112,14 +112,14 @@ def test_parts_do_not_exceed_their_whole() -> None:
         SLOTags(fork_need=9, fork_size=8)
 
 
-def test_two_routes_that_disagree_are_refused_and_those_that_agree_are_not() -> None:
+def test_routes_must_agree() -> None:
     body = {"deadline": 20.0, "vllm_xargs": {"slo_deadline_s": 20.0}}
     assert SLOTags.from_body(body).slo_deadline_s == 20.0
     with pytest.raises(BadTags, match="slo_deadline_s: two routes disagree"):
         SLOTags.from_body({"deadline": 21.0, "vllm_xargs": {"slo_deadline_s": 20.0}})
 
 
-def test_misspelt_tags_are_refused_and_foreign_keys_are_not() -> None:
+def test_misspelt_tags_are_refused_but_foreign_keys_pass() -> None:
     assert SLOTags.from_xargs({"kv_transfer": "x"}) == SLOTags()
     with pytest.raises(BadTags, match="slo_dedline_s: no such tag"):
         SLOTags.from_xargs({"slo_dedline_s": 5})
@@ -128,25 +128,25 @@ def test_misspelt_tags_are_refused_and_foreign_keys_are_not() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "{", "[1]", "null", "[" * 100_000, "\ud800"])
-def test_a_header_that_is_no_object_is_refused(header: str) -> None:
+def test_header_that_is_not_an_object_is_refused(header: str) -> None:
     with pytest.raises(BadTags) as caught:
         SLOTags.from_header(header)
     assert caught.value.field == HEADER
 
 
-def test_a_tag_that_a_header_says_twice_is_refused() -> None:
+def test_duplicate_tag_in_a_header_is_refused() -> None:
     with pytest.raises(BadTags, match=r"^slo_deadline_s: given twice"):
         SLOTags.from_header('{"slo_deadline_s": 5, "slo_deadline_s": 600}')
 
 
-def test_a_body_field_is_refused_by_the_name_it_came_under() -> None:
+def test_body_field_is_refused_by_its_own_name() -> None:
     with pytest.raises(BadTags, match=r"^deadline: "):
         SLOTags.from_body({"deadline": -5})
     with pytest.raises(BadTags, match="vllm_xargs"):
         SLOTags.from_body({"vllm_xargs": [1]})
 
 
-def test_what_is_left_is_the_earliest_of_what_is_said() -> None:
+def test_deadline_left_is_the_earliest_deadline() -> None:
     assert SLOTags(slo_ttft_s=1.0).deadline_left(1000.0) is None
     assert SLOTags(30.0, compound_deadline_s=20.0, compound_deadline_at=1010.0).deadline_left(1000.0) == 10.0
     assert SLOTags(compound_deadline_at=900.0).deadline_left(1000.0) == 0.0
@@ -159,6 +159,6 @@ def test_every_field_has_a_check() -> None:
 
 
 @pytest.mark.parametrize("name", ["slo_deadline_s", "fork_group", "length_quantiles", "slo_typo"])
-def test_a_tag_that_is_no_part_of_vllm_xargs_is_refused(name: str) -> None:
+def test_tag_outside_vllm_xargs_is_refused(name: str) -> None:
     with pytest.raises(BadTags, match=f"{name}.*vllm_xargs"):
         SLOTags.from_body({"messages": [], name: 3})

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ramify.serving.protocol.refusal import refusal_from_line
 from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.protocol.wire import refusal_from_line
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 STEADY = {"calibrate": False, "step": {"base_ms": 50, "per_seq_ms": 0, "per_kctx_ms": 0, "per_prefill_ms": 0.01}}

@@ -1,8 +1,8 @@
-// Questions to the server that this page came from. Addresses are relative, so that the token goes along in the path.
+// Requests to the page's server. Addresses are relative, so that their path includes the token.
 
 export class Failed extends Error {}
 
-/** The answer's JSON. Throws Failed with what the server, or the lack of one, says. */
+/** The response's JSON. Throws Failed with the server's message, or if there is no server. */
 export async function ask(path, signal) {
   let response;
   try {
@@ -16,7 +16,7 @@ export async function ask(path, signal) {
   return said;
 }
 
-/** Sends what is to be stored; the answer's JSON. The token goes in a header, too: a page elsewhere cannot send it. */
+/** Sends a value to store; returns the response's JSON. The token is also in a header, which no other site's page can send. */
 export async function tell(path, value) {
   const headers = {'content-type': 'application/json', 'x-ramify-token': location.pathname.split('/')[1]};
   let response;

@@ -1,11 +1,11 @@
-// Which view the address names, and keeping it up to date. Every view has an address:
+// Show the view that the address names, and keep it up to date. Every view has an address:
 //   #/                          all runs
 //   #/inbox                     what waits for a person, in all runs
 //   #/RUN/graph/ROW             the branch graph, a row of it selected (or none)
 //   #/RUN/time/ROW              the timeline
-//   #/RUN/plan                  the plan beside what happened
+//   #/RUN/plan                  the plan compared with what happened
 //   #/RUN/diff/STATE/RUN/STATE  two states compared
-//   #/RUN/search/WORDS          what a search found
+//   #/RUN/search/WORDS          search results
 
 import {address, ask, tell} from './api.js';
 import {Detail} from './detail.js';
@@ -78,12 +78,12 @@ async function fill(name, make) {
   if (['runs', 'inbox'].includes(name)) document.title = 'Ramify';
 }
 
-/** Whether the answer was stored. The server reads the text as JSON: numbers of this language are not those of JSON. */
+/** Whether the answer was stored. The server parses the JSON, because JavaScript would round large numbers. */
 async function answered(item, text) {
   try {
     const stored = await tell('answers', {id: item.id, text});
     await go();
-    live.textContent = `Question ${stored.id} is answered: ramify resume ${stored.run} goes on`;
+    live.textContent = `Question ${stored.id} is answered: ramify resume ${stored.run} continues it`;
     return true;
   } catch (error) {
     said(error);
@@ -118,7 +118,7 @@ function link(seq, text) {
   return h('a', {href: `#/${model.id}/graph/${seq}`}, text);
 }
 
-/** EvictionMarks a state; with one marked already, compares the two. */
+/** Marks a state; if one is marked already, compares the two. */
 function compare(checkpoint) {
   if (base && base.id !== checkpoint.id) {
     location.hash = `#/${address(base.run, 'diff', base.id, model.id, checkpoint.id)}`;
@@ -170,7 +170,7 @@ function said(error) {
   alert.textContent = error?.message ?? '';
 }
 
-/** Looks for news of what is shown, again and again. */
+/** Polls for changes of the current view. */
 async function watch() {
   let pause = IDLE_MS;
   if (!document.hidden) {
@@ -200,7 +200,7 @@ async function watch() {
   setTimeout(watch, pause);
 }
 
-/** Whether a person writes an answer, which a new list would take away. */
+/** Whether a person is writing an answer, which a new list would delete. */
 function isBeingAnswered() {
   return [...document.querySelectorAll('input.answer')].some((input) => input.value || input === document.activeElement);
 }

@@ -1,4 +1,4 @@
-// What differs from one state to another: files with their diffs, variables, the folder.
+// The differences between two states: files with their diffs, variables, the folder.
 
 import {count, h, size} from './dom.js';
 

@@ -1,4 +1,4 @@
-// One row, whole: what was done, the state after it, what a model was asked and said.
+// The details of one row: the step, the state after it, a model call's prompt and answer.
 
 import {address, ask} from './api.js';
 import {changesView, effectsView} from './changes.js';
@@ -92,24 +92,24 @@ export class Detail {
       pretty(run.arguments) === NO_ARGUMENTS ? null : [h('h3', {}, 'Arguments'), h('pre', {class: 'box'}, pretty(run.arguments))],
       run.result === null ? null : [h('h3', {}, 'Result'), h('pre', {class: 'box'}, pretty(run.result))],
       run.error ? [h('h3', {}, 'Error'), h('pre', {class: 'box'}, run.error)] : null,
-      this.model.effects.length ? [h('h3', {}, 'Effects on the outside'), effectsView(this.model.effects)] : null,
+      this.model.effects.length ? [h('h3', {}, 'Irreversible effects'), effectsView(this.model.effects)] : null,
     ].flat(Infinity).filter(Boolean);
   }
 
   stateView(state) {
-    if (state.gone) return [h('h3', {}, 'State'), h('p', {class: 'box'}, `Not kept any more: ${state.gone}`)];
+    if (state.gone) return [h('h3', {}, 'State'), h('p', {class: 'box'}, `Deleted: ${state.gone}`)];
     const calls = state.moments.filter((seq) => this.model.moments.get(seq)?.call);
     const kept = state.processes;
     const names = Object.keys(state.environment);
     return [
       state.changes ? [h('p', {class: 'soft', style: {marginTop: '16px'}}, 'Against ', this.link(state.since.seq, state.since.label || state.since.id.slice(0, 8)), ', the state that it came from:'),
-        changesView(state.changes)] : h('p', {class: 'soft'}, 'The workspace as the run found it.'),
+        changesView(state.changes)] : h('p', {class: 'soft'}, 'The original workspace.'),
       keysView(state.channels ?? {}),
-      calls.length ? [h('h3', {}, `Model calls since the state before`), h('ul', {}, calls.map((seq) => {
+      calls.length ? [h('h3', {}, `Model calls since the previous state`), h('ul', {}, calls.map((seq) => {
         const {call} = this.model.moments.get(seq);
         return h('li', {}, this.link(seq, `row ${seq}`), ` ${call.prompt_tokens} tokens in, ${call.completion_tokens} out, ${seconds(call.end_s)}`);
       }))] : null,
-      state.effects.length ? [h('h3', {}, 'Effects on the outside by then'), effectsView(state.effects)] : null,
+      state.effects.length ? [h('h3', {}, 'Irreversible effects so far'), effectsView(state.effects)] : null,
       h('h3', {}, 'The world'),
       facts([
         ['snapshot', h('code', {}, state.checkpoint.snapshot.slice(0, 16))], ['layers', state.layers], ['folder', state.folder || '.'],
@@ -138,7 +138,7 @@ function momentView(moment) {
       one.err ? h('pre', {class: 'minus'}, one.err) : null, one.note ? h('span', {class: 'who'}, one.note) : null))] : null,
     moment.error ? [h('h3', {}, 'Error'), h('pre', {class: 'box'}, moment.error)] : null,
     moment.result !== null && moment.result !== 'null' && !commands.length ? [h('h3', {}, 'Result'), h('pre', {class: 'box'}, pretty(moment.result))] : null,
-    attrs.length ? h('details', {class: 'file', style: {marginTop: '14px'}}, h('summary', {}, `Measured and noted (${moment.op})`), facts(attrs)) : null,
+    attrs.length ? h('details', {class: 'file', style: {marginTop: '14px'}}, h('summary', {}, `Attributes (${moment.op})`), facts(attrs)) : null,
   ];
 }
 
@@ -159,7 +159,7 @@ function callView(call, moment) {
     call.messages.map((message) => h('div', {class: 'box'}, h('span', {class: 'who'}, message.role), h('pre', {}, message.content))),
     h('h3', {}, 'Answer'),
     h('div', {class: 'box answer'}, h('span', {class: 'who'}, `assistant · ${call.finish_reason}`), h('pre', {}, call.answer)),
-    call.tokens.length ? [h('h3', {}, 'Tokens that were likely'), h('table', {}, h('tbody', {}, call.tokens.slice(0, 40).map((one) => h('tr', {},
+    call.tokens.length ? [h('h3', {}, 'Likely tokens'), h('table', {}, h('tbody', {}, call.tokens.slice(0, 40).map((one) => h('tr', {},
       h('td', {class: 'mono'}, JSON.stringify(one.token)),
       h('td', {class: 'soft'}, one.others.slice(0, 8).map(([token, logprob]) => `${token.trim() || JSON.stringify(token)} ${(Math.exp(logprob) * 100).toFixed(0)}%`).join(' · '))))))] : null,
   ];

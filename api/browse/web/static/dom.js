@@ -1,8 +1,8 @@
-// Making elements, and saying numbers. Text goes into the page as text alone: nothing here parses markup.
+// Create elements and format numbers. Text is inserted as text only: nothing here parses markup.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** h('a', {href: '#/', class: 'x', onclick: f}, 'text', child, [more]). Null children and attributes are left out. */
+/** h('a', {href: '#/', class: 'x', onclick: f}, 'text', child, [more]). Null children and attributes are omitted. */
 export function h(tag, attributes, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -22,7 +22,7 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** As the command line says it: 0.004 s, 1.53 s, 42.1 s, 3m20s, 2h05m; a dash for null. */
+/** As the command line writes it: 0.004 s, 1.53 s, 42.1 s, 3m20s, 2h05m; a dash for null. */
 export function seconds(value) {
   if (value === null || value === undefined) return '–';
   if (value < 0) return `-${seconds(-value)}`;
@@ -66,13 +66,13 @@ export const STATUS_LOOKS = {
   running: 'accent live', waiting: 'accent', done: 'good', failed: 'bad', interrupted: 'bad', 'in doubt': 'bad', cancelled: 'bad',
 };
 
-/** Facts as pairs; those whose value is null or "" are left out. */
+/** Facts as pairs; those whose value is null or "" are omitted. */
 export function facts(pairs) {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== '');
   return h('dl', {class: 'facts'}, told.map(([name, value]) => [h('dt', {}, name), h('dd', {}, value)]));
 }
 
-/** Recorded JSON, laid out; text that is none as it is. The codec's own wrapping is taken off. */
+/** Recorded JSON with line breaks, without the codec's tags; other text as it is. */
 export function pretty(text) {
   try {
     return laid(JSON.parse(text));
@@ -81,7 +81,7 @@ export function pretty(text) {
   }
 }
 
-/** The same of a value that was parsed already. */
+/** The same for a parsed value. */
 export function laid(recorded) {
   const value = unwrapped(recorded);
   return typeof value === 'string' && value ? value : JSON.stringify(value, null, 2);

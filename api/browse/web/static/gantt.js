@@ -1,4 +1,4 @@
-// The timeline: steps and model calls as bars, each call in its parts, against its own deadline and the workflow's.
+// The timeline: steps and model calls as bars, calls in their parts, with their deadlines and the workflow's.
 
 import {h, seconds} from './dom.js';
 import {RowList} from './list.js';
@@ -145,7 +145,7 @@ export class Gantt {
   }
 }
 
-/** Shares of a call's bar: waiting, to the first token, the answer. */
+/** Shares of a call's bar: queued, to the first token, the answer. */
 export function callParts(call, took) {
   const whole = Math.max(took, call.end_s, 1e-9);
   if (call.first_token_s === null) return [['decode', 1]];

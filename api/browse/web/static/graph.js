@@ -1,4 +1,4 @@
-// The branch graph: nodes and lines on the left of a list of rows. A filled node is a state that is kept.
+// The branch graph: nodes and lines to the left of a list of rows. A filled node is a stored state.
 
 import {chip, count, h, seconds, svg} from './dom.js';
 import {RowList} from './list.js';
@@ -111,7 +111,7 @@ export class Graph {
   }
 }
 
-/** Branch → the last row down to which its line leads to the selected one: its own way, and its ancestors'. */
+/** Branch → the last row of its line on the path to the selected row. */
 function litUntil(model, rows, at) {
   const lit = new Map();
   if (at < 0) return lit;

@@ -1,4 +1,4 @@
-// A list of which only the rows in sight are elements, for as many rows as there are. One tab stop; arrows move.
+// A list of any length whose visible rows are the only elements. One tab stop; arrows move.
 
 export class RowList {
   /** draw(row, index): the element of a row. pick(index): a person chose it. key(event, index): true if handled. */
@@ -17,7 +17,7 @@ export class RowList {
     box.setAttribute('role', 'listbox');
     box.setAttribute('aria-label', label);
     box.addEventListener('scroll', () => this.refresh(), {passive: true});
-    // By the place, not by the element: one that was drawn anew between press and release is not the click's target.
+    // By position: an element that was redrawn between press and release is not the click's target.
     box.addEventListener('click', (event) => {
       const index = Math.floor((event.clientY - this.inner.getBoundingClientRect().top) / this.height);
       if (event.clientX < box.getBoundingClientRect().left + box.clientWidth && this.rows[index]) this.pick(index, event);

@@ -1,14 +1,13 @@
-// A run as the page keeps it: what the server sent so far, and the rows of its branch graph.
+// A run in the page: what the server has sent so far, and the rows of its branch graph.
 //
-// The graph is an outline: the rows of a branch stand together, in the order in which they happened, and the branches
-// of a fork stand below it, one lane to the right, before the rows that follow on the parent. So a lane is a depth,
-// and 10,000 states of a wide search need no more lanes than the search is deep; what went on at the same time is the
-// timeline's to show.
+// The graph is an outline: the rows of a branch are together, in their order, and the branches of a fork are below it,
+// one lane to the right, before the parent's later rows. So a lane is a depth: 10,000 states of a wide search need as
+// many lanes as the search is deep. The timeline shows what happened at the same time.
 
 const HIDDEN = new Set(['PREFORK', 'BARRIER', 'RELEASE', 'COMMAND', 'ENTER']);
 const MANY = 600; // rows from which released branches are folded unless a person says otherwise
 
-/** A table's rows, each with its names. */
+/** A table's rows as objects. */
 function* objects({fields, rows}) {
   for (const row of rows) yield Object.fromEntries(fields.map((name, at) => [name, row[at]]));
 }
@@ -109,7 +108,7 @@ function outline(model) {
   const walk = (path, lanes, state) => { // state: the last one above, which the branch's first is expected to come from
     const mine = [...(byBranch.get(path) ?? []).map((row) => ({at: row.seq, row})),
       ...(children.get(path) ?? []).map((line) => ({at: line.forked_at, line}))];
-    // a fork's own row before its branches, and those that were merged last, next to the row that merges them
+    // a fork's own row before its branches; merged branches last, next to the row that merges them
     mine.sort((a, b) => a.at - b.at || (a.line ? 1 : 0) - (b.line ? 1 : 0)
       || (a.line && b.line ? (a.line.end === 'merged') - (b.line.end === 'merged') || byNumber(a.line.path, b.line.path) : 0));
     const line = model.lines.get(path);

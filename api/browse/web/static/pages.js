@@ -1,4 +1,4 @@
-// The views that fill the page: all runs, two states compared, the plan beside what happened, what a search found.
+// The views that fill the page: all runs, two states compared, the plan compared with what happened, search results.
 
 import {address, ask} from './api.js';
 import {changesView, effectsView} from './changes.js';
@@ -23,7 +23,7 @@ export async function runsPage(signal) {
     : h('p', {class: 'empty'}, 'No runs yet: start one with ', h('code', {}, 'ramify run FILE.py:NAME')));
 }
 
-/** What waits for a person. answered(item, text): stores it; rejects where it is not taken. */
+/** What waits for a person. answered(item, text) stores an answer; it rejects if the answer is refused. */
 export async function inboxPage(signal, answered) {
   const items = await ask('inbox', signal);
   const form = (item) => {
@@ -51,10 +51,10 @@ export async function diffPage([run, state, otherRun, otherState], signal) {
   const side = (of, one, role) => h('div', {class: 'box'}, h('span', {class: 'who'}, role),
     h('a', {href: `#/${of}/graph/${one.seq}`}, one.label || 'state'), ' ', h('code', {class: 'soft'}, one.id.slice(0, 12)),
     h('div', {class: 'soft clip', title: one.branch}, of === run && run === otherRun ? one.branch : `${of} · ${one.branch}`));
-  const only = (effects, which) => (effects.length ? [h('h3', {}, `Effects that only the ${which} knows`), effectsView(effects)] : null);
+  const only = (effects, which) => (effects.length ? [h('h3', {}, `Effects only in the ${which}`), effectsView(effects)] : null);
   return page(h('h1', {}, 'What differs'),
     h('div', {class: 'pair'}, side(run, said.before, 'before'),
-      h('a', {href: `#/${address(otherRun, 'diff', otherState, run, state)}`, title: 'The other way round', 'aria-label': 'The other way round'}, '⇄'),
+      h('a', {href: `#/${address(otherRun, 'diff', otherState, run, state)}`, title: 'Swap the two states', 'aria-label': 'Swap the two states'}, '⇄'),
       side(otherRun, said.after, 'after')),
     changesView(said.changes),
     said.keys.length ? [h('h3', {}, `${count(said.keys.length, 'key')} of the state changed`), h('table', {}, h('tbody', {}, said.keys.map((key) => h('tr', {},
@@ -76,12 +76,12 @@ export async function planPage(run, signal) {
     h('td', {}, h('div', {class: 'bars', 'aria-hidden': 'true'}, bar(op.predicted_s, 'said'), bar(op.took_s, 'did'))));
   const head = (text, look = '') => h('th', {class: look}, text);
   const skipped = ops.filter((op) => !op.done).length;
-  return page(h('h1', {}, 'The plan beside what happened'),
+  return page(h('h1', {}, 'The plan compared with what happened'),
     h('p', {class: 'soft'}, `${count(ops.length, 'operation')}, ${skipped} of them skipped`, plan.passes.length ? ` · passes: ${plan.passes.join(', ')}` : '',
       plan.stage_error === null ? '' : ` · stages of model calls: predicted and actual differ by ${Math.round(plan.stage_error * 100)}% in the median`),
     h('table', {id: 'plan'}, h('thead', {}, h('tr', {}, ['Operation', 'Kind', 'Step', 'Effect', 'In the code'].map((text) => head(text)),
       ['Done', 'Reused', 'Failed', 'Snapshots', 'Predicted', 'Took'].map((text) => head(text, 'num')), head(''))), h('tbody', {}, ops.map(row))),
-    plan.breaks.length ? [h('h3', {}, 'Where the compiler could not see through'), h('ul', {}, plan.breaks.map((text) => h('li', {}, text)))] : null);
+    plan.breaks.length ? [h('h3', {}, 'Where the compiler could not analyze the code'), h('ul', {}, plan.breaks.map((text) => h('li', {}, text)))] : null);
 }
 
 export async function searchPage(run, words, signal) {
@@ -89,7 +89,7 @@ export async function searchPage(run, words, signal) {
   const row = (hit) => h('tr', {class: 'link', onclick: () => { location.hash = `#/${run}/graph/${hit.seq}`; }},
     h('td', {class: 'num'}, h('a', {href: `#/${run}/graph/${hit.seq}`}, hit.seq)), h('td', {}, hit.name), h('td', {class: 'soft'}, hit.where),
     h('td', {}, marked(hit.excerpt, words.trim())), h('td', {class: 'mono faint'}, hit.branch));
-  return page(h('h1', {}, `${count(hits.length, 'row')} with “${words}”`), hits.length === 200 ? h('p', {class: 'soft'}, 'The first 200: more words find fewer.') : null,
+  return page(h('h1', {}, `${count(hits.length, 'row')} with “${words}”`), hits.length === 200 ? h('p', {class: 'soft'}, 'The first 200; add words to narrow the search.') : null,
     h('table', {id: 'hits'}, h('tbody', {}, hits.map(row))));
 }
 

@@ -58,7 +58,7 @@ def test_the_load_is_a_share_of_the_engines_capacity(trace: Trace) -> None:
 
 @pytest.mark.parametrize(("count", "load"), [(1, 0.8), (100, 0.0)])
 def test_an_empty_plan_is_refused(trace: Trace, count: int, load: float) -> None:
-    with pytest.raises(BadTrace, match="two at least and a load above 0"):
+    with pytest.raises(BadTrace, match="at least two requests and a load above 0"):
         plan(trace, STEP, 8, count, load=load)
 
 

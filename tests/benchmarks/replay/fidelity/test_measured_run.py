@@ -72,12 +72,12 @@ def _third(**changes: Any) -> Callable[[list[dict[str, Any]]], list[Any]]:
     ("changed", "said"),
     [
         (_third(first_token_ts=None), "requests.jsonl, line 3: .*a request has input_toks"),
-        (_third(queued_ts=float("nan")), "line 3: .*no order of times"),
-        (_third(last_token_ts=float("inf")), "line 3: .*no order of times"),
-        (_third(last_token_ts=0.0), "line 3: .*no order of times"),
-        (_third(arrival_time=float("nan")), "line 3: .*no order of times"),
-        (_third(scheduled_ts=502.0), "line 3: .*scheduled at 502.0, tokens from 502.1: no order of times"),
-        (_third(scheduled_ts=502_050.0), "line 3: .*scheduled at 502050.0, .*no order of times"),
+        (_third(queued_ts=float("nan")), "line 3: .*the times are out of order"),
+        (_third(last_token_ts=float("inf")), "line 3: .*the times are out of order"),
+        (_third(last_token_ts=0.0), "line 3: .*the times are out of order"),
+        (_third(arrival_time=float("nan")), "line 3: .*the times are out of order"),
+        (_third(scheduled_ts=502.0), "line 3: .*scheduled at 502.0, tokens from 502.1: the times are out of order"),
+        (_third(scheduled_ts=502_050.0), "line 3: .*scheduled at 502050.0, .*the times are out of order"),
         (_third(input_toks=-1), "line 3: .*lengths of -1"),
         (_third(output_toks=10**12), "line 3: .*lengths of 102 and 1000000000000"),
         (_third(input_toks=float("inf")), "line 3"),
@@ -111,9 +111,9 @@ def test_a_malformed_run_is_refused_with_its_line(
         ({}, "meta.json names no engine.*max_num_seqs"),
         ([], "meta.json names no engine"),
         ({**ENGINE, "max_num_seqs": None}, "meta.json names no engine"),
-        ({**ENGINE, "data_parallel_size": 4}, "4 engines side by side.*whether their steps wait for each other"),
-        ({**ENGINE, "data_parallel_size": 65, "enable_expert_parallel": True}, "65 engines side by side.*at most 64"),
-        ({**ENGINE, "data_parallel_size": -1}, "-1 engines side by side"),
+        ({**ENGINE, "data_parallel_size": 4}, "4 engines.*the file does not say whether they run in lockstep"),
+        ({**ENGINE, "data_parallel_size": 65, "enable_expert_parallel": True}, "65 engines.*at most 64"),
+        ({**ENGINE, "data_parallel_size": -1}, "-1 engines"),
         ({**ENGINE, "data_parallel_size": "many"}, "meta.json names no engine"),
         ({**ENGINE, "max_num_seqs": 0}, "0 sequences in steps of 256 tokens"),
         ({**ENGINE, "max_num_batched_tokens": 3}, "4 sequences in steps of 3 tokens"),
@@ -146,7 +146,7 @@ def test_the_resolved_configuration_takes_precedence(tmp_path: Path) -> None:
     assert (run.blocks, run.block_size, run.prefix_cache) == (50, 32, False)
     meta["resolved_config"]["speculative_config"] = {"method": "ngram"}
     (tmp_path / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(BadTrace, match=r"speculative_config is .*ngram.*: such an engine is not replayed"):
+    with pytest.raises(BadTrace, match=r"speculative_config is .*ngram.*: such an engine cannot be replayed"):
         read_run(tmp_path)
 
 
@@ -304,7 +304,7 @@ def test_samples_with_a_full_kv_reveal_an_unknown_kv(tmp_path: Path, sample: str
     if not refused:
         assert read_run(tmp_path).blocks is None
         return
-    with pytest.raises(BadTrace, match=r"in 50% of timeseries\.csv's samples with requests waiting it was full"):
+    with pytest.raises(BadTrace, match=r"in 50% of timeseries\.csv's samples with waiting requests it was full"):
         read_run(tmp_path)
 
 

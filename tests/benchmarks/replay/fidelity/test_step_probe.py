@@ -140,5 +140,5 @@ async def test_a_server_that_refuses_is_quoted() -> None:
             await HttpEndpoint(http, "x").batch([5], 3)
     begun = b'data: {"choices": [{"text": ""}]}\n\ndata: {"error": {"message": "EngineCore died"}}\n\n'
     async with client(httpx.Response(200, content=begun)) as http:
-        with pytest.raises(BadProbe, match=r"broke an answer off.*EngineCore died"):
+        with pytest.raises(BadProbe, match=r"aborted an answer.*EngineCore died"):
             await HttpEndpoint(http, "x").batch([5], 3)

@@ -197,7 +197,7 @@ def test_a_generated_workload_has_the_lengths_of_table_6_1(tmp_path: Path) -> No
 def test_a_truncated_generated_trace_is_refused(tmp_path: Path) -> None:
     path = synthetic_traces.write_workload(tmp_path / "made-up.json", count=5)
     path.write_text(path.read_text()[:-100])
-    with pytest.raises(BadTrace, match="made anew"):
+    with pytest.raises(BadTrace, match="generated again"):
         synthetic_traces.read_workload(path)
     (tmp_path / "azure.csv").write_text(AZURE)
     assert synthetic_traces.read_workload(tmp_path / "azure.csv") == read(tmp_path / "azure.csv")

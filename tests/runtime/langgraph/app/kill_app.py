@@ -1,9 +1,9 @@
-"""A graph with a durable checkpointer, killed at each of several points and taken up again, in forks of one warm
-process. Prints one JSON object a point: how the first process ended, what the second returned, and the log of both.
+"""Kill a graph with a durable checkpointer at each of several points and resume it, in forks of one warm process.
+Print one JSON object per point: how the first process ended, what the second returned, and the log of both.
 
 Usage: kill_app.py FOLDER (sync|async) (graph|entrypoint|fork|subgraph) POINT…
 
-`entrypoint` runs the same nodes as tasks of a function; `fork` goes back to before `a`, and is killed after that; in
+`entrypoint` runs the same nodes as tasks of a function. `fork` goes back to before `a` and is killed after that. In
 `subgraph`, `b` is in a graph that a node calls.
 """
 
@@ -31,7 +31,7 @@ from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
 
 MODE, WHAT = sys.argv[2:4]
-FOLDER, POINT = Path(), ""  # of the trial that this process runs
+FOLDER, POINT = Path(), ""  # set to the trial that this process runs
 
 
 class State(TypedDict):
@@ -73,7 +73,7 @@ def node(name: str) -> Any:
 
 
 def see(sandbox: Sandbox, name: str) -> None:
-    """Each node leaves a file that says which files it found."""
+    """Write a file that lists the files that the node found."""
     found = sorted(path.name for path in sandbox.path.iterdir())
     (sandbox.path / name).write_text(" ".join(found))
 
@@ -115,7 +115,7 @@ def calling(name: str) -> Any:
 
 
 def as_entrypoint() -> Any:
-    """The same, as tasks."""
+    """The same nodes as tasks of an entrypoint."""
     a, b, left, right, z = (task(node(name)) for name in ("a", "b", "l", "r", "z"))
 
     @entrypoint()

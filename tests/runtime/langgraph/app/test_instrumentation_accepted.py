@@ -102,7 +102,7 @@ LEADING: dict[str, Any] = {
 
 
 def both(build: Callable[[], Any], compile_graph: Any, run: Callable[[Any], Any], **options: Any) -> Any:
-    """What a run shows, which is the same in the plain graph."""
+    """Return what a run shows, after checking that it equals the plain graph's."""
 
     def seen(app: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""What would lose files is refused, and says what to do."""
+"""Graphs that would lose files are refused, with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_two_worlds_in_one_node(compile_graph: Any) -> None:
 
 
 def test_what_is_no_graph(compile_graph: Any) -> None:
-    with pytest.raises(TypeError, match=r"42 is no graph: .*StateGraph"):
+    with pytest.raises(TypeError, match=r"42 is not a graph: .*StateGraph"):
         compile_graph(42)
 
 

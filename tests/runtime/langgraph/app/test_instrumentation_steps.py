@@ -1,4 +1,4 @@
-"""Steps as nodes: what only workflows honour is refused by name; and what nodes did is recorded."""
+"""Steps as nodes: options that only workflows support are refused by name, and what nodes did is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that take a world: in a `ToolNode`, and in LangChain's own agent."""
+"""Tools that take a sandbox, in a `ToolNode` and in LangChain's agent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def call(name: str, number: int, **args: Any) -> ToolCall:
 
 
 class Script(BaseChatModel):
-    """Says these messages, one after the other; keeps the tools that it was shown."""
+    """A model that says these messages in turn, and keeps the tools that it was shown."""
 
     says: list[AIMessage]
     _shown: list[dict[str, Any]] = PrivateAttr(default_factory=list)

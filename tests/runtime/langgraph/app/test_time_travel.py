@@ -1,4 +1,4 @@
-"""Time travel, forks, copies of threads, and the way between plain graphs and ours."""
+"""Time travel, forks, copies of threads, and moving threads between plain graphs and graphs over worlds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(sandbox: Any) -> list[str]:
 
 
 def writer(name: str) -> Any:
-    """Also for a plain graph, where it has no world."""
+    """A node that also works in a plain graph, where it has no world."""
 
     def write(state: State) -> State:
         RAN.append(name)
@@ -69,7 +69,7 @@ def asks(state: State) -> State:
 
 
 def in_sqlite() -> SqliteSaver:
-    """LangGraph's own, whose checkpoints go through its serialiser."""
+    """LangGraph's own saver, which serialises checkpoints."""
     return SqliteSaver(sqlite3.connect(":memory:", check_same_thread=False))
 
 
@@ -78,7 +78,7 @@ def in_sqlite() -> SqliteSaver:
 async def test_going_back_into_a_subgraph_runs_only_what_follows(
     finished: bool, is_async: bool, compile_graph: Any
 ) -> None:
-    """LangGraph's issue 8458: there all of the subgraph runs again."""
+    """LangGraph runs the whole subgraph again here (its issue 8458)."""
     sub = chain(b=writer("b"), c=writer("c"), review=asks).compile()
     app = compile_graph(chain(a=writer("a"), sub=sub, z=writer("z")), checkpointer=InMemorySaver())
 
@@ -139,7 +139,7 @@ def test_an_edited_world_is_a_fork_with_the_same_future(compile_graph: Any) -> N
     assert app.get_state(CONFIG).values == before_b.values
     assert app.invoke(None, CONFIG)["seen"][1:] == [["a", "by-hand"], ["a", "b", "by-hand"]]
     assert ramify.graph.read(app, forked, "by-hand") == b"me"
-    assert app.invoke(None, before_b.config)["seen"][1:] == [["a"], ["a", "b"]]  # the original is as it was
+    assert app.invoke(None, before_b.config)["seen"][1:] == [["a"], ["a", "b"]]  # the original has not changed
 
 
 def test_an_edit_that_fails_leaves_no_fork(compile_graph: Any) -> None:
@@ -179,7 +179,7 @@ async def test_a_thread_killed_after_its_last_commit_is_found_done(compile_graph
     app = compile_graph(chain(a=writer("a"), b=writer("b")), checkpointer=InMemorySaver())
     await app.ainvoke({"seen": []}, CONFIG)
     for goes_on in (app.invoke, lambda *given: asyncio.run(app.ainvoke(*given))):
-        kept(app).leave_running()  # as a killed process would
+        kept(app).leave_running()  # as a killed process leaves it
         await asyncio.to_thread(goes_on, None, CONFIG)
         assert [run.status for run in kept(app).runs] == [RunStatus.DONE]
     assert RAN == ["a", "b"]

@@ -1,6 +1,8 @@
-"""Time travel in nested graphs, with what each keeps over its calls: the same runs, questions and states as in plain
-LangGraph. Left out are checkpoints inside graphs of which none keeps its state: docs/langgraph.md says what differs
-there, and test_travel.py holds it.
+"""Time travel in nested graphs that keep different state between calls: same runs, questions and states as in plain
+LangGraph.
+
+Checkpoints inside graphs of which none keeps its state are left out. docs/langgraph.md says what differs there, and
+test_time_travel.py tests it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ramify.runtime.user_code.scope import is_in_a_run
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 BOUNDED = settings(
-    max_examples=200 if "RAMIFY_DEEP" in os.environ else 15,
+    max_examples=200 if "RAMIFY_DEEP" in os.environ else 8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -38,7 +40,8 @@ class State(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Nesting:
-    """`keeps`: what each graph around the innermost was compiled with as its checkpointer, from the inside out."""
+    """A nesting of graphs. `keeps` is the `checkpointer` argument of each graph around the innermost, from the inside
+    out."""
 
     keeps: tuple[bool | None, ...]
     questions: int = 1
@@ -83,14 +86,15 @@ class Nesting:
 
 @dataclass(frozen=True)
 class Move:
-    """`place`: which of the checkpoints there are by then; an answer goes on from the newest."""
+    """A move of the traveller. `place` is one of the checkpoints that exist by then; an answer continues from the
+    newest."""
 
     kind: str  # answer, answer one, replay, update, fork
     place: int = 0
 
 
 class Traveller:
-    """One thread of a graph, and all that its caller sees."""
+    """One thread of a graph, and everything that its caller sees."""
 
     def __init__(self, graph: Any, ran: list[str], *, is_async: bool) -> None:
         self._graph = graph
@@ -166,7 +170,7 @@ class Traveller:
     def _places(self) -> Iterator[tuple[Any, Any]]:
         """Every checkpoint that is not inside graphs of which none keeps its state."""
         namespaces = [""]
-        for namespace in namespaces:  # it grows
+        for namespace in namespaces:  # the list grows
             parts = namespace.split("|")
             for state in self._graph.get_state_history(_all_of(namespace)):
                 if not namespace or not all(":" in part for part in parts):
@@ -244,6 +248,6 @@ def test_travel_in_any_nesting(nesting: Nesting, moves: list[Move], travels: Any
 @pytest.mark.parametrize("kind", ["replay", "update", "fork"])
 @pytest.mark.parametrize("keeps", [(True,), (None, True), (True, None), (True, True), (None, True, None)])
 def test_travel_to_the_innermost_question(keeps: tuple[bool | None, ...], kind: str, travels: Any) -> None:
-    """Where an answer was given, the question is asked again."""
+    """If an answer was given there, the question is asked again."""
     asked = [Move("answer"), Move(kind, place=-1), Move("answer")]
     travels(Nesting(keeps, questions=2, worlds=True), asked)

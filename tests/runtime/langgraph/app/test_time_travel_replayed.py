@@ -1,5 +1,5 @@
-"""A checkpoint that the caller names and that the thread has moved past: its tasks run again, as in plain LangGraph,
-and nothing takes the place of their new results that the journal holds from the first time."""
+"""Resume a checkpoint that the thread has moved past: its tasks run again, as in plain LangGraph, and results of
+their first run in the journal do not replace their new results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nothing_ran() -> None:
 
 
 def leaves(name: str) -> None:
-    """Leave a file, also in a plain graph: there it has no world."""
+    """Write a file; in a plain graph there is no world, and nothing is written."""
     RAN.append(name)
     if is_in_a_run():
         (current_sandbox().path / name).write_text(name)
@@ -44,7 +44,7 @@ def files() -> list[str]:
 
 
 def siblings() -> StateGraph[State]:
-    """One takes a world and finishes, the other asks; what follows says which files there are."""
+    """One sibling uses a world and finishes, the other asks; the next node tells which files exist."""
 
     def finishes(state: State) -> State:
         leaves(f"done {state['number']}")

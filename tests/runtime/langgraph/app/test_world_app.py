@@ -1,4 +1,4 @@
-"""The files follow the checkpoints."""
+"""The files of a graph follow its checkpoints."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def fan(left: Callable[..., Any], right: Callable[..., Any]) -> StateGraph[State
 
 
 def at(app: Any, *following: str) -> Any:
-    """The newest checkpoint after which these nodes come."""
+    """Return the newest checkpoint after which these nodes come."""
     return next(state for state in app.get_state_history(CONFIG) if set(state.next) == set(following))
 
 
 def files(app: Any, config: Any) -> dict[str, str]:
-    """Every file at a checkpoint, read back through the store."""
+    """Return every file at a checkpoint, read through the store."""
     services = app.session.portal.wait(app.session.services())
     snapshot = services.snapshots.get(ramify.graph.snapshot_of(app, config))
     return {path: services.snapshots.read(snapshot, path).decode() for path in services.snapshots.entries(snapshot)}
@@ -118,8 +118,8 @@ def test_going_back_brings_the_files_back_and_running_on_is_a_branch(compile_gra
     assert runs == [("root", "a"), ("root", "b"), ("root", "c"), (branch, "b"), (branch, "c")]
     by_id = {row.id: row for row in kept(app).checkpoints}
     forked = next(row for row in by_id.values() if row.branch == branch)
-    assert by_id[forked.parents[0]].label == "a"  # not the end of root: where it was gone back to
-    assert app.invoke({"n": 1}, CONFIG)["seen"][-3] == ["a", "b", "hello.txt"]  # the thread goes on on the branch
+    assert by_id[forked.parents[0]].label == "a"  # the checkpoint that was gone back to, not the end of root
+    assert app.invoke({"n": 1}, CONFIG)["seen"][-3] == ["a", "b", "hello.txt"]  # the thread continues on the branch
     assert [row.branch for row in kept(app).ops][-1] == branch
 
 
@@ -283,7 +283,7 @@ def test_a_polling_loop_is_run_each_time(compile_graph: Any, kept: Any) -> None:
     app = compile_graph(StateGraph(State).add_node(poll).add_edge(START, "poll"), checkpointer=InMemorySaver())
     app.invoke({"seen": []}, CONFIG)
     assert len(polls) == 3
-    assert [row.kind for row in kept(app).ops] == [OpKind.RUN] * 3  # nothing changed: nothing was sealed
+    assert [row.kind for row in kept(app).ops] == [OpKind.RUN] * 3  # nothing changed, so nothing was sealed
 
 
 def without_seal(app: Any, step_name: str) -> Any:
@@ -309,7 +309,7 @@ def test_children_fork_from_an_unsealed_world_with_its_files(compile_graph: Any)
     assert app.invoke({"seen": []})["seen"][-1] == ["first", "hello.txt", "left", "right"]
 
 
-def test_files_that_nothing_sealed_are_missed_loudly(compile_graph: Any) -> None:
+def test_lost_unsealed_files_raise_an_error(compile_graph: Any) -> None:
     graph = chain(("a", writer("a")), ("b", look))
     plan = without_seal(compile_graph(graph), "a")
     app = compile_graph(graph, plan=plan, checkpointer=InMemorySaver(), interrupt_before=["b"])
@@ -318,7 +318,8 @@ def test_files_that_nothing_sealed_are_missed_loudly(compile_graph: Any) -> None
         app.invoke(None, CONFIG)
     with pytest.raises(WorldLost):
         ramify.graph.snapshot_of(app, CONFIG)
-    assert app.invoke(None, at(app, "a").config)["seen"] == [["hello.txt"]]  # what to do: from before that node
+    # what to do: continue from before that node
+    assert app.invoke(None, at(app, "a").config)["seen"] == [["hello.txt"]]
 
 
 @step(effect="pure")
@@ -334,7 +335,7 @@ def test_a_step_declared_pure_has_no_world(compile_graph: Any, kept: Any) -> Non
     assert next(row for row in kept(app).ops if row.step == "pure").snapshot_in is None
 
 
-def test_nodes_that_ask_for_nothing_take_nothing(compile_graph: Any, kept: Any) -> None:
+def test_nodes_that_use_no_world_get_none(compile_graph: Any, kept: Any) -> None:
     app = compile_graph(fan(lambda state: {"n": 1}, lambda state: None), checkpointer=InMemorySaver())
     app.invoke({"seen": []}, CONFIG)
     found = [(row.kind, row.step, row.snapshot_in) for row in kept(app).ops if row.step in ("left", "right")]
@@ -343,7 +344,7 @@ def test_nodes_that_ask_for_nothing_take_nothing(compile_graph: Any, kept: Any) 
 
 
 async def test_copies_of_a_thread_on_one_loop_do_not_wait_for_each_other(compile_graph: Any, tmp_path: Path) -> None:
-    """One holds the branch that both stand on, while the other holds up the loop to ask for its world."""
+    """One copy holds the branch at which both stand; the other blocks the loop to ask for its world."""
     has_world = asyncio.Event()
 
     async def waits(state: State) -> State:
@@ -411,12 +412,13 @@ def test_an_invocation_that_ends_as_its_app_is_closed_ends_well(
     close = GraphRun.close
 
     async def slow(run: GraphRun, *args: Any) -> None:
-        await asyncio.wait({app.session._keeper}, timeout=0.2)  # the database does not go before its runs have ended
+        # the database must not close before its runs have ended
+        await asyncio.wait({app.session._keeper}, timeout=0.2)
         await close(run, *args)
         ended.append(args[0])
 
     monkeypatch.setattr(GraphRun, "close", slow)
-    app.session.portal.wait(app.session._close())  # another thread's `close`, before it ends the portal
+    app.session.portal.wait(app.session._close())  # another thread's `close` comes first, before it ends the portal
     assert list(chunks) == []
     assert ended == [RunStatus.CANCELLED]
 
@@ -434,7 +436,7 @@ def test_an_app_that_is_dropped_leaves_no_thread_behind(home: Path, workspace: P
     assert not [thread.name for thread in mine if thread.is_alive()]
 
 
-def test_a_stream_that_is_left_ends_its_run(compile_graph: Any, kept: Any) -> None:
+def test_an_abandoned_stream_ends_its_run(compile_graph: Any, kept: Any) -> None:
     app = compile_graph(chain(("a", writer("a")), ("b", look)))
     stream = app.stream({"seen": []})
     next(stream)

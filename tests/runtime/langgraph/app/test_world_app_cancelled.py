@@ -1,4 +1,4 @@
-"""An `ainvoke` that is cancelled in the middle leaves a thread that goes on where its last superstep ended."""
+"""An `ainvoke` that is cancelled in the middle leaves a thread that continues where its last superstep ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class State(TypedDict, total=False):
 
 
 async def is_under_way(app: Any, pid: Path) -> bool:
-    """Whether one sibling is done and kept, and the other's command runs."""
+    """Tell whether one sibling has finished and is recorded, and the other's command is running."""
     done = [task.name for task in (await app.aget_state(CONFIG)).tasks if task.result]
     return done == ["quick"] and pid.exists() and bool(pid.read_text())
 

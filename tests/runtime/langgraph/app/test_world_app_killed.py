@@ -1,4 +1,5 @@
-"""`kill -9` at chosen points, then `invoke(None)`: the same files and state, and nothing finished is done again."""
+"""After `kill -9` at chosen points, `invoke(None)` gives the same files and state, and no finished node runs
+again."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ AS = {
     "graph": POINTS,
     "entrypoint": ["in a", "RUN a", "after b, before its writes", "in l", "RUN z", "in z"],
     "subgraph": ["in b", "RUN b", "MERGE back in b", "after b, before its writes"],
-    "fork": ["in a", "RUN a", "SEAL a", "RUN b"],  # LangGraph runs a fork's first node before it saves the fork
+    "fork": ["in a", "RUN a", "SEAL a", "RUN b"],  # LangGraph runs the first node of a fork before it saves the fork
 }
 
 
 WAYS = [("sync", "graph"), ("async", "graph"), ("async", "entrypoint"), ("sync", "fork"), ("async", "subgraph")]
-"""`RAMIFY_DEEP=1`: each both ways."""
+"""With `RAMIFY_DEEP=1`, each point both sync and async."""
 if "RAMIFY_DEEP" in os.environ:
     WAYS = [(mode, what) for what in AS for mode in ("sync", "async")]
 
@@ -47,7 +48,8 @@ def test_a_killed_thread_goes_on_where_it_was(mode: str, what: str, tmp_path: Pa
         assert trial["result"] == EXPECTED, point
         lines = Counter(trial["log"])
         for name in "ablrz":
-            # killed wherever they stood: a sibling, and what runs while the row of the merge before it is written
+            # nodes that were running when killed: a sibling, and nodes that run while the row of the merge before
+            # them is written
             beside = (name == "r" and point.endswith(" l")) or (name == "z" and point.startswith("MERGE"))
             once = (1, 2) if beside else (1,)
             assert lines[f"begin {name}"] == 2 if point == f"in {name}" else lines[f"begin {name}"] in once, point

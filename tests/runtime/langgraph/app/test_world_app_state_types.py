@@ -1,4 +1,4 @@
-"""A state that is a Pydantic model or a dataclass is given back as one, wherever plain LangGraph does so."""
+"""A state that is a Pydantic model or a dataclass is returned as one, wherever plain LangGraph does so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every test that takes `address` runs on both databases."""
+"""Fixtures: every test that takes `address` runs on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is written against whatever comes back as it was."""
+"""Any value stored as a difference to any other value is read back unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pieces = st.binary(min_size=0, max_size=200)
 
 @given(st.lists(st.tuples(pieces, st.integers(0, 400), st.lists(st.integers(0, 5), max_size=3)), max_size=12))
 def test_a_chain_of_values_comes_back(steps: list[tuple[bytes, int, list[int]]]) -> None:
-    """Each value is a beginning of the last one and something new, with earlier plain ones as its dictionary."""
+    """Each value is a prefix of the one before and something new, with earlier plain values as its dictionary."""
     packed: dict[int, Packed] = {}
     values: dict[int, Serialised] = {}
     plain: list[int] = []

@@ -1,4 +1,4 @@
-"""Commits in groups: what is combine, what is lost, who hears of it."""
+"""Commits in groups: what is committed together, what is lost, and which caller gets an error."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_draining_and_closing_wait_for_what_lingers(bench: Bench, how: str) -> N
     bench.writer.close()
 
 
-def test_upkeep_after_upkeep_leaves_others_the_lock_as_long(bench: Bench) -> None:
-    """SQLite is asked for its lock now and then: who gives it back for a moment alone keeps it from all others."""
+def test_repeated_maintenance_leaves_others_time_for_the_lock(bench: Bench) -> None:
+    """SQLite's waiters try for the lock only now and then: a short pause in between would keep all others out."""
     now = 0.0
     rests: list[float] = []
 
@@ -124,7 +124,7 @@ def test_upkeep_after_upkeep_leaves_others_the_lock_as_long(bench: Bench) -> Non
     bench.writer = GroupCommitter(bench.engine, undone=lambda: None, clock=lambda: now, sleep=sleep)
     for seconds in (0.01, 0.02, 10.0, 0.0):
         bench.writer.commit(takes(seconds), WriteMode.EXCLUSIVE)
-        bench.commit(f"after {seconds}")  # rests for nobody
+        bench.commit(f"after {seconds}")  # no rest before it
     assert rests == pytest.approx([0.01, 0.02, LONGEST_REST_S])
     now += 0.001
     bench.writer.commit(takes(0.0), WriteMode.EXCLUSIVE)  # the last one took no time
@@ -132,14 +132,14 @@ def test_upkeep_after_upkeep_leaves_others_the_lock_as_long(bench: Bench) -> Non
     bench.writer.close()
 
 
-def test_one_that_fails_spoils_nothing_else(bench: Bench) -> None:
+def test_a_failing_job_does_not_fail_others(bench: Bench) -> None:
     bench.linger("a")
     bench.linger("a")
     bench.commit("b")
     assert bench.rows() == ["a", "b"]
-    assert bench.undone == 2  # the group, then the one
+    assert bench.undone == 2  # the group, then each alone
     with pytest.raises(Exception, match="UNIQUE"):
-        bench.writer.drain()  # nobody waited for it: the next who waits hears of it
+        bench.writer.drain()  # nobody waited for it: the next caller that waits gets the error
     bench.writer.drain()
     with pytest.raises(Exception, match="UNIQUE"):
         bench.commit("a")
@@ -149,7 +149,7 @@ def test_one_that_fails_spoils_nothing_else(bench: Bench) -> None:
 
 
 def test_threads_that_wait_share_transactions(bench: Bench) -> None:
-    """While one of them commits, the others gather; each hears of its own."""
+    """While one of them commits, the others gather; each gets its own result."""
     words = [f"{number:03}" for number in range(200)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(bench.commit, words))
@@ -161,8 +161,8 @@ def test_threads_that_wait_share_transactions(bench: Bench) -> None:
     bench.writer.close()
 
 
-def test_one_who_is_interrupted_leaves_the_others_their_work(bench: Bench) -> None:
-    """Ctrl-C in the thread that commits for all: what it had not done is done by the next."""
+def test_an_interrupted_committer_leaves_the_rest_to_the_next(bench: Bench) -> None:
+    """Ctrl-C in the thread that commits for all: the next thread does what was left."""
 
     def interrupted(_: Connection) -> None:
         raise KeyboardInterrupt
@@ -175,8 +175,8 @@ def test_one_who_is_interrupted_leaves_the_others_their_work(bench: Bench) -> No
     bench.writer.close()
 
 
-def test_one_who_gives_up_waiting_stops_nobody(bench: Bench) -> None:
-    """As a cancelled `aput` does: the work is done, and the thread that does it lives on."""
+def test_a_caller_that_gives_up_waiting_does_not_stop_the_commit(bench: Bench) -> None:
+    """A cancelled `aput` gives up waiting: the work is done, and the committing thread lives on."""
 
     async def impatient() -> None:
         waiting = asyncio.ensure_future(asyncio.wrap_future(bench.submit("a")))
@@ -192,7 +192,7 @@ def test_one_who_gives_up_waiting_stops_nobody(bench: Bench) -> None:
     bench.writer.close()
 
 
-def test_a_server_of_many_outlives_one_who_gives_up_waiting(bench: Bench) -> None:
+def test_the_committing_thread_outlives_a_caller_that_gives_up(bench: Bench) -> None:
     lead = RunCommitter(bench.engine.execution_options(write=True), clock=time.time)
     assert bench.writer.follow(lead)
     entered, go = threading.Event(), threading.Event()
@@ -207,8 +207,8 @@ def test_a_server_of_many_outlives_one_who_gives_up_waiting(bench: Bench) -> Non
     bench.writer.close()
 
 
-def test_closing_waits_for_who_commits(bench: Bench) -> None:
-    bench.linger("a")  # there is a thread
+def test_closing_waits_for_the_committing_thread(bench: Bench) -> None:
+    bench.linger("a")  # the thread exists
     bench.writer.drain()
     entered, go = threading.Event(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
@@ -221,8 +221,8 @@ def test_closing_waits_for_who_commits(bench: Bench) -> None:
         committing.result(timeout=60)
 
 
-def test_who_follows_another_never_writes_beside_it(bench: Bench) -> None:
-    """The lead ends while it has work of ours: what comes meanwhile waits for that."""
+def test_a_follower_never_writes_at_the_same_time_as_its_lead(bench: Bench) -> None:
+    """The lead ends while it has work of ours: work that comes meanwhile waits for that."""
     lead = RunCommitter(bench.engine.execution_options(write=True), clock=time.time)
     assert bench.writer.follow(lead)
     entered, go = threading.Event(), threading.Event()
@@ -241,8 +241,8 @@ def test_who_follows_another_never_writes_beside_it(bench: Bench) -> None:
     bench.writer.close()
 
 
-def test_a_file_that_another_process_keeps_is_everyones_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hears of it after one time of waiting, not after as many as there are who wait."""
+def test_every_caller_gets_the_error_of_a_locked_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each caller gets the error after one waiting time, not after as many as there are callers."""
     tried: list[int] = []
     once = bench.writer._once
     monkeypatch.setattr(bench.writer, "_once", lambda batch, how: (tried.append(len(batch)), once(batch, how)))
@@ -261,7 +261,8 @@ def test_a_file_that_another_process_keeps_is_everyones_error(bench: Bench, monk
 
 @pytest.mark.parametrize("nth", range(24))
 def test_ctrl_c_in_a_commit_leaves_the_writer_usable(bench: Bench, nth: int) -> None:
-    """Where Python lets an interrupt in: as a function begins and after a call. But not while things are put back."""
+    """Interrupts are raised wherever Python allows it: at the start of a function and after a call. But not while the
+    queue is restored."""
     source, begin = inspect.getsourcelines(GroupCommitter._serve)
     back = begin + next(at for at, one in enumerate(source) if one.strip() == "finally:")
     seen = 0
@@ -275,7 +276,7 @@ def test_ctrl_c_in_a_commit_leaves_the_writer_usable(bench: Bench, nth: int) -> 
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
-    bench.insert = "INSERT OR IGNORE"  # as the saver's: what was committed just before may be done again
+    bench.insert = "INSERT OR IGNORE"  # as in the saver: what was committed just before may be done again
     bench.linger("a")
     sys.setprofile(profile)
     try:
@@ -293,7 +294,7 @@ def test_commits_are_flushed_to_the_disk(bench: Bench) -> None:
     found: list[Any] = []
     for pragma in ("synchronous", "journal_mode", "wal_autocheckpoint"):
         bench.writer.commit(lambda c, p=pragma: found.append(c.exec_driver_sql(f"PRAGMA {p}").scalar()))  # type: ignore[misc]
-    assert found == [2, "wal", 1000]  # 2: FULL
+    assert found == [2, "wal", 1000]  # 2 means FULL
     bench.writer.close()
 
 
@@ -302,7 +303,7 @@ def _hold(entered: threading.Event, go: threading.Event) -> None:
     assert go.wait(60)
 
 
-def test_a_closed_writer_takes_nothing(bench: Bench) -> None:
+def test_a_closed_writer_refuses_work(bench: Bench) -> None:
     bench.writer.close()
     for put in (bench.commit, bench.submit, bench.linger):
         with pytest.raises(RuntimeError, match="closed"):

@@ -1,4 +1,5 @@
-"""A saver whose rows the run store commits: one transaction with the run's own, and on its own again afterwards."""
+"""The run store commits a saver's rows in one transaction with its own, and the saver commits alone again
+afterwards."""
 
 from __future__ import annotations
 
@@ -36,10 +37,10 @@ async def test_it_joins_leaves_and_joins_again(address: str) -> None:
         for number in (2, 4):
             async with RunStore(address, clock=time.time) as store:
                 assert saver.join(store)
-                assert saver.join(store)  # asked again by the next invocation
+                assert saver.join(store)  # the next invocation joins again
                 at = await asyncio.to_thread(put, saver, number)
                 saver.put_writes(at, [("n", number)], "task")  # lingers
-                assert newest(saver) == number  # and is waited for by who reads
+                assert newest(saver) == number  # a reader waits for it
                 pending = (saver.get_tuple(at) or pytest.fail("not there")).pending_writes
                 assert pending == [("task", "n", number)]
                 saver.put_writes(at, [("n", number)], "late")
@@ -50,7 +51,7 @@ async def test_it_joins_leaves_and_joins_again(address: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["prune", "delete_thread"])
-async def test_it_goes_on_where_another_process_deleted(address: str, how: str) -> None:
+async def test_a_deletion_by_another_process_is_noticed(address: str, how: str) -> None:
     """The store's thread checks the deletion epoch, and raises it when it deletes for this saver."""
     with Saver.open(address) as saver, Saver.open(address) as other:
         async with RunStore(address, clock=time.time) as store:
@@ -70,7 +71,7 @@ async def test_it_goes_on_where_another_process_deleted(address: str, how: str) 
 
 @pytest.mark.postgres
 async def test_a_copy_is_made_while_nobody_else_writes(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads by several statements: what came in between would be copied in part."""
+    """A copy reads with several statements: rows written in between would be copied in part."""
     import psycopg
 
     address = postgres.new_database(postgres_server)
@@ -107,8 +108,8 @@ async def test_a_saver_may_be_there_before_the_store(address: str) -> None:
             assert await store.runs() == []
 
 
-async def test_what_fails_spoils_nothing_else(address: str) -> None:
-    """A job of the saver's that cannot be done; and the next one is not written against what was rolled back."""
+async def test_a_failing_job_of_the_saver_does_not_fail_others(address: str) -> None:
+    """One job of the saver fails. The next one must not be stored as a difference to what was rolled back."""
     with Saver.open(address) as saver:
         async with RunStore(address, clock=time.time) as store:
             saver.join(store)
@@ -119,10 +120,9 @@ async def test_what_fails_spoils_nothing_else(address: str) -> None:
             assert newest(saver) == 2
 
 
-async def test_a_ctrl_c_while_it_is_handed_over_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second one is raised wherever the loop's thread is: also before it is noted who hears of the commit."""
+async def test_ctrl_c_during_the_hand_over_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second interrupt comes wherever the loop's thread is, also before it is noted which caller waits for the
+    commit."""
     add = Future.add_done_callback
 
     def interrupted(*given: Any) -> None:

@@ -1,4 +1,4 @@
-"""The store says what LangGraph's own in memory says, and keeps it."""
+"""The store on disk answers as LangGraph's own store in memory, and keeps its items."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sort(found: Any) -> Any:
 
 
 @pytest.mark.parametrize("ask", ASK)
-def test_it_answers_as_the_one_in_memory(address: str, ask: Callable[[BaseStore], Any]) -> None:
+def test_it_answers_as_the_store_in_memory(address: str, ask: Callable[[BaseStore], Any]) -> None:
     with Store.open(address) as store:
         fill(store)
         assert sort(plain(ask(store))) == sort(plain(ask(fill(InMemoryStore()))))
@@ -90,13 +90,13 @@ def test_a_batch_reads_what_was_there_before_it(address: str) -> None:
         assert store.batch(ops)[1].value == {"v": 2}
 
 
-def test_what_has_a_time_to_live_goes(address: str) -> None:
+def test_expired_items_are_deleted(address: str) -> None:
     now = [1000.0]
     with Store.open(address, clock=lambda: now[0]) as store:
         store.put(("n",), "short", {"v": 1}, ttl=1)
         store.put(("n",), "long", {"v": 2})
         now[0] += 50
-        assert store.get(("n",), "short") is not None  # and it lives for another minute
+        assert store.get(("n",), "short") is not None  # it lives for another minute
         now[0] += 50
         assert store.get(("n",), "short", refresh_ttl=False) is not None
         now[0] += 20
@@ -105,7 +105,7 @@ def test_what_has_a_time_to_live_goes(address: str) -> None:
         assert store.sweep_ttl() == 1
 
 
-def test_a_search_lets_live_what_it_shows(address: str) -> None:
+def test_a_search_refreshes_the_items_it_returns(address: str) -> None:
     now = [1000.0]
     with Store.open(address, clock=lambda: now[0]) as store:
         for key in "ab":
@@ -116,7 +116,7 @@ def test_a_search_lets_live_what_it_shows(address: str) -> None:
         assert [item.key for item in store.search(("n",))] == ["a"]
 
 
-def test_what_json_has_no_form_for_is_kept_as_langgraphs_own_keeps_it(address: str) -> None:
+def test_values_outside_json_are_stored_as_in_langgraphs_store(address: str) -> None:
     at, id = datetime(2026, 1, 2, tzinfo=UTC), UUID(int=7)
     with Store.open(address) as store:
         store.put(("n",), "k", {"at": at, "id": id, "deep": [{"at": at}]})
@@ -125,7 +125,7 @@ def test_what_json_has_no_form_for_is_kept_as_langgraphs_own_keeps_it(address: s
         assert found.value == {"at": at.isoformat(), "id": str(id), "deep": [{"at": at.isoformat()}]}
 
 
-def test_what_would_spoil_a_namespace_is_refused(address: str) -> None:
+def test_labels_with_dots_are_refused(address: str) -> None:
     with Store.open(address) as store:
         with pytest.raises(TypeError, match="JSON objects"):
             store.put(("n",), "k", [1])  # type: ignore[arg-type]
@@ -150,8 +150,8 @@ def test_a_condition_longer_than_the_namespace_does_not_fit(address: str) -> Non
         assert store.batch([ListNamespacesOp(match_conditions=(deep,))]) == [[]]
 
 
-def test_a_search_shows_nobody_elses(address: str) -> None:
-    """By the namespace's own letters, whatever they are: LIKE takes `Ann` for `ann` on SQLite."""
+def test_a_search_returns_only_its_namespace(address: str) -> None:
+    """A prefix matches exactly: on SQLite, LIKE would match `Ann` and `ann`."""
     spaces = [("ann",), ("ann", "x"), ("ann", "é\ud800"), ("Ann", "x"), ("anna",), ("an_",), ("100%", "x"), ("é",)]
     with Store.open(address) as store:
         for space in spaces:
@@ -167,8 +167,8 @@ def test_a_search_shows_nobody_elses(address: str) -> None:
 
 
 @pytest.mark.postgres
-def test_what_the_server_gave_up_for_another_is_done_again(postgres_server: str) -> None:
-    """Two that put the same things at once; the one that stood in the other's way is not told of it."""
+def test_a_refused_transaction_is_retried(postgres_server: str) -> None:
+    """Two callers put the same items at once. The one that the server refused is retried and gets no error."""
     address = postgres.new_database(postgres_server)
     with Store.open(address) as store, Store.open(address) as other, ThreadPoolExecutor() as threads:
         store.batch([PutOp(("n",), key, {"by": "nobody"}) for key in "ab"])
@@ -191,7 +191,7 @@ def test_what_the_server_gave_up_for_another_is_done_again(postgres_server: str)
 
 
 @pytest.mark.parametrize("kind", [Store, Cache, Saver])
-def test_what_was_closed_is_closed(kind: Any, address: str) -> None:
+def test_a_closed_store_refuses_calls(kind: Any, address: str) -> None:
     use = {
         Store: lambda it: it.get(("n",), "k"),
         Cache: lambda it: it.get([(("n",), "k")]),

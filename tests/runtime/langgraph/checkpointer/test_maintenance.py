@@ -1,4 +1,4 @@
-"""Copies and prunes: what is kept still works, what is not is gone from the disk."""
+"""Copies and prunes: what is kept still works, and everything else is deleted from the disk."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_pruning_breaks_no_branch(saver: Saver) -> None:
 def test_many_threads_are_pruned_in_pieces(
     saver: Saver, monkeypatch: pytest.MonkeyPatch, upkeep_s: float, transactions: int
 ) -> None:
-    """Who writes to another thread waits for a piece, not for all of them. Each transaction counts the house up."""
+    """Writers to another thread wait for one piece, not for all. Each transaction increments the deletion epoch."""
     monkeypatch.setattr(saver_module, "UPKEEP_S", upkeep_s)
     app = graph(saver)
     for name in "xyz":
@@ -146,7 +146,7 @@ def test_retention_by_count_age_and_tag(address: str) -> None:
                 saver.prune(["1"], **rule)
 
 
-def test_a_lone_string_is_no_list_of_letters(saver: Saver) -> None:
+def test_a_single_string_instead_of_a_list_is_refused(saver: Saver) -> None:
     app = graph(saver)
     app.invoke({"log": ["0"]}, {**config(), "metadata": {"gold": True}})
     app.invoke({"log": ["1"]}, config())
@@ -160,7 +160,7 @@ def test_a_lone_string_is_no_list_of_letters(saver: Saver) -> None:
     assert ids(saver) == every
 
 
-def test_what_lies_in_the_writes_of_ancestors_is_kept(saver: Saver) -> None:
+def test_writes_of_ancestors_that_delta_channels_need_are_kept(saver: Saver) -> None:
     def built(saver: Any) -> Any:
         made = StateGraph(Delta)
         for name in "abc":
@@ -175,8 +175,9 @@ def test_what_lies_in_the_writes_of_ancestors_is_kept(saver: Saver) -> None:
 
 
 @pytest.mark.parametrize("how", ["prune", "delete_thread", "delete_for_runs"])
-def test_one_goes_on_where_another_process_deleted(saver: Saver, address: str, how: str) -> None:
-    """What this one remembers of values and threads may be gone, and their numbers another's by now."""
+def test_a_saver_notices_deletions_by_another_process(saver: Saver, address: str, how: str) -> None:
+    """The values and threads that this saver remembers may be deleted, and their numbers may belong to others by
+    now."""
 
     class Switch(TypedDict):
         on: bool
@@ -202,7 +203,7 @@ def test_one_goes_on_where_another_process_deleted(saver: Saver, address: str, h
 
 
 def test_several_processes_write_one_thread(saver: Saver, address: str) -> None:
-    """What this one has not seen there, values and what tasks wrote, the other put there meanwhile."""
+    """Values and tasks' writes that this saver has not seen were added by the other one meanwhile."""
     app = graph(saver)
     app.invoke({"log": ["0"]}, config())
     with Saver.open(address) as other:
@@ -222,8 +223,8 @@ def test_several_processes_write_one_thread(saver: Saver, address: str) -> None:
 
 
 @pytest.mark.postgres
-def test_who_prunes_sees_what_it_waited_for_whatever_is_the_servers_way(postgres_server: str) -> None:
-    """Also where an administrator has transactions see one state from their beginning."""
+def test_a_prune_sees_the_writes_that_it_waited_for(postgres_server: str) -> None:
+    """This also holds if an administrator made transactions see one state from their beginning."""
     import psycopg
 
     address = postgres.new_database(postgres_server)

@@ -12,7 +12,7 @@ from ramify.graph import Cache
 from ramify.runtime.langgraph.checkpointer.tables import cached
 
 
-async def test_values_are_kept_until_their_time_is_up(address: str) -> None:
+async def test_values_are_kept_until_they_expire(address: str) -> None:
     now = [1000.0]
     one, two, odd = ((("a", "b"), "k"), (("a",), "k"), (("a", "b\x1f"), "ä"))
     async with Cache.open(address, clock=lambda: now[0]) as cache:
@@ -50,7 +50,7 @@ def test_a_node_is_not_run_again(address: str) -> None:
     assert runs == [1]
 
 
-def test_what_has_expired_does_not_stay_for_ever(address: str) -> None:
+def test_expired_entries_are_deleted(address: str) -> None:
     now = [1000.0]
     with Cache.open(address, clock=lambda: now[0]) as cache:
         cache.set({(("n",), f"k{at}"): (at, 10) for at in range(5)})

@@ -1,4 +1,4 @@
-"""The checkpointer on disk behaves as LangGraph's own in memory, and its threads outlive the process."""
+"""The saver on disk behaves as LangGraph's own in memory, and its threads outlive the process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def scenario(app: Any) -> list[Any]:
     return history(app)
 
 
-def test_it_keeps_what_the_one_in_memory_keeps(saver: Saver) -> None:
+def test_it_stores_what_the_saver_in_memory_stores(saver: Saver) -> None:
     assert scenario(graph(saver)) == scenario(graph(InMemorySaver()))
 
 
@@ -92,7 +92,7 @@ def test_another_process_finds_it(saver: Saver) -> None:
 def test_a_thread_goes_on_in_a_process_whose_clock_is_behind(
     saver: Saver, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its checkpoints are newer all the same. LangGraph's ids remember the time within a process only."""
+    """Its checkpoints still sort as newer. LangGraph's ids remember the time within one process only."""
 
     def begun(app: Any) -> Any:
         app.invoke({"log": []}, CONFIG, durability="sync")
@@ -178,13 +178,13 @@ def test_storage_grows_with_what_is_new(tmp_path: Path) -> None:
 
 
 def test_more_values_than_one_statement_holds(saver: Saver) -> None:
-    """Some of them equal, some there already: each has one row, and all come back."""
+    """Some values are equal and some exist already: each has one row, and all are read back."""
     written = [("log", f"value {at % 50}") for at in range(90)]
     checkpoint: Any = {**empty_checkpoint(), "id": "1"}
     saver.put({"configurable": {"thread_id": "1", "checkpoint_ns": ""}}, checkpoint, {}, {})
     place: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": "1"}}
     saver.put_writes(place, written[:10], "first")
-    with Saver(saver.address) as other:  # which knows nothing of what is there
+    with Saver(saver.address) as other:  # it does not know what exists
         other.put_writes(place, written, "second")
     found = saver.get_tuple(place)
     assert found is not None
@@ -192,7 +192,7 @@ def test_more_values_than_one_statement_holds(saver: Saver) -> None:
 
 
 def test_a_task_may_write_twice_in_one_transaction(saver: Saver) -> None:
-    """What came first stays, what says how the task ended is replaced."""
+    """The first writes stay; a write that says how the task ended replaces an earlier one."""
     checkpoint: Any = {**empty_checkpoint(), "id": "1"}
     place: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": "1"}}
     saver.put({"configurable": {"thread_id": "1", "checkpoint_ns": ""}}, checkpoint, {}, {})
@@ -209,11 +209,11 @@ def test_a_task_may_write_twice_in_one_transaction(saver: Saver) -> None:
     }
 
 
-def test_keeping_house_meets_what_was_handed_over_just_before(saver: Saver) -> None:
+def test_maintenance_sees_work_submitted_just_before(saver: Saver) -> None:
     checkpoint: Any = {**empty_checkpoint(), "id": "1"}
     place: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": "1"}}
     saver.put({"configurable": {"thread_id": "1", "checkpoint_ns": ""}}, checkpoint, {}, {})
-    saver.put_writes(place, [("log", "soon gone")], "task")  # it lingers still
+    saver.put_writes(place, [("log", "soon gone")], "task")  # it still lingers
     saver.delete_thread("1")
     saver.put({"configurable": {"thread_id": "1", "checkpoint_ns": ""}}, checkpoint, {}, {})
     found = saver.get_tuple(place)
@@ -241,7 +241,7 @@ def test_a_connection_that_was_cut_is_made_anew(postgres_server: str) -> None:
 def test_a_server_that_goes_away_changes_nothing(
     postgres_server: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the answer to a commit is lost: it is done again."""
+    """This also holds if the answer to a commit is lost: the commit is done again."""
     import psycopg
 
     address = postgres.new_database(postgres_server)
@@ -288,7 +288,7 @@ def test_several_open_an_empty_database_at_once(postgres_server: str) -> None:
 
 
 def test_a_checkpoint_is_read_by_two_statements(tmp_path: Path) -> None:
-    """To fork a thread is to read two checkpoints and to write one: most of what that costs is in statements."""
+    """A fork of a thread reads two checkpoints and writes one: most of its cost is statements."""
     with Saver(tmp_path / "threads.db") as saver:
         app = graph(saver)
         app.invoke({"log": [], "big": "x" * 10_000}, CONFIG)
@@ -326,7 +326,7 @@ def test_a_checkpoint_is_read_whole_while_another_process_prunes(
 
 
 @pytest.mark.postgres
-def test_a_look_waits_for_its_server(postgres_server: str) -> None:
+def test_a_read_retries_while_the_server_is_gone(postgres_server: str) -> None:
     import psycopg
 
     address = postgres.new_database(postgres_server)
@@ -350,7 +350,7 @@ def test_a_look_waits_for_its_server(postgres_server: str) -> None:
 
 @pytest.mark.postgres
 def test_a_superstep_is_one_statement_on_a_server(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No BEGIN before it, no COMMIT after it: it is a transaction by itself."""
+    """There is no BEGIN before it and no COMMIT after it: the statement is a transaction by itself."""
     import psycopg
 
     sent: list[str] = []
@@ -374,11 +374,11 @@ def test_a_superstep_is_one_statement_on_a_server(postgres_server: str, monkeypa
         app.invoke({"log": []}, {"recursion_limit": 50, **CONFIG}, durability="sync")
     steps = [sql for sql in sent if sql.startswith("WITH put_0 AS (INSERT INTO ramify_values")]
     assert len(steps) >= 20
-    assert len(sent) <= len(steps) + 12  # the thread is looked at before the first
+    assert len(sent) <= len(steps) + 12  # the thread is looked up before the first superstep
 
 
 def test_a_task_writes_more_than_one_statement_takes(saver: Saver) -> None:
-    """As one that sends to thousands does; a server takes 65,535 parameters at once."""
+    """A node that sends to thousands makes such a task. A server accepts 65,535 parameters at once."""
     at = saver.put({"configurable": {"thread_id": "1", "checkpoint_ns": ""}}, empty_checkpoint(), {}, {})
     saver.put_writes(at, [("log", number) for number in range(7000)], "task")
     found = saver.get_tuple(at)

@@ -23,7 +23,7 @@ COUNTS = {
 
 
 class ThroughItsSyncFace(Saver):
-    """The suite calls the async methods alone: these are the synchronous ones under their names."""
+    """The suite calls only async methods: these run the sync ones under the async names."""
 
     async def aput(self, *args, **kwargs):
         return self.put(*args, **kwargs)

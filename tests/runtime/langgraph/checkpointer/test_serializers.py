@@ -1,4 +1,4 @@
-"""What is built of a stored checkpoint: the program's own data. Nothing that a row names is imported or called."""
+"""Reading a checkpoint builds the program's own data, and imports or calls nothing that a row names."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ CHANGED: list[Any] = [
 
 
 @pytest.mark.parametrize("value", CHANGED, ids=lambda value: type(value).__name__)
-def test_what_langgraphs_form_would_change_comes_back(value: Any) -> None:
+def test_values_that_langgraphs_form_would_change_are_read_back(value: Any) -> None:
     serde = StrictSerializer()
     kept = serde.dumps_typed(value)
     back = serde.loads_typed(kept)
@@ -161,7 +161,7 @@ def filled(part: Any, mark: Path) -> Any:
 
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where each attack would leave its trace; a module beside it that leaves one when it is imported."""
+    """The file that each attack would write, and a module that writes one when it is imported."""
     found = tmp_path / "mark"
     lines = (
         "from dataclasses import dataclass",
@@ -231,7 +231,7 @@ def test_plain_langgraph_apps_work_as_they_did(tmp_path: Path) -> None:
 
     graph = StateGraph(State).add_node("node", node).add_edge(START, "node").add_edge("node", END)
     config: Any = {"configurable": {"thread_id": "1"}}
-    for _ in range(2):  # the second time out of the database
+    for _ in range(2):  # the second time, it is read from the database
         with Saver.open(f"sqlite:///{tmp_path}/threads.db") as saver:
             app = graph.compile(checkpointer=saver)
             app.invoke({"messages": [HumanMessage("q")]}, config)

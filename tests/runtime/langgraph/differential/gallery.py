@@ -1,4 +1,4 @@
-"""Graphs with everything that LangGraph has, each of them small: for plain and compiled to be laid side by side."""
+"""Small graphs that use each feature of LangGraph, to compare plain graphs with graphs over worlds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of the gallery: functions under `@entrypoint`, and their tasks."""
+"""The gallery's functions under `@entrypoint`, and their tasks."""
 
 from __future__ import annotations
 

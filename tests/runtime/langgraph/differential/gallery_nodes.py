@@ -1,4 +1,5 @@
-"""Pieces of the gallery: what a node can be, fail at and call: policies, models, tools, agents."""
+"""The gallery's nodes: what a node can be, how it can fail, and what it can call (policies, models, tools,
+agents)."""
 
 from __future__ import annotations
 

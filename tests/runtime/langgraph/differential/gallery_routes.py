@@ -1,4 +1,4 @@
-"""Pieces of the gallery: where a graph goes next, and where it stops."""
+"""The gallery's routes: where a graph goes next, and where it stops."""
 
 from __future__ import annotations
 

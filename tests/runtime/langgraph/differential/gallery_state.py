@@ -1,4 +1,4 @@
-"""Pieces of the gallery: schemas, channels, reducers, messages."""
+"""The gallery's states: schemas, channels, reducers, messages."""
 
 from __future__ import annotations
 

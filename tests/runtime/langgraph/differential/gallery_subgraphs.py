@@ -1,4 +1,4 @@
-"""Pieces of the gallery: graphs in graphs, however they got there."""
+"""The gallery's graphs in graphs, in all the ways they can get there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parent() -> Any:
 
 
 def parent_of_two() -> Any:
-    """From a graph in a graph, into the one in between."""
+    """A graph in a graph hands over to the graph in between."""
 
     def leave(state: Log) -> Any:
         touch("leave")
@@ -44,7 +44,7 @@ def closure() -> Any:
 
 
 def two_closures() -> Any:
-    """A node that runs one stateless graph twice, in turn."""
+    """A node that runs one stateless graph twice in a row."""
     inner = line(("x", say("x")), checkpointer=False)
 
     def node(state: Log) -> Any:

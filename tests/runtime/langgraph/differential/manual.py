@@ -1,5 +1,5 @@
-"""What LangGraph's own manual does with a graph, page by page, beyond streaming it: each scenario is a graph and a
-conversation with it, and gives all that its caller sees."""
+"""What LangGraph's manual does with a graph, page by page, apart from streaming. Each scenario is a graph and a
+conversation with it, and returns everything that its caller sees."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def scenario(
 
 
 def tried(call: Callable[[], Any]) -> Any:
-    """Its result, or the error that it raises."""
+    """Return the result, or the error that was raised."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001  # the other graph has to raise the same

@@ -1,4 +1,5 @@
-"""Who listens to a graph (events, callbacks), who calls it (chains, tools, other graphs), and what nodes hand on."""
+"""Pages of the manual on listeners (events, callbacks), on callers of graphs (chains, tools, other graphs), and on
+what nodes pass on."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def model(text: str) -> Any:
 
 
 def listened() -> Any:
-    """A chain, a generator, a graph and one in a closure: each is another kind of run to whoever listens."""
+    """A chain, a generator, a graph, and a graph in a closure: listeners see each as another kind of run."""
     below = RunnableLambda(lambda s: s["messages"]) | model("words below") | added
     inner = line(("say", below), schema=MessagesState).compile()
 
@@ -116,7 +117,7 @@ async def _(graph: Any) -> list[Any]:
 
 @scenario("called without a config", lambda: line(("a", say("a")), ("asks", ask("asks"))))
 async def _(graph: Any) -> list[Any]:
-    """Its thread is that of what calls it."""
+    """Its thread is that of its caller."""
 
     async def called(given: Any) -> Any:
         return await graph.ainvoke(given)
@@ -128,7 +129,7 @@ async def _(graph: Any) -> list[Any]:
 
 @scenario("in a plain graph", lambda: line(("a", say("a")), ("asks", ask("asks"))), dict)
 async def _(graph: Any) -> list[Any]:
-    """As a node, and by a node's code: asked there, it goes on there."""
+    """As a node, and called by a node's code: asked there, it continues there."""
 
     async def called(state: Log) -> Any:
         return {"log": (await graph.ainvoke({"log": ["called"]}))["log"]}
@@ -143,8 +144,8 @@ async def _(graph: Any) -> list[Any]:
 
 
 def remembered_twice() -> Any:
-    """LangGraph takes the second of two calls of a graph that keeps its state for one that goes on, once a thread has
-    a second turn that asks: it runs nothing, and gives what it found in the first turn."""
+    """LangGraph takes the second of two calls of a graph that keeps its state for a resumed call, once a thread has a
+    second turn that asks: it runs nothing and returns what it found in the first turn."""
     kept = line(("x", say("x", n=1)), ("asks", ask("asks")), checkpointer=True)
 
     def node(state: Log) -> Any:

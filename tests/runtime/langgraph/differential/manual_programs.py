@@ -1,4 +1,4 @@
-"""The pages of LangGraph's manual on functions, agents and tokens; `manual.py` has those on graphs."""
+"""Pages of the manual on functions, agents and tokens; `manual.py` has those on graphs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def _(graph: Any) -> list[Any]:
     last = [chunk async for chunk in graph.astream(Command(resume=False), ONE, stream_mode=["updates", "values"])]
     at = [place for place, (mode, data) in enumerate(last) if mode == "updates" and "polish" in data]
     for place, chunk in zip(at, sorted((last[place] for place in at), key=repr), strict=True):
-        last[place] = chunk  # the two run at once: which ends first is the machine's affair
+        last[place] = chunk  # the two run at once, and either may end first
     return [*seen, *last, *[told(one) async for one in graph.aget_state_history(ONE)]]
 
 
@@ -193,7 +193,7 @@ async def _(graph: Any) -> list[Any]:
 
 
 def remembering_agents() -> Any:
-    """A subagent that keeps its own memory, called out of a tool."""
+    """A subagent that keeps its own memory, called by a tool."""
     replies = [AIMessage(f"reply {i}", id=f"r{i}") for i in range(4)]
     fruit = create_agent(Scripted(responses=replies), [], name="fruit", checkpointer=True)
 

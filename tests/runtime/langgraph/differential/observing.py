@@ -1,4 +1,4 @@
-"""What the caller of a graph sees, without what differs between any two runs of it."""
+"""What the caller of a graph sees, without what differs between any two runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATED = {"timestamp", "ts", "thread_id", "created_at"}
 
 
 class Comparable:
-    """A value without what differs between two runs: times, and ids, which become the order of their first use."""
+    """A value without times, and with ids replaced by the order of their first use."""
 
     def __init__(self) -> None:
         self._ids: dict[str, str] = {}
@@ -42,7 +42,7 @@ class Comparable:
 
 
 def answer(chunks: list[Any], answers: int) -> Any:
-    """What to go on with: an answer to every interrupt that was streamed, or None at the end."""
+    """Return the input to continue with: an answer to every interrupt that was streamed, or None at the end."""
     last = [data for _, mode, data in chunks if mode == "values" and "__interrupt__" in (data or ())]
     if not last or chunks[-1][1] == "error" or answers >= RESUMES:
         return None
@@ -50,7 +50,7 @@ def answer(chunks: list[Any], answers: int) -> Any:
 
 
 async def streamed(graph: Any, given: Any, config: Any, is_async: bool, **options: Any) -> list[Any]:
-    """(namespace, mode, data) of each chunk, and the error at the end where there is one."""
+    """Return (namespace, mode, data) of each chunk, and the error at the end if there is one."""
     options = {"stream_mode": MODES, "subgraphs": True, **options}
     chunks: list[Any] = []
     try:
@@ -86,7 +86,7 @@ def seen(graph: Any, piece: Piece, is_async: bool) -> list[Any]:
 
 
 async def _seen(graph: Any, piece: Piece, is_async: bool) -> list[Any]:
-    """Everything in one order where it is asynchronous; else parallel tasks are free, and their events sorted."""
+    """Keep one order for async graphs. In sync graphs parallel tasks are in any order, so their events are sorted."""
     in_order = is_async and not piece.at_once
     config = CONFIG if in_order else {**CONFIG, "max_concurrency": None}
     same, found = Comparable(), list[Any]()

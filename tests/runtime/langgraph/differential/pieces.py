@@ -1,6 +1,6 @@
-"""What the graphs of the gallery, of the manual and of whole programs are made of.
+"""Parts of which the graphs of the gallery, the manual and the whole programs are made.
 
-Nodes act on a world where there is one, so the same functions run in the plain graph and in ours.
+Nodes act on a world if there is one, so the same functions run in plain graphs and in graphs over worlds.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ HUMAN = {"messages": [HumanMessage("hi", id="h")]}
 
 @dataclass(frozen=True)
 class Piece:
-    """A graph, made anew by each `make()`, what it is given in turn, and how it is compiled and called."""
+    """A graph that each `make()` builds anew, its inputs in turn, and how it is compiled and called."""
 
     make: Callable[[], Any]
     given: tuple[Any, ...] = ({"log": ["in"]},)
     options: dict[str, Any] = field(default_factory=dict)
     calls: dict[str, Any] = field(default_factory=dict)
-    is_racy: bool = False  # the order of its tasks can be seen: it is run one task at a time, which needs a loop
-    needs_loop: bool = False  # its nodes are asynchronous
-    at_once: bool = False  # it would wait for ever, in the plain graph, too, if its tasks were run one at a time
+    is_racy: bool = False  # the order of its tasks is visible: it runs one task at a time, which needs a loop
+    needs_loop: bool = False  # its nodes are async
+    at_once: bool = False  # it would wait for ever if its tasks ran one at a time, also in the plain graph
 
 
 class Log(TypedDict, total=False):

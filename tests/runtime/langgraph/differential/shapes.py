@@ -1,6 +1,6 @@
-"""Graphs that hypothesis draws: a `Shape` is plain data, `build` makes a LangGraph graph of it.
+"""Graphs that hypothesis draws: a `Shape` is plain data, and `build` makes a LangGraph graph of it.
 
-Nodes act on a world where there is one, so the same functions run in the plain graph and in ours.
+Nodes act on a world if there is one, so the same functions run in plain graphs and in graphs over worlds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ramify.runtime.user_code.scope import is_in_a_run
 
 
 class Kind(StrEnum):
-    """What a node does, next to saying its name."""
+    """What a node does, apart from saying its name."""
 
     PLAIN = "plain"
     SILENT = "silent"  # returns nothing
@@ -83,8 +83,8 @@ class Layer:
 @dataclass(frozen=True)
 class Shape:
     layers: tuple[Layer, ...]
-    state: int  # which of STATES
-    loop: int  # how often the first layer runs before the last may end
+    state: int  # index into STATES
+    loop: int  # how often the first layer runs before the last one may end
     is_async: bool
 
 
@@ -101,13 +101,13 @@ def shapes(*kinds: Kind) -> st.SearchStrategy[Shape]:
 
 
 def _alone(kinds: list[Kind]) -> tuple[Kind, ...]:
-    """A node that fails has no siblings: how far they come, or whose handler is first, is a race in LangGraph."""
+    """A node that fails has no siblings: in LangGraph it is a race how far they get, or whose handler runs first."""
     failing = [kind for kind in kinds if kind in (Kind.FAILING, Kind.HANDLED)]
     return tuple(failing[:1] or kinds)
 
 
 def touch(name: str) -> None:
-    """Leave a file in the world, where there is one."""
+    """Leave a file in the world, if there is one."""
     if is_in_a_run():
         path = current_sandbox().path / name
         path.write_text(str(len(list(path.parent.iterdir()))))

@@ -1,9 +1,10 @@
-"""Whatever graph hypothesis draws: plain and over worlds, the caller sees the same, event for event.
+"""For graphs that hypothesis draws, the caller of the plain graph and of the graph over worlds sees the same, event
+for event.
 
-`max_concurrency=1` makes the order of parallel tasks the same in any two runs, and so nothing has to be sorted. (In
+With `max_concurrency=1`, parallel tasks have the same order in any two runs, so nothing has to be sorted. (In
 LangGraph 1.2 a synchronous stream of custom values, messages or subgraphs takes that one thread for itself and waits
-for ever, in the plain graph too: such a graph is streamed without these.) Left out are the intended differences of
-docs/langgraph.md; each has a test of its own.
+for ever, in the plain graph too: such a graph is streamed without these.) The intended differences of
+docs/langgraph.md are left out; each has a test of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.runtime.langgraph.differential.pieces import Piece
 from tests.runtime.langgraph.differential.shapes import Kind, Shape, build, shapes
 
 DEEP = "RAMIFY_DEEP" in os.environ
-"""Many more graphs, and each of the gallery both ways: minutes."""
+"""Draw many more graphs, and run each of the gallery both sync and async; this takes minutes."""
 BOUNDED = settings(
     max_examples=300 if DEEP else 8,
     deadline=None,
@@ -39,7 +40,7 @@ BOUNDED = settings(
 
 
 def observed(graph: Any, shape: Shape) -> list[Any]:
-    """All that its caller sees, in one order."""
+    """Return everything that the caller sees, in one order."""
     parallel = any(len(layer.kinds) > 1 for layer in shape.layers) and not shape.is_async
     config = CONFIG if parallel or shape.is_async else {**CONFIG, "max_concurrency": None}
     options = IN_ONE_THREAD if parallel else {}
@@ -139,7 +140,7 @@ DIFFERENCES = {
     "tasks nobody waits for": "test_a_task_that_could_never_run_is_refused",
     "notes": "test_a_node_that_raises_says_where_and_the_thread_goes_on_from_before_it",
 }
-"""What the graphs above leave out, and the test that shows each."""
+"""What the graphs above leave out, and the test that shows each difference."""
 
 
 def test_the_differences_are_those_that_are_written_down() -> None:

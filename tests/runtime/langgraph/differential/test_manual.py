@@ -1,5 +1,5 @@
-"""Each conversation of `manual.py`, `manual_programs.py` and `manual_callers.py` goes the same way over worlds as in
-the plain graph."""
+"""Each conversation of `manual.py`, `manual_programs.py` and `manual_callers.py` is the same over worlds as in the
+plain graph."""
 
 from __future__ import annotations
 

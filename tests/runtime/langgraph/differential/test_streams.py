@@ -98,7 +98,7 @@ INPUT = {"messages": [HumanMessage("hi", id="m0")]}
 
 
 def comparable(value: Any) -> Any:
-    """Without what differs between any two runs: ids made of time, and times."""
+    """Remove what differs between any two runs: times, and ids made of time."""
     if isinstance(value, dict):
         drop = {"id", "timestamp", "ts", "checkpoint_id", "checkpoint_ns", "langgraph_checkpoint_ns", "thread_id"}
         return {key: comparable(each) for key, each in value.items() if key not in drop}

@@ -1,5 +1,5 @@
-"""Whole programs, plain and over worlds: their callers see the same, event for event. `RAMIFY_DEEP=1`: each both sync
-and async."""
+"""For whole programs, the callers of plain graphs and of graphs over worlds see the same, event for event. With
+`RAMIFY_DEEP=1`, each runs both sync and async."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Graphs as people build them out of LangChain and LangGraph, for plain and compiled to be laid side by side.
+"""Programs as people build them with LangChain and LangGraph, to compare plain graphs with graphs over worlds.
 
-Where `gallery.py` has one feature a graph, these are whole kinds of programs: agents, hand-overs, memory, research.
+`gallery.py` has one feature per graph; these are whole kinds of programs: agents, hand-overs, memory, research.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Team(MessagesState, total=False):
 
 
 def supervisor() -> Any:
-    """An agent that hands over to two others, one after the other, each of which reports back to it."""
+    """An agent that hands over to two others in turn, each of which reports back to it."""
     said = [
         calls(("to_coder", {})),
         calls(("to_tester", {})),
@@ -146,7 +146,7 @@ class Research(TypedDict, total=False):
 
 
 def map_reduce() -> Any:
-    """Sends into a graph for each topic, which has a retry of its own, and one that gathers."""
+    """`Send`s to a graph for each topic, which has its own retry, and a node that gathers the results."""
     tries: set[str] = set()
 
     class One(TypedDict, total=False):
@@ -173,7 +173,7 @@ def map_reduce() -> Any:
 
 
 def own_checkpointer() -> Any:
-    """A graph with a checkpointer and a thread of its own, called by a node."""
+    """A graph with its own checkpointer and thread, called by a node."""
     inner = line(("x", say("x", n=1)), ("asks", say("asks")), checkpointer=InMemorySaver(), interrupt_before=["asks"])
 
     def node(state: Log) -> Any:
@@ -187,7 +187,7 @@ def own_checkpointer() -> Any:
 
 
 def asking_tools(bare: bool = False) -> Any:
-    """Tool calls side by side, of which two ask a person. `bare`: what they return is no update of a dictionary."""
+    """Parallel tool calls, two of which ask a person. `bare`: their result is not an update dictionary."""
     said = iter([calls(("write", {"path": "x"}), ("confirm", {"what": "1"}), ("confirm", {"what": "2"})),
                  AIMessage("done", id="m-end")])  # fmt: skip
 
@@ -225,7 +225,7 @@ def agent_as_tool() -> Any:
 
 
 def flow() -> Any:
-    """The functional API: a store, a writer, the value before, a task that is retried, and one that fails."""
+    """The functional API: a store, a writer, the previous value, a task that is retried, and one that fails."""
     tries: list[int] = []
 
     @task(retry_policy=RetryPolicy(initial_interval=0.0, jitter=False, max_attempts=2, retry_on=ValueError))
@@ -283,7 +283,7 @@ def validated() -> Any:
 
 
 def trimming() -> Any:
-    """Old messages are trimmed before the model is asked, summed up, and then removed."""
+    """Old messages are trimmed before the model call, summarised, and then removed."""
 
     class State(MessagesState, total=False):
         summary: str
@@ -329,7 +329,7 @@ def is_key_error(error: Exception) -> bool:
 
 
 def policies() -> Any:
-    """Several retry policies: the first that matches counts."""
+    """Several retry policies: the first one that matches applies."""
     tries: list[str] = []
 
     def flaky(state: Log) -> Any:
@@ -351,7 +351,7 @@ def policies() -> Any:
 
 
 def talking() -> Any:
-    """Tokens of several models, in a graph in a graph, one of them not to be streamed."""
+    """Tokens of several models in a graph in a graph, one of which must not be streamed."""
 
     def model(text: str, tags: list[str] | None = None) -> Any:
         return GenericFakeChatModel(messages=iter([AIMessage(text, id=f"m-{text[:4]}")]), tags=tags)
@@ -375,7 +375,7 @@ class Counting(TypedDict, total=False):
 
 
 def managed() -> Any:
-    """A loop that ends when its steps run out, and a node that waits for all."""
+    """A loop that ends when its steps run out, and a node that waits for all others."""
 
     def work(state: Counting) -> Command[Literal["work", "end"]]:
         touch(f"left{state['left']}")
@@ -386,7 +386,7 @@ def managed() -> Any:
 
 
 def racing() -> Any:
-    """Asynchronous nodes that end in another order than they began, and their tasks with them."""
+    """Async nodes that end in another order than they began, and so do their tasks."""
 
     def slowly(name: str, seconds: float) -> Any:
         async def node(state: Log) -> Any:
@@ -409,7 +409,7 @@ def failing_edge() -> Any:
 
 
 def reviewed() -> Any:
-    """A draft that a person sends back until it pleases: an interrupt in a loop, checked inside the node."""
+    """A draft that a person sends back until it is accepted: an interrupt in a loop, checked inside the node."""
 
     def draft(state: Log) -> Any:
         touch(f"draft{len(state['log'])}")

@@ -1,4 +1,4 @@
-"""Graphs in graphs, however hidden: their nodes act on the world of the node that runs them."""
+"""Graphs that a node's code calls, however hidden: their nodes act on the world of that node."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def inner(**options: Any) -> Any:
 
 
 def hidden(how: str) -> Any:
-    """A node that runs `inner`, which asks."""
+    """Return a node that runs `inner`, which asks a question."""
     table = {"closure": inner(), "dictionary": inner(), "unsaved": inner(checkpointer=False)}
     if how == "node":
         return inner()
@@ -90,7 +90,7 @@ async def test_a_subgraph_interrupts_and_goes_on(how: str, is_async: bool, compi
     seen = (await invoke(Command(resume="bob")))["seen"]
     around = ["after", "before"] if how not in ("node", "kept") else []
     assert seen[-1] == sorted([*around, "a", "got-bob", "x", "y"])
-    assert seen[-2 - bool(around)] == sorted(["a", *around[1:], "got-bob", "x"])  # what y found
+    assert seen[-2 - bool(around)] == sorted(["a", *around[1:], "got-bob", "x"])  # the files that y found
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -208,7 +208,7 @@ def test_a_failed_attempt_of_a_node_forgets_its_graphs_files(compile_graph: Any)
     assert compile_graph(graph).invoke({"seen": []})["seen"] == [[], ["x"]]
 
 
-def test_a_graph_that_a_node_gave_up_leaves_nothing(compile_graph: Any) -> None:
+def test_a_graph_that_a_node_abandoned_leaves_no_files(compile_graph: Any) -> None:
     def fails(state: State, sandbox: SyncSandbox) -> State:
         (sandbox.path / "half").touch()
         raise ValueError("no")
@@ -239,7 +239,7 @@ def test_a_graph_of_ours_in_another_of_ours_has_worlds_of_its_own(compile_graph:
     assert seen[-1] == ["a"]
 
 
-def test_langgraph_is_left_alone_when_nothing_runs(compile_graph: Any) -> None:
+def test_pregel_is_unpatched_when_nothing_runs(compile_graph: Any) -> None:
     from langgraph.pregel import Pregel
 
     before = Pregel.stream, Pregel.astream

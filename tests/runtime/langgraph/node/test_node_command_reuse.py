@@ -1,4 +1,4 @@
-"""Commands that are declared deterministic, in the nodes of graphs: never twice in an equal world."""
+"""Commands that are declared deterministic run only once in equal worlds, in nodes of graphs too."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_command_is_run_once_in_an_equal_world(tmp_path: Path, compile_g
         found = await app.ainvoke({"log": []}, config)
         assert found["log"][0] == found["log"][2]
         assert found["log"][1] == "gone"
-    assert count.read_text() == "x\n"  # the second node, and the second run, took it over
+    assert count.read_text() == "x\n"  # the second node and the second run reused the result
     rows = [row for row in kept(app).ops if row.kind is OpKind.COMMAND]
     assert [row.reused_from is not None for row in rows] == [True, True]
     assert {row.branch for row in rows} == {"root"}
@@ -82,7 +82,7 @@ async def hands_over(error: Exception) -> Any:
 async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
     compile_graph: Any, monkeypatch: pytest.MonkeyPatch, then: Any
 ) -> None:
-    """As a tool node does, which tells the model of it."""
+    """A tool node does so: it reports the error to the model."""
 
     async def careless(state: Log, sandbox: Sandbox) -> Any:
         try:
@@ -109,7 +109,7 @@ async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
 async def test_a_wrong_hit_ends_the_run_though_a_handler_takes_it(
     compile_graph: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node of LangGraph's for what other nodes raise, from which the graph goes on."""
+    """The handler is a LangGraph node for errors of other nodes, from which the graph continues."""
 
     async def builds_it(state: Log, sandbox: Sandbox) -> Any:
         await sandbox.run("date +%s.%N > built", reuse=True, check=True)

@@ -1,4 +1,4 @@
-"""Model calls of nodes: tagged, recorded, and served when the node itself runs again."""
+"""Model calls of nodes are tagged and recorded, and served from the record when the node runs again."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_node_that_runs_again_is_served_its_calls(compile_graph: Any, scripted
     assert [call.request.messages[-1].content for call in scripted.calls] == ["one", "two"]
 
 
-def test_another_attempt_asks_anew(compile_graph: Any, scripted: Any) -> None:
+def test_a_retry_calls_the_model_again(compile_graph: Any, scripted: Any) -> None:
     async def asks(state: State) -> State:
         said = (await llm.chat("one")).text
         if len(scripted.calls) < 2:
@@ -122,10 +122,11 @@ def test_every_invocation_of_a_thread_has_the_whole_deadline(compile_graph: Any,
     assert all(tags["slo_deadline_s"] < 59.96 for tags in (first, second)), "what is left, at the call"
 
 
-def test_what_a_thread_was_told_after_it_went_to_another_model_is_nobodys_word(
+def test_answers_after_a_change_of_model_are_not_reused_by_other_runs(
     compile_graph: Any, kept: Any, scripted: ScriptedModel
 ) -> None:
-    """The run's settings name the one that it began with, and other runs are answered from what theirs name."""
+    """The run's settings name the model with which it began, and other runs reuse only answers of the model that
+    theirs name."""
 
     async def asks(state: State) -> State:
         return {"said": [(await llm.chat("one")).text]}
@@ -139,7 +140,9 @@ def test_what_a_thread_was_told_after_it_went_to_another_model_is_nobodys_word(
         assert run.settings.mixed is mixed
 
 
-async def test_what_langgraph_cannot_keep_is_no_obstacle(compile_graph: Any, kept: Any) -> None:
+async def test_values_that_langgraph_cannot_store_are_allowed_in_untracked_channels(
+    compile_graph: Any, kept: Any
+) -> None:
     def opens(state: Open) -> Open:
         return {"handle": object()}
 

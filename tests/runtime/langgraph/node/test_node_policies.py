@@ -1,4 +1,4 @@
-"""Cache, error and timeout policies, stores, durability, and how much runs at once."""
+"""Policies for caching, errors and timeouts; stores, durability, and how much runs at once."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_node_that_runs_out_of_time_leaves_nothing(compile_graph: Any) -
     assert app.get_state(CONFIG).next == ("only",)
 
 
-def test_a_store_is_the_nodes(compile_graph: Any) -> None:
+def test_nodes_use_the_graphs_store(compile_graph: Any) -> None:
     store = InMemoryStore()
 
     def remember(state: State, *, store: BaseStore) -> State:
@@ -127,7 +127,7 @@ async def test_one_at_a_time_is_no_deadlock(is_async: bool, compile_graph: Any) 
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_one_sibling_asks_while_the_other_is_done(is_async: bool, compile_graph: Any, kept: Any) -> None:
+async def test_one_sibling_asks_while_the_other_has_finished(is_async: bool, compile_graph: Any, kept: Any) -> None:
     ran: list[str] = []
 
     def done(state: State, sandbox: SyncSandbox) -> State:

@@ -80,7 +80,7 @@ async def test_async_tasks_too(compile_graph: Any) -> None:
     assert seen == [[], [], ["one", "two"], ["one", "two"], ["one", "three", "two"]]
 
 
-def test_a_result_that_nobody_takes_leaves_its_files_all_the_same(compile_graph: Any) -> None:
+def test_files_of_a_task_whose_result_is_not_taken_are_merged(compile_graph: Any) -> None:
     def node(state: State) -> State:
         touch("one")
         return {}
@@ -115,7 +115,7 @@ async def test_tasks_before_an_interrupt_keep_every_change(is_async: bool, compi
 
     assert (await invoke({"seen": []}))["__interrupt__"]
     assert (await invoke(Command(resume="bob")))["seen"] == [["bob", "mine", "one", "three", "two"]]
-    assert sorted(RAN) == ["one", "three", "two"]  # a finished task is not run again
+    assert sorted(RAN) == ["one", "three", "two"]  # a finished task does not run again
 
 
 def test_tasks_that_change_the_same_thing_conflict(compile_graph: Any) -> None:
@@ -222,7 +222,7 @@ def test_a_task_whose_failure_was_caught_leaves_no_complaint(
 
 def test_a_task_that_could_never_run_is_refused(compile_graph: Any) -> None:
     def node(state: State) -> None:
-        touch("one")  # waits for the one place, which the node has
+        touch("one")  # it waits for the only place, which the node has
 
     graph = only(node).add_node("beside", lambda state: None).add_edge(START, "beside")
     with pytest.raises(UnsupportedGraph, match="max_concurrency"):
@@ -230,9 +230,7 @@ def test_a_task_that_could_never_run_is_refused(compile_graph: Any) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_tasks_and_graphs_that_ask_for_nothing_take_nothing(
-    is_async: bool, compile_graph: Any, kept: Any
-) -> None:
+async def test_tasks_and_graphs_that_use_no_world_get_none(is_async: bool, compile_graph: Any, kept: Any) -> None:
     @task
     def thinks(n: int) -> int:
         return n + 1
@@ -261,7 +259,7 @@ async def test_tasks_and_graphs_that_ask_for_nothing_take_nothing(
 
 
 def test_a_task_acts_on_the_world_as_it_was_at_the_call(compile_graph: Any) -> None:
-    """Also where it asks for its world after its caller has changed its own."""
+    """This also holds if the task asks for its world after its caller has changed its own."""
     has_written = threading.Event()
 
     @task

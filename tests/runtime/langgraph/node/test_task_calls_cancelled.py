@@ -1,4 +1,4 @@
-"""Cancelling a `@task` reaches it, in whatever way its caller cancels, and its files are dropped."""
+"""Cancelling a `@task` in any of the ways its caller can reaches its code, and drops its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ramify.runtime.user_code.scope import is_in_a_run
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 LOG: list[Any] = []
-LONG_S = 20.0  # nobody waits for it, unless a cancel is lost
+LONG_S = 20.0  # nothing waits this long unless a cancel is lost
 SOON_S = 0.2
 
 
@@ -67,7 +67,7 @@ async def begun(*names: str) -> None:
 
 
 async def over(*names: str) -> None:
-    """The cancelled tasks have heard of it; where one has not, it is done at last, and that is in the log."""
+    """Return when the cancelled tasks have been told. A task that was not told ends at last, and the log says so."""
     while not all(f"{name} was cancelled" in LOG or f"{name} ended" in LOG for name in names):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
@@ -237,7 +237,7 @@ async def test_cancelling_the_invocation_reaches_the_task_without_noise(
 
 
 async def test_a_cancel_while_the_node_waits_for_what_it_left_running(compile_graph: Any) -> None:
-    """The node has returned, and is not over before its task is."""
+    """The node has returned, but is not over before its task is."""
 
     async def node(state: State) -> State:
         hang("a")
@@ -278,7 +278,7 @@ async def test_a_task_that_is_shielded_goes_on(compile_graph: Any) -> None:
 
 
 def test_a_future_of_a_synchronous_node_is_cancelled_as_in_a_plain_graph(compile_graph: Any) -> None:
-    """What runs in a thread runs on; its caller does not wait for it, and has none of its files."""
+    """Code in a thread keeps running. Its caller does not wait for it and gets none of its files."""
 
     def build() -> tuple[StateGraph[State], threading.Event]:
         is_open, runs = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""The channel's reducer: primitives in, primitives out, and the same whoever reads it back."""
+"""The world channel's reducer maps primitives to primitives, and gives the same through every serialiser."""
 
 from __future__ import annotations
 

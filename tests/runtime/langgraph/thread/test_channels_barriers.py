@@ -25,7 +25,7 @@ class Slow(Saver):
 
 
 def joins() -> Any:
-    """`a` arrives a superstep before `b2`."""
+    """A graph in which `a` arrives at the join one superstep before `b2`."""
     graph: Any = StateGraph(State)
     for name in ("a", "b", "b2", "join"):
         graph.add_node(name, lambda state, name=name: {"log": [name]})

@@ -1,4 +1,4 @@
-"""A reducer that raises: the caller gets plain LangGraph's error, and beneath it where to look."""
+"""If a reducer raises, the caller gets plain LangGraph's error with a note that says where to look."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def graph(**nodes: Any) -> Any:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_its_error_is_that_of_plain_langgraph_with_the_place_beneath(home: Path, nested: bool) -> None:
+def test_its_error_is_plain_langgraphs_with_a_note(home: Path, nested: bool) -> None:
     plain = graph(one=one, two=two).compile()
     with pytest.raises(ValueError, match="these two do not go together") as theirs:
         plain.invoke({})

@@ -1,4 +1,4 @@
-"""Threads whose snapshots are lost: each is made again by running what made it, and nothing else."""
+"""Each lost snapshot of a thread is recomputed by running the node that made it, and nothing else."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ AGAIN = RetryPolicy(initial_interval=0, jitter=False, retry_on=OSError)
 
 
 @pytest.mark.parametrize("build", SHAPES, ids=lambda build: build.__name__)
-async def test_each_lost_state_is_made_again(
+async def test_each_lost_state_is_recomputed(
     build: Callable[[], Any], compile_graph: Any, saver: Any, home: Path, scripted: ScriptedModel
 ) -> None:
-    """A state of the thread, with all after it: the thread ends as one that lost nothing. `RAMIFY_DEEP=1`: each."""
+    """A thread loses a state and all states after it, and ends as one that lost nothing. With `RAMIFY_DEEP=1`, each
+    state."""
     app = compile_graph(build(), checkpointer=saver)
     number = len(await stopped(app))
     expected = (await app.ainvoke(None, CONFIG))["seen"]
@@ -76,7 +77,7 @@ async def test_each_lost_state_is_made_again(
         again.close()
 
 
-async def test_only_what_is_lost_is_run_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_only_lost_states_are_recomputed(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known = await stopped(app)
     app.close()
@@ -88,7 +89,9 @@ async def test_only_what_is_lost_is_run_again(compile_graph: Any, saver: Any, ho
     assert "computed again: node 'c'" in heard.recovered[0].why and "is not in the store" in heard.recovered[0].why
 
 
-async def test_a_sibling_that_is_whole_is_left_alone(compile_graph: Any, saver: Any, home: Path, kept: Any) -> None:
+async def test_a_sibling_with_its_files_does_not_run_again(
+    compile_graph: Any, saver: Any, home: Path, kept: Any
+) -> None:
     app = compile_graph(fan(), checkpointer=saver)
     await stopped(app)
     (lost,) = [one.snapshot_id for one in kept(app).checkpoints if one.label == "m"]
@@ -110,7 +113,7 @@ async def test_a_damaged_layer_is_a_lost_state(compile_graph: Any, saver: Any, h
     assert [line.split(":")[0] for line in seen] == ["a", "b", "c", "hello.txt"]
 
 
-async def test_what_was_made_again_stands_in_for_the_lost_from_then_on(
+async def test_a_recomputed_state_stands_in_for_the_lost_one(
     compile_graph: Any, saver: Any, home: Path, kept: Any
 ) -> None:
     app = compile_graph(line(), checkpointer=saver)
@@ -134,7 +137,7 @@ async def test_what_was_made_again_stands_in_for_the_lost_from_then_on(
     ("point", "times"),
     [("world made", 1), ("world made", 2), ("rows numbered", 1), ("rows durable", 1), ("rows durable", 4)],
 )
-async def test_a_crash_on_the_way_leaves_a_thread_that_goes_on(
+async def test_a_crash_during_recomputation_leaves_a_thread_that_resumes(
     point: str, times: int, compile_graph: Any, saver: Any, home: Path
 ) -> None:
     app = compile_graph(line(), checkpointer=saver)
@@ -179,7 +182,7 @@ def test_a_thread_in_memory_and_nodes_that_are_not_async(compile_graph: Any, hom
     assert LOG == ["write", "write"]
 
 
-async def test_a_fork_of_the_past_is_made_again_through_its_parents(
+async def test_a_fork_of_an_old_checkpoint_is_recomputed_through_its_parents(
     compile_graph: Any, saver: Any, home: Path
 ) -> None:
     app = compile_graph(line(), checkpointer=saver)
@@ -195,7 +198,7 @@ async def test_a_fork_of_the_past_is_made_again_through_its_parents(
     assert LOG == ["a", "b", "c"]
 
 
-async def test_a_copied_thread_is_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_a_copied_thread_is_recomputed(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known = await stopped(app)
     app.close()
@@ -207,7 +210,7 @@ async def test_a_copied_thread_is_made_again(compile_graph: Any, saver: Any, hom
     assert [line.split(":")[0] for line in seen] == ["a", "b", "c", "hello.txt"]
 
 
-async def test_a_collection_keeps_what_was_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_garbage_collection_keeps_recomputed_states(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known = await stopped(app)
     app.close()
@@ -220,9 +223,7 @@ async def test_a_collection_keeps_what_was_made_again(compile_graph: Any, saver:
     assert b"b? after" in ramify.graph.read(later, before(later, "c").config, "b")
 
 
-async def test_who_is_cancelled_cancels_the_node_that_is_run_again(
-    compile_graph: Any, saver: Any, home: Path
-) -> None:
+async def test_cancelling_the_caller_cancels_the_rerun_node(compile_graph: Any, saver: Any, home: Path) -> None:
     waits = False
     begun, ended = threading.Event(), threading.Event()
 
@@ -268,7 +269,7 @@ async def test_the_checkpoints_of_a_long_thread_are_read_once(compile_graph: Any
     assert (LOG, counted.listed) == (["a", "b", "c"], 1)
 
 
-async def test_damaged_bytes_are_made_again_once_they_are_found(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_damaged_bytes_are_recomputed_once_they_are_found(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known = await stopped(app)
     app.close()
@@ -292,8 +293,10 @@ async def test_a_thread_is_edited_where_its_files_are_lost(compile_graph: Any, s
     assert [line.split(":")[0] for line in seen] == ["a", "b", "c", "hello.txt", "mine"]
 
 
-async def test_a_node_that_reads_its_threads_past_is_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
-    """The past was joined, and is lost, too."""
+async def test_a_node_that_reads_its_threads_history_is_recomputed(
+    compile_graph: Any, saver: Any, home: Path
+) -> None:
+    """The earlier state was a join, and is lost too."""
 
     async def z(state: State, sandbox: Sandbox) -> State:
         config = (await asyncio.to_thread(before, app, "z")).config
@@ -310,7 +313,7 @@ async def test_a_node_that_reads_its_threads_past_is_made_again(compile_graph: A
     assert "z: said l? after ['a', 'hello.txt']" in (await app.ainvoke(None, CONFIG))["seen"]
 
 
-def test_a_thread_whose_past_was_async_goes_on_without_a_loop(compile_graph: Any, saver: Any, home: Path) -> None:
+def test_a_thread_with_async_history_continues_without_a_loop(compile_graph: Any, saver: Any, home: Path) -> None:
     def see(state: State, sandbox: SyncSandbox) -> State:
         return {"seen": sorted(path.name for path in sandbox.path.iterdir())}
 
@@ -322,10 +325,10 @@ def test_a_thread_whose_past_was_async_goes_on_without_a_loop(compile_graph: Any
     assert compile_graph(graph, checkpointer=saver).invoke(None, CONFIG)["seen"] == ["a", "hello.txt"]
 
 
-# Which level of recovery it was
+# by which level of recovery
 
 
-async def test_a_thread_that_was_ended_says_that_its_state_is_whole(compile_graph: Any, saver: Any) -> None:
+async def test_resuming_an_interrupted_thread_reports_its_restored_state(compile_graph: Any, saver: Any) -> None:
     await stopped(app := compile_graph(line(), checkpointer=saver))
     app.close()
     heard = Heard()
@@ -337,7 +340,7 @@ async def test_a_thread_that_was_ended_says_that_its_state_is_whole(compile_grap
     assert len(heard.recovered) == 1, "a thread that was done has not come back"
 
 
-async def test_a_node_that_is_tried_again_says_so(compile_graph: Any, home: Path) -> None:
+async def test_a_retried_node_is_reported(compile_graph: Any, home: Path) -> None:
     tried: list[int] = []
 
     async def flaky(state: State, sandbox: Sandbox) -> State:

@@ -1,4 +1,5 @@
-"""Lost states inside nodes and entrypoints, of who asked a person, of who failed: they are made again."""
+"""Lost states inside nodes and entrypoints, of nodes that asked a person, and of nodes that failed, are
+recomputed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.runtime.langgraph.lost_snapshots import CONFIG, LOG, State, collected
 pytestmark = pytest.mark.usefixtures("nothing_ran_again")
 
 
-async def test_the_tasks_of_an_entrypoint_are_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_the_tasks_of_an_entrypoint_are_recomputed(compile_graph: Any, saver: Any, home: Path) -> None:
     @task
     async def make(name: str, sandbox: Sandbox) -> str:
         LOG.append(name)
@@ -49,10 +50,10 @@ async def test_the_tasks_of_an_entrypoint_are_made_again(compile_graph: Any, sav
     assert LOG == ["x", "y"]
 
 
-async def test_a_sibling_that_still_asks_is_not_run_for_it(
+async def test_a_sibling_that_still_asks_does_not_run_again(
     compile_graph: Any, saver: Any, home: Path, kept: Any
 ) -> None:
-    """One sibling is done and its files are lost, the other waits for a person."""
+    """One sibling has finished and its files are lost; the other waits for a person."""
 
     async def ask(state: State, sandbox: Sandbox) -> State:
         LOG.append("ask")
@@ -71,7 +72,7 @@ async def test_a_sibling_that_still_asks_is_not_run_for_it(
     assert LOG == ["ask", "l"]
 
 
-async def test_a_graph_in_a_node_that_asked_is_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_a_graph_in_a_node_that_asked_is_recomputed(compile_graph: Any, saver: Any, home: Path) -> None:
     async def ask(state: State, sandbox: Sandbox) -> State:
         LOG.append("ask")
         (sandbox.path / "ask").write_text(interrupt("go on?"))
@@ -94,9 +95,7 @@ async def test_a_graph_in_a_node_that_asked_is_made_again(compile_graph: Any, sa
         assert ["a", "i", "ask", "j"][lost - 1 :] == LOG
 
 
-async def test_while_a_graph_in_a_node_asks_its_files_are_made_again(
-    compile_graph: Any, saver: Any, home: Path
-) -> None:
+async def test_files_are_recomputed_while_a_graph_in_a_node_asks(compile_graph: Any, saver: Any, home: Path) -> None:
     async def ask(state: State, sandbox: Sandbox) -> State:
         return {"said": [interrupt("go on?")], "seen": sorted(path.name for path in sandbox.path.iterdir())}
 
@@ -113,7 +112,7 @@ async def test_while_a_graph_in_a_node_asks_its_files_are_made_again(
     assert LOG == ["a", "i"]
 
 
-async def test_an_error_handler_is_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_an_error_handler_is_recomputed(compile_graph: Any, saver: Any, home: Path) -> None:
     async def fail(state: State, sandbox: Sandbox) -> State:
         LOG.append("fail")
         raise ValueError("it fails")
@@ -136,7 +135,8 @@ async def test_an_error_handler_is_made_again(compile_graph: Any, saver: Any, ho
 
 
 async def test_a_task_that_failed_fails_again_for_its_caller(compile_graph: Any, saver: Any, home: Path) -> None:
-    """Its caller went on without it; told that it had returned, it would go another way."""
+    """Its caller continued without it. If the caller were told that the task had returned, it would go another
+    way."""
 
     @task
     async def fails(sandbox: Sandbox) -> str:
@@ -204,7 +204,7 @@ async def state_again(app: Any, run: Any, lost: str) -> None:
     await app.session.end(asking, None)
 
 
-async def test_a_graph_that_a_task_group_runs_is_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_a_graph_that_a_task_group_runs_is_recomputed(compile_graph: Any, saver: Any, home: Path) -> None:
     inner = StateGraph(State).add_sequence([("i", maker("i"))]).add_edge(START, "i").compile()
 
     async def call(state: State, sandbox: Sandbox) -> State:
@@ -224,7 +224,7 @@ async def test_a_graph_that_a_task_group_runs_is_made_again(compile_graph: Any, 
 
 
 async def test_a_thread_of_async_graphs_in_nodes_is_edited(compile_graph: Any, saver: Any, home: Path) -> None:
-    """Whoever edits says nothing of how the thread's nodes are to be run."""
+    """The caller that edits does not say whether the thread's nodes run sync or async."""
     inner = StateGraph(State).add_sequence([("i", maker("i"))]).add_edge(START, "i").compile()
     graph = StateGraph(State).add_sequence([("inner", inner), ("next", inner)]).add_edge(START, "inner")
     app = compile_graph(graph, checkpointer=saver)
@@ -237,11 +237,9 @@ async def test_a_thread_of_async_graphs_in_nodes_is_edited(compile_graph: Any, s
     assert ramify.graph.read(again, edited, "i") == b"said i? after ['hello.txt']"
 
 
-async def test_what_a_node_that_runs_again_stands_on_outlasts_a_collection(
-    compile_graph: Any, saver: Any, home: Path
-) -> None:
-    """A graph that its code calls, and that keeps no checkpoints: its states have no names, and its nodes may take
-    longer than any grace."""
+async def test_states_under_a_rerun_node_outlast_a_collection(compile_graph: Any, saver: Any, home: Path) -> None:
+    """The node's code calls a graph without checkpoints: its states have no names, and its nodes may take longer than
+    any grace period."""
     beside: list[bool] = []
 
     async def slow(state: State, sandbox: Sandbox) -> State:
@@ -272,10 +270,11 @@ async def test_what_a_node_that_runs_again_stands_on_outlasts_a_collection(
     assert not [*paths.locks(home).glob("kept/*")]
 
 
-async def test_what_a_merge_inside_a_node_stands_on_outlasts_a_collection(
+async def test_states_under_a_merge_inside_a_node_outlast_a_collection(
     compile_graph: Any, saver: Any, home: Path
 ) -> None:
-    """The node's world was written to while the graph that it calls ran on a fork of it: no checkpoint has that."""
+    """The node's world was written to while the graph that it calls ran on a fork of it: no checkpoint has that
+    state."""
     beside: list[Sandbox] = []
 
     async def both(state: State, sandbox: Sandbox) -> State:
@@ -300,4 +299,4 @@ async def test_what_a_merge_inside_a_node_stands_on_outlasts_a_collection(
     LOG.clear()
     seen = (await compile_graph(graph, checkpointer=saver).ainvoke(None, CONFIG))["seen"]
     assert [line.split(":")[0] for line in seen] == ["beside", "hello.txt", "inside"]
-    assert LOG == []  # merged again, of what is there
+    assert LOG == []  # merged again from what exists

@@ -1,4 +1,4 @@
-"""Lost states of a thread that somebody looks at: they are made again, and how the thread stands is as it was."""
+"""Reading a thread recomputes its lost states, and does not change the thread's status."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ from tests.runtime.langgraph.lost_snapshots import (
 pytestmark = pytest.mark.usefixtures("nothing_ran_again")
 
 
-async def test_who_reads_a_lost_state_has_it_made_again(
-    compile_graph: Any, saver: Any, home: Path, kept: Any
-) -> None:
+async def test_reading_a_lost_state_recomputes_it(compile_graph: Any, saver: Any, home: Path, kept: Any) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known, content = await stopped(app), contents(app)
     app.close()
@@ -57,7 +55,7 @@ async def test_who_reads_a_lost_state_has_it_made_again(
     assert LOG == []
 
 
-async def test_who_reads_what_is_not_made_again_is_told_why(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_reading_a_state_that_cannot_be_recomputed_says_why(compile_graph: Any, saver: Any, home: Path) -> None:
     async def ambient(state: State) -> State:
         LOG.append("ambient")
         found: Any = current_sandbox()
@@ -78,24 +76,26 @@ async def test_who_reads_what_is_not_made_again_is_told_why(compile_graph: Any, 
 
 
 async def waiting(compile_graph: Any, saver: Any) -> Any:
-    """An app whose thread waits, begun by another."""
+    """Return an app whose thread waits and was begun by another app."""
     app = compile_graph(fan(), checkpointer=saver)
     await stopped(app)
     app.close()
     return compile_graph(fan(), checkpointer=saver)
 
 
-async def test_a_thread_that_waits_still_waits_when_its_files_were_looked_at(
+async def test_a_waiting_thread_still_waits_after_its_files_were_read(
     compile_graph: Any, saver: Any, kept: Any
 ) -> None:
-    """Its siblings are merged for it."""
+    """Its siblings are merged for the reader."""
     later = await waiting(compile_graph, saver)
     assert ramify.graph.read(later, CONFIG, "m")
     assert kept(later).runs[0].status is RunStatus.WAITING
 
 
-async def test_a_thread_that_waits_says_so_while_it_is_looked_at(compile_graph: Any, saver: Any, kept: Any) -> None:
-    """So who looks may be killed."""
+async def test_a_waiting_thread_is_listed_as_waiting_while_it_is_read(
+    compile_graph: Any, saver: Any, kept: Any
+) -> None:
+    """So the reading process may be killed at any time."""
     later = await waiting(compile_graph, saver)
     said: list[RunStatus] = []
 
@@ -109,7 +109,9 @@ async def test_a_thread_that_waits_says_so_while_it_is_looked_at(compile_graph: 
 
 
 @pytest.mark.timeout(60)
-async def test_a_thread_that_goes_on_while_it_is_looked_at_runs(compile_graph: Any, saver: Any, kept: Any) -> None:
+async def test_a_thread_that_is_resumed_while_it_is_read_is_running(
+    compile_graph: Any, saver: Any, kept: Any
+) -> None:
     later = await waiting(compile_graph, saver)
     said: list[RunStatus] = []
 
@@ -119,12 +121,12 @@ async def test_a_thread_that_goes_on_while_it_is_looked_at_runs(compile_graph: A
         said.append(kept(later).runs[0].status)
 
     ramify.graph.edit(later, CONFIG, change)
-    assert said == [RunStatus.WAITING, RunStatus.RUNNING]  # the second until who looks lets go of it
+    assert said == [RunStatus.WAITING, RunStatus.RUNNING]  # the second one waits until the reader lets go of it
     assert kept(later).runs[0].status is RunStatus.DONE
 
 
 @pytest.mark.timeout(60)
-async def test_an_app_that_is_closed_while_somebody_looks_leaves_the_thread_as_it_stood(
+async def test_closing_the_app_during_a_read_keeps_the_threads_status(
     compile_graph: Any, saver: Any, kept: Any
 ) -> None:
     later = await waiting(compile_graph, saver)
@@ -132,7 +134,7 @@ async def test_an_app_that_is_closed_while_somebody_looks_leaves_the_thread_as_i
 
     def change(sandbox: Any) -> None:
         looking.set()
-        closed.wait(2)  # the portal waits for its threads as it stops
+        closed.wait(2)  # the portal waits for its threads when it stops
 
     def edit() -> None:
         with pytest.raises(BaseException):  # noqa: B017  # cancelled, or its world is gone
@@ -148,8 +150,8 @@ async def test_an_app_that_is_closed_while_somebody_looks_leaves_the_thread_as_i
 
 
 @pytest.mark.timeout(60)
-async def test_a_node_that_is_run_again_may_read_what_is_lost(compile_graph: Any, saver: Any, home: Path) -> None:
-    """Who runs it again holds the lock under which lost states are made."""
+async def test_a_rerun_node_may_read_lost_states(compile_graph: Any, saver: Any, home: Path) -> None:
+    """The caller that runs it again holds the lock under which lost states are recomputed."""
 
     async def c(state: State, sandbox: Sandbox) -> State:
         LOG.append("c")

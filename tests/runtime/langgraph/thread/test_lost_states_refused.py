@@ -1,4 +1,4 @@
-"""Lost states that are not made again: who asks is told why, and nothing is run."""
+"""States that cannot be recomputed: the error says why, and no node runs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_what_an_app_did_as_a_node_of_another_graph_is_not_run_again(
     assert LOG == []
 
 
-async def test_other_files_are_not_taken_for_the_same(
+async def test_a_rerun_that_leaves_other_files_is_refused(
     compile_graph: Any, saver: Any, home: Path, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
@@ -161,7 +161,7 @@ async def test_other_files_are_not_taken_for_the_same(
     assert "copied: one" in (await compile_graph(graph, checkpointer=saver).ainvoke(None, CONFIG))["seen"]
 
 
-async def test_what_a_person_edited_is_not_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_an_edit_by_hand_is_not_recomputed(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     await stopped(app)
     ramify.graph.edit(app, CONFIG, lambda sandbox: (sandbox.path / "mine").write_text("mine"))
@@ -171,7 +171,7 @@ async def test_what_a_person_edited_is_not_made_again(compile_graph: Any, saver:
     assert "a person edited" in await gone(compile_graph(line(), checkpointer=saver))
 
 
-async def test_the_workspace_is_not_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+async def test_the_workspace_is_not_recomputed(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known = await stopped(app)
     app.close()
@@ -190,7 +190,7 @@ async def test_a_thread_whose_checkpoints_were_pruned_says_so(compile_graph: Any
     assert "node 'b' would have to run again, and no kept checkpoint says" in told
 
 
-async def test_a_checkpointer_that_is_bound_to_a_loop_is_not_asked(compile_graph: Any, home: Path) -> None:
+async def test_a_checkpointer_that_is_bound_to_a_loop_is_refused(compile_graph: Any, home: Path) -> None:
     class Bound(InMemorySaver):
         loop = None
 

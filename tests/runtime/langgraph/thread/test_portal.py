@@ -1,4 +1,4 @@
-"""The loop behind a compiled app ends, and leaves nobody waiting for it."""
+"""The event loop of a compiled app ends, and no caller waits for it for ever."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from ramify.runtime.langgraph.thread.portal import Portal
 
 
-def test_who_waits_for_what_is_not_done_is_told_so() -> None:
-    """A node that was given up still has its thread, which Python waits for at its end."""
+def test_stopping_the_portal_wakes_waiting_threads() -> None:
+    """An abandoned node still has its thread, and Python waits for such threads when it exits."""
     portal, begun, ended = Portal(), threading.Event(), []
 
     async def endless() -> None:

@@ -1,4 +1,4 @@
-"""The questions of a waiting thread, read from its checkpoints without its program."""
+"""The questions of a waiting thread are read from its checkpoints without its program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(state: State) -> State:
     return {"said": first + interrupt("quite sure?")}
 
 
-def test_what_is_asked_is_what_was_not_answered(
+def test_only_unanswered_interrupts_are_open_questions(
     checkpoints: Saver, compile_graph: Any, kept: Any, home: Path
 ) -> None:
     graph = StateGraph(State)

@@ -114,7 +114,7 @@ trees: st.SearchStrategy[Tree] = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(image=trees, first=trees, second=trees)
 def test_captured_and_applied_changes_give_the_same_tree(image: Tree, first: Tree, second: Tree) -> None:
     with tempfile.TemporaryDirectory() as temporary:

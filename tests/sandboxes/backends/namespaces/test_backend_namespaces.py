@@ -34,14 +34,14 @@ async def world(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -
     return await namespaces.materialise(base, spec)
 
 
-async def test_the_host_cannot_be_written(world: World, stands_in_tmp: set[str], out: Out) -> None:
+async def test_the_host_cannot_be_written(world: World, names_in_tmp: set[str], out: Out) -> None:
     for place in (Path("/usr"), Path("/etc"), Path("/var/lib"), Path("/")):
         result = await world.run(["touch", str(place / "ramify-was-here")])
         assert result.exit_code != 0
         assert not (place / "ramify-was-here").exists()
     await out(world, "touch ~/ramify-was-here /tmp/ramify-was-here /var/tmp/ramify-was-here /dev/shm/mine")
     seen = (await out(world, "ls /tmp; ls -d ~/ramify-was-here")).split()
-    assert {*seen} == {"ramify-was-here", str(Path.home() / "ramify-was-here")} | stands_in_tmp
+    assert {*seen} == {"ramify-was-here", str(Path.home() / "ramify-was-here")} | names_in_tmp
     assert not Path("/tmp/ramify-was-here").exists()
     assert not (Path.home() / "ramify-was-here").exists()
     assert (await world.run("mount -o remount,rw / || umount /proc || mount -t tmpfs none /mnt")).exit_code != 0

@@ -71,7 +71,7 @@ async def test_home_and_tmp_are_part_of_a_snapshot_and_never_reach_the_host(
     base: Snapshot,
     spec: WorldSpec,
     home: Path,
-    stands_in_tmp: set[str],
+    names_in_tmp: set[str],
     out: Out,
 ) -> None:
     assert await out(world, "pwd; cat ~/notes") == f"{spec.mount_at}\nas they were\n"
@@ -89,7 +89,7 @@ async def test_home_and_tmp_are_part_of_a_snapshot_and_never_reach_the_host(
     )
     other = await namespaces.materialise(two, spec)
     assert await out(other, "cat ~/notes; ls -A ~/.config/editor; cd ~") == "again\n"
-    assert set((await out(other, "ls -A /tmp")).split()) == stands_in_tmp
+    assert set((await out(other, "ls -A /tmp")).split()) == names_in_tmp
     await other.rollback(base)
     assert await out(other, "cat ~/notes ~/.config/editor; test ! -e w") == "as they were\nmine"
     assert (home / "notes").read_text() == "as they were\n"

@@ -1,4 +1,4 @@
-"""The door: slots are never exceeded, never lost, and time alone can refuse."""
+"""Admission: slots are never exceeded and never lost, and a call can be refused because time has passed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from ramify.serving.gateway.admission.admission import Admission, OneQueue, Preempted, Refused
+from ramify.serving.gateway.admission.admission import Admission, OneQueue
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
 from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.errors import Preempted, Refused
 from ramify.serving.policy.edf import EarliestDeadlineFirst
 from ramify.serving.policy.types import Finished, Refusal, RequestId, RequestView, SloClass, State, Verdict, View
 
@@ -78,7 +79,7 @@ async def test_no_slot_is_lost_however_calls_end() -> None:
     assert {type(e) for e in ended} == {type(None), ValueError, Refused, asyncio.CancelledError}
 
 
-async def test_a_call_whose_deadline_passes_while_it_waits_is_refused_without_anything_else_happening() -> None:
+async def test_passed_deadline_alone_refuses_a_waiting_call() -> None:
     door = admission(replica())
     async with door.slot(Seeker(1)):
         with pytest.raises(Refused, match="its deadline passed"):
@@ -87,7 +88,7 @@ async def test_a_call_whose_deadline_passes_while_it_waits_is_refused_without_an
         assert (door.running, door.waiting) == (1, 0)
 
 
-async def test_a_call_that_is_cancelled_in_the_moment_of_its_admission_gives_its_slot_on() -> None:
+async def test_call_cancelled_at_admission_releases_its_slot() -> None:
     door, entered = admission(replica()), []
 
     async def ask(id_: int) -> None:
@@ -126,7 +127,7 @@ class Scripted:
         pass
 
 
-async def test_a_verdict_that_interrupts_is_performed_once_and_the_slot_goes_on_when_it_is_left() -> None:
+async def test_interruption_happens_once_and_frees_the_slot() -> None:
     policy = Scripted(preempt=(1, 2))
     door = OneQueue(policy, Replicas([replica(slots=2, can_resume=True)]), time.monotonic)
     can, cannot, urgent = Seeker(1), Seeker(2, resumable=False), Seeker(3)
@@ -153,7 +154,7 @@ class Displaces:
 
 
 @pytest.mark.parametrize("queues", [False, True])
-async def test_one_leaves_for_one_who_waits_however_often_it_is_decided_meanwhile(queues: bool) -> None:
+async def test_one_call_leaves_per_waiting_call_however_many_decisions(queues: bool) -> None:
     from ramify.serving.gateway.admission.replica_queues import ReplicaQueues
 
     both = Replicas([replica(slots=3, can_resume=True)])
@@ -171,7 +172,7 @@ async def test_one_leaves_for_one_who_waits_however_often_it_is_decided_meanwhil
     await waiting
 
 
-async def test_a_running_call_that_is_dropped_hears_why() -> None:
+async def test_running_call_that_is_dropped_gets_the_reason() -> None:
     policy = Scripted(drop=(1,))
     door = OneQueue(policy, Replicas([replica()]), time.monotonic)
     late = Seeker(1)
@@ -183,7 +184,7 @@ async def test_a_running_call_that_is_dropped_hears_why() -> None:
     await waiting
 
 
-async def test_the_policy_sees_what_runs_and_how_fast() -> None:
+async def test_policy_sees_running_calls_and_engine_speed() -> None:
     policy = Scripted()
     door = OneQueue(policy, Replicas([replica(0, 3), replica(1, 2)]), time.monotonic)
     running = Seeker(1)

@@ -1,4 +1,4 @@
-"""Prefix hints: read where a slot is free, out of the way of every call, and counted as none."""
+"""Prefix hints: read in free slots only, out of the way of every call, and not counted as calls."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def counted(client: httpx.AsyncClient) -> dict[str, float]:
     return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in found}
 
 
-async def test_an_idle_engine_reads_it_and_no_call_is_counted() -> None:
+async def test_idle_engine_reads_a_hint_and_no_call_is_counted() -> None:
     model = ScriptedModel(lambda _: "x")
     app = app_of(model)
     async with client_of(app) as client:
@@ -73,7 +73,7 @@ async def test_an_idle_engine_reads_it_and_no_call_is_counted() -> None:
         assert await counted(client) == {"read": 1}
 
 
-async def test_a_call_that_wants_the_slot_ends_it() -> None:
+async def test_call_that_needs_the_slot_ends_a_hint() -> None:
     held = Held(slots=1)
     async with client_of(app_of(held.model)) as client:
         hint = asyncio.create_task(client.post("/ramify/prefix", json=HINT))
@@ -81,11 +81,11 @@ async def test_a_call_that_wants_the_slot_ends_it() -> None:
         async with asyncio.timeout(60):
             answer = await client.post("/chat/completions", json=CALL)
         assert answer.json()["choices"][0]["message"]["content"] == "said"
-        assert (await hint).json() == {"sent": True, "read": False, "why": "a call wanted its slot"}
+        assert (await hint).json() == {"sent": True, "read": False, "why": "a call needed its slot"}
         assert await counted(client) == {"called_off": 1}
 
 
-async def test_a_long_one_is_read_in_pieces_and_who_wants_the_slot_waits_for_one_of_them() -> None:
+async def test_long_hint_is_read_in_pieces_and_a_call_waits_for_one() -> None:
     long = {"role": "system", "content": "".join(f"rule {i}. " for i in range(700))}
     talk = [long, {"role": "user", "content": "x" * 3000}, {"role": "assistant", "content": "ok"}, SYSTEM]
     second, go = asyncio.Event(), asyncio.Event()
@@ -101,7 +101,7 @@ async def test_a_long_one_is_read_in_pieces_and_who_wants_the_slot_waits_for_one
         hint = asyncio.create_task(client.post("/ramify/prefix", json={**HINT, "messages": [long]}))
         await asyncio.wait_for(second.wait(), 60)
         assert (await client.post("/chat/completions", json=CALL)).status_code == 200
-        assert (await hint).json()["why"] == "a call wanted its slot"
+        assert (await hint).json()["why"] == "a call needed its slot"
         assert len(model.calls) == 3, "nothing more of it is sent"
         model.calls.clear()
         go.set()
@@ -113,7 +113,7 @@ async def test_a_long_one_is_read_in_pieces_and_who_wants_the_slot_waits_for_one
     assert asked[-1][: len(talk)] == talk  # type: ignore[index]
 
 
-async def test_an_engine_that_refuses_a_piece_may_read_the_whole() -> None:
+async def test_engine_that_refuses_a_piece_may_read_the_whole() -> None:
     class Strict(ScriptedModel):
         async def respond(self, method: str, path: str, headers: Any, body: bytes) -> Any:
             if method == "POST" and b"the end" not in body:
@@ -128,7 +128,7 @@ async def test_an_engine_that_refuses_a_piece_may_read_the_whole() -> None:
     assert len(model.calls) == 2
 
 
-async def test_it_goes_on_beside_a_call_where_there_is_a_slot_for_both() -> None:
+async def test_hint_continues_beside_a_call_if_slots_suffice() -> None:
     held = Held()
     async with client_of(app_of(held.model, slots=2)) as client:
         hint = asyncio.create_task(client.post("/ramify/prefix", json=HINT))
@@ -139,7 +139,7 @@ async def test_it_goes_on_beside_a_call_where_there_is_a_slot_for_both() -> None
         assert (await hint).json()["read"] is True
 
 
-async def test_none_is_sent_while_every_slot_is_taken() -> None:
+async def test_no_hint_is_sent_while_all_slots_are_taken() -> None:
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def script(_: ChatRequest) -> str:
@@ -159,7 +159,7 @@ async def test_none_is_sent_while_every_slot_is_taken() -> None:
 
 
 @pytest.mark.parametrize("keeps", [False, None])
-async def test_an_engine_that_keeps_nothing_or_is_nobodys_gateway_is_sent_none(keeps: bool | None) -> None:
+async def test_engine_without_a_prefix_cache_gets_no_hint(keeps: bool | None) -> None:
     model = ScriptedModel(lambda _: "x")
     async with client_of(app_of(model, keeps=keeps)) as client:
         answer = await client.post("/ramify/prefix", json=HINT)
@@ -167,7 +167,7 @@ async def test_an_engine_that_keeps_nothing_or_is_nobodys_gateway_is_sent_none(k
     assert model.calls == []
 
 
-async def test_a_gateway_before_a_gateway_passes_it_on() -> None:
+async def test_gateway_passes_hints_to_a_gateway_behind_it() -> None:
     model = ScriptedModel(lambda _: "x")
     inner = httpx.ASGITransport(app_of(model))
     outer = create_gateway("http://inner", transport=inner)
@@ -176,7 +176,7 @@ async def test_a_gateway_before_a_gateway_passes_it_on() -> None:
     assert len(model.calls) == 1
 
 
-async def test_an_engine_that_fails_it_is_told_of_and_still_used() -> None:
+async def test_engine_that_fails_a_hint_is_reported_and_still_used() -> None:
     model = ScriptedModel(lambda _: "x", faults=[Fault.ERROR_500])
     async with client_of(app_of(model)) as client:
         answer = (await client.post("/ramify/prefix", json=HINT)).json()
@@ -185,7 +185,7 @@ async def test_an_engine_that_fails_it_is_told_of_and_still_used() -> None:
         assert await counted(client) == {"failed": 1}
 
 
-async def test_the_call_goes_where_its_prefix_was_read() -> None:
+async def test_call_goes_where_its_prefix_was_read() -> None:
     models = [ScriptedModel(lambda _: "x") for _ in range(2)]
     app = app_of(*models, slots=4)
     gateway: Gateway = app.state.gateway
@@ -199,7 +199,7 @@ async def test_the_call_goes_where_its_prefix_was_read() -> None:
         assert "too short" in (await client.post("/ramify/prefix", json=short)).json()["why"]
 
 
-async def test_a_client_that_leaves_and_a_gateway_that_stops_call_it_off() -> None:
+async def test_leaving_client_and_stopping_gateway_cancel_hints() -> None:
     held = Held()
     async with ScriptedServer(held.model) as server:
         app = create_gateway([Replica(0, 1, Upstream(server.base_url), EngineTraits(keeps_prefixes=True))])
@@ -230,7 +230,7 @@ async def test_a_client_that_leaves_and_a_gateway_that_stops_call_it_off() -> No
         ({**HINT, "max_tokens": 5}, "max_tokens"),
     ],
 )
-async def test_bad_input_is_told_by_its_field(body: dict[str, object], param: str) -> None:
+async def test_bad_hint_is_refused_by_field(body: dict[str, object], param: str) -> None:
     model = ScriptedModel(lambda _: "x")
     async with client_of(app_of(model)) as client:
         answer = await client.post("/ramify/prefix", json=body)
@@ -238,7 +238,7 @@ async def test_bad_input_is_told_by_its_field(body: dict[str, object], param: st
     assert model.calls == []
 
 
-async def test_a_client_sends_none_to_a_server_that_is_no_gateway() -> None:
+async def test_client_sends_no_hint_to_other_servers() -> None:
     said = [Message("system", "be brief")]
     seen: list[str] = []
 

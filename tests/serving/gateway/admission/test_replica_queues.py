@@ -1,4 +1,4 @@
-"""A queue before each replica: where calls stand, which one takes them, and what becomes of them when it is gone."""
+"""One queue for each replica: which queues a call stands in, which replica takes it, what if one is gone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from ramify.serving.gateway.admission.admission import Preempted, Refused
 from ramify.serving.gateway.admission.replica_queues import ReplicaQueues
 from ramify.serving.gateway.engines.replicas import Replica, Replicas
+from ramify.serving.gateway.errors import Preempted, Refused
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.policy.calm import Calm
 from ramify.serving.policy.edf import EarliestDeadlineFirst
@@ -88,7 +88,7 @@ class Room:
         return caught.value.refusal
 
 
-async def test_a_call_stands_in_k_queues_and_in_none_once_it_has_its_place() -> None:
+async def test_call_stands_in_k_queues_until_it_is_admitted() -> None:
     sees = [Sees() for _ in range(3)]
     room = Room(queues(sees, *(bare(i, 0) for i in range(3)), k=2))
     await room.ask(0)
@@ -106,7 +106,7 @@ async def test_a_call_stands_in_k_queues_and_in_none_once_it_has_its_place() -> 
     assert sees[takes].inside == [0] and not any(p.inside for i, p in enumerate(sees) if i != takes)
 
 
-async def test_of_those_that_would_have_it_the_one_where_it_is_done_soonest_has_it() -> None:
+async def test_replica_that_finishes_soonest_gets_the_call() -> None:
     slow, fast = bare(0, 2), bare(1, 2)
     for _ in range(10):
         slow.answered(ms(40))
@@ -117,7 +117,7 @@ async def test_of_those_that_would_have_it_the_one_where_it_is_done_soonest_has_
     assert room.at == {0: 1, 1: 1, 2: 0, 3: 0}, "the fifth waits"
 
 
-async def test_siblings_stand_where_their_first_one_is() -> None:
+async def test_siblings_queue_where_the_first_one_is() -> None:
     def sibling(call: Seeker) -> None:
         call.affinity, call.seen = "group g", replace(call.seen, prompt_tokens=4000)
 
@@ -131,7 +131,7 @@ async def test_siblings_stand_where_their_first_one_is() -> None:
 
 
 @pytest.mark.parametrize("gone", ["fails", "is started again"])
-async def test_a_replica_that_is_gone_gives_its_waiting_calls_back(gone: str) -> None:
+async def test_lost_replica_returns_its_waiting_calls(gone: str) -> None:
     sees = [Sees(), Sees()]
     both = [bare(0), bare(1)]
     door = queues(sees, *both, k=1)
@@ -152,7 +152,7 @@ async def test_a_replica_that_is_gone_gives_its_waiting_calls_back(gone: str) ->
     assert len([c for c, at in room.at.items() if at == 1]) == 2
 
 
-async def test_one_that_is_back_has_new_dummies() -> None:
+async def test_returned_replica_gets_new_dummies() -> None:
     sees = [Sees(), Sees()]
     both = [bare(0), bare(1)]
     both[0].upstream, back = None, both[0].upstream
@@ -167,7 +167,7 @@ async def test_one_that_is_back_has_new_dummies() -> None:
     assert room.at == {0: 1, 1: 0}
 
 
-async def test_a_call_is_refused_once_every_replica_has_refused_it() -> None:
+async def test_call_is_refused_once_every_replica_refused_it() -> None:
     sees: list[Sees] = [Sees(refuses=30.0), Sees(refuses=10.0), Sees(refuses=20.0)]
     door = queues(sees, *(bare(i) for i in range(3)), k=1)
     room = Room(door)
@@ -182,7 +182,7 @@ async def test_a_call_is_refused_once_every_replica_has_refused_it() -> None:
     assert (door.running, door.waiting) == (0, 0)
 
 
-async def test_one_that_is_away_is_not_asked_while_another_is_up() -> None:
+async def test_absent_replica_is_not_asked_while_another_is_up() -> None:
     """docs/serving.md says so: what the others cannot do in time is refused, whatever it would have said."""
 
     async def yes() -> bool:
@@ -204,7 +204,7 @@ async def test_one_that_is_away_is_not_asked_while_another_is_up() -> None:
     assert room.at == {2: 0}
 
 
-async def test_who_waits_for_an_engine_that_is_started_again_is_refused_when_it_is_too_late() -> None:
+async def test_call_waiting_for_a_restart_is_refused_when_too_late() -> None:
     async def yes() -> bool:
         return True
 
@@ -215,7 +215,7 @@ async def test_who_waits_for_an_engine_that_is_started_again_is_refused_when_it_
             pytest.fail("there is no engine")
 
 
-async def test_an_engine_that_has_failed_a_call_is_asked_again_only_where_no_other_is_left() -> None:
+async def test_failed_engine_is_asked_again_only_as_the_last() -> None:
     def avoids(*indexes: int) -> Callable[[Seeker], None]:
         return lambda call: setattr(call, "avoid", frozenset(indexes))
 
@@ -226,7 +226,7 @@ async def test_an_engine_that_has_failed_a_call_is_asked_again_only_where_no_oth
     assert room.at == {1: 1, 3: 0}, "the second waits for the other"
 
 
-async def test_a_policy_interrupts_what_runs_on_its_own_replica_only() -> None:
+async def test_policy_interrupts_only_on_its_own_replica() -> None:
     policies = [Scripted(preempt=(0, 1)), Scripted(preempt=(0, 1))]
     both = [bare(0, can_resume=True), bare(1, can_resume=True)]
     door = queues(policies, *both, k=1)
@@ -240,7 +240,7 @@ async def test_a_policy_interrupts_what_runs_on_its_own_replica_only() -> None:
 
 
 @pytest.mark.parametrize(("free", "leave"), [(0, 1), (1, 0)])
-async def test_a_call_in_k_queues_displaces_one_other_and_none_where_it_has_a_place(free: int, leave: int) -> None:
+async def test_call_in_k_queues_displaces_at_most_one_other(free: int, leave: int) -> None:
     both = [bare(0, can_resume=True), bare(1, can_resume=True)]
     room = Room(queues([Displaces(), Displaces()], *both))
     calls = [await room.ask(0), await room.ask(1)]
@@ -253,7 +253,7 @@ async def test_a_call_in_k_queues_displaces_one_other_and_none_where_it_has_a_pl
     assert room.at.get(9) == (1 if free else None)
 
 
-async def test_what_a_replica_did_teaches_its_own_policy() -> None:
+async def test_replica_outcomes_teach_its_own_policy() -> None:
     sees = [Sees(), Sees()]
     door = queues(sees, bare(0), bare(1))
     call = Seeker(7)
@@ -293,13 +293,13 @@ async def test_no_slot_is_lost_however_calls_end() -> None:
     assert {type(e) for e in ended} == {type(None), ValueError, Refused, asyncio.CancelledError}
 
 
-def test_each_replica_has_a_policy() -> None:
+def test_each_replica_needs_a_policy() -> None:
     with pytest.raises(ValueError, match="2 replicas need one policy each, not 1"):
         queues([Sees()], bare(0), bare(1))
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.CUT])
-async def test_engines_that_fail_lose_nothing(fault: Fault) -> None:
+async def test_failing_engines_lose_no_call(fault: Fault) -> None:
     def sickly() -> ScriptedModel:
         return ScriptedModel(lambda _: "", faults=[fault] * 99)
 
@@ -314,7 +314,7 @@ async def test_engines_that_fail_lose_nothing(fault: Fault) -> None:
     assert {(r["outcome"], r["met"], r["replica"]) for r in seen} == {("done", True, 2)}
 
 
-async def test_behind_the_gateway_each_engine_is_given_what_its_queue_has() -> None:
+async def test_each_engine_gets_the_calls_of_its_queue() -> None:
     """Four slots, eight calls at once: no call is answered twice, none is forgotten, both engines work."""
     inside, go = asyncio.Semaphore(0), asyncio.Event()
 

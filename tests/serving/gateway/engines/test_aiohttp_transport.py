@@ -1,4 +1,4 @@
-"""The way to the engines on real sockets: many connections at once, and none of their turns lost."""
+"""The transport to the engines on real sockets: many connections at once, and no connection turn is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ramify.serving.testing import ScriptedServer
 from tests.serving.stalled_loop import Ahead
 
 
-async def test_connections_are_made_in_turn_and_failures_give_their_turn_back(
+async def test_connection_attempts_are_limited_and_failures_release_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aiohttp_transport, "_DIALS", 1)
@@ -33,7 +33,7 @@ async def test_connections_are_made_in_turn_and_failures_give_their_turn_back(
     assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_a_user_and_a_password_in_an_address_are_shown_to_the_engine() -> None:
+async def test_user_and_password_in_a_url_are_sent_to_the_engine() -> None:
     way = AiohttpTransport(connect_s=10.0, trust_env=False)
     async with ScriptedServer(lambda _: "ok") as server, httpx.AsyncClient(transport=way) as client:
         address = server.base_url.replace("http://", "http://user:p%20w@")
@@ -42,7 +42,7 @@ async def test_a_user_and_a_password_in_an_address_are_shown_to_the_engine() -> 
     assert server.model.calls[0].headers["authorization"] == "Basic dXNlcjpwIHc="
 
 
-async def test_who_leaves_while_connecting_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_while_connecting_releases_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiohttp_transport, "_DIALS", 1)
     begun = asyncio.Event()
 
@@ -64,7 +64,7 @@ async def test_who_leaves_while_connecting_gives_its_turn_back(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("held_up", [True, False])
-async def test_a_connection_whose_time_was_over_while_this_loop_was_held_up_is_made_again(
+async def test_a_connect_timeout_during_a_blocked_loop_is_retried(
     held_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead, connect = Ahead(monkeypatch), aiohttp.ClientSession.request

@@ -1,4 +1,4 @@
-"""What a schema, a pattern or a grammar would cost the embedded engine is reckoned before it is compiled."""
+"""The cost of a schema, a pattern or a grammar is computed before the embedded engine compiles it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.gateway.engines.constraint_budget import BUDGET, SHAPES, ShapeBudget, check_budget
+from ramify.serving.gateway.engines.constraint_cost import Choice, Cost, Rules
+from ramify.serving.gateway.engines.constraint_parsing import Schemas, TooDeep, grammar, pattern
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
-from ramify.serving.gateway.engines.shape_cost import Choice, Cost, Rules, Schemas, TooDeep, grammar, pattern
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.http import exchange
@@ -126,7 +127,7 @@ async def answer(body: dict[str, Any], path: str = PATHS[0], *, llama_cpp: bool 
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-async def test_a_schema_that_costs_too_much_does_not_reach_the_embedded_engine(schema: object) -> None:
+async def test_too_costly_schema_does_not_reach_the_embedded_engine(schema: object) -> None:
     response = await answer(formatted(schema))
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "shape_too_costly", "response_format")
@@ -135,18 +136,18 @@ async def test_a_schema_that_costs_too_much_does_not_reach_the_embedded_engine(s
 
 
 @pytest.mark.parametrize("more", WAYS)
-async def test_every_way_in_has_the_same_budget(more: dict[str, Any]) -> None:
+async def test_every_endpoint_and_field_has_the_same_budget(more: dict[str, Any]) -> None:
     response = await answer(more)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "shape_too_costly", next(iter(more)))
 
 
-async def test_a_hint_has_it_too() -> None:
+async def test_prefix_hints_have_the_same_budget() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"enum": NAMES}}}]
     assert (await answer({"tools": tools}, "/v1/ramify/prefix")).json()["error"]["code"] == "shape_too_costly"
 
 
-async def test_the_budget_is_for_all_of_a_call_together() -> None:
+async def test_budget_covers_all_fields_of_a_call_together() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": wide(150)}}
     named = {"name": "x" * 4000}
     assert (await answer({"tools": [tool] * 8})).status_code == 200
@@ -182,7 +183,7 @@ async def test_the_budget_is_for_all_of_a_call_together() -> None:
         True,
     ],
 )
-async def test_what_the_embedded_engine_can_do_is_let_in(schema: object) -> None:
+async def test_feasible_constraints_are_admitted(schema: object) -> None:
     assert (await answer(formatted(schema))).status_code == 200
 
 
@@ -228,7 +229,7 @@ def test_ways_are_counted_where_they_begin(text: str, width: int, skips: int) ->
         ('a ::= "1" | "2" | "3"\na ::= "1"', 1),
     ],
 )
-def test_a_grammars_rules_are_followed(text: str, width: int) -> None:
+def test_rules_of_a_grammar_are_followed(text: str, width: int) -> None:
     assert cost(text, "grammar").width == width
 
 
@@ -266,7 +267,7 @@ schemas = st.recursive(
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(SHAPES, schemas)))
-def test_any_schema_is_in_the_budget_or_refused_by_its_field(body: dict[str, object]) -> None:
+def test_any_schema_is_within_budget_or_refused_by_field(body: dict[str, object]) -> None:
     try:
         check_budget(body, ShapeBudget(width=3, size=200, depth=8))
     except ApiError as error:
@@ -274,7 +275,7 @@ def test_any_schema_is_in_the_budget_or_refused_by_its_field(body: dict[str, obj
 
 
 @given(schemas)
-def test_one_more_alternative_never_costs_less(schema: object) -> None:
+def test_an_extra_alternative_never_costs_less(schema: object) -> None:
     rules = Rules()
     made = Schemas(rules, 64)
     one = made.expression({"anyOf": [schema]})
@@ -286,7 +287,7 @@ def test_one_more_alternative_never_costs_less(schema: object) -> None:
 @pytest.mark.parametrize(
     "text", ["(" * 32_000, "a" * 32_000, "a?" * 16_000, "[" * 32_000, "\\" * 32_000, "{1" * 16_000, "|" * 32_000]
 )
-def test_texts_are_read_once(text: str) -> None:
+def test_texts_are_scanned_in_linear_time(text: str) -> None:
     """By the time limit of the tests."""
     for field in ("grammar", "guided_regex"):
         try:
@@ -309,12 +310,12 @@ DEEP = 100_000
     ],
     ids=["arrays", "objects", "open", "many objects", "many arrays"],
 )
-async def test_a_body_of_many_brackets_is_refused_at_once(content: bytes) -> None:
+async def test_body_with_many_brackets_is_refused_at_once(content: bytes) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         response = await client.post(PATHS[0], content=content)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "body")
 
 
-def test_the_budget_is_what_the_documentation_says() -> None:
+def test_budget_equals_the_documentation() -> None:
     assert ShapeBudget(10_000, 131_072, 32_768, 64, 1_000, 1_000_000, 32) == BUDGET

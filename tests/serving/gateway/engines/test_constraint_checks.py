@@ -1,4 +1,4 @@
-"""Shapes of answers: what no answer can be, or would end or stop the embedded engine, is refused by its field."""
+"""Output constraints that no answer can meet, or that crash or block the embedded engine, are refused by field."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"const"
         (PATHS[2], {"text": {"format": {"type": "json_schema", "name": "a", "schema": LONG}}}, "text"),
     ],
 )
-async def test_a_shape_that_no_answer_can_have_does_not_reach_an_engine(
-    path: str, more: dict[str, object], param: str
-) -> None:
+async def test_impossible_constraint_does_not_reach_an_engine(path: str, more: dict[str, object], param: str) -> None:
     """llama.cpp took all memory there was, for one such call."""
     model = ScriptedModel(lambda _: "never")
     app = create_gateway("http://engine", transport=model)
@@ -86,7 +84,7 @@ async def test_a_shape_that_no_answer_can_have_does_not_reach_an_engine(
         {"type": "integer", "minimum": 10**17},
     ],
 )
-async def test_any_other_shape_is_the_engines_to_judge(schema: object) -> None:
+async def test_other_constraints_are_left_to_the_engine(schema: object) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         assert (await client.post(PATHS[0], json={**ASK, **shaped(schema)})).status_code == 200
@@ -121,7 +119,7 @@ NEAR = [
 
 @pytest.mark.parametrize("llama_cpp", [False, True])
 @pytest.mark.parametrize(("schema", "ends_it"), [*((one, True) for one in FAR), *((one, False) for one in NEAR)])
-async def test_what_ends_only_the_embedded_engine_is_refused_only_there(
+async def test_constraints_that_crash_only_llama_cpp_are_refused_only_there(
     schema: dict[str, object], ends_it: bool, llama_cpp: bool
 ) -> None:
     """It lies behind this gateway, or another engine does, which can make such a shape."""
@@ -140,7 +138,7 @@ async def test_what_ends_only_the_embedded_engine_is_refused_only_there(
 @pytest.mark.parametrize(
     "grammar", ['root ::= "set{3,1}"', 'root ::= "a" # {3,1}', "root ::= [{3,1}]", 'root ::= "((" ' + '("a")' * 2000]
 )
-async def test_what_a_grammar_says_literally_is_no_syntax(grammar: str) -> None:
+async def test_literals_of_a_grammar_are_not_syntax(grammar: str) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         assert (await client.post(PATHS[0], json={**ASK, "grammar": grammar})).status_code == 200
@@ -149,7 +147,7 @@ async def test_what_a_grammar_says_literally_is_no_syntax(grammar: str) -> None:
 @pytest.mark.parametrize(
     "more", [{"grammar": "root ::= " + "(" * 2000 + '"a"' + ")" * 2000}, shaped({"pattern": "(" * 2000 + ")" * 2000})]
 )
-async def test_what_an_engine_would_have_to_go_too_deep_for_is_refused(more: dict[str, object]) -> None:
+async def test_too_deep_nesting_is_refused(more: dict[str, object]) -> None:
     model = ScriptedModel(lambda _: "never")
     app = create_gateway("http://engine", transport=model)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -169,12 +167,12 @@ async def test_what_an_engine_would_have_to_go_too_deep_for_is_refused(more: dic
         "#" * 300_000,
     ],
 )
-def test_shapes_are_looked_through_once(text: str) -> None:
+def test_constraints_are_scanned_in_linear_time(text: str) -> None:
     """By the time limit of the tests: what is not closed is not tried from each of its characters."""
     check_constraints({"grammar": text, **shaped({"pattern": text})})
 
 
-def test_references_are_followed_once() -> None:
+def test_references_are_followed_in_linear_time() -> None:
     names = [f"#/$defs/{at}" for at in range(20_000)]
     schema = {"$defs": {str(at): {"$ref": ref} for at, ref in enumerate(names[1:])}}
     check_constraints(shaped(schema))
@@ -202,9 +200,7 @@ def test_references_are_followed_once() -> None:
         (400, "llama.cpp does not support 'previous_response_id'.", "previous_response_id"),
     ],
 )
-async def test_what_the_embedded_engine_says_of_a_field_names_it_and_is_the_requests_fault(
-    status: int, message: str, param: str
-) -> None:
+async def test_llama_cpp_errors_about_a_field_become_400_and_name_it(status: int, message: str, param: str) -> None:
     said = {"error": {"code": status, "message": message, "type": "server_error"}}
     app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(status, json=said)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -223,7 +219,7 @@ async def test_what_the_embedded_engine_says_of_a_field_names_it_and_is_the_requ
         ({"grammar": "root ::= root", "tools": [{}]}, None),
     ],
 )
-async def test_a_shape_that_the_engine_cannot_make_is_named(more: dict[str, object], param: str | None) -> None:
+async def test_constraint_that_the_engine_refuses_is_named(more: dict[str, object], param: str | None) -> None:
     said = {"error": {"code": 400, "message": "Failed to initialize samplers: failed to parse grammar"}}
     app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(400, json=said)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -232,7 +228,7 @@ async def test_a_shape_that_the_engine_cannot_make_is_named(more: dict[str, obje
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_shape_that_nothing_has_is_the_clients_also_where_that_is_found_only_by_the_sampler(
+async def test_unsatisfiable_constraint_found_by_the_sampler_is_a_400(
     stream: bool,
 ) -> None:
     """llama.cpp says so with 500, and in a stream by an event: no other replica could do it."""
@@ -268,7 +264,7 @@ async def test_a_shape_that_nothing_has_is_the_clients_also_where_that_is_found_
     ],
     ids=["rules", "too many rules", "memory", "too long a memory"],
 )
-async def test_what_else_the_embedded_engine_has_no_room_for(more: dict[str, object], status: int) -> None:
+async def test_other_limits_of_the_embedded_engine(more: dict[str, object], status: int) -> None:
     model = ScriptedModel(lambda _: "ok")
     replica = Replica(0, 1, Upstream("http://engine", transport=model), EngineTraits(llama_cpp=True))
     async with httpx.AsyncClient(

@@ -1,4 +1,4 @@
-"""An engine whose one loop stands still over a call: the others are done by its next life, and that one is not."""
+"""An engine whose loop gets stuck on a call: the next process does all other calls, but not that one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from ramify.serving.gateway.engines.liveness import ConstrainedCalls
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
-from ramify.serving.gateway.engines.supervisor import SupervisedEngine, hung
+from ramify.serving.gateway.engines.supervisor import SupervisedEngine, until_hung
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records.calls import Call
@@ -77,7 +77,7 @@ async def until_stuck(models: list[Loop], life: int = 0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_stays_gets_an_error_and_everybody_else_an_answer() -> None:
+async def test_blocking_call_gets_an_error_and_all_others_an_answer() -> None:
     async with looping() as (client, engine, models):
         bad = asyncio.create_task(ask(client, **AMBIGUOUS))
         await until_stuck(models)
@@ -88,7 +88,7 @@ async def test_who_stays_gets_an_error_and_everybody_else_an_answer() -> None:
         assert engine.replica.restarts == 1
 
 
-async def test_who_leaves_leaves_nobody_waiting() -> None:
+async def test_client_that_leaves_a_stuck_engine_delays_nobody() -> None:
     """The slot is free at once, and the loop is not."""
     async with looping() as (client, engine, models):
         bad = asyncio.create_task(ask(client, **AMBIGUOUS))
@@ -100,7 +100,7 @@ async def test_who_leaves_leaves_nobody_waiting() -> None:
         assert engine.replica.restarts == 1
 
 
-async def test_an_engine_that_stands_still_is_started_again_though_nobody_waits() -> None:
+async def test_stuck_engine_is_restarted_even_if_nobody_waits() -> None:
     async with looping() as (client, engine, models):
         bad = asyncio.create_task(ask(client, **AMBIGUOUS))
         await until_stuck(models)
@@ -112,7 +112,7 @@ async def test_an_engine_that_stands_still_is_started_again_though_nobody_waits(
         assert (await ask(client)).status_code == 200
 
 
-async def test_of_two_shapes_neither_is_blamed_before_the_second_time() -> None:
+async def test_with_two_constrained_calls_neither_is_blamed_before_the_second_hang() -> None:
     async with looping(slots=2) as (client, engine, models):
         good = asyncio.create_task(ask(client, **SHAPED))
         assert (await good).status_code == 200
@@ -127,7 +127,7 @@ async def test_of_two_shapes_neither_is_blamed_before_the_second_time() -> None:
 
 @pytest.mark.parametrize("llama_cpp", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_with_a_shape_has_as_long_as_a_whole_answer(llama_cpp: bool, stream: bool) -> None:
+async def test_constrained_call_gets_the_time_of_a_whole_answer(llama_cpp: bool, stream: bool) -> None:
     """A token now and then keeps a stream alive, and each may cost everybody seconds."""
     model = ScriptedModel(lambda _: "one two three four five six", token_s=0.1, delay_s=0.0 if stream else 0.5)
     slow = Upstream("http://engine", transport=model, hang_s=0.3 if stream else 3.0, whole_s=0.3, loops=llama_cpp)
@@ -146,7 +146,7 @@ def a_call(at: int) -> Call:
     return Call(at, "/chat/completions", SLOTags(), 0.0, 0.0, None, None)
 
 
-def test_who_is_to_blame() -> None:
+def test_which_call_is_blamed() -> None:
     shaped, one, two = ConstrainedCalls(), a_call(1), a_call(2)
     with shaped.inside(one):
         pass
@@ -164,7 +164,7 @@ def test_who_is_to_blame() -> None:
     assert error is not None and (error.status, error.param) == (400, "grammar"), "twice is enough"
 
 
-def test_who_left_while_the_loop_was_asked_may_still_hold_it_up() -> None:
+def test_call_that_left_during_the_check_may_still_block_the_loop() -> None:
     shaped, one = ConstrainedCalls(), a_call(1)
     with shaped.inside(one):
         gone = shaped.asking()
@@ -175,7 +175,7 @@ def test_who_left_while_the_loop_was_asked_may_still_hold_it_up() -> None:
 
 
 @pytest.mark.parametrize(("loops", "shape"), [(False, True), (True, False), (True, True)])
-async def test_whether_a_loop_turns_its_metrics_tell_and_its_health_does_not(loops: bool, shape: bool) -> None:
+async def test_metrics_and_not_health_show_whether_the_loop_turns(loops: bool, shape: bool) -> None:
     """They are asked where a call with a shape may hold it up, also after it has left."""
     asked: list[str] = []
 
@@ -188,7 +188,7 @@ async def test_whether_a_loop_turns_its_metrics_tell_and_its_health_does_not(loo
     upstream = Upstream("http://engine", transport=httpx.MockTransport(engine), loops=loops)
     with upstream.shaped.inside(a_call(1)) if shape else nullcontext():
         pass
-    watch = asyncio.create_task(hung(upstream, "m", 0.3, 1))
+    watch = asyncio.create_task(until_hung(upstream, "m", 0.3, 1))
     if loops and shape:
         assert "did not say that it is well" in await asyncio.wait_for(watch, 60)
     else:
@@ -201,7 +201,7 @@ async def test_whether_a_loop_turns_its_metrics_tell_and_its_health_does_not(loo
 
 @pytest.mark.parametrize(("silent_s", "armed"), [(4.0, False), (6.0, True)])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_a_silent_engine_arms_the_watch(
+async def test_client_that_leaves_a_silent_engine_makes_it_suspect(
     silent_s: float, armed: bool, stream: bool
 ) -> None:
     """Of the engine of one queue that vLLM is: nobody else may wait for it, and its server says that it is well."""
@@ -248,7 +248,7 @@ async def served(*words: str) -> AsyncIterator[str]:
 
 @pytest.mark.model
 @pytest.mark.usefixtures("weights")
-async def test_the_embedded_engine_answers_others_whatever_one_asks_for() -> None:
+async def test_embedded_engine_answers_others_whatever_one_call_asks() -> None:
     """One request of 325 kB, whose client left, stopped it for everybody and for ever."""
     async with served() as url, httpx.AsyncClient(base_url=url, timeout=100, trust_env=False) as client:
         patterns = ("^(a{1000}){1000}$", "^(a?){1000}$", "^((a?){40}){40}$", "^" + "a{0,1999}" * 500 + "$")
@@ -269,7 +269,7 @@ async def test_the_embedded_engine_answers_others_whatever_one_asks_for() -> Non
 @pytest.mark.slow
 @pytest.mark.usefixtures("weights")
 @pytest.mark.parametrize("stays", [False, True])
-async def test_what_no_reckoning_sees_is_ended_by_the_watch(stays: bool) -> None:
+async def test_costs_that_no_budget_foresees_end_in_a_restart(stays: bool) -> None:
     words = ("--hang-restart", "10")
     async with served(*words) as url, httpx.AsyncClient(base_url=url, timeout=200, trust_env=False) as client:
         bad = asyncio.create_task(ask(client, max_tokens=200, **AMBIGUOUS))

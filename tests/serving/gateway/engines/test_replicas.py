@@ -1,4 +1,4 @@
-"""Several engines: where calls go, and what becomes of them when one fails."""
+"""Several engines: which replica a call goes to, and what happens when one fails."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from ramify.serving.gateway.admission.admission import Preempted
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
-from ramify.serving.gateway.engines.service_time import PromptSizes, Service, ServiceModel
+from ramify.serving.gateway.engines.service_time import PromptSizes, ServiceModel, ServiceSample
 from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.errors import Aborted, Preempted
 from ramify.serving.gateway.http.app import create_gateway
-from ramify.serving.gateway.http.endpoint import Aborted
 from ramify.serving.policy.cost_model import decode_gpu_s, pace_of, prefill_s
 from ramify.serving.policy.types import RequestId, RequestView, StepModel
 from ramify.serving.testing import Fault, ScriptedModel
@@ -30,15 +29,15 @@ def replica(index: int, slots: int = 2, transport: httpx.AsyncBaseTransport | No
     return Replica(index, slots, Upstream(f"http://engine{index}", transport=transport, hang_s=5))
 
 
-def ms(step_ms: float) -> Service:
-    return Service(prompt_tokens=50, tokens=101, first_token_s=0.1, decode_s=step_ms * 0.1, beside=1.0)
+def ms(step_ms: float) -> ServiceSample:
+    return ServiceSample(prompt_tokens=50, tokens=101, first_token_s=0.1, decode_s=step_ms * 0.1, beside=1.0)
 
 
 def client_of(app: Starlette) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1")
 
 
-def test_a_faster_replica_is_chosen_until_it_is_full() -> None:
+def test_faster_replica_is_chosen_until_it_is_full() -> None:
     slow, fast = replica(0), replica(1)
     for _ in range(10):
         slow.answered(ms(40))
@@ -55,7 +54,7 @@ def test_a_faster_replica_is_chosen_until_it_is_full() -> None:
     assert (both.capacity(0.0).slots, both.capacity(0.0).running) == (4, 4)
 
 
-def test_four_engines_are_one_that_does_four_times_as_much_in_the_time() -> None:
+def test_four_equal_engines_count_as_one_four_times_as_wide() -> None:
     """What a policy reckons with: the pace of a full batch, and the time of all engines that a call takes."""
     one, four = Replicas([replica(0, 64)]), Replicas([replica(i, 64) for i in range(4)])
     alone, all_four = one.capacity(0.0), four.capacity(0.0)
@@ -68,7 +67,7 @@ def test_four_engines_are_one_that_does_four_times_as_much_in_the_time() -> None
         assert prefill_s(capacity.step, 1000) == pytest.approx(share * prefill_s(StepModel(), 1000))
 
 
-def test_unlike_engines_are_as_many_as_the_slots_of_the_fastest() -> None:
+def test_unequal_engines_count_by_the_slots_of_the_fastest() -> None:
     fast, slow = replica(0, 64), replica(1, 16)
     for _ in range(10):
         fast.answered(ms(10))
@@ -78,7 +77,7 @@ def test_unlike_engines_are_as_many_as_the_slots_of_the_fastest() -> None:
     assert both.step.step_ms(80, 0) == pytest.approx(fast.model.step.step_ms(64, 0))
 
 
-def test_who_would_wait_inside_one_engine_goes_to_another_that_is_idle() -> None:
+def test_call_goes_to_an_idle_engine_instead_of_waiting_inside_another() -> None:
     """An engine that queues calls itself has a place for every call, and hardly grows slower with its batch."""
     fast, slow = replica(0, 4), replica(1, 4)
     fast.queue = slow.queue = 1000
@@ -93,7 +92,7 @@ def test_who_would_wait_inside_one_engine_goes_to_another_that_is_idle() -> None
     assert (fast.running, slow.running) == (8, 4)
 
 
-def test_siblings_stay_together_while_there_is_room() -> None:
+def test_siblings_share_a_replica_while_it_has_room() -> None:
     both = Replicas([replica(0), replica(1)])
     first = both.place(CALL, 0.0, "group g", frozenset())
     assert first is not None
@@ -106,7 +105,7 @@ def test_siblings_stay_together_while_there_is_room() -> None:
     assert other is not None and other is not first
 
 
-def test_one_that_fails_is_left_alone_for_longer_each_time_but_serves_where_nothing_else_does() -> None:
+def test_failing_replica_backs_off_but_serves_if_it_is_the_last() -> None:
     one, two = replica(0), replica(1)
     both = Replicas([one, two])
     one.lost(10.0)
@@ -122,12 +121,12 @@ def test_one_that_fails_is_left_alone_for_longer_each_time_but_serves_where_noth
     assert both.usable(10.6) == [two]
 
 
-def test_no_engine_is_no_gateway() -> None:
+def test_gateway_without_engines_is_an_error() -> None:
     with pytest.raises(ValueError, match="needs an engine"):
         Replicas([])
 
 
-def test_a_replica_asked_to_avoid_serves_where_no_other_has_room() -> None:
+def test_avoided_replica_serves_if_no_other_has_room() -> None:
     one, two = replica(0, 1), replica(1, 1)
     both = Replicas([one, two])
     assert both.place(CALL, 0.0, None, frozenset({0})) is two
@@ -135,7 +134,7 @@ def test_a_replica_asked_to_avoid_serves_where_no_other_has_room() -> None:
     assert both.place(CALL, 0.0, None, frozenset({0})) is one
 
 
-async def test_one_that_is_started_again_is_waited_for_where_the_other_has_failed_the_call() -> None:
+async def test_restarting_replica_is_awaited_if_the_other_failed_the_call() -> None:
     async def yes() -> bool:
         return True
 
@@ -151,7 +150,7 @@ async def test_one_that_is_started_again_is_waited_for_where_the_other_has_faile
     assert both.place(CALL, 0.0, None, frozenset({1})) is one
 
 
-def test_preemption_is_offered_only_where_every_engine_can_go_on() -> None:
+def test_preemption_needs_every_engine_to_resume() -> None:
     can, cannot = replica(0), replica(1)
     can.traits = EngineTraits(can_resume=True)
     assert Replicas([can]).capacity(0.0).can_preempt
@@ -160,7 +159,7 @@ def test_preemption_is_offered_only_where_every_engine_can_go_on() -> None:
 
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.ERROR_500, Fault.CUT, Fault.GARBAGE, Fault.BUSY_429])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_that_dies_before_its_first_token_loses_nothing(fault: Fault, stream: bool) -> None:
+async def test_death_before_the_first_token_loses_nothing(fault: Fault, stream: bool) -> None:
     def sickly() -> ScriptedModel:
         return ScriptedModel(lambda _: "", faults=[fault] * 99)
 
@@ -178,7 +177,7 @@ async def test_one_that_dies_before_its_first_token_loses_nothing(fault: Fault, 
     assert retries == sum(r["attempts"] - 1 for r in seen) > 0
 
 
-async def test_where_every_replica_fails_the_last_failure_is_the_answer() -> None:
+async def test_if_every_replica_fails_the_last_error_is_returned() -> None:
     models = [ScriptedModel(lambda _: "", faults=[Fault.ERROR_500] * 9) for _ in range(2)]
     app = create_gateway([replica(i, 1, model) for i, model in enumerate(models)])
     async with client_of(app) as client:
@@ -203,7 +202,7 @@ def dies() -> None:
 
 
 @pytest.mark.parametrize("end", [dies, lambda: None], ids=["breaks", "ends too soon"])
-async def test_after_the_first_token_a_death_is_an_error_event_and_no_second_answer(end: Callable[[], Any]) -> None:
+async def test_death_after_the_first_token_is_an_error_event(end: Callable[[], Any]) -> None:
     spare = ScriptedModel(lambda _: "another")
     app = create_gateway([replica(0, 1, one_token_then(end)), replica(1, 1, spare)])
     async with client_of(app) as client:
@@ -216,7 +215,7 @@ async def test_after_the_first_token_a_death_is_an_error_event_and_no_second_ans
 
 
 @pytest.mark.parametrize("last", [b"", b"data: [DONE]\n\n"], ids=["ends too soon", "whole"])
-async def test_of_several_answers_the_first_one_to_end_does_not_end_them_all(last: bytes) -> None:
+async def test_first_finished_choice_does_not_end_the_stream(last: bytes) -> None:
     async def body() -> AsyncIterator[bytes]:
         for at, end in ((0, None), (1, None), (0, "stop")):
             chunk = {"id": "x", "choices": [{"index": at, "delta": {"content": "a"}, "finish_reason": end}]}
@@ -234,7 +233,7 @@ async def test_of_several_answers_the_first_one_to_end_does_not_end_them_all(las
     assert [r["outcome"] for r in seen] == ["done" if whole else "failed"]
 
 
-async def test_the_losers_of_a_fork_group_are_called_off_at_once() -> None:
+async def test_losers_of_a_fork_group_are_cancelled_at_once() -> None:
     inside, ended = asyncio.Semaphore(0), []
 
     async def script(request: ChatRequest) -> str:
@@ -277,7 +276,7 @@ async def test_the_losers_of_a_fork_group_are_called_off_at_once() -> None:
     ]
 
 
-async def test_what_is_called_off_twice_or_after_it_was_put_back_is_called_off() -> None:
+async def test_cancelling_twice_or_after_a_preemption_still_cancels() -> None:
     """The second interruption meets a call that is on its way out already."""
     inside = asyncio.Semaphore(0)
 
@@ -300,7 +299,7 @@ async def test_what_is_called_off_twice_or_after_it_was_put_back_is_called_off()
     assert [(a.status_code, a.json()["error"]["code"]) for a in said] == [(499, "aborted")] * 2
 
 
-async def test_an_answer_bears_one_name_though_another_replica_had_begun_it() -> None:
+async def test_answer_has_one_id_even_if_another_replica_began_it() -> None:
     def begins() -> httpx.Response:
         async def body() -> AsyncIterator[bytes]:
             chunk = {"id": "first", "created": 1, "choices": [{"index": 0, "delta": {"role": "assistant"}}]}
@@ -319,7 +318,7 @@ async def test_an_answer_bears_one_name_though_another_replica_had_begun_it() ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_conversation_goes_on_where_it_is_kept(stream: bool) -> None:
+async def test_conversation_continues_on_the_replica_that_keeps_it(stream: bool) -> None:
     """Both engines call their answers by one id here, so that the last one to answer is the conversation's home."""
     models = [ScriptedModel(lambda _: "hm") for _ in range(2)]
     replicas = [replica(i, 4, model) for i, model in enumerate(models)]
@@ -334,40 +333,40 @@ async def test_a_conversation_goes_on_where_it_is_kept(stream: bool) -> None:
     assert [len(m.calls) for m in models] == [0, 2]
 
 
-def test_the_step_model_is_learnt_from_what_calls_took() -> None:
+def test_step_model_is_learnt_from_call_times() -> None:
     truth, learnt = StepModel(8.0, 0.5, 0.0, 0.2), ServiceModel()
     assert learnt.step == StepModel() and not learnt.known
     for i in range(200):
         beside = 1 + i % 16
         step = truth.step_ms(beside, 0) / 1000
-        learnt.observe(Service(300, 51, step + 300 * truth.per_prefill_ms / 1000, 50 * step, beside))
+        learnt.observe(ServiceSample(300, 51, step + 300 * truth.per_prefill_ms / 1000, 50 * step, beside))
     assert learnt.step.base_ms == pytest.approx(8.0, rel=0.01)
     assert learnt.step.per_seq_ms == pytest.approx(0.5, rel=0.01)
     assert learnt.step.per_prefill_ms == pytest.approx(0.2, rel=0.01)
 
 
-def test_one_call_that_waited_inside_the_engine_makes_no_prompt_dear() -> None:
+def test_wait_inside_the_engine_does_not_raise_prompt_cost() -> None:
     learnt = ServiceModel()
     for _ in range(10):
-        learnt.observe(Service(100, 11, 0.010 + 100 * 0.0002, 0.100, 1.0))
+        learnt.observe(ServiceSample(100, 11, 0.010 + 100 * 0.0002, 0.100, 1.0))
     quick = learnt.step.per_prefill_ms
-    learnt.observe(Service(100, 11, 0.010 + 100 * 0.002, 0.100, 1.0))
+    learnt.observe(ServiceSample(100, 11, 0.010 + 100 * 0.002, 0.100, 1.0))
     slow = learnt.step.per_prefill_ms
-    learnt.observe(Service(100, 11, 0.010, 0.100, 1.0))
+    learnt.observe(ServiceSample(100, 11, 0.010, 0.100, 1.0))
     assert quick == pytest.approx(0.2, rel=0.01) and quick < slow < 1.25 * quick
     assert learnt.step.per_prefill_ms < 0.85 * slow, "a quick one says what is possible"
 
 
-def test_no_part_of_it_is_ever_below_nothing() -> None:
+def test_no_part_of_the_model_is_negative() -> None:
     shrinking, proportional = ServiceModel(), ServiceModel()
     for i in range(50):
-        shrinking.observe(Service(1, 11, 0.0, 0.5 / (1 + i % 4), 1.0 + i % 4))
-        proportional.observe(Service(1, 11, 0.0, 0.1 * (1 + i % 4) ** 2, 1.0 + i % 4))
+        shrinking.observe(ServiceSample(1, 11, 0.0, 0.5 / (1 + i % 4), 1.0 + i % 4))
+        proportional.observe(ServiceSample(1, 11, 0.0, 0.1 * (1 + i % 4) ** 2, 1.0 + i % 4))
     assert shrinking.step.per_seq_ms == 0 < shrinking.step.base_ms
     assert proportional.step.base_ms == 0 < proportional.step.per_seq_ms
 
 
-def test_a_prompts_tokens_are_guessed_as_the_engine_counts_them() -> None:
+def test_prompt_size_estimate_follows_the_engines_count() -> None:
     sizes = PromptSizes()
     assert sizes.guess(400) == 100
     for _ in range(100):
@@ -376,7 +375,7 @@ def test_a_prompts_tokens_are_guessed_as_the_engine_counts_them() -> None:
     assert sizes.guess(0) == 1
 
 
-async def test_what_was_learnt_makes_the_earliest_deadline_a_real_one() -> None:
+async def test_earliest_feasible_deadline_uses_the_learnt_model() -> None:
     """An engine of 20 ms a token: after some traffic a deadline for 200 tokens that no engine could meet is refused
     with one that this engine can."""
     now = [0.0]

@@ -1,4 +1,4 @@
-"""What is learnt of an engine's speed, and that no estimate keeps out the calls that would correct it."""
+"""Learning an engine's speed; no estimate keeps out the calls that would correct it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.serving.gateway.dialects import Times, details_of
 from ramify.serving.gateway.engines.replicas import Replica
-from ramify.serving.gateway.engines.service_time import Service, ServiceModel, arrived_at_once
+from ramify.serving.gateway.engines.service_time import ServiceModel, ServiceSample, arrived_at_once
 from ramify.serving.policy.types import RequestId
 from tests.serving.gateway.virtual_time import Came, Engine, Served, run
 
@@ -51,7 +51,7 @@ def test_after_a_burst_short_deadlines_are_met_on_the_idle_engine(queue: int) ->
     assert all(one.met for one in came)
 
 
-def test_the_pace_is_that_of_what_the_engine_works_on_at_once() -> None:
+def test_pace_depends_on_calls_worked_on_at_once() -> None:
     async def work() -> None:
         served = Served(Engine(), queue=1024)
         for _ in range(3):
@@ -68,7 +68,7 @@ def test_the_pace_is_that_of_what_the_engine_works_on_at_once() -> None:
 
 @pytest.mark.parametrize("streamed", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("kind", [{}, {"tells": True}, {"buffers": True}], ids=["plain", "tells", "buffers"])
-def test_estimates_come_to_the_truth_however_answers_come(streamed: float, kind: dict[str, Any]) -> None:
+def test_estimates_converge_however_answers_arrive(streamed: float, kind: dict[str, Any]) -> None:
     async def work() -> None:
         engine = Engine(**kind)
         served = Served(engine)
@@ -100,7 +100,7 @@ def test_estimates_follow_an_engine_whose_speed_changes(slower: float, streamed:
     [{"n": 4}, {"echo": True}, {"best_of": 3}, {"stream": True, "n": 3}],
     ids=["n", "echo", "best_of", "streamed n"],
 )
-def test_what_does_not_tell_the_speed_of_one_answer_is_not_learnt_from(spoils: dict[str, Any]) -> None:
+def test_answers_that_hide_their_speed_are_not_learnt_from(spoils: dict[str, Any]) -> None:
     async def work() -> None:
         engine = Engine()
         served = Served(engine)
@@ -113,7 +113,7 @@ def test_what_does_not_tell_the_speed_of_one_answer_is_not_learnt_from(spoils: d
     run(work)
 
 
-def test_a_prompt_from_the_engines_cache_makes_no_prompt_cheap_and_is_not_refused_as_a_new_one() -> None:
+def test_cached_prompt_neither_lowers_prompt_cost_nor_is_refused_as_new() -> None:
     async def work() -> None:
         engine = Engine(cache=True)
         served = Served(engine)
@@ -130,7 +130,7 @@ def test_a_prompt_from_the_engines_cache_makes_no_prompt_cheap_and_is_not_refuse
 
 @pytest.mark.parametrize("prompt", [20, 1500])
 @pytest.mark.parametrize("tells", [False, True])
-def test_an_idle_engine_with_a_cache_takes_again_what_it_has_just_answered(prompt: int, tells: bool) -> None:
+def test_idle_engine_with_a_cache_admits_a_repeated_call(prompt: int, tells: bool) -> None:
     """Also where its own account of its time tells what a prompt costs that it has not read."""
 
     async def work() -> None:
@@ -146,7 +146,7 @@ def test_an_idle_engine_with_a_cache_takes_again_what_it_has_just_answered(promp
     run(work)
 
 
-def test_what_cannot_be_is_refused_also_where_nothing_is_streamed() -> None:
+def test_infeasible_calls_are_refused_without_streams_too() -> None:
     """1,500 words need 1.8 s by themselves."""
 
     async def work() -> None:
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_refused_also_where_nothing_is_streamed() -> None:
 @pytest.mark.parametrize("queue", [0, 1024])
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_after_any_history_an_idle_engine_takes_a_call_that_has_three_times_what_it_needs(
+def test_after_any_history_an_idle_engine_admits_a_call_with_three_times_its_need(
     queue: int, data: st.DataObject
 ) -> None:
     engine = {
@@ -194,7 +194,7 @@ def test_after_any_history_an_idle_engine_takes_a_call_that_has_three_times_what
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.floats(0.02, 50.0), st.sampled_from(PROMPTS), st.sampled_from(TOKENS), st.booleans())
-def test_an_idle_engine_that_has_just_answered_a_call_in_t_takes_it_again_with_3_t(
+def test_idle_engine_admits_a_repeated_call_with_three_times_its_time(
     slower: float, prompt: int, tokens: int, stream: bool
 ) -> None:
     async def work() -> None:
@@ -211,9 +211,7 @@ def test_an_idle_engine_that_has_just_answered_a_call_in_t_takes_it_again_with_3
 
 @pytest.mark.parametrize("policy_each", [False, True])
 @pytest.mark.parametrize("slower", [60.0, 200.0])
-def test_against_a_pessimistic_estimate_a_call_is_let_in_now_and_then_and_corrects_it(
-    slower: float, policy_each: bool
-) -> None:
+def test_pessimistic_estimate_is_corrected_by_test_calls(slower: float, policy_each: bool) -> None:
     """Nothing but calls with short deadlines comes once the engine has its speed again: refusals alone would never
     tell that it has."""
 
@@ -235,7 +233,7 @@ def test_against_a_pessimistic_estimate_a_call_is_let_in_now_and_then_and_correc
     run(work)
 
 
-def test_a_model_that_thinks_in_silence_makes_no_prompt_dear() -> None:
+def test_silent_thinking_does_not_raise_prompt_cost() -> None:
     async def work() -> None:
         engine = Engine(silent=40)
         served = Served(engine)
@@ -248,7 +246,7 @@ def test_a_model_that_thinks_in_silence_makes_no_prompt_dear() -> None:
     run(work)
 
 
-def test_a_stream_that_its_client_leaves_tells_nothing_and_holds_no_slot() -> None:
+def test_abandoned_stream_teaches_nothing_and_frees_its_slot() -> None:
     async def work() -> None:
         engine = Engine()
         served = Served(engine)
@@ -266,7 +264,7 @@ def test_a_stream_that_its_client_leaves_tells_nothing_and_holds_no_slot() -> No
     run(work)
 
 
-def test_a_hopeless_call_is_tried_seldom() -> None:
+def test_hopeless_calls_are_rarely_tried() -> None:
     async def work() -> list[Came]:
         served = Served(Engine())
         await mixed(served, 40)
@@ -281,7 +279,7 @@ def test_a_hopeless_call_is_tried_seldom() -> None:
 
 
 @pytest.mark.parametrize("queue", [0, 1024])
-def test_a_refusal_comes_early_and_says_one_number(queue: int) -> None:
+def test_refusal_comes_early_with_one_number(queue: int) -> None:
     """Thirty calls at once, of which half can be met: those that cannot hear it while they can still go elsewhere."""
 
     async def work() -> list[Came]:
@@ -301,9 +299,7 @@ def test_a_refusal_comes_early_and_says_one_number(queue: int) -> None:
 
 @pytest.mark.parametrize("queue", [0, 1024])
 @pytest.mark.parametrize(("rate", "share"), [(1.25, 0.99), (2.5, 1.0), (4.0, 1.1)])
-def test_at_least_as_many_deadlines_are_met_as_first_come_first_served_meets(
-    queue: int, rate: float, share: float
-) -> None:
+def test_meets_at_least_as_many_deadlines_as_first_come_first_served(queue: int, rate: float, share: float) -> None:
     """From a load at which nearly all are met to one at which not half of them can be."""
     ours = theirs = 0
     for seed in range(4):
@@ -326,22 +322,24 @@ def test_at_least_as_many_deadlines_are_met_as_first_come_first_served_meets(
     assert ours >= share * theirs > 60
 
 
-def test_the_fixed_part_of_a_first_token_is_not_multiplied_by_the_prompts_length() -> None:
+def test_fixed_cost_of_a_first_token_is_not_scaled_by_prompt_length() -> None:
     learnt = ServiceModel()
     for i in range(60):
         prompt = (10, 40, 100)[i % 3]
-        learnt.observe(Service(prompt, 21, 0.5 + 0.001 * prompt + 0.02, 0.4, 1.0))
+        learnt.observe(ServiceSample(prompt, 21, 0.5 + 0.001 * prompt + 0.02, 0.4, 1.0))
     step = learnt.step
     assert step.per_call_ms == pytest.approx(500, rel=0.05)
     assert step.per_prefill_ms == pytest.approx(1.0, rel=0.3)
 
 
-def test_a_call_that_waited_in_the_engine_says_nothing_of_its_prompt() -> None:
-    assert Service(None, 24, 3.0, 1.0, 8.0, 4.0).spans() == Service(None, 24, None, 1.0, 8.0).spans() != []
-    assert Service(None, 24, None, None, 8.0, 4.0).spans() == []
+def test_call_that_waited_in_the_engine_teaches_no_prompt_cost() -> None:
+    assert (
+        ServiceSample(None, 24, 3.0, 1.0, 8.0, 4.0).spans() == ServiceSample(None, 24, None, 1.0, 8.0).spans() != []
+    )
+    assert ServiceSample(None, 24, None, None, 8.0, 4.0).spans() == []
 
 
-def test_calls_beside_one_are_those_that_the_engine_worked_on() -> None:
+def test_calls_beside_are_those_worked_on() -> None:
     one = Replica(0, 2, None, queue=10)
     for id_ in range(4):
         one.enter(RequestId(id_), 0.0)
@@ -365,13 +363,13 @@ def test_calls_beside_one_are_those_that_the_engine_worked_on() -> None:
     ],
     ids=["stream", "all at once", "thoughts in silence", "a few a chunk", "a short answer"],
 )
-def test_a_stream_that_says_nothing_of_when_its_tokens_were_made_counts_as_a_whole(
+def test_stream_without_token_times_counts_as_a_whole(
     first_s: float, decode_s: float, tokens: int, pieces: int, whole: bool
 ) -> None:
     assert arrived_at_once(first_s, decode_s, tokens, pieces) is whole
 
 
-def test_an_engines_own_account_is_read_where_it_can_be_one() -> None:
+def test_engines_own_timings_are_used_if_plausible() -> None:
     times = {"prompt_n": 12, "prompt_ms": 30.5, "predicted_n": 8, "predicted_ms": 200}
     assert details_of({"timings": times}).times == Times(12, 0.0305, 8, 0.2)
     assert details_of({"usage": {"prompt_tokens_details": {"cached_tokens": 7}}}).cached == 7

@@ -1,4 +1,4 @@
-"""Engines of ours that die: started again, counted, and nothing else disturbed."""
+"""Engines of ours that die are restarted and counted, and nothing else is disturbed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def until(done: asyncio.Event) -> None:
     await asyncio.wait_for(done.wait(), 20)
 
 
-async def test_one_that_dies_is_started_again_and_counted() -> None:
+async def test_dead_engine_is_restarted_and_counted() -> None:
     lives: list[Mortal] = []
     stillborn, again, told = iter([False, True, True, False]), asyncio.Event(), []
 
@@ -74,7 +74,7 @@ async def test_one_that_dies_is_started_again_and_counted() -> None:
     assert lives[3].left and replica.upstream is None
 
 
-async def test_while_it_is_away_its_replica_cannot_be_used() -> None:
+async def test_replica_is_unusable_while_its_engine_restarts() -> None:
     lives: list[Mortal] = []
     gate = asyncio.Event()
 
@@ -98,13 +98,13 @@ async def test_while_it_is_away_its_replica_cannot_be_used() -> None:
         assert one.replica.up(0.0)
 
 
-async def test_one_that_never_starts_is_an_error() -> None:
+async def test_engine_that_never_starts_is_an_error() -> None:
     with pytest.raises(EngineFailed, match="did not start"):
         async with SupervisedEngine(0, lambda: Mortal([], stillborn=True), EngineTraits()):
             pytest.fail("it runs")
 
 
-async def test_a_fault_of_the_watch_itself_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_in_the_watch_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     lives: list[Mortal] = []
 
     def restarted(_: int) -> None:

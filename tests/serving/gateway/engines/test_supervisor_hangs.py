@@ -1,4 +1,4 @@
-"""Engines whose process runs and which are none any more: found by what they do not answer, and started again."""
+"""Engines that hang although their process runs: found by unanswered questions, and restarted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from ramify.serving.gateway.engines import supervisor
 from ramify.serving.gateway.engines.replicas import EngineTraits
-from ramify.serving.gateway.engines.supervisor import SupervisedEngine, following, hung
+from ramify.serving.gateway.engines.supervisor import SupervisedEngine, following, until_hung
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.http.app import create_gateway
@@ -62,20 +62,20 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("last", [SILENT, DEAD])
-async def test_six_questions_in_a_row_without_a_good_answer(last: int) -> None:
+async def test_six_failed_health_checks_in_a_row_mean_hung(last: int) -> None:
     server = Server(chain([WELL, SILENT, DEAD, SILENT, SILENT, DEAD, WELL], repeat(last)))
-    seen = await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S, 1), 60)
+    seen = await asyncio.wait_for(until_hung(server.upstream(), "m", BRIEF_S, 1), 60)
     assert "when asked 6 times" in seen and server.asked == 7 + 6
     assert server.questions == 0, "nobody had reason to ask its model"
 
 
-async def test_a_server_that_cannot_be_asked_so_is_well() -> None:
+async def test_server_without_a_health_page_is_well() -> None:
     server = Server(chain(repeat(404, 20), repeat(SILENT)))
-    await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S, 1), 60)
+    await asyncio.wait_for(until_hung(server.upstream(), "m", BRIEF_S, 1), 60)
     assert server.asked == 20 + 6
 
 
-async def test_one_that_is_too_busy_to_answer_for_itself_lives_by_what_it_says_to_others() -> None:
+async def test_busy_server_counts_as_alive_by_its_answers_to_others() -> None:
     """Each time that it is asked a call hears a token meanwhile; then none does."""
     answers = iter([True] * 20)
 
@@ -87,34 +87,34 @@ async def test_one_that_is_too_busy_to_answer_for_itself_lives_by_what_it_says_t
 
     server = Busy(repeat(DEAD))
     upstream = server.upstream()
-    await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
+    await asyncio.wait_for(until_hung(upstream, "m", BRIEF_S, 1), 60)
     assert server.asked == 20 + 6
 
 
-async def test_a_model_that_stands_still_behind_a_server_that_lives() -> None:
+async def test_stuck_model_behind_a_live_server() -> None:
     server = Server(repeat(WELL), never)
     upstream = server.upstream()
     upstream.suspect = True
-    seen = await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
+    seen = await asyncio.wait_for(until_hung(upstream, "m", BRIEF_S, 1), 60)
     assert "its model gave no token" in seen and server.questions == 1
 
 
-async def test_a_model_that_answers_was_only_slow() -> None:
+async def test_slow_model_that_answers_is_not_hung() -> None:
     async def at_once() -> None: ...
 
     server = Server(chain(repeat(WELL, 9), repeat(SILENT)), at_once)
     upstream = server.upstream()
     upstream.suspect = True
-    assert "its server" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
+    assert "its server" in await asyncio.wait_for(until_hung(upstream, "m", BRIEF_S, 1), 60)
     assert (server.questions, upstream.suspect) == (1, False)
 
 
-async def test_a_model_at_work_on_a_whole_answer_has_the_time_that_such_a_one_has() -> None:
+async def test_model_working_on_a_whole_answer_gets_its_time() -> None:
     """With one slot the question waits behind it."""
     server = Server(chain(repeat(WELL, 9), repeat(SILENT)), never)
     upstream = server.upstream()
     upstream.suspect, upstream.working = True, 1
-    found = asyncio.create_task(hung(upstream, "m", BRIEF_S, 1))
+    found = asyncio.create_task(until_hung(upstream, "m", BRIEF_S, 1))
     for _ in range(5):
         await asyncio.sleep(BRIEF_S)
         assert not found.done()
@@ -123,21 +123,21 @@ async def test_a_model_at_work_on_a_whole_answer_has_the_time_that_such_a_one_ha
     assert (server.questions, upstream.suspect) == (1, False), "it spoke to somebody"
 
 
-async def test_one_with_a_slot_left_has_no_such_excuse() -> None:
+async def test_model_with_a_free_slot_does_not_get_that_time() -> None:
     server = Server(repeat(WELL), never)
     upstream = server.upstream()
     upstream.suspect, upstream.working = True, 1
-    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 2), 60)
+    assert "its model" in await asyncio.wait_for(until_hung(upstream, "m", BRIEF_S, 2), 60)
 
 
-async def test_but_no_more() -> None:
+async def test_whole_answer_gets_no_more_than_its_time() -> None:
     server = Server(repeat(WELL), never)
     upstream = server.upstream(hang_s=BRIEF_S, whole_s=3 * BRIEF_S)
     upstream.suspect, upstream.working = True, 1
-    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
+    assert "its model" in await asyncio.wait_for(until_hung(upstream, "m", BRIEF_S, 1), 60)
 
 
-async def test_a_model_that_reads_the_prompt_of_a_stream_is_silent_for_as_long_as_that_may_be() -> None:
+async def test_model_reading_a_streams_prompt_may_be_silent() -> None:
     """On few cores, and in one that reads a prompt in one step, nobody else has a word meanwhile."""
     speak = asyncio.Event()
 
@@ -157,7 +157,7 @@ async def test_a_model_that_reads_the_prompt_of_a_stream_is_silent_for_as_long_a
     first = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
     upstream.suspect = True
-    found = asyncio.create_task(hung(upstream, "m", BRIEF_S, 4))
+    found = asyncio.create_task(until_hung(upstream, "m", BRIEF_S, 4))
     for _ in range(5):
         await asyncio.sleep(BRIEF_S)
         assert not found.done() and upstream.reading == 1
@@ -170,13 +170,13 @@ async def test_a_model_that_reads_the_prompt_of_a_stream_is_silent_for_as_long_a
     assert upstream.reading == 0
 
 
-async def test_but_a_stream_no_longer_than_it_may_be_silent() -> None:
+async def test_stream_may_not_be_silent_longer_than_its_limit() -> None:
     upstream = Server(repeat(WELL), never).upstream(hang_s=3 * BRIEF_S)
     upstream.suspect, upstream.reading = True, 1
-    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
+    assert "its model" in await asyncio.wait_for(until_hung(upstream, "m", BRIEF_S, 1), 60)
 
 
-async def test_a_question_that_waits_while_whole_answers_grow_ends_no_engine() -> None:
+async def test_check_that_waits_for_growing_answers_is_no_hang() -> None:
     """For KV, as with long contexts in vLLM, where slots are left. Nobody has heard a token."""
 
     async def waits() -> None:
@@ -188,11 +188,11 @@ async def test_a_question_that_waits_while_whole_answers_grow_ends_no_engine() -
     server = Server(chain(repeat(WELL, 9), repeat(SILENT)), waits)
     upstream = server.upstream()
     upstream.suspect, upstream.working = True, 1
-    assert "its server" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 128), 60)
+    assert "its server" in await asyncio.wait_for(until_hung(upstream, "m", BRIEF_S, 128), 60)
     assert (server.questions, upstream.suspect) == (1, False)
 
 
-async def test_a_model_whose_count_stands_still_has_no_such_excuse() -> None:
+async def test_model_whose_counters_stop_is_hung() -> None:
     async def waits() -> None:
         await upstream.count(60)
         await upstream.count(60)
@@ -201,10 +201,10 @@ async def test_a_model_whose_count_stands_still_has_no_such_excuse() -> None:
     server = Server(repeat(WELL), waits)
     upstream = server.upstream()
     upstream.suspect, upstream.working = True, 1
-    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 128), 60)
+    assert "its model" in await asyncio.wait_for(until_hung(upstream, "m", BRIEF_S, 128), 60)
 
 
-async def test_what_was_done_before_the_silence_is_no_life_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_before_the_silence_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, server = Ahead(monkeypatch), Server(repeat(WELL))
     upstream = server.upstream()
     await upstream.count(60)
@@ -220,7 +220,7 @@ async def test_what_was_done_before_the_silence_is_no_life_in_it(monkeypatch: py
     assert upstream.heard_since(silent_since)
 
 
-async def test_one_that_does_not_say_what_it_has_done_is_judged_by_what_is_heard() -> None:
+async def test_engine_without_counters_is_judged_by_its_answers() -> None:
     count = "vllm:generation_tokens_total 1"
     texts = iter(["vllm:num_requests_running 1", "", None, count, None, "", count])
 
@@ -234,7 +234,7 @@ async def test_one_that_does_not_say_what_it_has_done_is_judged_by_what_is_heard
     assert not upstream.heard_since(begun)
 
 
-async def test_it_is_counted_while_calls_wait_in_silence_and_only_then() -> None:
+async def test_counters_are_read_only_while_calls_wait_in_silence() -> None:
     server = Server(repeat(WELL))
     upstream = server.upstream()
     async with following(upstream, 0.001):
@@ -251,7 +251,7 @@ async def test_it_is_counted_while_calls_wait_in_silence_and_only_then() -> None
     assert server.looks >= 2
 
 
-async def test_a_stream_waits_in_an_engine_that_orders_its_calls_for_as_long_as_that_works(
+async def test_stream_waits_in_a_queueing_engine_while_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ahead, server = Ahead(monkeypatch), Server(repeat(WELL))
@@ -271,9 +271,7 @@ async def test_a_stream_waits_in_an_engine_that_orders_its_calls_for_as_long_as_
 
 
 @pytest.mark.parametrize("queues", [False, True])
-async def test_time_that_this_loop_was_held_up_for_is_nobodys_silence(
-    queues: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_blocked_loop_time_is_not_silence_of_a_call(queues: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """LocalGateway runs in an application's loop: what came meanwhile has not been read."""
     ahead, came = Ahead(monkeypatch), asyncio.Event()
 
@@ -290,7 +288,7 @@ async def test_time_that_this_loop_was_held_up_for_is_nobodys_silence(
     assert not upstream.suspect
 
 
-async def test_nor_a_server_that_does_not_answer_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocked_loop_time_is_not_silence_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, came = Ahead(monkeypatch), asyncio.Event()
 
     async def well(_: httpx.Request) -> httpx.Response:
@@ -305,7 +303,7 @@ async def test_nor_a_server_that_does_not_answer_for_itself(monkeypatch: pytest.
     assert await asyncio.wait_for(question, 60)
 
 
-async def test_nor_a_model_that_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocked_loop_time_is_not_silence_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, came, asked = Ahead(monkeypatch), asyncio.Event(), asyncio.Event()
 
     async def token() -> None:
@@ -315,7 +313,7 @@ async def test_nor_a_model_that_gives_no_token(monkeypatch: pytest.MonkeyPatch) 
     server = Server(chain([WELL], repeat(SILENT)), token)
     upstream = server.upstream()
     upstream.suspect = True
-    found = asyncio.create_task(hung(upstream, "m", 60, 4))
+    found = asyncio.create_task(until_hung(upstream, "m", 60, 4))
     await asyncio.wait_for(asked.wait(), 60)
     await ahead.held_up(5000)
     came.set()
@@ -325,7 +323,7 @@ async def test_nor_a_model_that_gives_no_token(monkeypatch: pytest.MonkeyPatch) 
     await asyncio.gather(found, return_exceptions=True)
 
 
-async def test_silence_to_a_call_is_a_reason_to_ask() -> None:
+async def test_silence_to_a_call_triggers_a_check() -> None:
     upstream = Upstream("http://engine", transport=httpx.MockTransport(Server(repeat(SILENT))), hang_s=BRIEF_S)
     assert not upstream.suspect
     with pytest.raises(Exception, match="sent nothing"):
@@ -334,7 +332,7 @@ async def test_silence_to_a_call_is_a_reason_to_ask() -> None:
 
 
 @pytest.mark.parametrize("queues", [False, True])
-async def test_what_waits_for_an_engine_that_was_ended_is_lost_at_once(queues: bool) -> None:
+async def test_calls_waiting_for_an_ended_engine_are_lost_at_once(queues: bool) -> None:
     """Also where it has just spoken to another, and what was with a slow client then and asks for more only now."""
     upstream = Server(repeat(WELL)).upstream(queues=queues, hang_s=3000.0)
     upstream._speaks()
@@ -343,7 +341,7 @@ async def test_what_waits_for_an_engine_that_was_ended_is_lost_at_once(queues: b
         await asyncio.wait_for(upstream._within(never()), 60)
 
 
-async def test_an_engine_is_ended_in_the_moment_in_which_a_call_has_waited_too_long() -> None:
+async def test_engine_ends_at_the_moment_of_a_calls_timeout() -> None:
     upstream = Server(repeat(WELL)).upstream(hang_s=3000.0)
     call = asyncio.create_task(upstream._within(never()))
     await asyncio.sleep(0)
@@ -357,7 +355,7 @@ async def test_an_engine_is_ended_in_the_moment_in_which_a_call_has_waited_too_l
 
 
 @pytest.mark.parametrize(("want", "dead"), [(errno.EMFILE, False), (errno.ENFILE, False), (errno.ECONNREFUSED, True)])
-async def test_an_engine_that_cannot_be_asked_for_want_of_descriptors_is_not_dead(want: int, dead: bool) -> None:
+async def test_lack_of_descriptors_does_not_make_an_engine_dead(want: int, dead: bool) -> None:
     """A gateway with thousands of streams would end all its engines, and every stream with them."""
 
     def starved(_: httpx.Request) -> httpx.Response:
@@ -376,7 +374,7 @@ class Freezes(ScriptedModel):
         return await super().respond(method, path, headers, body)
 
 
-async def test_a_call_in_one_that_hangs_is_done_by_its_next_life() -> None:
+async def test_call_in_a_hung_engine_is_done_after_the_restart() -> None:
     async def script(_: ChatRequest) -> str:
         await asyncio.Event().wait()
         return "never"

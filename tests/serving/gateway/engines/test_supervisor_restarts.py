@@ -1,4 +1,4 @@
-"""Engines of ours that die with calls inside: what had not begun waits for the next life."""
+"""Engines of ours that die with calls inside: calls without a token wait for the next process."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def until(done: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_it_had_not_begun_to_answer_waits_for_its_next_life(stream: bool) -> None:
+async def test_unanswered_calls_wait_for_the_restart(stream: bool) -> None:
     inside = asyncio.Event()
     lives = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
     async with served(lives) as (client, _):
@@ -138,7 +138,7 @@ async def test_what_it_had_not_begun_to_answer_waits_for_its_next_life(stream: b
     assert "\nramify_retries_total 1.0" in figures
 
 
-async def test_all_that_it_had_not_begun_wait_though_they_ask_at_once_whether_it_lives() -> None:
+async def test_all_unanswered_calls_wait_even_if_they_check_at_once() -> None:
     lives = Lives(iter([holds(asyncio.Event()), ScriptedModel(lambda _: "done")]))
     async with served(lives, queue=62) as (client, gateway):
         body = {"messages": MESSAGES, "deadline": 3000}
@@ -150,7 +150,7 @@ async def test_all_that_it_had_not_begun_wait_though_they_ask_at_once_whether_it
     assert [answer.status_code for answer in answers] == [200] * 64
 
 
-async def test_a_server_whose_engine_is_dead_is_ended_and_its_call_done_by_the_next() -> None:
+async def test_server_with_a_dead_engine_is_ended_and_its_call_retried() -> None:
     """As vLLM's lives on for a while without its core, and answers every call with 500."""
 
     class Coreless(ScriptedModel):
@@ -166,7 +166,7 @@ async def test_a_server_whose_engine_is_dead_is_ended_and_its_call_done_by_the_n
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR_500, Fault.CUT, Fault.GARBAGE])
-async def test_one_that_lives_has_failed_the_call_for_a_reason_of_its_own(fault: Fault) -> None:
+async def test_live_engine_that_fails_a_call_is_not_retried(fault: Fault) -> None:
     lives = Lives(iter([ScriptedModel(lambda _: "done", faults=[fault])]))
     async with served(lives) as (client, _):
         answer = await client.post("/chat/completions", json={"messages": MESSAGES})
@@ -175,7 +175,7 @@ async def test_one_that_lives_has_failed_the_call_for_a_reason_of_its_own(fault:
     assert len(lives.all[0].model.calls) == 2
 
 
-async def test_who_can_not_be_in_time_any_more_is_refused_while_it_waits_for_the_next_life() -> None:
+async def test_call_that_cannot_be_in_time_is_refused_during_the_restart() -> None:
     now, inside = [100.0], asyncio.Event()
     lives = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
     lives.start.clear()
@@ -197,7 +197,7 @@ async def test_who_can_not_be_in_time_any_more_is_refused_while_it_waits_for_the
         assert (ledger["queue_s"], ledger["prefill_s"], ledger["attempts"]) == (60.0, 0.0, 2), "nobody worked on it"
 
 
-async def test_it_is_waited_for_where_the_other_engine_has_failed_the_call_and_holds_nobody_up() -> None:
+async def test_waiting_for_a_restart_delays_no_other_call() -> None:
     inside = asyncio.Event()
     lives = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
     lives.start.clear()
@@ -222,7 +222,7 @@ async def test_it_is_waited_for_where_the_other_engine_has_failed_the_call_and_h
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_one_that_does_not_start_again_is_not_waited_for(known: bool) -> None:
+async def test_failed_restart_is_not_awaited(known: bool) -> None:
     """The call was in the other one, which is back. `known`: before the call was lost there."""
     inside, fails = asyncio.Event(), asyncio.Event()
     lives = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
@@ -248,7 +248,7 @@ async def test_one_that_does_not_start_again_is_not_waited_for(known: bool) -> N
             assert "done" in (await asyncio.wait_for(call, 60)).text
 
 
-async def test_what_fails_a_call_and_lives_is_not_asked_for_ever_while_the_other_does_not_start() -> None:
+async def test_live_failing_engine_is_not_retried_for_ever() -> None:
     model = ScriptedModel(lambda _: "done", faults=[Fault.ERROR_500] * 9)
     one, two = Replica(0, 1, Upstream("http://one", transport=model)), Replica(1, 1, None, false_starts=3)
     app = create_gateway([one, two])
@@ -257,7 +257,7 @@ async def test_what_fails_a_call_and_lives_is_not_asked_for_ever_while_the_other
     assert (answer.status_code, len(model.calls)) == (502, 1)
 
 
-async def test_engines_that_had_died_before_are_none_that_it_was_in() -> None:
+async def test_earlier_deaths_do_not_count_against_a_call() -> None:
     """Four at once: the call finds three of them gone, and may still wait for the first that is back."""
     inside, fleet = asyncio.Event(), [Lives(iter([holds(asyncio.Event()), holds(asyncio.Event())])) for _ in range(3)]
     first = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
@@ -284,7 +284,7 @@ async def test_engines_that_had_died_before_are_none_that_it_was_in() -> None:
     assert "done" in answer.text
 
 
-async def test_what_kills_every_engine_is_not_tried_for_ever() -> None:
+async def test_call_that_kills_every_engine_is_given_up() -> None:
     def deadly() -> ScriptedModel:
         async def script(request: ChatRequest) -> str:
             if request.messages[-1].content == "hi":
@@ -304,7 +304,7 @@ async def test_what_kills_every_engine_is_not_tried_for_ever() -> None:
     await asyncio.gather(*kills)
 
 
-async def test_a_call_is_called_off_while_it_is_asked_whether_its_engine_lives() -> None:
+async def test_call_can_be_cancelled_during_the_liveness_check() -> None:
     asked = asyncio.Event()
 
     async def ponders() -> bool:
@@ -324,7 +324,7 @@ async def test_a_call_is_called_off_while_it_is_asked_whether_its_engine_lives()
     assert (health["running"], health["waiting"]) == (0, 0)
 
 
-async def test_an_engine_that_is_too_busy_to_answer_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_busy_engine_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     from ramify.serving.gateway.engines import upstream
 
     monkeypatch.setattr(upstream, "_HEALTH_S", 0.01)

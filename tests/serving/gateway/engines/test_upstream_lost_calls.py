@@ -1,4 +1,4 @@
-"""Calls that an engine has lost while it serves others, by its own count; and what of its words is read."""
+"""Calls that an engine has lost while it serves others, by its own count; how much of its metrics is read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from ramify.serving.gateway.engines import upstream as upstream_module
+from ramify.serving.gateway.engines.liveness import calls_held
 from ramify.serving.gateway.engines.supervisor import following
-from ramify.serving.gateway.engines.upstream import Upstream, calls_held
+from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError
 from tests.serving.stalled_loop import Ahead, never, turns
 
@@ -61,9 +62,7 @@ async def begun(upstream: Upstream, stream: AsyncGenerator[Any, None]) -> asynci
 
 
 @pytest.mark.parametrize("has", [0, 1, None])
-async def test_a_stream_that_its_engine_has_lost_ends_while_others_are_served(
-    has: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lost_stream_ends_while_others_are_served(has: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two calls it has one; or it does not say how many it has."""
     ahead, keeper = Ahead(monkeypatch), Keeper(has)
     upstream = keeper.upstream()
@@ -79,7 +78,7 @@ async def test_a_stream_that_its_engine_has_lost_ends_while_others_are_served(
     await other.aclose()
 
 
-async def test_one_that_is_paused_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_paused_call_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, keeper = Ahead(monkeypatch), Keeper(1)
     upstream = keeper.upstream()
     paused = await begun(upstream, upstream.stream("/stream", b"{}"))
@@ -87,12 +86,12 @@ async def test_one_that_is_paused_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
     assert not paused.done()
     keeper.has = 0
     await silent_for(150, keeper, upstream, ahead)
-    with pytest.raises(ApiError, match="has lost this call"):
+    with pytest.raises(ApiError, match="has lost this one"):
         await asyncio.wait_for(paused, 60)
 
 
 @pytest.mark.parametrize(("has", "ends"), [(0, True), (1, False), (None, False)])
-async def test_one_that_waits_in_its_queue_is_lost_only_where_that_is_counted(
+async def test_queued_call_is_lost_only_by_the_engines_count(
     has: float | None, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead, keeper = Ahead(monkeypatch), Keeper(has)
@@ -106,7 +105,7 @@ async def test_one_that_waits_in_its_queue_is_lost_only_where_that_is_counted(
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_an_engine_that_queues_is_asked_for_its_count_while_it_speaks() -> None:
+async def test_queueing_engine_is_counted_while_it_serves() -> None:
     keeper = Keeper(1)
     upstream = keeper.upstream()
     async with following(upstream, 0.001):
@@ -130,11 +129,11 @@ async def test_an_engine_that_queues_is_asked_for_its_count_while_it_speaks() ->
         (b"vllm:num_requests_running NaN", None),
     ],
 )
-def test_how_many_calls_an_engine_has_by_its_own_count(metrics: bytes, has: float | None) -> None:
+def test_calls_held_is_read_from_metrics(metrics: bytes, has: float | None) -> None:
     assert calls_held(metrics) == has
 
 
-async def test_what_an_engine_says_of_itself_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_and_metrics_are_read_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is broken, or is no engine, may go on without end, faster than any limit of time."""
     sent = 0
 
@@ -154,7 +153,7 @@ async def test_what_an_engine_says_of_itself_is_read_to_a_bound(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("status", [200, 400])
-async def test_so_are_answers_and_refusals(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_and_errors_are_read_to_a_limit(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 1000

@@ -1,4 +1,4 @@
-"""The ASGI application itself: what it refuses, what it passes on, what a client that looks closely sees."""
+"""The ASGI application: what it refuses, what it passes on, what a client sees."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def events(response: httpx.Response) -> list[str]:
         (b'{"deadline": 1, "vllm_xargs": {"slo_deadline_s": 2}}', "slo_deadline_s"),
     ],
 )
-async def test_a_malformed_request_is_refused_by_its_field(content: bytes, param: str) -> None:
+async def test_malformed_request_is_refused_by_field(content: bytes, param: str) -> None:
     model = ScriptedModel(lambda _: "never")
     async with client_of(gateway(model)) as client:
         response = await client.post("/chat/completions", content=content)
@@ -64,7 +64,7 @@ async def test_a_malformed_request_is_refused_by_its_field(content: bytes, param
     assert not model.calls
 
 
-async def test_a_header_that_contradicts_the_body_is_refused() -> None:
+async def test_header_that_contradicts_the_body_is_refused() -> None:
     async with client_of(gateway(ScriptedModel(lambda _: "never"))) as client:
         headers = {HEADER: '{"slo_deadline_s": 5}'}
         response = await client.post("/chat/completions", json={"deadline": 6, "messages": MESSAGES}, headers=headers)
@@ -73,13 +73,13 @@ async def test_a_header_that_contradicts_the_body_is_refused() -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (400, HEADER)
 
 
-async def test_a_body_that_is_too_long_is_refused() -> None:
+async def test_too_long_body_is_refused() -> None:
     async with client_of(gateway(ScriptedModel(lambda _: "never"))) as client:
         response = await client.post("/chat/completions", content=b" " * (MAX_BODY + 1))
     assert (response.status_code, response.json()["error"]["param"]) == (413, "body")
 
 
-async def test_a_key_is_asked_for_and_the_engine_gets_its_own() -> None:
+async def test_client_key_is_required_and_the_engine_gets_its_own() -> None:
     model = ScriptedModel(lambda _: "ok")
     app = gateway(model, api_keys=["old", "ours"], upstream_key="theirs")
     async with client_of(app) as client:
@@ -101,14 +101,14 @@ async def test_a_key_is_asked_for_and_the_engine_gets_its_own() -> None:
         ),
     ],
 )
-async def test_a_keys_scheme_has_no_case(shown: str, status: int) -> None:
+async def test_authorization_scheme_is_case_insensitive(shown: str, status: int) -> None:
     async with client_of(gateway(ScriptedModel(lambda _: "ok"), api_keys=["ours"]), authorization=shown) as client:
         assert (await client.get("/models")).status_code == status
 
 
 @pytest.mark.parametrize("tokens", [-5, True, 10**400, 2.5, "7"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_counts_nonsense_loses_nobody_an_answer(tokens: object, stream: bool) -> None:
+async def test_nonsense_token_counts_do_not_lose_an_answer(tokens: object, stream: bool) -> None:
     said: Any = tokens
     result = ChatResult("ok", "stop", "m", prompt_tokens=said, completion_tokens=said)
     async with client_of(gateway(ScriptedModel(lambda _: result))) as client:
@@ -117,7 +117,7 @@ async def test_an_engine_that_counts_nonsense_loses_nobody_an_answer(tokens: obj
     assert wire.LEDGER_KEY in answer.text
 
 
-async def test_tags_stay_here_and_everything_else_goes_through() -> None:
+async def test_tags_are_removed_and_everything_else_passes() -> None:
     model = ScriptedModel(lambda _: "ok")
     asked = {"messages": MESSAGES, "deadline": 9, "tools": [{"x": 1}], "vllm_xargs": {"compound_id": "r", "kv": 1}}
     async with client_of(gateway(model)) as client:
@@ -125,7 +125,7 @@ async def test_tags_stay_here_and_everything_else_goes_through() -> None:
     assert model.calls[0].body == {"messages": MESSAGES, "tools": [{"x": 1}], "vllm_xargs": {"kv": 1}}
 
 
-async def test_an_engine_that_reads_tags_gets_what_is_left_of_them() -> None:
+async def test_engine_that_reads_tags_gets_remaining_times() -> None:
     now = [100.0]
     model = ScriptedModel(lambda _: "ok")
     app = gateway(model, forward_xargs=True, clock=lambda: now[0])
@@ -139,7 +139,7 @@ async def test_an_engine_that_reads_tags_gets_what_is_left_of_them() -> None:
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
-async def test_a_whole_answer_is_the_engines_own_with_the_ledger(path: str) -> None:
+async def test_whole_answer_is_the_engines_plus_the_ledger(path: str) -> None:
     model = ScriptedModel(lambda _: "one two")
     async with client_of(gateway(model)) as client:
         asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
@@ -154,7 +154,7 @@ async def test_a_whole_answer_is_the_engines_own_with_the_ledger(path: str) -> N
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
-async def test_a_stream_is_the_engines_own_with_the_ledger_before_done(path: str) -> None:
+async def test_stream_is_the_engines_plus_the_ledger_before_done(path: str) -> None:
     async with client_of(gateway(ScriptedModel(lambda _: "one two"))) as client:
         response = await client.post(path, json={"messages": MESSAGES, "prompt": "hi", "stream": True})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -178,7 +178,7 @@ async def test_a_stream_is_the_engines_own_with_the_ledger_before_done(path: str
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_fails_is_an_error_that_invites_a_retry(
+async def test_engine_failure_is_an_error_that_invites_a_retry(
     fault: Fault, status: int, code: str, stream: bool
 ) -> None:
     app = gateway(ScriptedModel(lambda _: "ok", faults=[fault]), hang_s=0.05, whole_s=0.05)
@@ -190,7 +190,7 @@ async def test_an_engine_that_fails_is_an_error_that_invites_a_retry(
     assert [r["outcome"] for r in seen] == ["failed"]
 
 
-async def test_an_answer_that_is_cut_is_a_502_before_it_began_and_an_event_after() -> None:
+async def test_cut_answer_is_a_502_before_its_first_token_and_an_event_after() -> None:
     app = gateway(ScriptedModel(lambda _: "a b c d e f", faults=[Fault.CUT, Fault.CUT]))
     async with client_of(app) as client:
         whole = await client.post("/chat/completions", json={"messages": MESSAGES})
@@ -202,13 +202,13 @@ async def test_an_answer_that_is_cut_is_a_502_before_it_began_and_an_event_after
     assert "[DONE]" not in stream.text and "ramify" not in stream.text
 
 
-async def test_the_engines_own_refusal_goes_through() -> None:
+async def test_engine_refusal_passes_through() -> None:
     async with client_of(gateway(ScriptedModel(lambda _: "ok"))) as client:
         response = await client.post("/chat/completions", json={"messages": 3})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "upstream_refused")
 
 
-async def test_a_refusal_by_the_policy_tells_the_client_not_to_retry() -> None:
+async def test_policy_refusal_tells_the_client_not_to_retry() -> None:
     async with client_of(gateway(ScriptedModel(lambda _: "ok"))) as client:
         response = await client.post("/chat/completions", json={"messages": MESSAGES, "deadline": 0})
         seen = (await client.get("/ramify/requests")).json()["requests"]
@@ -219,7 +219,7 @@ async def test_a_refusal_by_the_policy_tells_the_client_not_to_retry() -> None:
     assert [(r["outcome"], r["met"]) for r in seen] == [("refused", False)]
 
 
-async def test_a_bug_of_ours_is_said_in_openais_shape_and_raised() -> None:
+async def test_bug_is_reported_in_openai_format_and_raised() -> None:
     class Broken:
         def decide(self, view: object, now: float) -> Verdict:
             raise ZeroDivisionError
@@ -237,13 +237,13 @@ async def test_a_bug_of_ours_is_said_in_openais_shape_and_raised() -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/chat/completions", 405)])
-async def test_a_wrong_path_is_said_in_openais_shape(method: str, path: str, status: int) -> None:
+async def test_unknown_path_is_reported_in_openai_format(method: str, path: str, status: int) -> None:
     async with client_of(gateway(ScriptedModel(lambda _: "ok"))) as client:
         response = await client.request(method, path)
     assert (response.status_code, response.json()["error"]["param"]) == (status, "path")
 
 
-async def test_a_client_that_vanishes_in_mid_stream_ends_the_engines_work() -> None:
+async def test_client_that_leaves_mid_stream_ends_the_engines_work() -> None:
     closed = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -274,7 +274,7 @@ async def test_a_client_that_vanishes_in_mid_stream_ends_the_engines_work() -> N
     assert (health["running"], health["waiting"]) == (0, 0)
 
 
-async def test_an_engine_that_stalls_in_mid_stream_is_an_error_event_and_its_request_is_closed() -> None:
+async def test_stalled_stream_is_an_error_event_and_closes_the_request() -> None:
     closed = asyncio.Event()
 
     async def stalls() -> AsyncIterator[bytes]:
@@ -295,7 +295,7 @@ async def test_an_engine_that_stalls_in_mid_stream_is_an_error_event_and_its_req
     assert closed.is_set() and (health["running"], health["waiting"]) == (0, 0)
 
 
-async def test_a_call_that_waits_in_an_engine_that_works_on_others_is_not_hung() -> None:
+async def test_call_waiting_in_a_working_engine_is_not_hung() -> None:
     """A scheduler inside may hold a call back for long; what is silent then is the call, not the engine."""
     done = asyncio.Event()
 
@@ -323,7 +323,7 @@ async def test_a_call_that_waits_in_an_engine_that_works_on_others_is_not_hung()
 
 
 @pytest.mark.parametrize("forward_xargs", [False, True])
-async def test_a_whole_answer_may_be_silent_for_longer_than_a_stream(forward_xargs: bool) -> None:
+async def test_whole_answer_may_be_silent_longer_than_a_stream(forward_xargs: bool) -> None:
     """It says nothing before its end: the engine works, and a stream that is as silent is cut meanwhile."""
     streamed = asyncio.Event()
 
@@ -343,7 +343,7 @@ async def test_a_whole_answer_may_be_silent_for_longer_than_a_stream(forward_xar
     assert answer.json()["choices"][0]["message"]["content"] == "at last"
 
 
-async def test_a_whole_answer_never_has_less_time_than_a_stream() -> None:
+async def test_whole_answer_never_gets_less_time_than_a_stream() -> None:
     async def engine(_: httpx.Request) -> httpx.Response:
         await asyncio.Event().wait()
         raise AssertionError
@@ -353,7 +353,7 @@ async def test_a_whole_answer_never_has_less_time_than_a_stream() -> None:
     assert response.json()["error"]["message"].endswith("sent nothing for 0.2 s")
 
 
-async def test_an_engine_whose_server_still_lists_its_models_is_hung_all_the_same() -> None:
+async def test_engine_that_still_lists_models_can_be_hung() -> None:
     async def engine(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
             return httpx.Response(200, json={"object": "list", "data": []})
@@ -395,7 +395,7 @@ def _event(said: object) -> httpx.Response:
 
 
 @pytest.mark.parametrize("version", [_by_abort, _by_error], ids=["0.32", "0.33"])
-async def test_what_the_engine_refuses_is_refused_as_the_gateways_own_policy_would(
+async def test_engine_scheduler_refusal_becomes_the_gateways_422(
     version: Callable[[bool], httpx.Response],
 ) -> None:
     def engine(request: httpx.Request) -> httpx.Response:

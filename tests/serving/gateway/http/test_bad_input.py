@@ -1,4 +1,4 @@
-"""Whatever comes in, an OpenAI-shaped error goes out, or the documented thing happens, and the server stands."""
+"""Whatever input comes, the server survives and answers with an OpenAI-shaped error or as documented."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def well_shaped(response: httpx.Response) -> bool:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.sampled_from(PATHS), bodies, st.none() | st.text('{}[]":,0123456789abcslo_deadline\x7f', max_size=40))
-def test_any_body_gets_an_answer_or_an_error_of_the_right_shape(
+def test_any_body_gets_an_answer_or_a_well_formed_error(
     path: str, body: dict[str, object], header: str | None
 ) -> None:
     model = ScriptedModel(lambda _: "ok")
@@ -78,7 +78,7 @@ def test_any_body_gets_an_answer_or_an_error_of_the_right_shape(
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
-def test_any_bytes_get_an_error_of_the_right_shape(content: bytes) -> None:
+def test_any_bytes_get_a_well_formed_error(content: bytes) -> None:
     async def ask() -> None:
         app = create_gateway("http://engine/v1", transport=ScriptedModel(lambda _: "ok"))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -112,7 +112,7 @@ DEEPER = b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}"
         (b"\xef\xbb\xbf{}", "body"),
     ],
 )
-async def test_each_kind_of_nonsense_is_refused_by_its_field(content: bytes, param: str) -> None:
+async def test_invalid_values_are_refused_by_field(content: bytes, param: str) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         response = await client.post(PATHS[0], content=content)
@@ -120,7 +120,7 @@ async def test_each_kind_of_nonsense_is_refused_by_its_field(content: bytes, par
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_without_a_message_is_refused_as_openai_does(stream: bool) -> None:
+async def test_chat_without_messages_is_refused_like_openai(stream: bool) -> None:
     """Whatever the engine would make of it: the embedded one talked on to the end of its context."""
     model = ScriptedModel(lambda _: "never")
     app = create_gateway("http://engine", transport=model)
@@ -133,7 +133,7 @@ async def test_a_chat_without_a_message_is_refused_as_openai_does(stream: bool) 
 
 
 @pytest.mark.parametrize(("more", "status"), [({}, 400), ({"instructions": "Say hi."}, 200), ({"input": "hi"}, 200)])
-async def test_so_is_a_response_to_nothing(more: dict[str, object], status: int) -> None:
+async def test_response_without_input_is_refused_like_openai(more: dict[str, object], status: int) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         response = await client.post(PATHS[2], json={"input": [], **more})
@@ -143,7 +143,7 @@ async def test_so_is_a_response_to_nothing(more: dict[str, object], status: int)
         assert (error["param"], error["code"]) == ("input", "empty_array")
 
 
-async def test_what_there_is_not_is_named_with_what_there_is() -> None:
+async def test_unknown_endpoint_error_lists_known_ones() -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         embeddings = await client.post("/v1/embeddings", json={"input": "x"})
@@ -157,7 +157,7 @@ async def test_what_there_is_not_is_named_with_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["deadline", "target_ttft", "slo_deadline_s", "vllm_xargs"])
-async def test_a_promise_in_the_url_is_refused_and_not_overlooked(name: str) -> None:
+async def test_tag_in_the_url_is_refused(name: str) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         response = await client.post(f"{PATHS[0]}?api-version=1&{name}=-1", json=ASK)
@@ -169,7 +169,7 @@ async def test_a_promise_in_the_url_is_refused_and_not_overlooked(name: str) -> 
     "body",
     [DEEP, DEEPER, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"\\ud800": 1, "messages": [{}]}'],
 )
-async def test_what_is_odd_but_json_is_passed_on(body: bytes) -> None:
+async def test_odd_but_valid_json_is_passed_on(body: bytes) -> None:
     got: list[Any] = []
 
     def engine(request: httpx.Request) -> httpx.Response:
@@ -204,9 +204,7 @@ async def stands(url: str) -> bool:
     "begun",
     [b"", POST + b"x-slow: "],
 )
-async def test_a_head_that_does_not_come_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
-) -> None:
+async def test_slow_request_head_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     monkeypatch.setattr(SlowClientProtocol, "head_s", 0.05)
     async with on_a_port(tmp_path) as (reader, writer, url):
         writer.write(begun)
@@ -219,7 +217,7 @@ async def test_a_head_that_does_not_come_is_not_waited_for(
         assert await stands(url)
 
 
-async def test_a_head_without_end_is_cut_off(tmp_path: Path) -> None:
+async def test_endless_request_head_is_refused(tmp_path: Path) -> None:
     async with on_a_port(tmp_path) as (reader, writer, url):
         writer.write(b"POST / HTTP/1.1\r\nx-long: " + b"a" * (2 * MAX_HEAD))
         try:
@@ -230,7 +228,7 @@ async def test_a_head_without_end_is_cut_off(tmp_path: Path) -> None:
         assert await stands(url)
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_body_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BODY_S", 0.05)
     async with on_a_port(tmp_path) as (reader, writer, url):
         writer.write(POST + b"content-length: 100\r\n\r\n{")
@@ -254,7 +252,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monke
     ],
     ids=["bare return", "null in the path", "two lengths", "tls", "below", "beyond", "no chunk", "http 2"],
 )
-async def test_what_is_no_http_is_refused(tmp_path: Path, head: bytes) -> None:
+async def test_non_http_bytes_are_refused(tmp_path: Path, head: bytes) -> None:
     async with on_a_port(tmp_path) as (reader, writer, url):
         writer.write(head)
         said = await asyncio.wait_for(reader.read(), 20)
@@ -264,7 +262,7 @@ async def test_what_is_no_http_is_refused(tmp_path: Path, head: bytes) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_old_client_gets_a_whole_answer_and_no_stream(tmp_path: Path, stream: bool) -> None:
+async def test_http_1_0_client_gets_whole_answers_only(tmp_path: Path, stream: bool) -> None:
     """HTTP/1.0 has no chunks."""
     async with on_a_port(tmp_path) as (reader, writer, _):
         body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": stream}).encode()
@@ -279,7 +277,7 @@ async def test_an_old_client_gets_a_whole_answer_and_no_stream(tmp_path: Path, s
     assert said["error"]["param"] == "stream" if stream else said["choices"][0]["message"]["content"] == "ok"
 
 
-async def test_an_upgrade_is_not_followed(tmp_path: Path) -> None:
+async def test_upgrade_is_not_followed(tmp_path: Path) -> None:
     async with on_a_port(tmp_path) as (reader, writer, url):
         writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
         assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200 ")
@@ -287,7 +285,7 @@ async def test_an_upgrade_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["\ud800", "response.a\nevent: x", "a\r\n", 5, None])
-async def test_an_engine_cannot_inject_an_event_nor_break_a_stream_by_a_types_name(kind: object) -> None:
+async def test_engine_cannot_inject_events(kind: object) -> None:
     last = {"type": "response.completed", "response": {"id": "r"}}
     sent = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in ({"type": kind}, last))
     sse = {"content-type": "text/event-stream"}
@@ -299,7 +297,7 @@ async def test_an_engine_cannot_inject_an_event_nor_break_a_stream_by_a_types_na
     assert "event: response.completed" in response.text.splitlines()
 
 
-async def test_an_engine_cannot_inject_a_header() -> None:
+async def test_engine_cannot_inject_a_header() -> None:
     refusal = {"error": {"message": "no\r\nset-cookie: a=b", "code": "no\r\nx: y", "param": "a\r\nb: c"}}
     app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(429, json=refusal)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:

@@ -1,4 +1,4 @@
-"""The running gateway: pages of other sites get nothing from it, and real clients everything."""
+"""The running gateway: pages of other sites get nothing from it, and real clients get everything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 
 from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.errors import EngineFailed, Exposed
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 
 PATHS = (
@@ -64,7 +65,7 @@ async def said(port: int, head: str, body: bytes = b"", at: str = "127.0.0.1") -
     return int(first.split()[1]), {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}, text
 
 
-async def test_a_page_whose_name_leads_here_reads_nothing(tmp_path: Path) -> None:
+async def test_dns_rebinding_page_reads_nothing(tmp_path: Path) -> None:
     """DNS rebinding: its browser takes the gateway for the page's own site."""
     async with gateway(tmp_path) as (model, port):
         for path in PATHS:
@@ -95,7 +96,7 @@ async def test_a_page_whose_name_leads_here_reads_nothing(tmp_path: Path) -> Non
         "content-type: application/json\r\norigin: null\r\n",
     ],
 )
-async def test_a_page_of_another_site_uses_nothing(tmp_path: Path, headers: str) -> None:
+async def test_cross_site_page_uses_nothing(tmp_path: Path, headers: str) -> None:
     """A form, an image, a `fetch` without CORS: browsers send these, and only hide the answer."""
     async with gateway(tmp_path) as (model, port):
         for path in POSTS:
@@ -107,7 +108,7 @@ async def test_a_page_of_another_site_uses_nothing(tmp_path: Path, headers: str)
         assert not model.calls
 
 
-async def test_nor_does_it_look_or_ask_for_permission(tmp_path: Path) -> None:
+async def test_cross_site_get_and_preflight_are_refused(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (_, port):
         for path in PATHS:
             for site in ("sec-fetch-site: cross-site", "origin: http://evil.test", "sec-fetch-site: same-site"):
@@ -146,19 +147,19 @@ async def test_nor_does_it_look_or_ask_for_permission(tmp_path: Path) -> None:
         ("PATCH /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n", 405),
     ],
 )
-async def test_heads_of_all_kinds(tmp_path: Path, head: str, status: int) -> None:
+async def test_request_heads_of_all_kinds(tmp_path: Path, head: str, status: int) -> None:
     async with gateway(tmp_path) as (_, port):
         assert (await said(port, head))[0] == status
 
 
-async def test_another_name_is_allowed_by_an_option(tmp_path: Path) -> None:
+async def test_other_host_name_is_allowed_by_an_option(tmp_path: Path) -> None:
     """As from a container."""
     async with gateway(tmp_path, allow_hosts=("host.docker.internal",)) as (_, port):
         assert (await said(port, "GET /health HTTP/1.1\r\nhost: host.docker.internal:8080\r\n"))[0] == 200
         assert (await said(port, "GET /health HTTP/1.1\r\nhost: docker.internal\r\n"))[0] == 421
 
 
-async def test_the_official_client_and_httpx_are_answered(tmp_path: Path) -> None:
+async def test_official_client_and_httpx_are_answered(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (_, port):
         for host in ("localhost", "127.0.0.1"):
             url = f"http://{host}:{port}/v1"
@@ -174,7 +175,7 @@ async def test_the_official_client_and_httpx_are_answered(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_curl_as_the_documentation_has_it(tmp_path: Path) -> None:
+async def test_curl_command_of_the_documentation_works(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (_, port):
         url = f"http://localhost:{port}/v1/chat/completions"
         for words, status in ((["-H", "content-type: application/json"], "200"), ([], "415")):
@@ -186,7 +187,7 @@ async def test_curl_as_the_documentation_has_it(tmp_path: Path) -> None:
         assert "-H 'content-type: application/json'" in json.loads(done.stdout[:-3])["error"]["message"]
 
 
-async def test_it_is_reached_by_its_address_of_the_other_kind(tmp_path: Path) -> None:
+async def test_ipv4_and_ipv6_addresses_both_work(tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -197,25 +198,25 @@ async def test_it_is_reached_by_its_address_of_the_other_kind(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-async def test_it_does_not_listen_for_everybody_without_keys(tmp_path: Path, host: str) -> None:
+async def test_does_not_listen_beyond_this_machine_without_keys(tmp_path: Path, host: str) -> None:
     with pytest.raises(Exposed, match=r"--client-key .*--insecure-no-keys"):
         async with gateway(tmp_path, host=host):
             pytest.fail("anybody in the network could use the engine")
 
 
-async def test_a_host_that_there_is_not_is_named(tmp_path: Path) -> None:
+async def test_unknown_host_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match=r"cannot listen on nowhere\.invalid"):
         async with gateway(tmp_path, host="nowhere.invalid"):
             pytest.fail("there is no such host")
 
 
-async def test_without_keys_and_asked_to_it_still_takes_no_strange_name(tmp_path: Path) -> None:
+async def test_insecure_gateway_still_refuses_other_host_names(tmp_path: Path) -> None:
     async with gateway(tmp_path, host="0.0.0.0", insecure_no_keys=True) as (_, port):
         for host, status in (("10.1.2.3", 200), ("localhost", 200), ("0.0.0.0", 200), ("evil.test", 421)):
             assert (await said(port, f"GET /health HTTP/1.1\r\nhost: {host}:{port}\r\n"))[0] == status
 
 
-async def test_with_keys_and_beyond_this_machine_a_key_stands_for_the_name(tmp_path: Path) -> None:
+async def test_valid_key_replaces_the_host_name_beyond_this_machine(tmp_path: Path) -> None:
     async with gateway(tmp_path, host="0.0.0.0", api_keys=("k3y",)) as (_, port):
         head = "GET /v1/models HTTP/1.1\r\nhost: llm.example.org\r\n"
         assert (await said(port, f"{head}authorization: Bearer k3y\r\n"))[0] == 200

@@ -1,4 +1,4 @@
-"""The official client, unchanged, against the gateway on a real port; and what an engine then gets."""
+"""The official OpenAI client, unchanged, against the gateway on a real port; what an engine then receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http.app import create_gateway
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.testing import Endpoint, ScriptedModel, ScriptedServer
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
@@ -56,7 +57,7 @@ async def test_every_endpoint_whole_and_streamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_each_endpoint_carries_the_tags_to_an_engine_that_reads_them(tmp_path: Path, stream: bool) -> None:
+async def test_each_endpoint_passes_tags_to_an_engine_that_reads_them(tmp_path: Path, stream: bool) -> None:
     model = ScriptedModel(lambda _: "ok")
     async with served(model, tmp_path, forward_xargs=True) as client:
         extra = {"deadline": 3000.0, "vllm_xargs": {"compound_id": "run", "compound_stage": 1, "theirs": "kept"}}
@@ -77,7 +78,7 @@ async def test_each_endpoint_carries_the_tags_to_an_engine_that_reads_them(tmp_p
         assert "deadline" not in call.body
 
 
-async def test_an_engine_without_responses_is_named(tmp_path: Path) -> None:
+async def test_missing_responses_endpoint_is_named(tmp_path: Path) -> None:
     model = ScriptedModel(lambda _: "ok", endpoints=(Endpoint.CHAT,))
     async with served(model, tmp_path) as client:
         with pytest.raises(openai.NotFoundError, match="has no /v1/responses") as caught:
@@ -85,7 +86,7 @@ async def test_an_engine_without_responses_is_named(tmp_path: Path) -> None:
     assert caught.value.code == "endpoint_unsupported"
 
 
-async def test_typed_events_without_their_places_are_completed() -> None:
+async def test_incomplete_typed_events_are_completed() -> None:
     """As llama.cpp sends them: no numbers, no items, no parts."""
     item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
     part: dict[str, object] = {"type": "output_text", "text": ""}
@@ -121,7 +122,7 @@ async def test_typed_events_without_their_places_are_completed() -> None:
     assert [event.sequence_number for event in said] == list(range(8))
 
 
-async def test_an_answer_that_an_engine_does_not_keep_is_no_missing_endpoint() -> None:
+async def test_unknown_response_id_is_not_a_missing_endpoint() -> None:
     """As vLLM refuses one, which keeps none unless it is told to."""
     refusal = {"message": "Response with id 'resp_1' not found.", "param": "response_id", "code": 404}
     engine = httpx.MockTransport(lambda _: httpx.Response(404, json={"error": refusal}))
@@ -133,7 +134,7 @@ async def test_an_answer_that_an_engine_does_not_keep_is_no_missing_endpoint() -
     assert (caught.value.code, caught.value.param) == ("upstream_refused", "response_id")
 
 
-async def test_a_refusal_is_one_that_the_client_does_not_retry(tmp_path: Path) -> None:
+async def test_official_client_does_not_retry_a_refusal(tmp_path: Path) -> None:
     model = ScriptedModel(lambda _: "ok")
     async with served(model, tmp_path) as client:
         eager = client.with_options(max_retries=3)
@@ -147,7 +148,7 @@ async def test_a_refusal_is_one_that_the_client_does_not_retry(tmp_path: Path) -
     assert not model.calls
 
 
-async def test_a_wrong_key_is_the_clients_own_error(tmp_path: Path) -> None:
+async def test_wrong_key_is_an_authentication_error(tmp_path: Path) -> None:
     async with served(ScriptedModel(lambda _: "ok"), tmp_path, api_keys=("right",)) as client:
         with pytest.raises(openai.AuthenticationError):
             await client.chat.completions.create(model="m", messages=ASK)
@@ -155,7 +156,7 @@ async def test_a_wrong_key_is_the_clients_own_error(tmp_path: Path) -> None:
         assert (await let_in.chat.completions.create(model="m", messages=ASK)).id == "scripted"
 
 
-async def test_default_is_the_engines_own_model() -> None:
+async def test_default_means_the_engines_model() -> None:
     model = ScriptedModel(lambda _: "ok")
     replica = Replica(0, 1, Upstream("http://engine/v1", transport=model), alias="theirs")
     http = httpx.AsyncClient(transport=httpx.ASGITransport(create_gateway([replica])))
@@ -179,7 +180,7 @@ def _tool_stream() -> list[dict[str, object]]:
     return [*chunks, {"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}]
 
 
-async def test_tools_and_schemas_go_through_untouched() -> None:
+async def test_tools_and_schemas_pass_unchanged() -> None:
     got: list[dict[str, object]] = []
     sent = b"".join(b"data: " + json.dumps(c).encode() + b"\n\n" for c in _tool_stream()) + b"data: [DONE]\n\n"
 
@@ -228,7 +229,7 @@ def _llama_cpp(got: list[dict[str, object]], *, supports_tools: bool | None) -> 
         ("json", None),
     ],
 )
-async def test_the_format_of_a_response_reaches_llama_cpp_where_it_looks_for_it(asked: object, told: object) -> None:
+async def test_response_format_is_moved_where_llama_cpp_reads_it(asked: object, told: object) -> None:
     got: list[dict[str, object]] = []
     app = create_gateway([_llama_cpp(got, supports_tools=None)])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
@@ -251,7 +252,7 @@ FORCED = ["required", {"type": "function", "function": {"name": "look"}}]
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_must_end_in_a_tools_is_refused_where_the_model_is_never_shown_one(
+async def test_required_tool_call_is_refused_if_the_template_has_no_tools(
     choice: object, supports_tools: bool | None, status: int, stream: bool
 ) -> None:
     got: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""Clients that ask and do not read: they do not hold an engine's slot for ever."""
+"""Clients that do not read their answers do not hold an engine's slot for ever."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 
 
-async def test_a_client_that_does_not_read_gives_its_slot_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_client_that_does_not_read_loses_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlowClientProtocol, "unread_s", 0.05)
     long = " ".join(["w" * 2**20] * 15)  # more than any buffer on the way holds
     model = ScriptedModel(lambda request: long if request.messages[-1].content == "long" else "short")
@@ -74,7 +72,7 @@ class Timers:
         self.due.clear()
 
 
-def test_one_that_reads_however_slowly_is_waited_for() -> None:
+def test_slowly_reading_client_is_not_cut_off() -> None:
     protocol, pipe, timers = SlowClientProtocol.__new__(SlowClientProtocol), Pipe([90, 80, 80, 80, 70]), Timers()
     parts: Any = {"transport": pipe, "loop": timers, "flow": FlowControl(pipe)}  # type: ignore[arg-type]
     for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""What became of calls and compounds, on a clock that the test moves."""
+"""Records of calls and compounds, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def records(keep: int = 100) -> tuple[Records, Clock]:
     return Records(clock, clock.unix, keep), clock
 
 
-def test_a_compound_deadline_counts_from_the_first_call_seen() -> None:
+def test_compound_deadline_counts_from_the_first_call() -> None:
     book, clock = records()
     first = book.open("/", SLOTags(compound_id="run", compound_deadline_s=10.0))
     clock.now += 4
@@ -37,14 +37,14 @@ def test_a_compound_deadline_counts_from_the_first_call_seen() -> None:
     assert again.ledger(clock.now).deadline_s == 6.0
 
 
-def test_a_deadline_at_a_clock_time_is_carried_onto_our_clock() -> None:
+def test_wall_clock_deadline_is_converted_to_our_clock() -> None:
     book, clock = records()
     assert book.open("/", SLOTags(compound_deadline_at=clock.unix() + 7)).deadline == 57.0
     assert book.open("/", SLOTags(compound_id="run", compound_deadline_at=clock.unix() + 9)).deadline == 59.0
     assert book.open("/", SLOTags(compound_id="run")).deadline == 59.0
 
 
-def test_what_the_policy_sees() -> None:
+def test_view_that_the_policy_gets() -> None:
     book, _ = records()
     latency = book.open("/", SLOTags(slo_ttft_s=1.0, slo_waiting_s=5.0)).view()
     assert (latency.ttft, latency.admit_by, latency.slo_class) == (51.0, 55.0, "latency")
@@ -67,7 +67,7 @@ def run(book: Records, clock: Clock, tags: SLOTags, queue: float, token_times: l
     return call
 
 
-def test_a_ledger_says_where_the_time_went() -> None:
+def test_ledger_shows_where_the_time_went() -> None:
     book, clock = records()
     call = run(book, clock, SLOTags(slo_deadline_s=5.0), queue=1.0, token_times=[2.0, 3.0], end=4.0)
     ledger = call.ledger(clock.now)
@@ -89,7 +89,7 @@ def test_each_kind_of_slo_can_be_missed() -> None:
     assert failed.met() is False
 
 
-def test_a_compound_is_in_time_when_its_last_stage_was() -> None:
+def test_compound_is_in_time_if_its_last_stage_is() -> None:
     book, clock = records()
     early = SLOTags(compound_id="run", compound_deadline_s=10.0)
     run(book, clock, early, 0, [1.0], 2.0)
@@ -120,7 +120,7 @@ def test_a_compound_is_in_time_when_its_last_stage_was() -> None:
     assert compound()["met"] is False
 
 
-def test_memory_is_bounded_and_only_the_first_ending_counts() -> None:
+def test_memory_is_bounded_and_only_the_first_end_counts() -> None:
     book, clock = records(keep=3)
     calls = [book.open("/", SLOTags(compound_id=f"run-{i}")) for i in range(10)]
     book.close(calls[9], Outcome.DONE)
@@ -132,7 +132,7 @@ def test_memory_is_bounded_and_only_the_first_ending_counts() -> None:
     assert (calls[9].outcome, calls[9].ended) == (Outcome.DONE, 50.0)
 
 
-def test_who_runs_for_long_can_be_called_off_however_many_have_come_since() -> None:
+def test_long_running_call_can_be_cancelled_after_many_others() -> None:
     book, _ = records(keep=3)
     long = book.open("/", SLOTags(fork_group="g"))
     for i in range(10):
@@ -142,7 +142,7 @@ def test_who_runs_for_long_can_be_called_off_however_many_have_come_since() -> N
     assert book.open_calls(compound_id=None, fork_group="g") == []
 
 
-def test_what_is_still_feasible_is_known_while_it_runs() -> None:
+def test_feasibility_is_known_while_a_call_runs() -> None:
     book, clock = records()
     step = StepModel(100.0, 0.0, 0.0, 10.0)  # ten tokens a second, and a hundred of a prompt
 
@@ -171,7 +171,7 @@ def test_what_is_still_feasible_is_known_while_it_runs() -> None:
     assert book.infeasible(lambda _: step)["latency"] > 0
 
 
-def test_a_workflow_is_feasible_while_all_of_it_is() -> None:
+def test_workflow_is_feasible_only_if_all_its_calls_are() -> None:
     book, clock = records()
     run(book, clock, SLOTags(compound_id="run", compound_deadline_s=10.0), 0, [1.0], 2.0)
     book.open("/", SLOTags(compound_id="run"))

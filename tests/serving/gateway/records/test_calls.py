@@ -1,4 +1,4 @@
-"""The four kinds of call, one that changes its kind, and what metrics and logs say of them."""
+"""The four kinds of call, one that changes its kind, and how metrics and logs show them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_every_kind_is_counted_as_itself_and_no_word_of_a_prompt_is_logged() -> None:
+async def test_each_kind_is_counted_and_no_prompt_text_is_logged() -> None:
     said = io.StringIO()
     handler = logs.to_stream(said)
     try:
@@ -64,7 +64,7 @@ async def test_every_kind_is_counted_as_itself_and_no_word_of_a_prompt_is_logged
     assert "itself" not in said.getvalue()
 
 
-def test_a_log_line_is_one_line_whatever_is_in_it() -> None:
+def test_log_entry_is_one_line_whatever_it_holds() -> None:
     record = logging.LogRecord("ramify.gateway", logging.ERROR, "", 0, "engine_failed", (), None)
     record.fields = {"problem": "first\nsecond"}
     text = logs.JsonLines().format(record)
@@ -78,7 +78,7 @@ class Clock:
         return self.now
 
 
-def test_a_call_that_thinks_is_due_by_a_time_and_then_token_by_token() -> None:
+def test_thinking_call_is_due_by_a_time_and_then_by_tokens() -> None:
     clock = Clock()
     book = Records(clock, clock)
     call = book.open("/", SLOTags(slo_think_s=10.0, slo_tbt_s=0.5))
@@ -101,7 +101,7 @@ def test_a_call_that_thinks_is_due_by_a_time_and_then_token_by_token() -> None:
 
 
 @pytest.mark.parametrize(("answers_at", "then"), [(61.0, 61.2), (59.0, 60.1)], ids=["too long", "then too slow"])
-def test_both_of_its_promises_can_be_broken(answers_at: float, then: float) -> None:
+def test_both_promises_of_a_thinking_call_can_be_broken(answers_at: float, then: float) -> None:
     clock = Clock()
     book = Records(clock, clock)
     call = book.open("/", SLOTags(slo_think_s=10.0, slo_tbt_s=0.5))
@@ -115,7 +115,7 @@ def test_both_of_its_promises_can_be_broken(answers_at: float, then: float) -> N
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-async def test_the_change_is_seen_in_the_stream(field: str) -> None:
+async def test_end_of_thinking_is_seen_in_the_stream(field: str) -> None:
     deltas = [{"role": "assistant"}, {field: "hm"}, {field: "so"}, {"content": "four"}]
 
     async def body() -> AsyncIterator[bytes]:
@@ -139,7 +139,7 @@ async def test_the_change_is_seen_in_the_stream(field: str) -> None:
     assert 'ramify_requests_total{kind="latency",outcome="done"} 1.0' in figures
 
 
-async def test_an_engine_that_does_not_see_thoughts_hears_when_the_first_token_is_due() -> None:
+async def test_engine_gets_the_thinking_limit_as_time_to_first_token() -> None:
     """Else its timeline would begin at the arrival, where every thought is late."""
     model = ScriptedModel(lambda _: "ok")
     app = create_gateway("http://engine", transport=model, forward_xargs=True)
@@ -152,7 +152,7 @@ async def test_an_engine_that_does_not_see_thoughts_hears_when_the_first_token_i
     assert told[0]["slo_ttft_s"] == told[0]["slo_think_s"]
 
 
-def test_the_policy_sees_the_workflow_and_the_fork_group() -> None:
+def test_policy_sees_the_workflow_and_the_fork_group() -> None:
     clock = Clock()
     book = Records(clock, clock)
     tags = SLOTags(
@@ -181,7 +181,7 @@ def test_the_policy_sees_the_workflow_and_the_fork_group() -> None:
     assert (one.weight, one.max_tokens, one.state) == (2.0, 9, State.WAITING)
 
 
-def test_a_view_stays_the_same_object_until_something_has_changed() -> None:
+def test_view_is_cached_until_something_changes() -> None:
     clock = Clock()
     book = Records(clock, clock)
     call = book.open("/", SLOTags())

@@ -1,4 +1,4 @@
-"""Calls of one workflow: their stages, its last one, and when a pattern is learnt from it."""
+"""The calls of one workflow: their stages, the last stage, and when a pattern is learnt from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ramify.serving.types import ChatRequest
 pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
 
 
-def test_a_call_without_a_stage_is_of_the_latest_while_that_is_open_else_of_the_next() -> None:
+def test_call_without_a_stage_joins_the_open_stage_or_the_next() -> None:
     run = Compound("run", 0.0)
     plain = SLOTags(compound_id="run")
     assert [run.join(plain).compound_stage for _ in range(3)] == [0, 0, 0], "at once"
@@ -43,7 +43,7 @@ def test_a_call_without_a_stage_is_of_the_latest_while_that_is_open_else_of_the_
     assert run.join(SLOTags(compound_id="run", compound_stages=3)).compound_stage == 3, "never beyond the last"
 
 
-def test_what_failed_is_asked_again_but_for_what_another_call_has_answered() -> None:
+def test_failed_call_is_repeated_in_its_stage_unless_that_has_an_answer() -> None:
     run, plain = Compound("run", 0.0), SLOTags(compound_id="run")
     run.join(plain)
     run.left(1.0, whole=False)
@@ -65,14 +65,14 @@ def test_what_failed_is_asked_again_but_for_what_another_call_has_answered() -> 
         (SLOTags(compound_stage=2, compound_stages=3, compound_last=0), False),
     ],
 )
-def test_the_last_stage_is_said_or_counted(tags: SLOTags, last: bool) -> None:
+def test_last_stage_is_declared_or_counted(tags: SLOTags, last: bool) -> None:
     assert is_last(tags) is last
     run = Compound("run", 0.0)
     assert run.view(tags).last is last
     assert (run.completed(tags, 0.0).compound_last == 1) is last, "and the engine is told"
 
 
-def test_a_last_stage_is_there_with_all_its_calls() -> None:
+def test_last_stage_is_seen_once_all_its_calls_came() -> None:
     run = Compound("run", 0.0, deadline=10.0)
     two = SLOTags(compound_id="run", compound_last=1, compound_width=2)
     run.join(two)
@@ -129,7 +129,7 @@ class Workflows:
     """Calls through a gateway whose clock we turn."""
 
     def __init__(self, **model: Any) -> None:
-        from ramify.serving.gateway.records.length_forecasts import Analysis
+        from ramify.serving.gateway.records.length_forecasts import LengthForecasts
 
         self.now = 100.0
         self.learns = Learns()
@@ -138,7 +138,7 @@ class Workflows:
         app = create_gateway("http://engine", transport=self.engine, clock=lambda: self.now, forward_xargs=True)
         known: Any = self.learns
         self._gateway = app.state.gateway
-        self._gateway.analysis = Analysis(known, lambda: None, sockets={})
+        self._gateway.analysis = LengthForecasts(known, lambda: None, sockets={})
         self._app = app
         self._transport = httpx.ASGITransport(app)
         self.book = self._gateway.records
@@ -194,7 +194,7 @@ class Workflows:
         return off
 
 
-async def test_a_workflow_of_which_nothing_is_heard_is_over() -> None:
+async def test_silent_workflow_is_over() -> None:
     async with Workflows() as all_:
         for _ in range(3):
             await all_.call("run")
@@ -212,7 +212,7 @@ async def test_a_workflow_of_which_nothing_is_heard_is_over() -> None:
         assert all_.learns.patterns.keys() == {"run", "other"}, "what came after its end is no part of it"
 
 
-async def test_who_names_no_app_is_given_no_strangers_history_before_a_stage_is_done() -> None:
+async def test_without_app_id_no_history_before_the_first_stage_ends() -> None:
     async with Workflows() as all_:
         all_.learns.history = Estimates(0, (1.0, 1.0, 1.0), (StageEstimate(1, 10, 20),) * 3)
         await all_.call("one")
@@ -222,7 +222,7 @@ async def test_who_names_no_app_is_given_no_strangers_history_before_a_stage_is_
         assert ["plan_rest" in tags for tags in told] == [False, True, True]
 
 
-async def test_what_was_broken_off_teaches_nothing() -> None:
+async def test_broken_off_workflow_teaches_nothing() -> None:
     async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
         await all_.call("run")
         await all_.call("run")
@@ -231,7 +231,7 @@ async def test_what_was_broken_off_teaches_nothing() -> None:
         assert all_.learns.patterns == {}
 
 
-async def test_the_number_of_stages_says_which_is_the_last_and_its_width_when_it_is_over() -> None:
+async def test_stage_count_and_width_tell_when_a_workflow_is_over() -> None:
     async with Workflows() as all_:
         await all_.call("run", compound_stage=0, compound_stages=2)
         await all_.call("run", compound_stage=1, compound_stages=2, compound_width=2)
@@ -241,7 +241,7 @@ async def test_the_number_of_stages_says_which_is_the_last_and_its_width_when_it
         await all_.call("run", compound_stage=1, compound_stages=2, compound_width=2)
 
 
-async def test_a_run_that_lacks_stages_is_no_pattern() -> None:
+async def test_run_that_lacks_stages_is_no_pattern() -> None:
     """As one that was resumed: its first stages are not asked again."""
     async with Workflows() as all_:
         await all_.call("run", compound_stage=1, compound_stages=2)
@@ -252,7 +252,7 @@ async def test_a_run_that_lacks_stages_is_no_pattern() -> None:
         assert all_.learns.patterns == {}
 
 
-async def test_a_fork_whose_losers_are_called_off_last_is_over_all_the_same() -> None:
+async def test_fork_is_over_even_if_losers_are_cancelled_last() -> None:
     async with Workflows() as all_:
         tags = {"compound_last": 1, "compound_width": 2, "fork_group": "g"}
         loser = await all_.hold("run", **tags)
@@ -263,7 +263,7 @@ async def test_a_fork_whose_losers_are_called_off_last_is_over_all_the_same() ->
 
 
 @pytest.mark.parametrize("need", [2, None])
-async def test_a_fork_whose_client_dies_teaches_nothing(need: int | None) -> None:
+async def test_fork_whose_client_dies_teaches_nothing(need: int | None) -> None:
     """Its connections close, as those of losers do; but it has no more than one of the answers that it wanted."""
     tags = {"compound_stage": 0, "compound_last": 1, "compound_width": 3, "fork_group": "g", "fork_size": 3}
     if need is not None:
@@ -279,7 +279,7 @@ async def test_a_fork_whose_client_dies_teaches_nothing(need: int | None) -> Non
         assert all_.learns.patterns == {}
 
 
-async def test_a_fork_that_has_its_answers_is_over_when_its_client_hangs_up_on_the_others() -> None:
+async def test_fork_with_enough_answers_is_over_when_its_client_leaves() -> None:
     tags = {"compound_last": 1, "compound_width": 2, "fork_group": "g", "fork_size": 2, "fork_need": 1}
     async with Workflows() as all_:
         loser = await all_.left("run", **tags)
@@ -288,7 +288,7 @@ async def test_a_fork_that_has_its_answers_is_over_when_its_client_hangs_up_on_t
         assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]]}
 
 
-async def test_losers_that_are_hung_up_on_before_the_end_was_announced_may_be_their_clients_death() -> None:
+async def test_losers_left_before_the_announced_end_teach_nothing() -> None:
     tags = {"fork_group": "g", "fork_size": 2, "fork_need": 1}
     async with Workflows() as all_:
         for run in ("dies", "goes on"):
@@ -301,7 +301,7 @@ async def test_losers_that_are_hung_up_on_before_the_end_was_announced_may_be_th
         assert all_.learns.patterns == {"goes on": [[(Kind.LLM, "m")]] * 2}
 
 
-async def test_a_workflow_that_is_silent_before_all_that_it_announced_has_come_teaches_nothing() -> None:
+async def test_workflow_silent_before_its_announced_end_teaches_nothing() -> None:
     async with Workflows() as all_:
         await all_.call("stages", compound_stage=0, compound_stages=3)
         await all_.call("width", compound_stage=0, compound_width=2)
@@ -312,7 +312,7 @@ async def test_a_workflow_that_is_silent_before_all_that_it_announced_has_come_t
         assert all_.learns.patterns == {}
 
 
-async def test_a_workflow_that_is_called_off_as_a_whole_teaches_nothing() -> None:
+async def test_cancelled_workflow_teaches_nothing() -> None:
     async with Workflows() as all_:
         await all_.call("run", compound_stage=0, compound_stages=2)
         off = await all_.hold("run", compound_stage=1, compound_stages=2)
@@ -322,7 +322,7 @@ async def test_a_workflow_that_is_called_off_as_a_whole_teaches_nothing() -> Non
         assert all_.learns.patterns == {}
 
 
-async def test_a_last_call_that_failed_may_be_asked_again() -> None:
+async def test_failed_last_call_may_be_repeated() -> None:
     async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
         await all_.call("run", compound_stage=0, compound_stages=2)
         await all_.call("run", compound_stage=1, compound_stages=2)
@@ -331,7 +331,7 @@ async def test_a_last_call_that_failed_may_be_asked_again() -> None:
         assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 2}
 
 
-async def test_a_call_that_failed_and_is_asked_again_is_of_its_stage() -> None:
+async def test_repeated_call_belongs_to_its_stage() -> None:
     """As OpenAI's client asks again by itself; these calls say no stage."""
     async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
         for _ in range(4):
@@ -341,7 +341,7 @@ async def test_a_call_that_failed_and_is_asked_again_is_of_its_stage() -> None:
         assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 3}
 
 
-async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:
+async def test_endless_workflow_has_bounded_memory() -> None:
     async with Workflows() as all_:
         book = all_.book
         for stage in range(600):
@@ -354,7 +354,7 @@ async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:
         assert [len(stages) for stages in all_.learns.patterns.values()] == [MOST_STAGES], "as far as plans go"
 
 
-async def test_what_is_known_of_a_workflow_before_its_first_call_can_be_asked() -> None:
+async def test_history_of_a_workflow_can_be_requested() -> None:
     async with (
         Workflows() as all_,
         httpx.AsyncClient(transport=all_._transport, base_url="http://gateway") as client,
@@ -375,7 +375,7 @@ async def test_what_is_known_of_a_workflow_before_its_first_call_can_be_asked() 
     ]
 
 
-async def test_who_uses_a_runs_id_again_is_told_why_it_is_late() -> None:
+async def test_reused_compound_id_is_explained_in_the_refusal() -> None:
     """The deadline counts from the id's first call; what a later call says of it does not move it."""
     now = [100.0]
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "a"), clock=lambda: now[0])

@@ -1,4 +1,4 @@
-"""The real analyzer's process behind the gateway: it hears of every call, and no call depends on it."""
+"""The real analyzer's process behind the gateway: it learns of every call, and no call depends on it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import pytest
 from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records import logs
-from ramify.serving.gateway.records.length_forecasts import Analysis
-from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.gateway.records.length_forecasts import LengthForecasts
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.lengths import frames
 from ramify.serving.lengths.types import Ask, Basis, Ended, Forecast
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
@@ -33,7 +34,7 @@ async def ask(client: httpx.AsyncClient, **tags: object) -> httpx.Response:
     return await client.post("/chat/completions", json={**body, "vllm_xargs": tags})
 
 
-async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
+async def test_calls_continue_with_and_without_the_analyzer(tmp_path: Path) -> None:
     model = ScriptedModel(lambda _: "word " * 120)
     async with ScriptedServer(model) as engine:
         engines = (EngineSpec.parse(engine.base_url),)
@@ -94,7 +95,7 @@ class Heard:
 @pytest.mark.parametrize(
     ("path", "field"), [("/chat/completions", "messages"), ("/completions", "prompt"), ("/responses", "input")]
 )
-async def test_it_hears_what_the_engine_calls_its_answer(tmp_path: Path, path: str, field: str) -> None:
+async def test_new_sketches_carry_the_engines_answer_id(tmp_path: Path, path: str, field: str) -> None:
     """By that name a scheduler inside the engine is told of a new length."""
     prompt = [{"role": "user", "content": "hi"}] if field == "messages" else "hi"
     async with ScriptedServer(ScriptedModel(lambda _: "a b c")) as engine:
@@ -133,7 +134,7 @@ async def taught(tmp_path: Path, path: str, body: dict[str, object], reason: str
         async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
             assert gateway.gateway is not None
             analyzer: Any = Teaches()
-            gateway.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+            gateway.gateway.analysis = LengthForecasts(analyzer, lambda: None, sockets={})
             assert (await client.post(path, json={"model": "m", **body})).status_code == 200
     known: Teaches = analyzer
     return known
@@ -142,7 +143,7 @@ async def taught(tmp_path: Path, path: str, body: dict[str, object], reason: str
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("reason", "cut"), [("stop", False), ("length", True)])
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
-async def test_it_learns_whether_the_limit_ended_an_answer(
+async def test_analyzer_learns_whether_the_limit_ended_an_answer(
     tmp_path: Path, path: str, stream: bool, reason: str, cut: bool
 ) -> None:
     prompt: dict[str, object] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
@@ -162,7 +163,7 @@ async def test_it_learns_whether_the_limit_ended_an_answer(
         ("/completions", {"prompt": "one", "best_of": 2}, False),
     ],
 )
-async def test_of_several_answers_no_length_is_learnt(
+async def test_no_length_is_learnt_from_several_answers(
     tmp_path: Path, path: str, body: dict[str, object], alone: bool
 ) -> None:
     """Their tokens are counted together. How long one will be is still asked, before the first token."""
@@ -173,7 +174,7 @@ async def test_of_several_answers_no_length_is_learnt(
 
 
 @pytest.mark.parametrize("most", [10**10, 10**400])
-async def test_a_limit_beyond_all_reckoning_is_none_for_the_analyzer(tmp_path: Path, most: int) -> None:
+async def test_huge_token_limit_is_capped_for_the_analyzer(tmp_path: Path, most: int) -> None:
     """It hung up on a number beyond its own bounds, on everybody; one beyond a float's failed the call."""
     messages = [{"role": "user", "content": "hi"}]
     analyzer = await taught(tmp_path, "/chat/completions", {"messages": messages, "max_tokens": most})
@@ -189,11 +190,11 @@ class Knows(Teaches):
         return [Forecast(LengthSketch.cold(77), Basis.LEARNT) for _ in asks]
 
 
-async def test_what_it_predicts_goes_with_the_call_into_an_engine_that_reads_tags() -> None:
+async def test_prediction_is_passed_to_an_engine_that_reads_tags() -> None:
     model = ScriptedModel(lambda _: "ok")
     app = create_gateway("http://engine", transport=model, forward_xargs=True)
     analyzer: Any = Knows()
-    app.state.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+    app.state.gateway.analysis = LengthForecasts(analyzer, lambda: None, sockets={})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
         await ask(client, app_id="a")
         own = [float(i) for i in range(len(LEVELS))]
@@ -216,11 +217,11 @@ class Ponders(Teaches):
         return []
 
 
-async def test_what_is_called_off_while_its_length_is_asked_is_told_so() -> None:
+async def test_call_cancelled_during_prediction_gets_the_reason() -> None:
     """And not that the gateway stops, which invites a retry."""
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
     analyzer: Any = Ponders()
-    app.state.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+    app.state.gateway.analysis = LengthForecasts(analyzer, lambda: None, sockets={})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
         call = asyncio.create_task(ask(client, fork_group="g"))
         await analyzer.pondering.wait()

@@ -1,4 +1,4 @@
-"""Figures of a scheduler inside vLLM, as the gateway's counters."""
+"""The statistics of a scheduler inside vLLM as the gateway's counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def figures(metrics: Metrics) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
-def test_totals_become_counters_and_a_new_process_begins_at_nothing(tmp_path: Path) -> None:
+def test_engine_totals_become_counters_across_restarts(tmp_path: Path) -> None:
     report = tmp_path / "engine-0.json"
     metrics = Metrics()
     metrics.follow({0: report})
@@ -29,7 +29,7 @@ def test_totals_become_counters_and_a_new_process_begins_at_nothing(tmp_path: Pa
     assert figures(metrics)[name] == 6
 
 
-def test_without_such_an_engine_there_are_no_such_figures() -> None:
+def test_no_engine_counters_without_such_an_engine() -> None:
     metrics = Metrics()
     metrics.follow({})
     assert not [name for name in figures(metrics) if name.startswith("ramify_engine_preempt")]

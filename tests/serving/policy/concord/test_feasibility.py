@@ -50,7 +50,7 @@ def crowd(chance: random.Random, old: dict[int, RequestView], now: float, anew: 
     st.sampled_from([1.0, 1.2]),
     st.sampled_from([0.2, 0.03]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_fast_algorithm_keeps_what_the_plain_one_keeps(
     seed: int, reserve: Reserve, step_s: float, slower: float, anew: float
 ) -> None:

@@ -158,7 +158,7 @@ class ForgetfulPlas(Plas):
     ],
 )
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_policies_decide_as_without_their_caches(kind: Any, forgetful: Any, options: Any, seed: int) -> None:
     chance, now = random.Random(seed), NOW
     host, kept, anew = Host(chance), kind(options), forgetful(options)

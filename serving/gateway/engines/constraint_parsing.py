@@ -1,187 +1,28 @@
-"""The cost of a schema, a pattern or a grammar for an engine that follows it token by token, before it is compiled.
+"""Parse output constraints into expressions whose cost `constraint_cost` computes.
 
-At each place of an answer, llama.cpp keeps every way in which the grammar can continue, and tries each token of the
-vocabulary against each way. So what matters most is the largest number of ways at any place: the `width`. With 16,000
-alternatives in one schema, one token took longer than anybody waits, and no other call was served meanwhile.
-
-All three kinds become one kind of expression, made of atoms, sequences, alternatives, repetitions and references, so
-that one computation covers them all. Equal ways count as often as they occur, because an engine walks each of them
-before it sees that they are equal.
+`pattern` takes a regular expression, `grammar` a grammar in llama.cpp's notation, `Schemas` JSON schemas.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+
+from ramify.serving.gateway.engines.constraint_cost import (
+    PLAIN_ATOM,
+    Atom,
+    Chain,
+    Choice,
+    Expression,
+    Reference,
+    Repeat,
+    Rules,
+)
 
 Json = Mapping[str, object]
-_ENDLESS = 10**18  # numbers here are capped at this, however often they are doubled
-_COPIED = 2000  # llama.cpp refuses to write out more copies of a repetition
-_RULE = 3  # extra symbols of an optional copy: it is a rule of its own
 _MEMBERS = 32  # members of a class that cost as much as one more way, since each is tried against each token
 _ANY_VALUE = 8  # kinds of JSON value, if a schema does not say which
-
-
-@dataclass(frozen=True, slots=True)
-class Atom:
-    size: int = 1
-    ways: int = 1
-
-
-_ATOM = Atom()
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    parts: tuple[Expression, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    parts: tuple[Expression, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    part: Expression
-    least: int
-    most: int | None  # None: unlimited
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    name: str
-
-
-Expression = Atom | Chain | Choice | Repeat | Reference
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """The cost of an expression.
-
-    ways: in which it can begin. width: the largest number of ways at any place inside. size: symbols once repetitions
-    are written out. skips: parts in a row that may match nothing.
-    """
-
-    ways: int = 1
-    width: int = 1
-    size: int = 1
-    skips: int = 0
-    empty: bool = False  # it may match nothing, so that what follows can begin there, too
-
-
-_ONE = Cost()
-_RECURSIVE = Cost()  # the first guess for a rule that leads to itself
-
-
-class Rules:
-    """Expressions by name, and the cost of each."""
-
-    def __init__(self) -> None:
-        self.bodies: dict[str, Expression] = {}
-        self._known: dict[str, Cost] = {}
-
-    def most(self, roots: Iterable[Expression]) -> Cost:
-        """The maximum of each cost over everything that the roots lead to."""
-        roots = list(roots)
-        order = self._order(roots)
-        for _ in range(2):  # the cost of a recursive rule is known only after the first round
-            for name in order:
-                self._known[name] = self._cost(self.bodies[name])
-        costs = [*self._known.values(), *map(self._cost, roots)]
-        return Cost(
-            width=max((cost.width for cost in costs), default=0),
-            size=sum(cost.size for cost in costs),
-            skips=max((cost.skips for cost in costs), default=0),
-        )
-
-    def _order(self, roots: list[Expression]) -> list[str]:
-        """The rules that are needed, each after those that it names. Without recursion: a client may chain many."""
-        order: list[str] = []
-        seen: set[str] = set()
-        left: list[tuple[str | None, Iterator[str]]] = [(None, _names(Choice(tuple(roots))))]
-        while left:
-            name, named = left[-1]
-            found = next((one for one in named if one in self.bodies and one not in seen), None)
-            if found is not None:
-                seen.add(found)
-                left.append((found, _names(self.bodies[found])))
-                continue
-            left.pop()
-            if name is not None:
-                order.append(name)
-        return order
-
-    def _cost(self, one: Expression) -> Cost:
-        match one:
-            case Atom():
-                return _ONE if one is _ATOM else Cost(one.ways, one.ways, one.size)
-            case Reference():
-                cost = self._known.get(one.name, _RECURSIVE)
-                return replace(cost, size=1)  # a rule is written once, however often it is named
-            case Choice():
-                return _choice([self._cost(part) for part in one.parts])
-            case Chain():
-                return _chain([self._cost(part) for part in one.parts])
-            case Repeat():
-                cost = self._cost(one.part)
-                written = one.part.size if isinstance(one.part, Atom) else 1  # a group is a rule, and copies name it
-                return _repeat(cost, written, one.least, one.most)
-
-
-def _names(one: Expression) -> Iterator[str]:
-    left = [one]
-    while left:
-        match left.pop():
-            case Reference(name):
-                yield name
-            case Choice(parts) | Chain(parts):
-                left.extend(parts)
-            case Repeat(part):
-                left.append(part)
-
-
-def _choice(costs: list[Cost]) -> Cost:
-    ways = min(_ENDLESS, sum(cost.ways for cost in costs))
-    return Cost(
-        ways,
-        max([ways, *(cost.width for cost in costs)]),
-        min(_ENDLESS, sum(cost.size for cost in costs)),
-        max((cost.skips for cost in costs), default=0),
-        any(cost.empty for cost in costs),
-    )
-
-
-def _chain(costs: list[Cost]) -> Cost:
-    ways, width, size, empty = 0, 1, 0, True
-    skips = run = 0
-    for cost in reversed(costs):
-        ways = min(_ENDLESS, cost.ways + (ways if cost.empty else 0))
-        width = max(width, ways, cost.width)
-        size = min(_ENDLESS, size + cost.size)
-        run = min(_ENDLESS, run + max(1, cost.skips)) if cost.empty else 0
-        skips = max(skips, run, cost.skips)
-        empty = empty and cost.empty
-    return Cost(ways, width, size, skips, empty)
-
-
-def _repeat(cost: Cost, written: int, least: int, most: int | None) -> Cost:
-    copies = min(_COPIED, least + 1 if most is None else max(1, most))
-    optional = 0 if most is None else max(0, copies - least)
-    in_a_row = copies if cost.empty else 1
-    ways = min(_ENDLESS, cost.ways * in_a_row)
-    return Cost(
-        ways,
-        max(ways, cost.width),
-        min(_ENDLESS, cost.size + written * copies + _RULE * optional),
-        min(_ENDLESS, max(1, cost.skips) * copies) if cost.empty else cost.skips,
-        least == 0 or cost.empty,
-    )
-
-
 _REGEX = re.compile(
     r"(?P<text>[A-Za-z0-9_ ]+)(?=[A-Za-z0-9_ ])|\\.|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\(\?[:=!<]*|\{[^{}]{1,40}\}|.",
     re.DOTALL,
@@ -285,7 +126,7 @@ def pattern(text: str, deepest: int) -> Expression:
         if found["text"] is not None:
             built.add(Atom(len(found[0])))
         elif not built.symbol(found[0]) and found[0] not in "^$":
-            built.add(_class(found[0]) if found[0].startswith("[") else _ATOM)
+            built.add(_class(found[0]) if found[0].startswith("[") else PLAIN_ATOM)
     return built.end()
 
 
@@ -377,7 +218,7 @@ class Schemas:
         if must or may or more or said.get("type") == "object":
             pairs = Atom(len(may) ** 2 // 2)  # llama.cpp writes a rule for each pair of them
             optional: list[Expression] = [pairs, Choice(tuple(may))] if may else []
-            yield Chain((_ATOM, *must, *optional, *more, _ATOM))
+            yield Chain((PLAIN_ATOM, *must, *optional, *more, PLAIN_ATOM))
 
     def _property(self, name: str, one: object) -> Expression:
         return Chain((Atom(len(name) + 4), self._of(one)))
@@ -387,21 +228,21 @@ class Schemas:
         if items or said.get("type") == "array":
             parts = [self._of(one) for item in items for one in (item if isinstance(item, list) else [item])]
             least, most = _count(said.get("minItems")) or 0, _count(said.get("maxItems"))
-            item = Chain((_ATOM, *parts)) if parts else Atom(ways=_ANY_VALUE)
-            yield Chain((_ATOM, Repeat(item, least, most), _ATOM))
+            item = Chain((PLAIN_ATOM, *parts)) if parts else Atom(ways=_ANY_VALUE)
+            yield Chain((PLAIN_ATOM, Repeat(item, least, most), PLAIN_ATOM))
 
     def _string(self, said: Json) -> Iterator[Expression]:
         if isinstance(said.get("pattern"), str):
-            yield Chain((_ATOM, pattern(str(said["pattern"]), self._deepest), _ATOM))
+            yield Chain((PLAIN_ATOM, pattern(str(said["pattern"]), self._deepest), PLAIN_ATOM))
         least, most = _count(said.get("minLength")), _count(said.get("maxLength"))
         if least is not None or most is not None:
-            yield Chain((_ATOM, Repeat(_ATOM, least or 0, most), _ATOM))
+            yield Chain((PLAIN_ATOM, Repeat(PLAIN_ATOM, least or 0, most), PLAIN_ATOM))
         elif said.get("type") == "string" and "enum" not in said and "const" not in said:  # engines add nothing
             yield Atom(20)  # also for a format
 
     def _reference(self, ref: str) -> Expression:
         if (name := self._rule(ref)) not in self._rules.bodies:
-            self._rules.bodies[name] = _ATOM  # until it is built
+            self._rules.bodies[name] = PLAIN_ATOM  # until it is built
             self._named.append(ref)
         return Reference(name)
 

@@ -1,4 +1,4 @@
-"""Bounds that hold among the calls which are still running, also where the predictor is wrong about long answers."""
+"""Bounds hold among the calls that still run, even where the predictor is wrong about long answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.serving.lengths.conformal import ALPHA, Calibration, allowed_misses, calibrate
+from ramify.serving.lengths.calibration import ALPHA, Calibration, allowed_misses, calibrate_by_length
 
 GRID = np.unique(np.concatenate([np.linspace(0, 2_000, 160), np.geomspace(2_000, 60_000, 60)]))
 
@@ -33,9 +33,9 @@ def _covered(survival: np.ndarray, lengths: np.ndarray, generated: float) -> tup
     return float(np.mean(np.array(fell) >= np.log(ALPHA))), int(reached.sum())
 
 
-def test_late_bounds_hold_that_did_not() -> None:
+def test_calibration_fixes_late_bounds() -> None:
     lengths, predicted = _drawn(3_000, seed=1)
-    calibration = calibrate(predicted, GRID, lengths, np.zeros(3_000, dtype=np.bool_))
+    calibration = calibrate_by_length(predicted, GRID, lengths, np.zeros(3_000, dtype=np.bool_))
     fresh, guesses = _drawn(3_000, seed=2)
     deep = 600.0
     before, survivors = _covered(guesses, fresh, deep)
@@ -45,9 +45,9 @@ def test_late_bounds_hold_that_did_not() -> None:
     assert after >= 0.93
 
 
-def test_all_moments_hold() -> None:
+def test_bounds_hold_at_all_moments() -> None:
     lengths, predicted = _drawn(3_000, seed=3)
-    calibration = calibrate(predicted, GRID, lengths, np.zeros(3_000, dtype=np.bool_))
+    calibration = calibrate_by_length(predicted, GRID, lengths, np.zeros(3_000, dtype=np.bool_))
     fresh, guesses = _drawn(3_000, seed=4)
     calibrated = calibration.apply(guesses, GRID)
     for generated in (0, 20, 50, 100, 200, 400, 800):
@@ -55,45 +55,45 @@ def test_all_moments_hold() -> None:
         assert share >= 0.95 - 2.5 * (0.05 * 0.95 / survivors) ** 0.5, (generated, survivors)
 
 
-def test_the_median_stays_as_predicted() -> None:
+def test_median_stays_as_predicted() -> None:
     lengths, predicted = _drawn(1_000, seed=5)
-    calibrated = calibrate(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).apply(predicted, GRID)
+    calibrated = calibrate_by_length(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).apply(predicted, GRID)
     assert calibrated[predicted > 0.5] == pytest.approx(predicted[predicted > 0.5])
 
 
-def test_a_calibrated_curve_is_a_survival_function() -> None:
+def test_calibrated_curve_is_a_survival_function() -> None:
     lengths, predicted = _drawn(1_000, seed=6)
-    calibrated = calibrate(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).apply(predicted, GRID)
+    calibrated = calibrate_by_length(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).apply(predicted, GRID)
     assert (np.diff(calibrated, axis=1) <= 1e-12).all()
     assert calibrated.max() <= 1
     assert calibrated.min() >= 0
 
 
-def test_no_bound_is_narrowed_and_later_ones_are_wider() -> None:
+def test_bounds_only_widen_and_later_ones_more() -> None:
     lengths, predicted = _drawn(1_000, seed=9)
-    factors = calibrate(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).factors
+    factors = calibrate_by_length(predicted, GRID, lengths, np.zeros(1_000, dtype=np.bool_)).factors
     assert factors.max() <= 1
     assert factors[-1] < 0.9
 
 
-def test_few_answers_teach_nothing() -> None:
+def test_few_answers_change_nothing() -> None:
     lengths, predicted = _drawn(20, seed=7)
-    calibration = calibrate(predicted, GRID, lengths, np.zeros(20, dtype=np.bool_))
+    calibration = calibrate_by_length(predicted, GRID, lengths, np.zeros(20, dtype=np.bool_))
     assert calibration.factors.tolist() == Calibration.none().factors.tolist() == [1.0]
 
 
-def test_a_cut_answer_is_no_hit() -> None:
+def test_cut_answer_does_not_count_as_a_hit() -> None:
     """Where most answers were cut before their bounds, little shows that these would have held."""
     lengths, predicted = _drawn(1_000, seed=8)
     shorter = np.minimum(lengths, 250.0)
-    told = calibrate(predicted, GRID, shorter, lengths > 250.0)
-    naive = calibrate(predicted, GRID, shorter, np.zeros(1_000, dtype=np.bool_))
+    told = calibrate_by_length(predicted, GRID, shorter, lengths > 250.0)
+    naive = calibrate_by_length(predicted, GRID, shorter, np.zeros(1_000, dtype=np.bool_))
     assert told.factors[0] < naive.factors[0] - 0.05
 
 
 @settings(deadline=None, max_examples=30)  # the first draw imports scipy
 @given(st.integers(1, 3_000))
-def test_the_allowed_misses_show_the_target(survivors: int) -> None:
+def test_allowed_misses_imply_the_target(survivors: int) -> None:
     from scipy.stats import beta
 
     def lower(misses: int) -> float:  # Clopper and Pearson's one-sided 95 % limit

@@ -23,7 +23,7 @@ from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.http.slow_clients import SlowClientProtocol
-from ramify.serving.gateway.server import UPSTREAM_SLOTS, GatewaySettings, access
+from ramify.serving.gateway.settings import UPSTREAM_SLOTS, GatewaySettings, access
 from ramify.serving.http_guard import Guard
 from ramify.serving.policy.types import Policy
 
@@ -139,7 +139,7 @@ async def _start_analyzer(
     Raises AnalyzerDown, and EngineFailed if nothing can be kept.
     """
     try:
-        from ramify.serving.gateway.records.length_forecasts import Analysis
+        from ramify.serving.gateway.records.length_forecasts import LengthForecasts
         from ramify.serving.lengths.client import AnalyzerClient
         from ramify.serving.lengths.supervisor import AnalyzerSupervisor
     except ModuleNotFoundError as error:
@@ -157,7 +157,7 @@ async def _start_analyzer(
         ) from error
     analyzer = await stack.enter_async_context(AnalyzerSupervisor(folder, restarted=restarted))
     client = AnalyzerClient(analyzer.socket)
-    gateway.analysis = Analysis(client, gateway.admission.decide, sockets=sockets)
+    gateway.analysis = LengthForecasts(client, gateway.admission.decide, sockets=sockets)
 
 
 def _report(new_sketches: Path) -> Path:

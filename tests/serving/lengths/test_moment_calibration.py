@@ -1,13 +1,12 @@
-"""Bounds of what remains that hold at each moment at which they are asked; moments chosen without looking ahead."""
+"""Bounds of what remains hold at each moment of asking; moments are chosen without looking ahead."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ramify.serving.lengths.conformal import ALPHA
+from ramify.serving.lengths.calibration import ALPHA, MomentCalibration, Witnesses, calibrate_by_moment
 from ramify.serving.lengths.learner import learnt_from
-from ramify.serving.lengths.moments import MomentCalibration, Witnesses, calibrate
 
 GRID = np.unique(np.concatenate([np.linspace(0, 2_000, 160), np.geomspace(2_000, 60_000, 60)]))
 
@@ -33,7 +32,7 @@ def _covered(survival: np.ndarray, rest: np.ndarray) -> float:
 
 def test_each_moment_holds_where_the_predictor_is_wrong_late() -> None:
     seen, predicted = _drawn(1_000, seed=1)
-    calibration = calibrate(predicted, GRID, seen)
+    calibration = calibrate_by_moment(predicted, GRID, seen)
     fresh, guesses = _drawn(1_000, seed=2)
     late = fresh.generated >= 400
     assert _covered(guesses[late], fresh.rest[late]) < 0.85
@@ -44,9 +43,9 @@ def test_each_moment_holds_where_the_predictor_is_wrong_late() -> None:
         assert _covered(calibrated[now], fresh.rest[now]) >= 0.95 - 2.5 * (0.0475 / now.sum()) ** 0.5, generated
 
 
-def test_what_is_known_worse_is_bounded_wider_and_the_median_stays() -> None:
+def test_less_known_moments_get_wider_bounds_and_the_same_median() -> None:
     seen, predicted = _drawn(1_000, seed=3)
-    calibration = calibrate(predicted, GRID, seen)
+    calibration = calibrate_by_moment(predicted, GRID, seen)
     assert calibration.edges[0] == 0
     assert (np.diff(calibration.factors) <= 0).all()
     assert calibration.factors[0] > 2 * calibration.factors[-1]
@@ -57,26 +56,30 @@ def test_what_is_known_worse_is_bounded_wider_and_the_median_stays() -> None:
 
 def test_many_moments_of_few_prompts_are_few_witnesses() -> None:
     seen, predicted = _drawn(600, seed=4)
-    alone = calibrate(predicted, GRID, seen)
+    alone = calibrate_by_moment(predicted, GRID, seen)
     few = Witnesses(seen.rest, seen.cut, seen.generated, (seen.groups % 70).astype(np.int32))
-    together = calibrate(predicted, GRID, few)
+    together = calibrate_by_moment(predicted, GRID, few)
     assert len(together.edges) < len(alone.edges)
     assert together.factors[0] < alone.factors[0]
     fewer = Witnesses(seen.rest, seen.cut, seen.generated, (seen.groups % 5).astype(np.int32))
-    assert calibrate(predicted, GRID, fewer).factors.tolist() == MomentCalibration.none().factors.tolist() == [1.0]
+    assert (
+        calibrate_by_moment(predicted, GRID, fewer).factors.tolist()
+        == MomentCalibration.none().factors.tolist()
+        == [1.0]
+    )
 
 
-def test_a_cut_answer_shows_a_miss_and_no_hit() -> None:
+def test_cut_answer_can_be_a_miss_but_no_hit() -> None:
     seen, predicted = _drawn(1_000, seed=5)
     cut = seen.rest > 100
     shorter = np.minimum(seen.rest, 100.0)
-    told = calibrate(predicted, GRID, Witnesses(shorter, cut, seen.generated, seen.groups))
-    naive = calibrate(predicted, GRID, Witnesses(shorter, np.zeros_like(cut), seen.generated, seen.groups))
+    told = calibrate_by_moment(predicted, GRID, Witnesses(shorter, cut, seen.generated, seen.groups))
+    naive = calibrate_by_moment(predicted, GRID, Witnesses(shorter, np.zeros_like(cut), seen.generated, seen.groups))
     assert told.factors[0] <= naive.factors[0]
     assert told.factors[-1] < naive.factors[-1] or told.factors.max() == naive.factors.max() == 1.0
 
 
-def test_a_moment_is_chosen_whatever_becomes_of_its_answer() -> None:
+def test_choice_of_moments_ignores_the_final_length() -> None:
     """Its chance is one half wherever it is: so those that are learnt from are as all moments are."""
     for generated in (50, 100, 500, 2_000):
         share = np.mean([learnt_from(f"call {i}", generated) for i in range(4_000)])

@@ -1,0 +1,53 @@
+"""Names of worlds and tags on disk: whole or not at all, held by one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ramify.fork_engine.types import SnapshotId
+from ramify.worlds.errors import NameTaken, WorldError, WorldInUse, WorldNotFound
+from ramify.worlds.references import Kind, Reference, References
+
+
+def reference(name: str, snapshot: str = "a" * 64, at: float = 1.0) -> Reference:
+    return Reference(name, SnapshotId(snapshot), at, at, backend="copy", mount_at="/tmp/workspace")
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    kept = References(tmp_path / "references")
+    assert kept.all(Kind.WORLD) == [] and kept.snapshots() == set()
+    kept.put(Kind.WORLD, reference("one"), new=True)
+    kept.put(Kind.TAG, reference("one", "b" * 64, 2.0), new=True)
+    with pytest.raises(NameTaken):
+        kept.put(Kind.WORLD, reference("one"), new=True)
+    kept.put(Kind.WORLD, reference("one", "c" * 64))
+    assert kept.get(Kind.WORLD, "one").snapshot == "c" * 64
+    assert kept.snapshots() == {"b" * 64, "c" * 64}
+    kept.delete(Kind.WORLD, "one")
+    with pytest.raises(WorldNotFound):
+        kept.delete(Kind.WORLD, "one")
+    assert [one.name for one in kept.all(Kind.TAG)] == ["one"]
+
+
+def test_a_damaged_file_is_named_and_leftovers_are_not_read(tmp_path: Path) -> None:
+    kept = References(tmp_path / "references")
+    kept.put(Kind.TAG, reference("good"))
+    folder = tmp_path / "references" / "tags"
+    (folder / ".leftover.tmp").write_text("{")
+    (folder / "note").write_text("nothing of ours")
+    assert [one.name for one in kept.all(Kind.TAG)] == ["good"]
+    (folder / "bad.json").write_text('{"name": "bad"')
+    with pytest.raises(WorldError, match=r"bad\.json is damaged"):
+        kept.snapshots()  # a collection must not delete what it cannot read
+
+
+def test_a_name_is_held_once(tmp_path: Path) -> None:
+    kept = References(tmp_path / "references")
+    kept.put(Kind.WORLD, reference("one"))
+    other = References(tmp_path / "references")
+    with kept.held("one"), pytest.raises(WorldInUse, match="open elsewhere"), other.held("one"):
+        pass
+    with kept.held("one"):
+        pass
