@@ -76,5 +76,5 @@ def test_fsck_reports_snapshots_that_runs_name(ramify: Any, home: Any) -> None:
     told = ramify("fsck", "--json")
     assert told.status == 2 and told.json["lost"] == [id]
     assert [(problem["name"], problem["damage"]) for problem in told.json["problems"]] == [(id, "missing")]
-    repaired = ramify("fsck", "--repair", "--json")  # its layer is there, but nothing says that this was all of it
+    repaired = ramify("fsck", "--repair", "--json")  # no other file holds the record's fields: nothing is guessed
     assert repaired.status == 2 and repaired.json["lost"] == [id]
