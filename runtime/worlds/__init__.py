@@ -1,5 +1,4 @@
 """Live worlds of a run, and the life of the snapshots behind them.
 
-`world_pool.py` creates and closes worlds, `recovery.py` recomputes lost snapshots, `garbage_collection.py` deletes
-snapshots that nothing needs, and `gc_pins.py` protects snapshots that no journal row names yet.
-"""
+`world_pool.py` creates and closes worlds, `recovery.py` recomputes lost snapshots, and `garbage_collection.py`
+deletes snapshots that nothing needs. `fork_engine/gc_pins.py` protects snapshots that no journal row names yet."""

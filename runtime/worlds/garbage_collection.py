@@ -7,7 +7,8 @@ the last of a finished run. A run that can continue keeps the states that its pl
 LangGraph thread keeps all of its states, because recomputing them needs its checkpoints, which are not read here.
 
 **Safety.** Decisions and deletions happen under a lock that waits for every process that is between a seal and its
-commit (`gc_pins.py`). Snapshots younger than a grace period are kept as well, for front ends that hold no pins. An
+commit (`fork_engine/gc_pins.py`). Snapshots younger than a grace period are kept as well, for front ends that hold no
+pins. An
 eviction is first marked durably: the rows still name the snapshot, and `ramify fsck` must not report it as lost.
 After a kill, the next collection deletes the marked snapshots. An evicted snapshot that is needed again is recomputed
 (`recovery.py`), which removes the mark.
