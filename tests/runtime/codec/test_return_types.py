@@ -4,14 +4,19 @@ repeated."""
 from __future__ import annotations
 
 import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import pytest
 import results_app
+from pydantic import BaseModel, ConfigDict
 
 from ramify import Runtime
 from ramify.runtime.codec import legacy_digests
+from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import NotSerialisable, ResultNotKept, RunFailed
 from ramify.runtime.execution import steps
 from ramify.runtime.records import EffectStatus
@@ -132,3 +137,76 @@ async def test_arguments_that_cannot_be_stored_create_no_run(
     with pytest.raises(NotSerialisable, match="workflow 'takes': arguments"):
         await runtime.run(results_app.takes, value, workspace=workspace)
     assert await runtime.store.runs() == []
+
+
+T = TypeVar("T")
+
+
+class Plain:
+    __slots__ = ("x",)  # no data class: the journal cannot keep it
+
+
+@dataclass
+class Box(Generic[T]):
+    value: T
+
+
+class Named(NamedTuple):
+    plain: Plain
+
+
+class NamedWell(NamedTuple):
+    number: int
+    names: list[str]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    plain: Plain
+
+
+class Page(BaseModel, Generic[T]):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    value: T
+
+
+class Partly(TypedDict):
+    plain: NotRequired[Plain]
+
+
+class Plains(list[Plain]):
+    pass
+
+
+@dataclass
+class Boxed(Box[Plain]):
+    pass
+
+
+def returns(declared: Any) -> Any:
+    def step() -> Any: ...
+
+    step.__annotations__["return"] = declared
+    return step
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        *(Box[Plain], Box[list[Plain]], list[Box[Plain]], Named, Model, Page[Plain], Partly, Plains, Boxed),
+        *(deque[Plain], OrderedDict[str, Plain], defaultdict[str, Plain], Counter[Plain], Iterable[Plain]),
+    ],
+    ids=str,
+)
+def test_a_declared_type_with_a_part_that_cannot_be_stored_is_refused(declared: Any) -> None:
+    with pytest.raises(NotSerialisable, match="Plain"):
+        refuse_unstorable_return(returns(declared), "step")
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [Box[int], Box, Box[list[str]], Page[int], NamedWell, deque[int], Iterable[str], Counter[str]],
+    ids=str,
+)
+def test_a_declared_type_that_may_be_stored_is_not_refused(declared: Any) -> None:
+    refuse_unstorable_return(returns(declared), "step")
