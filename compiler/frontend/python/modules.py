@@ -4,7 +4,7 @@ A module that is loaded is known with its values. Code that is imported inside a
 because whether a module is loaded already may differ between two processes of one run.
 
 `dependencies` gives what a function uses of its own module. It does not cover other modules, closures, values that
-change at run time, or names made by `setattr` or `exec`.
+functions change at run time, or names made by `setattr` or `exec`.
 """
 
 from __future__ import annotations
@@ -146,12 +146,15 @@ def used_names(node: ast.AST) -> set[str]:
 
 
 def bindings(path: str, sources: Sources) -> dict[str, list[ast.AST]]:
-    """Return, for each name, the top-level statements of a file that bind it."""
+    """Return, for each name, the top-level statements of a file that bind it or change what it is bound to."""
     table = sources.bindings.get(path)
     if table is None:
         table = sources.bindings[path] = {}
         for statement in sources.tree(path).body:
-            for name in bound_names(statement):
+            names = bound_names(statement)
+            if sources.since_format_6:
+                names = names | changed_names(statement)
+            for name in names:
                 table.setdefault(name, []).append(statement)
     return table
 
@@ -170,6 +173,38 @@ def bound_names(statement: ast.AST) -> set[str]:
             return set().union(_stored(statement), *map(bound_names, inside))
         case _:
             return _stored(statement)
+
+
+_MUTATORS = frozenset(
+    (
+        *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem"),
+        *("popleft", "remove", "reverse", "setdefault", "sort", "update"),
+    )
+)
+"""Methods by which a list, dict, set or deque is changed. Other methods are not followed: `log.setLevel(…)` is no
+part of what a workflow does."""
+
+
+def changed_names(statement: ast.AST) -> set[str]:
+    """Return the names whose objects a top-level statement changes: `CFG["amount"] = 1`, `CFG.update(…)`, `C.x = 1`,
+    also in a loop or condition. Statements inside functions and classes do not count."""
+    found, todo = set[str](), [statement]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+            found |= _base_name(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUTATORS:
+            found |= _base_name(node.func)
+        todo += ast.iter_child_nodes(node)
+    return found
+
+
+def _base_name(node: ast.AST) -> set[str]:
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return {node.id} if isinstance(node, ast.Name) else set()
 
 
 def _stored(statement: ast.AST) -> set[str]:

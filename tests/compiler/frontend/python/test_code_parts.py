@@ -273,3 +273,57 @@ def test_format_3_digests_cover_what_format_3_covered(load: Any, tmp_path: Path)
     whole, steps = format_3_digests(app.flow)
     assert whole == digest([sources.function(app.flow).node, sources.function(app.later).node])
     assert set(steps) == {"edit"}
+
+
+CHANGED_AFTER_IT_IS_BOUND = """
+from stand_in import step, workflow
+CFG = {}
+CFG["amount"] = 100
+TABLE = []
+for each in ("a", "b"):
+    TABLE.append(each)
+def chosen(x):
+    return x
+HANDLERS = {}
+HANDLERS.update(one=chosen)
+class Options: ...
+Options.limit = 3
+OTHER = {}
+OTHER["x"] = 1
+class Log:
+    def level(self, x): ...
+log = Log()
+log.level(1)
+@step
+async def pay(x): ...
+@workflow
+async def flow(x):
+    for each in TABLE:
+        log.level(0)
+        await pay(CFG["amount"] + Options.limit)
+    return HANDLERS["one"](x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "noticed"),
+    [
+        ('CFG["amount"] = 100', 'CFG["amount"] = 101', True),
+        ('"a", "b"', '"a", "b", "c"', True),
+        ("    return x\nHAND", "    return [x]\nHAND", True),  # a function that is reached through a table
+        ("one=chosen", "one=print", True),
+        ("Options.limit = 3", "Options.limit = 4", True),
+        ('OTHER["x"] = 1', 'OTHER["x"] = 2', False),
+        ("log.level(1)", "log.level(2)", False),
+    ],
+)
+def test_statements_that_change_what_a_name_is_bound_to_belong_to_it(
+    load: Any, tmp_path: Path, old: str, new: str, noticed: bool
+) -> None:
+    assert old in CHANGED_AFTER_IT_IS_BOUND
+    plans = []
+    for number, text in enumerate((CHANGED_AFTER_IT_IS_BOUND, CHANGED_AFTER_IT_IS_BOUND.replace(old, new))):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "app.py").write_text(text)
+        plans.append(compile_workflow(load(tmp_path / str(number) / "app.py").flow, ref="app.py:flow").plan)
+    assert (plans[0].code_digest != plans[1].code_digest) is noticed
