@@ -30,18 +30,30 @@ from ramify.runtime.langgraph.errors import UnsupportedGraph
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 
 
-def names_subgraph_checkpoint(config: RunnableConfig) -> bool:
+def names_subgraph_checkpoint(app: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> bool:
     """Tell whether the config names a checkpoint of a subgraph that LangGraph would forget.
 
     LangGraph does not forget checkpoints of a subgraph that keeps its state between calls (`checkpointer=True`).
     Their namespace is `node`, not `node:task`, so the next task of the node finds it. If one such graph is on the
-    way, leave everything to LangGraph.
+    way, or below the checkpoint, leave everything to LangGraph: a copied checkpoint would find the state in which
+    that graph is now, with the answers to its questions.
     """
     conf = config.get(CONF, {})
     namespace = conf.get(CONFIG_KEY_CHECKPOINT_NS)
     if CONFIG_KEY_TASK_ID in conf or not namespace or namespace not in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}):
         return False
-    return all(NS_END in part for part in namespace.split(NS_SEP))
+    parts = namespace.split(NS_SEP)
+    return all(NS_END in part for part in parts) and not _keeps_state_below(app, parts)
+
+
+def _keeps_state_below(app: Pregel[Any, Any, Any, Any], way: list[str]) -> bool:
+    """Whether a graph below the subgraph at this namespace keeps its state between calls."""
+    place = NS_SEP.join(part.partition(NS_END)[0] for part in way)
+    return any(
+        getattr(graph, "checkpointer", None) is True
+        for name, graph in app.get_subgraphs(recurse=True)
+        if name.startswith(f"{place}{NS_SEP}")
+    )
 
 
 def fork_at_subgraph_checkpoint(app: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> None:

@@ -100,7 +100,7 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         Raises `NodesConflict` if nodes of one superstep changed the same file, `WorkspaceError` if the thread begins
         and its workspace folder cannot be read.
         """
-        if names_subgraph_checkpoint(merge_configs(self.config, config)):
+        if names_subgraph_checkpoint(self, merge_configs(self.config, config)):
             config = self._forked_inside(config)
         config, invocation = self._invocation(config, options, is_async=False)
         outcome: BaseException | None = None
@@ -123,7 +123,7 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
         """Stream as LangGraph does. Raises as `stream`."""
-        if names_subgraph_checkpoint(merge_configs(self.config, config)):
+        if names_subgraph_checkpoint(self, merge_configs(self.config, config)):
             config = await asyncio.to_thread(self._forked_inside, config)
         config, invocation = self._invocation(config, options, is_async=True)
         outcome: BaseException | None = None

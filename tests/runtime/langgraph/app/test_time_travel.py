@@ -197,3 +197,27 @@ def test_a_thread_goes_from_the_plain_graph_to_ours_and_back(
     ours.invoke({"seen": []}, CONFIG)
     assert plain.invoke(Command(resume="yes"), CONFIG)["seen"][-1] == ["yes"]
     assert RAN == ["a", "b", "asks", "asks", "z", "a", "b", "asks", "asks", "z"]
+
+
+class Asked(TypedDict):
+    seen: Annotated[list[str], operator.add]
+
+
+@pytest.mark.parametrize("deep", [1, 2])
+def test_going_back_into_a_subgraph_around_a_stateful_one_asks_again(deep: int, compile_graph: Any) -> None:
+    """As plain LangGraph: the stateful graph keeps its answer, so a fork beside it would pass the question by."""
+
+    def builder() -> StateGraph[Any]:
+        inner: Any = StateGraph(Asked).add_node("ask", lambda state: {"seen": [interrupt("sure?")]})
+        graph = inner.add_edge(START, "ask").compile(checkpointer=True)
+        for level in range(deep):
+            graph = StateGraph(Asked).add_node(f"level{level}", graph).add_edge(START, f"level{level}").compile()
+        return StateGraph(Asked).add_node("top", graph).add_edge(START, "top")
+
+    plain = builder().compile(checkpointer=InMemorySaver())
+    for app in (plain, compile_graph(builder(), checkpointer=InMemorySaver())):
+        app.invoke({"seen": []}, CONFIG)
+        at = app.get_state(CONFIG, subgraphs=True).tasks[0].state.config
+        assert app.invoke(Command(resume="one"), CONFIG) == {"seen": ["one"]}
+        again = app.invoke(None, at)
+        assert [one.value for one in again["__interrupt__"]] == ["sure?"]
