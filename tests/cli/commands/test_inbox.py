@@ -138,7 +138,7 @@ def test_answer_is_stored_without_resuming(call: Call, tmp_path: Path) -> None:
     call("run", "flow.py:both")
     known = ids(call)
     first = call("answer", known["production"], "no")
-    assert first.returncode == 0 and "1 question of the run left" in first.stdout, first.stderr
+    assert first.returncode == 0 and "1 question of the run still open" in first.stdout, first.stderr
     assert list(ids(call)) == ["staging"]
     second = call("answer", known["production"], "yes")
     assert (second.returncode, "Traceback" in second.stderr) == (1, False)
