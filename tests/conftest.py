@@ -13,7 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ramify import Runtime
+from ramify.paths import home as ramify_home
 from ramify.serving.client import LLMClient
+from ramify.serving.engine import models
+from ramify.serving.errors import ModelMissing
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
 
@@ -87,3 +90,12 @@ async def model() -> AsyncIterator[LLMClient]:
 async def runtime(home: Path, model: LLMClient) -> AsyncIterator[Runtime]:
     async with Runtime(home=home, sandbox="copy", llm=model) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def weights() -> Path:
+    """The file of the small model. Skips the test if it was not downloaded."""
+    try:
+        return models.locate(ramify_home(None))
+    except ModelMissing as missing:
+        pytest.skip(str(missing))

@@ -108,7 +108,7 @@ async def refused(home: Path, model: LLMClient, run: str) -> str:
 async def test_irreversible_steps_are_not_repeated(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
     run = await stopped(home, model, recovery_app.sending, workspace)
     lose(home, (await states(home, run))[-1])
-    assert "step 'send' would have to be done again, and it is irreversible" in await refused(home, model, run)
+    assert "step 'send' would have to be repeated, and it is irreversible" in await refused(home, model, run)
     assert log.read_text() == "ps"
 
 
@@ -137,7 +137,7 @@ async def test_the_level_of_recovery_is_reported_and_recorded(
     lose(home, *(await states(home, run))[4 - lost :])
     _, heard = await resumed(home, model, run)
     assert [one.level for one in heard] == [Level(level)]
-    assert "whole" in heard[0].why or "done again" in heard[0].why
+    assert "complete" in heard[0].why or "repeated" in heard[0].why
     async with Runtime(home=home, sandbox="copy") as runtime:
         (choice,) = [one for one in regrets(await runtime.journal(run)) if one.what == "finish"]
     assert choice.chose == chose
