@@ -16,7 +16,7 @@ import constructs_app as made
 import pytest
 
 from ramify import Runtime
-from ramify.blocking_stream import Alone
+from ramify.blocking_stream import BlockingStream
 from ramify.runtime.errors import RunFailed, RunWaiting, WouldBlock
 from ramify.runtime.records import RunStatus
 from ramify.session import compile_plan
@@ -141,7 +141,7 @@ def test_a_stream_may_be_collected_on_its_own_loop() -> None:
         finally:
             closed.set()
 
-    stream = Alone(items())
+    stream = BlockingStream(items())
     assert next(stream) == 1
     portal, held = stream._portal, [stream]
     del stream
@@ -174,7 +174,7 @@ async def test_a_nested_stream_that_is_left_runs_its_finally(runtime: Runtime) -
 
 
 async def test_a_return_value_of_a_generator_is_an_error(runtime: Runtime) -> None:
-    with pytest.raises(RunFailed, match="returns 2 besides"):
+    with pytest.raises(RunFailed, match="also returns 2"):
         await runtime.run(app.returns_too)
 
 
