@@ -80,7 +80,7 @@ async def test_criu_findings_about_the_kernel_are_kept(
         assert (
             (store.image_dir(sealed.processes.image) / criu_runner.FEATURES)
             .read_bytes()
-            .startswith(criu_runner._boot())
+            .startswith(criu_runner._boot_id())
         )
 
 
