@@ -189,5 +189,6 @@ async def test_a_person_answers_on_the_page(asking: tuple[Path, str], page: Any)
         await left.get_by_role("textbox").fill('{"no": "JSON"}')
         await page.keyboard.press("Enter")
         await page.get_by_text("Nothing waits for a person.").wait_for()
+        await page.goto("about:blank")  # before its server ends
     async with Runtime(home=home, sandbox="copy") as runtime:
         assert await runtime.resume(run) == [{"no": "JSON"}, "no"]
