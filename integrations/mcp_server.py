@@ -140,7 +140,8 @@ class WorldTools:
     async def world_log(self) -> list[str]:
         """List all worlds and tags, each with its snapshot."""
         named = {kind: await asyncio.to_thread(self._home.references.all, kind) for kind in Kind}
-        return [f"{kind.value.removesuffix('s')} {one.name} {one.snapshot[:12]}" for kind, found in named.items() for one in found]
+        lines = [(kind.value.removesuffix("s"), one) for kind, found in named.items() for one in found]
+        return [f"{kind} {one.name} {one.snapshot[:12]}" for kind, one in lines]
 
     async def world_delete(self, world: str) -> str:
         """End a world and delete its name. Its tagged snapshots stay."""

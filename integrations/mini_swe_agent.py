@@ -9,14 +9,19 @@ Commands are stateless, as in mini-swe-agent's own environments: a `cd` or a var
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import platform
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ramify.integrations.world_access import with_merged_output
+from ramify.tree_search.types import StepResult, Turn
 from ramify.worlds.blocking import SyncWorld
 
 try:
-    from minisweagent.exceptions import Submitted
+    from minisweagent.agents.default import DefaultAgent
+    from minisweagent.exceptions import FormatError, InterruptAgentFlow, Submitted
     from minisweagent.utils.serialize import recursive_merge
     from pydantic import BaseModel
 except ImportError as error:
@@ -120,3 +125,82 @@ def _raise_if_submitted(output: dict[str, Any]) -> None:
         submission = "".join(lines[1:])
         extra = {"exit_status": "Submitted", "submission": submission}
         raise Submitted({"role": "exit", "content": submission, "extra": extra})
+
+
+class AgentTurns:
+    """A mini-swe-agent agent over a `WorldEnvironment`, as an environment of `ramify.search`. An action is a message
+    of the model, a step executes its commands, and a fork copies messages, cost and world.
+
+        async with ramify.search(AgentTurns(agent), propose, score=…) as found:
+            print(found.best.environment.agent.messages[-1])
+    """
+
+    def __init__(self, agent: DefaultAgent, task: str = "", **variables: Any) -> None:
+        """agent: its `env` is a `WorldEnvironment`. task, variables: as `agent.run` takes them; without messages, the
+        agent gets its system and task messages now."""
+        self.agent = agent
+        assert isinstance(agent.env, WorldEnvironment)
+        self.environment = agent.env
+        if not agent.messages:
+            agent.extra_template_vars |= {"task": task, **variables}
+            system = agent._render_template(agent.config.system_template)
+            user = agent._render_template(agent.config.instance_template)
+            agent.add_messages(
+                agent.model.format_message(role="system", content=system),
+                agent.model.format_message(role="user", content=user),
+            )
+
+    @property
+    def done(self) -> bool:
+        """Whether the agent has ended."""
+        return bool(self.agent.messages) and self.agent.messages[-1].get("role") == "exit"
+
+    async def step(self, action: dict[str, Any]) -> StepResult:
+        """Add the model's message, execute its actions, and return the new messages."""
+        before = len(self.agent.messages)
+        await asyncio.to_thread(self._step, action)
+        return StepResult(self.agent.messages[before:], done=self.done)
+
+    def _step(self, action: dict[str, Any]) -> None:
+        agent = self.agent
+        agent.n_calls += 1
+        agent.cost += action.get("extra", {}).get("cost", 0.0)
+        agent.add_messages(action)
+        try:
+            agent.execute_actions(action)
+        except InterruptAgentFlow as flow:
+            agent.add_messages(*flow.messages)
+
+    async def fork(self, n: int) -> list[AgentTurns]:
+        forks = await asyncio.to_thread(self.environment.fork, n)
+        return [type(self)(self._copy(fork)) for fork in forks]
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.environment.cleanup)
+
+    async def state_key(self) -> Hashable | None:
+        """The content of the world's files."""
+        snapshot = await asyncio.to_thread(self.environment.world.snapshot)
+        return snapshot.content_key or None
+
+    def _copy(self, environment: WorldEnvironment) -> DefaultAgent:
+        agent = copy.copy(self.agent)
+        agent.messages = copy.deepcopy(self.agent.messages)
+        agent.extra_template_vars = dict(self.agent.extra_template_vars)
+        agent.env = environment
+        return agent
+
+
+async def propose(environment: AgentTurns, history: Sequence[Turn[Any]], n: int) -> list[dict[str, Any]]:
+    """Ask the agent's model `n` times for its next message: a policy for `ramify.search`. A model whose answers vary
+    (a temperature above 0) gives different ones."""
+    agent = environment.agent
+
+    def ask() -> dict[str, Any] | None:
+        try:
+            return dict(agent.model.query(agent.messages))
+        except FormatError:
+            return None
+
+    answers = await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(n)))
+    return [answer for answer in answers if answer is not None]

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("inspect_ai", reason="needs inspect-ai: pip install 'ramify[inspect-ai]'")
 
-from inspect_ai.util import SandboxEnvironmentSpec
 from inspect_ai.util._sandbox import self_check
 
 from ramify.integrations.inspect_ai import WorldConfig, WorldSandboxEnvironment

@@ -76,7 +76,7 @@ async def test_http_needs_the_key(repo: Path, sandbox: str, tmp_path: Path) -> N
         port = free.getsockname()[1]
     environment = {**os.environ, "RAMIFY_MCP_KEY": "k3y"}
     words = [sys.executable, *command(tmp_path / "home", sandbox, repo), "--http", str(port)]
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE) as server:
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE) as server:  # noqa: ASYNC220
         try:
             assert server.stderr is not None and b"/mcp" in server.stderr.readline()
             address = f"http://127.0.0.1:{port}/mcp"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments import get_environment
 from minisweagent.models.test_models import DeterministicModel, make_output
 
-from ramify.integrations.mini_swe_agent import WorldEnvironment
+from ramify import search
+from ramify.integrations.mini_swe_agent import AgentTurns, WorldEnvironment, propose
+from ramify.tree_search.types import Turn
 
 DOTTED = "ramify.integrations.mini_swe_agent.WorldEnvironment"
 TEMPLATES = {"system_template": "You fix bugs.", "instance_template": "{{task}} on {{system}}"}
@@ -80,3 +82,28 @@ def test_an_agent_forks_in_the_middle_and_goes_on_differently(environment: World
 def test_the_trajectory_names_the_environment(environment: WorldEnvironment) -> None:
     told = environment.serialize()["info"]["config"]
     assert told["environment_type"] == DOTTED and told["environment"]["timeout"] == 30
+
+
+async def test_a_search_forks_the_agent_at_every_turn(environment: WorldEnvironment) -> None:
+    """Messages and world go together: each branch has its own, and the winner's submission is its own file."""
+
+    class Trying(DeterministicModel):
+        """Edits in a different way at each call, and submits after an edit."""
+
+        def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
+            if any("sed" in str(message.get("extra", {}).get("actions")) for message in messages):
+                return make_output("done", [{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat main.py"}])
+            word = next(WORDS)
+            return make_output(word, [{"command": f"sed -i s/hello/{word}/ main.py && python3 main.py"}])
+
+    async def score(turns: AgentTurns, history: Sequence[Turn[Any]]) -> float:
+        result = turns.environment.execute({"command": "python3 main.py"})
+        return float(len(result["output"]))
+
+    WORDS = iter(["a", "abc", "ab", "abcd"])
+    started = DefaultAgent(Trying(outputs=[]), environment, cost_limit=0, **TEMPLATES)
+    async with search(AgentTurns(started, "grow"), propose, width=4, depth=2, score=score) as found:
+        best = found.best.environment.agent
+        assert found.best.done and best.messages[-1]["extra"]["submission"] == "print('abcd')\n"
+        assert best.n_calls == 2 and len(best.messages) > len(started.messages) == 2
+    assert environment.execute({"command": "cat main.py"})["output"] == "print('hello')\n"
