@@ -8,7 +8,7 @@ from ramify.tree_search.types import StepResult
 from ramify.worlds.world import World
 
 
-class WorldCommands:
+class CommandTurns:
     """Runs commands in a world. A result's observation is the command's `RunResult`. Score states with `score=` of
     the search, for instance by running tests in `environment.world`."""
 
@@ -20,8 +20,8 @@ class WorldCommands:
     async def step(self, action: str) -> StepResult:
         return StepResult(await self.world.exec(action, timeout=self._timeout))
 
-    async def fork(self, n: int) -> list[WorldCommands]:
-        return [WorldCommands(world, timeout=self._timeout) for world in await self.world.fork(n)]
+    async def fork(self, n: int) -> list[CommandTurns]:
+        return [CommandTurns(world, timeout=self._timeout) for world in await self.world.fork(n)]
 
     async def close(self) -> None:
         await self.world.close()
