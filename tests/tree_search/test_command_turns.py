@@ -8,8 +8,8 @@ from typing import Any
 
 from ramify import World, search
 from ramify.sandboxes import doctor
-from ramify.tree_search.types import Turn
 from ramify.tree_search.command_turns import CommandTurns
+from ramify.tree_search.types import Turn
 
 
 async def test_the_best_edit_is_merged(tmp_path: Path) -> None:
