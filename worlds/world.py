@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,26 +13,27 @@ from typing import Any
 from ramify.fork_engine.gc_pins import Ground
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.sandboxes import contract
-from ramify.sandboxes.contract import Limits, Repl, RunResult, WorldSpec
+from ramify.sandboxes.contract import Limits, WorldSpec
 from ramify.worlds import files
 from ramify.worlds.ancestry import common_ancestor
-from ramify.worlds.errors import CommandFailed, PathRefused, WorldClosed, WorldError, WorldNotFound
+from ramify.worlds.errors import PathRefused, WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, world_spec
 from ramify.worlds.references import Kind, Reference
+from ramify.worlds.world_commands import WorldCommands
 
 MOST_READ = 256 << 20
 """Bytes of the largest file that `World.read` returns by default."""
 
 
-class World:
+class World(WorldCommands):
     """A live sandbox. An async context manager: leaving it ends its processes.
 
     Make one with `World.create`, `World.open` or `fork`. A world with a name keeps its state after it was closed:
     `snapshot`, `restore` and `merge` store it at once, and closing stores what was changed since. A world without a
     name is gone when it is closed; a tagged snapshot of it stays.
 
-    Commands wait for each other: one runs at a time. All paths are relative to the world's tree, or absolute paths
-    inside it.
+    Commands of `exec` and `start` run in parallel; those of one shell wait for each other. All paths are relative to
+    the world's tree, or absolute paths inside it.
     """
 
     def __init__(
@@ -201,53 +201,6 @@ class World:
         """The snapshot that the world last started from or was sealed into."""
         return self._alive().snapshot
 
-    # Commands
-
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        stdin: str | bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str = ".",
-        timeout: float | None = None,
-        check: bool = False,
-    ) -> RunResult:
-        """Run one command in a process of its own, in the tree's top folder: a string by `bash -c`, a sequence as it
-        is. A `cd` or a variable does not last.
-
-        cwd: relative to the tree, or absolute. timeout: seconds; it kills everything that the command started, and
-        the exit code is 124. check: raise `CommandFailed` for an exit code that is not 0. Raises `WorldDied`.
-        """
-        words = ["-c", command] if isinstance(command, str) else ["-c", 'exec -- "$@"', "bash", *command]
-        result = await self._alive().run(["bash", *words], stdin=stdin, timeout=timeout, env=env, cwd=cwd)
-        shown = command if isinstance(command, str) else " ".join(command)
-        return self._checked(replace(result, command=shown), check)
-
-    async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        stdin: str | bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout: float | None = None,
-        check: bool = False,
-    ) -> RunResult:
-        """Run a command in the world's one persistent shell, which a snapshot keeps: `cd`, `export` and functions
-        last. Otherwise as `exec`."""
-        result = await self._alive().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
-        return self._checked(result, check)
-
-    async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
-        """A Python session in the world, which a snapshot keeps if the backend can. Raises `Unsupported`,
-        `SandboxError`."""
-        return await self._alive().python(name, interpreter=interpreter)
-
-    async def keep_running(self, command: str) -> None:
-        """Start a command beside the shell, and again in every fork. Its output is dropped. Raises `Unsupported`."""
-        await self._alive().keep_running(command)
-
     # Files
 
     async def read(self, path: str | Path, *, most: int = MOST_READ) -> bytes:
@@ -398,13 +351,6 @@ class World:
         if ".." in given.parts:
             raise PathRefused(f"{path}: a path with '..' may lead out of the world's tree")
         return str(given)
-
-    @staticmethod
-    def _checked(result: RunResult, check: bool) -> RunResult:
-        if check and not result.ok:
-            told = result.stderr.strip() or result.stdout.strip()
-            raise CommandFailed(f"{result.command!r} ended with exit code {result.exit_code}: {told[-500:]}", result)
-        return result
 
 
 class Opening(AbstractAsyncContextManager[World], Awaitable[World]):

@@ -1,7 +1,7 @@
 """The messages between the host and a world's agent, and their encoding. No logic; stdlib only.
 
 A frame is two lengths, a JSON object with the message's name and fields, and then the fields that are bytes, in
-order. Every request frame gets one reply frame, except `Cancel`, which has no reply of its own.
+order. Every request frame gets one reply frame, except `Cancel` and `StartProcess`, which have no reply of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import get_args
 
+from ramify.sandboxes.linux import descriptors
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 LENGTHS = struct.Struct("!IQ")
@@ -209,6 +211,53 @@ class Thaw:
 
 
 @dataclass(frozen=True, slots=True)
+class StartProcess:
+    """Start a process beside the shell, at once, also while a command of the shell runs. It has no reply on this
+    socket: what becomes of the process is told on its own socket, a SOCK_SEQPACKET that comes first in
+    `Link.passed`, one message a packet. Its end there kills the process."""
+
+    argv: list[str]
+    env: dict[str, str]  # the whole environment
+    cwd: str  # absolute, or relative to the tree
+    script: bool = False  # run `argv[0]` by the world's bash
+    user: str = ""  # as `users.find` reads it; "": the agent's own
+    passed: int = 0  # descriptors that come along: its socket, stdout, stderr, and stdin if there is one
+    rows: int = 0  # of a terminal of its own, instead of these streams; then only the socket comes along
+    columns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    """On a process's own socket. The terminal's master comes along, if it has one."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRefused:
+    """On a process's own socket: it was not started."""
+
+    kind: str  # a name in `started_processes.REFUSALS`
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """On a process's own socket. Its background processes may live on."""
+
+    exit_code: int  # 128 + signal number if a signal ended it
+    limit: str = ""  # the field of `Bounds` that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class SignalProcess:
+    """On a process's own socket. Without a number: kill it and everything that it started."""
+
+    number: int = 0
+    group: bool = True  # its whole process group
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     ok: bool = True
 
@@ -236,36 +285,14 @@ Message = (
     | Freeze
     | Frozen
     | Thaw
+    | StartProcess
+    | ProcessStarted
+    | ProcessRefused
+    | ProcessEnded
+    | SignalProcess
     | Done
 )
-KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        Start,
-        Ready,
-        Failed,
-        Run,
-        Cancel,
-        Ran,
-        Inspect,
-        Inspection,
-        Detach,
-        Attach,
-        OpenSession,
-        ForkSession,
-        CloseSession,
-        RunCode,
-        CodeResult,
-        Dump,
-        Dumped,
-        DumpSessions,
-        DumpedSessions,
-        Freeze,
-        Frozen,
-        Thaw,
-        Done,
-    )
-}
+KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in KINDS.values()}
 
 
@@ -305,6 +332,13 @@ def decode(head: bytes, body: bytes) -> Message:
     return KINDS[kind](**values)
 
 
+def decode_packet(packet: bytes) -> Message:
+    """The message of a whole frame."""
+    head, body = LENGTHS.unpack_from(packet)
+    begin = LENGTHS.size + head
+    return decode(packet[LENGTHS.size : begin], packet[begin : begin + body])
+
+
 class Link:
     """The agent's end of a world's socket (also the probe's): blocking, one whole frame at a time."""
 
@@ -338,7 +372,7 @@ class Link:
 
     def _hold(self, length: int) -> bool:
         while len(self._heard) < length:
-            chunk, passed, _, _ = socket.recv_fds(self.sock, MOST_TAKEN, MOST_PASSED, socket.MSG_CMSG_CLOEXEC)
+            chunk, passed = descriptors.receive(self.sock, MOST_TAKEN, MOST_PASSED)
             self.passed += passed
             if not chunk:
                 return False

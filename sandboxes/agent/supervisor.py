@@ -19,11 +19,12 @@ from typing import Protocol
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
-from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start
+from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start, StartProcess
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
 from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
 from ramify.sandboxes.agent.shell_report import NAME, Report
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
+from ramify.sandboxes.agent.started_processes import StartedProcesses
 from ramify.sandboxes.agent.watchdog import Watchdog
 from ramify.sandboxes.linux import kernel, processes, resource_limits
 from ramify.sandboxes.linux.memory_map import Area, areas
@@ -89,6 +90,7 @@ class ProcessSupervisor:
             self._poll.register(descriptor, select.POLLIN)
         self._sessions = PythonSessions(self._private, self._poll)
         self._score = resource_limits.OomScore()
+        self._started = StartedProcesses(start, self._poll, self._score)
         self._criu: CriuProgram | None = None
         if start.criu and tree is not None:
             self._criu = CriuProgram(start.criu, PidCounter(tree.pids))
@@ -98,7 +100,8 @@ class ProcessSupervisor:
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for events, at most this long, and handle them."""
-        waits = [wait for wait in (timeout_s, self._watchdog.wait_s()) if wait is not None]
+        self._started.tend()
+        waits = [wait for wait in (timeout_s, self._watchdog.wait_s(), self._started.wait_s()) if wait is not None]
         unread = self._shell.script if self._shell is not None and self._shell.waiting else None
         if unread is not None:
             self._poll.register(unread, select.POLLOUT)
@@ -121,19 +124,28 @@ class ProcessSupervisor:
                 self._read_control(self._shell)
             elif self._shell is not None and descriptor == unread:
                 self._shell.push()
-            else:
+            elif not self._started.handle_ready(descriptor, self._kill):
                 self._sessions.handle_ready(descriptor)
-        self._exceeded = self._exceeded or self._watchdog.check(self._shell.pid if self._shell is not None else -1)
+        self._exceeded = self._exceeded or self._watchdog.check(self._own())
 
     def _receive(self) -> None:
         while not self._gone:
             message = self._link.receive()
             if message is None:
                 self._gone = True
+            elif isinstance(message, StartProcess):
+                self._start_process(message)
             else:
                 self._inbox.append(message)
             if not self._link.waiting:
                 return
+
+    def _start_process(self, message: StartProcess) -> None:
+        """Start a process that runs beside whatever else does."""
+        passed, self._link.passed = self._link.passed[: message.passed], self._link.passed[message.passed :]
+        self._only_shell = False
+        self._watchdog.watch()
+        self._started.start(message, passed)
 
     def _read_control(self, shell: Shell) -> None:
         before = shell.state
@@ -150,16 +162,27 @@ class ProcessSupervisor:
                 return
             if pid == 0:
                 return
+            if self._started.reaped(pid, status):
+                continue
             if self._shell is not None and pid == self._shell.pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._shell.ended = code if code >= 0 else 128 - code
 
+    def _own(self) -> set[int]:
+        """The processes that wait for a command: the shell, and a launcher."""
+        return {-1 if self._shell is None else self._shell.pid, self._started.spare}
+
     def _all(self) -> list[processes.Process]:
-        return processes.descendants(os.getpid())
+        """All processes of the world: the shell and the others."""
+        return [p for p in processes.descendants(os.getpid()) if p.pid != self._started.spare]
 
     def _others(self) -> list[processes.Process]:
-        shell = self._shell.pid if self._shell is not None else -1
-        return [p for p in self._all() if p.pid != shell]
+        own = self._own()
+        return [p for p in self._all() if p.pid not in own]
+
+    def _family_of(self, shell: Shell, spare: set[tuple[int, int]]) -> list[processes.Process]:
+        """The shell and what it started, which stays below it, as it is a child subreaper."""
+        return [p for p in self._all() if p.pid == shell.pid] + processes.descendants(shell.pid, spare)
 
     def _count_others(self) -> int:
         """The number of `_others`, without reading all of /proc if there are none.
@@ -169,7 +192,9 @@ class ProcessSupervisor:
         """
         shell = [] if self._shell is None else [self._shell.pid]
         try:
-            lonely = not any(map(processes.children, shell)) and processes.children(os.getpid()) in ([], shell)
+            lonely = not any(map(processes.children, shell)) and self._own().issuperset(
+                processes.children(os.getpid())
+            )
         except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
             lonely = False
         return 0 if lonely else len(self._others())
@@ -200,8 +225,9 @@ class ProcessSupervisor:
         ended = self._await_end(shell, deadline, cancellable=True)
         over, self._exceeded = self._exceeded, ""
         if not ended:
-            self._kill(lambda: processes.descendants(os.getpid(), spare=before))
+            self._kill(lambda: self._family_of(shell, before))
         if over and self._watchdog.still_exceeded(over):
+            self._started.note_limit(over)
             self._kill(self._all)  # other processes take part in exceeding the limit
         timed_out = not ended and not over
         code = KILLED if over else 124 if timed_out else shell.status if shell.status is not None else shell.ended
@@ -221,6 +247,7 @@ class ProcessSupervisor:
         """If the world exceeded a limit while no command ran, end what earlier commands left running."""
         if self._exceeded:
             self._exceeded_earlier, self._exceeded = self._exceeded, ""
+            self._started.note_limit(self._exceeded_earlier)
             self._kill(self._others)
 
     def _kill(self, select: Callable[[], list[processes.Process]]) -> None:
@@ -228,12 +255,12 @@ class ProcessSupervisor:
         it."""
         spared = []
         if os.getpid() == 1:
-            spared = [p.key for p in self._all() if processes.is_stopped(p)]
+            spared = [p.key for p in processes.descendants(1) if processes.is_stopped(p)]
             with contextlib.suppress(ProcessLookupError):  # there is no process
                 os.kill(-1, signal.SIGSTOP)
         processes.kill(select, self._reap)
         if os.getpid() == 1:
-            for process in self._all():
+            for process in processes.descendants(1):  # a launcher is stopped too
                 if process.key not in spared:
                     processes.send_signal(process, signal.SIGCONT)
 
@@ -329,9 +356,8 @@ class ProcessSupervisor:
         if pid == 0:
             try:
                 os.setsid()
-                if self._criu is not None:
-                    kernel.become_subreaper()  # so that all processes descend from the shell and are dumped with it
-                elif os.getppid() != 1:
+                kernel.become_subreaper()  # so that all that it starts stays below it, and is dumped with it
+                if os.getppid() != 1:
                     kernel.die_with_parent()  # without a PID 1 that would end it
                 self._enter(pwd)
                 for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):

@@ -108,6 +108,7 @@ class WorldLifecycle(ABC):
         self._snapshot, self._spec = snapshot, spec
         self._image = snapshot.image  # also for snapshots that name none: no world had sealed them yet
         self._lock = asyncio.Lock()
+        self._standing = asyncio.Lock()  # taken after `_lock`, if both are: held while no process may start
         self._link: AgentLink | None = None
         self._inspection: Inspection | None = None  # the last report, while nothing can have changed since
         self._only_shell = True  # at the last request, only the shell or nothing lived
@@ -190,7 +191,7 @@ class WorldLifecycle(ABC):
 
     async def _rollback(self, snapshot: Snapshot) -> None:
         """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world."""
-        async with self._lock:
+        async with self._lock, self._standing:
             if self._closed:
                 raise WorldDied("the world was closed")
             await self._end_processes()

@@ -224,12 +224,18 @@ def drop_privileges(*, image: bool) -> None:
     _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
-def enter_folder(path: str) -> None:
-    """As `os.chdir`, but follow no magic link of /proc: a path that commands made must not lead to descriptors that
-    they do not have."""
+def open_folder(path: str) -> int:
+    """A descriptor of a folder. Follows no magic link of /proc: a path that commands made must not lead to
+    descriptors that they do not have."""
     how = OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, RESOLVE_NO_MAGICLINKS)
     folder = int(_libc.syscall(SYS_OPENAT2, AT_FDCWD, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
     _check(folder, f"openat2 of {path}")
+    return folder
+
+
+def enter_folder(path: str) -> None:
+    """As `os.chdir`, by `open_folder`."""
+    folder = open_folder(path)
     try:
         os.fchdir(folder)
     finally:

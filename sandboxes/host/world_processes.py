@@ -1,0 +1,77 @@
+"""The part of a live world that starts processes beside its shell, in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from ramify.fork_engine.types import Snapshot
+from ramify.sandboxes.agent.messages import StartProcess
+from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.errors import SandboxError, explain_file_limit
+from ramify.sandboxes.host.agent_link import AgentLink
+from ramify.sandboxes.host.started_process import LiveProcess, start_process
+from ramify.sandboxes.host.world_lifecycle import WorldLifecycle, WorldResources
+from ramify.sandboxes.process_contract import Command
+
+
+class WorldProcesses(WorldLifecycle):
+    """Starts processes. A start excludes a seal, a rollback and the end of the world, and nothing else."""
+
+    def __init__(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> None:
+        super().__init__(resources, snapshot, spec)
+        self._processes: set[LiveProcess] = set()  # started and not closed
+
+    async def start(self, command: Command) -> LiveProcess:
+        await self._ensure_commands()
+        async with self._standing:
+            link = self._require_link()
+            self._inspection, self._only_shell = None, False
+            with explain_file_limit(SandboxError):
+                process = await start_process(
+                    link,
+                    self._order(command),
+                    stdin=command.stdin,
+                    killed_for_memory=await _kills_since_now(link),
+                    forget=self._processes.discard,
+                )
+        self._processes.add(process)
+        return process
+
+    async def _ensure_commands(self) -> None:
+        """Start what the snapshot and the specification keep running, before the world is used."""
+
+    def _order(self, command: Command) -> StartProcess:
+        env = {**self._start_env(), **self._spec.secrets}
+        if command.user:  # these are the user's own
+            for name in ("HOME", "USER", "LOGNAME"):
+                env.pop(name, None)
+        size = command.terminal
+        if size is not None and env.get("TERM", "dumb") == "dumb":
+            env["TERM"] = "xterm-256color"
+        return StartProcess(
+            argv=list(command.words) if command.script is None else [command.script],
+            env={**env, **command.env},
+            cwd=command.cwd,
+            script=command.script is not None,
+            user=command.user,
+            rows=0 if size is None else size.rows,
+            columns=0 if size is None else size.columns,
+        )
+
+    async def _end_processes(self) -> None:
+        try:
+            await super()._end_processes()
+        finally:
+            processes, self._processes = self._processes, set()
+            for process in processes:
+                process.abandon()
+
+
+async def _kills_since_now(link: AgentLink) -> Callable[[], Awaitable[bool]]:
+    """Tells later whether the kernel has killed for memory since now."""
+    before = await link.out_of_memory() if link.kills_are_known else 0
+
+    async def killed() -> bool:
+        return await link.out_of_memory() > before
+
+    return killed

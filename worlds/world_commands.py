@@ -1,0 +1,107 @@
+"""The commands of a live world: in processes of their own, with streams, and in its shell."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from ramify.sandboxes import contract
+from ramify.sandboxes.contract import Repl, RunResult, WorldSpec
+from ramify.sandboxes.process_contract import Process
+from ramify.worlds.commands import Input, command_of, run_to_end, starter_of
+from ramify.worlds.errors import CommandFailed
+
+
+class WorldCommands(ABC):
+    """The part of `World` that runs commands."""
+
+    _spec: WorldSpec
+
+    @abstractmethod
+    def _alive(self) -> contract.World:
+        """The live sandbox. Raises `WorldClosed`."""
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: Input | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        user: str | int | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """Run one command in a process of its own, beside whatever else runs: a string by `bash -c`, a sequence as it
+        is. Nothing of it lasts but files and background processes, and nothing that a shell exported reaches it.
+
+        stdin: text, bytes, a binary file, or an async iterable of bytes; None is an empty input. env: added to the
+        variables that the world was made with. cwd: relative to the tree, or absolute. user: a name or an id of the
+        world, also "NAME:GROUP". timeout: seconds; it kills everything that the command started, and the exit code is
+        124, as cancelling does. check: raise `CommandFailed` for an exit code that is not 0.
+
+        Of each stream, 16 MiB are kept (`truncated`); `start` has no such bound. Raises `UnknownUser`,
+        `ForbiddenUser`, `CommandRefused` (the folder is missing), `WorldDied`.
+        """
+        order = command_of(command, env, cwd, user, stdin=stdin is not None)
+        result = await run_to_end(self._alive(), order, stdin=stdin, timeout=timeout, most=self._spec.max_output)
+        return _checked(result, check)
+
+    @asynccontextmanager
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        user: str | int | None = None,
+    ) -> AsyncIterator[Process]:
+        """Start a command as `exec` does, and use its streams while it runs:
+
+            async with world.start("make") as process:
+                async for data in process.stdout:
+                    ...
+                code = await process.wait()
+
+        Output is read as fast as it is asked for: a slow reader stops the writer, so nothing fills the memory. Read
+        both outputs, or redirect one. Leaving the block kills the command and everything that it started, if it still
+        runs. stdin: whether `write_stdin` will be called. Raises as `exec` does.
+        """
+        process = await starter_of(self._alive()).start(command_of(command, env, cwd, user, stdin=stdin))
+        try:
+            yield process
+        finally:
+            await process.close()
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """Run a command in the world's persistent shell, which a snapshot keeps: `cd`, `export` and functions last.
+        One command runs at a time in it. Otherwise as `exec`."""
+        result = await self._alive().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
+        return _checked(result, check)
+
+    async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
+        """A Python session in the world, which a snapshot keeps if the backend can. Raises `Unsupported`,
+        `SandboxError`."""
+        return await self._alive().python(name, interpreter=interpreter)
+
+    async def keep_running(self, command: str) -> None:
+        """Start a command beside the shell, and again in every fork. Its output is dropped. Raises `Unsupported`."""
+        await self._alive().keep_running(command)
+
+
+def _checked(result: RunResult, check: bool) -> RunResult:
+    if check and not result.ok:
+        told = result.stderr.strip() or result.stdout.strip()
+        raise CommandFailed(f"{result.command!r} ended with exit code {result.exit_code}: {told[-500:]}", result)
+    return result
