@@ -8,9 +8,12 @@ from contextlib import asynccontextmanager
 
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Repl, RunResult, WorldSpec
-from ramify.sandboxes.process_contract import Process
+from ramify.sandboxes.process_contract import Process, TerminalSize
 from ramify.worlds.commands import Input, command_of, run_to_end, starter_of
 from ramify.worlds.errors import CommandFailed
+from ramify.worlds.terminal import Terminal
+
+INTERACTIVE = 'exec "$BASH" -i'  # the world's own bash
 
 
 class WorldCommands(ABC):
@@ -72,6 +75,35 @@ class WorldCommands(ABC):
         process = await starter_of(self._alive()).start(command_of(command, env, cwd, user, stdin=stdin))
         try:
             yield process
+        finally:
+            await process.close()
+
+    @asynccontextmanager
+    async def pty(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        user: str | int | None = None,
+    ) -> AsyncIterator[Terminal]:
+        """A terminal of the world, with a command in it; without one, an interactive bash:
+
+            async with world.pty() as terminal:
+                await terminal.write("ls\\n")
+                shown = await terminal.read()
+
+        Leaving the block kills the command and everything that it started. TERM is xterm-256color, unless the world
+        or `env` sets another. Raises as `exec` does, and `ValueError` for a size that no terminal has.
+        """
+        what = INTERACTIVE if command is None else command
+        size = TerminalSize(rows, columns)
+        order = command_of(what, env, cwd, user, stdin=False, terminal=size)
+        process = await starter_of(self._alive()).start(order)
+        try:
+            yield Terminal(process)
         finally:
             await process.close()
 
