@@ -1,4 +1,5 @@
-"""The contract for processes that run beside a world's shell, each with streams of its own, in parallel.
+"""The contract for processes that run beside a world's shell, each with streams of its own, in parallel; and for
+connections to those that listen.
 
 A world that is a `ProcessStarter` can start them. `tests/sandboxes/test_contract_processes.py` holds every backend
 with such worlds to this contract.
@@ -6,6 +7,7 @@ with such worlds to this contract.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -128,12 +130,19 @@ class Process(Protocol):
 
 @runtime_checkable
 class ProcessStarter(Protocol):
-    """A world that starts processes beside its shell."""
+    """A world that starts processes beside its shell, and connects to them."""
 
     async def start(self, command: Command) -> Process:
         """Start a process. It runs until it ends, is closed, or its world ends; other commands do not wait for it.
 
         A seal does not keep it, and stops it for a moment. Raises `CommandRefused` (`UnknownUser`, `ForbiddenUser`),
         `WorldDied`, `WorldStartFailed`.
+        """
+        ...
+
+    async def connect(self, port: int) -> socket.socket:
+        """A connection to a TCP port of the world's own loopback, IPv4 or IPv6. The world gets no way out by it.
+
+        Raises `NothingListens`, `WorldDied`, `ValueError` for what is no port.
         """
         ...

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Repl, RunResult, WorldSpec
 from ramify.sandboxes.process_contract import Process, TerminalSize
 from ramify.worlds.commands import Input, command_of, run_to_end, starter_of
 from ramify.worlds.errors import CommandFailed
+from ramify.worlds.exposed_port import ExposedPort, exposed
 from ramify.worlds.terminal import Terminal
 
 INTERACTIVE = 'exec "$BASH" -i'  # the world's own bash
@@ -106,6 +108,25 @@ class WorldCommands(ABC):
             yield Terminal(process)
         finally:
             await process.close()
+
+    @asynccontextmanager
+    async def expose(
+        self, port: int, *, host_port: int = 0, unix_socket: str | Path | None = None
+    ) -> AsyncIterator[ExposedPort]:
+        """An address of this machine that reaches a TCP port inside the world, while the block lasts:
+
+            async with world.expose(8000) as exposed:
+                httpx.get(exposed.url)
+
+        The world gets no way out by it. The server inside may start later: a connection that nothing answers is
+        closed. host_port: of 127.0.0.1; 0 is a free one. Every user of this machine can connect to it; unix_socket, a
+        path instead, is this user's alone. Raises `PortUnavailable`, `ValueError`.
+        """
+        if not 0 < port < 1 << 16 or not 0 <= host_port < 1 << 16:
+            raise ValueError(f"{port} or {host_port} is no port: it is a number from 1 to 65535")
+        place = None if unix_socket is None else Path(unix_socket)
+        async with exposed(lambda: starter_of(self._alive()).connect(port), host_port, place) as found:
+            yield found
 
     async def run(
         self,

@@ -9,7 +9,7 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ def terminal_size() -> tuple[int, int]:
     return 24, 80
 
 
-async def _copy(output: AsyncIterator[bytes], to: int) -> None:
+async def _copy(output: AsyncIterable[bytes], to: int) -> None:
     async for data in output:
         left = memoryview(data)
         while left:

@@ -1,7 +1,7 @@
 """The messages between the host and a world's agent, and their encoding. No logic; stdlib only.
 
 A frame is two lengths, a JSON object with the message's name and fields, and then the fields that are bytes, in
-order. Every request frame gets one reply frame, except `Cancel` and `StartProcess`, which have no reply of their own.
+order. Every request frame gets one reply frame, except `Cancel`, `StartProcess` and `Dial`, which get none there.
 """
 
 from __future__ import annotations
@@ -258,6 +258,22 @@ class SignalProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class Dial:
+    """Begin a TCP connection inside the world, at once. It has no reply on this socket: `Dialled` comes on the one
+    that comes along."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """The connection, which may still be under way, comes along; none with an error, by its errno."""
+
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     ok: bool = True
 
@@ -290,6 +306,8 @@ Message = (
     | ProcessRefused
     | ProcessEnded
     | SignalProcess
+    | Dial
+    | Dialled
     | Done
 )
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

@@ -19,7 +19,8 @@ from typing import Protocol
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
-from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start, StartProcess
+from ramify.sandboxes.agent.dialing import dial
+from ramify.sandboxes.agent.messages import Cancel, Dial, Link, Message, Ran, Run, Start, StartProcess
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
 from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
 from ramify.sandboxes.agent.shell_report import NAME, Report
@@ -135,6 +136,8 @@ class ProcessSupervisor:
                 self._gone = True
             elif isinstance(message, StartProcess):
                 self._start_process(message)
+            elif isinstance(message, Dial):
+                dial(message, self._link.passed.pop(0))
             else:
                 self._inbox.append(message)
             if not self._link.waiting:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.messages import StartProcess
 from ramify.sandboxes.contract import WorldSpec
-from ramify.sandboxes.errors import SandboxError, explain_file_limit
+from ramify.sandboxes.errors import NothingListens, SandboxError, explain_file_limit
 from ramify.sandboxes.host.agent_link import AgentLink
+from ramify.sandboxes.host.connections import LOOPBACK, begin_connection, connected
 from ramify.sandboxes.host.started_process import LiveProcess, start_process
 from ramify.sandboxes.host.world_lifecycle import WorldLifecycle, WorldResources
 from ramify.sandboxes.process_contract import Command
@@ -36,6 +38,17 @@ class WorldProcesses(WorldLifecycle):
                 )
         self._processes.add(process)
         return process
+
+    async def connect(self, port: int) -> socket.socket:
+        if not 0 < port < 1 << 16:
+            raise ValueError(f"{port} is no port: it is a number from 1 to 65535")
+        await self._ensure_commands()
+        for address in LOOPBACK:
+            async with self._standing:
+                sock = await begin_connection(self._require_link(), address, port)
+            if sock is not None and await connected(sock):
+                return sock
+        raise NothingListens(f"nothing listens on port {port} of the world's loopback: start the server first")
 
     async def _ensure_commands(self) -> None:
         """Start what the snapshot and the specification keep running, before the world is used."""
