@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from ramify.sandboxes.contract import Limit
+from ramify.sandboxes.contract import Limit, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,26 @@ class Process(Protocol):
         ...
 
 
+class PersistentShell(Protocol):
+    """A bash with a state that lasts: directory, variables, functions, options."""
+
+    async def run(
+        self,
+        command: str,
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+    ) -> RunResult:
+        """As `World.run`. A timeout ends all that the shell has started, also by earlier commands."""
+        ...
+
+    async def close(self) -> None:
+        """End it and everything that it started, and forget its state."""
+        ...
+
+
 @runtime_checkable
 class ProcessStarter(Protocol):
     """A world that starts processes beside its shell, and connects to them."""
@@ -145,4 +165,17 @@ class ProcessStarter(Protocol):
 
         Raises `NothingListens`, `WorldDied`, `ValueError` for what is no port.
         """
+        ...
+
+    async def shell(self, name: str) -> PersistentShell:
+        """The shell of this name, beside the main one: the same for the same name, until a rollback. Raises
+        `ValueError` for what is no name."""
+        ...
+
+    async def shell_states(self) -> dict[str, bytes]:
+        """The states of the named shells, each after its last complete command, without secrets."""
+        ...
+
+    def restore_shells(self, states: Mapping[str, bytes]) -> None:
+        """Let the named shells have these states, in place of those that they have. Raises `ValueError`."""
         ...

@@ -12,7 +12,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.sandboxes.contract import RunResult
-from ramify.worlds.blocking_processes import SyncProcess, SyncTerminal
+from ramify.worlds.blocking_processes import SyncProcess, SyncShell, SyncTerminal
 from ramify.worlds.exposed_port import ExposedPort
 from ramify.worlds.world import MOST_READ, Opening, World
 
@@ -124,6 +124,9 @@ class SyncWorld:
         return self._portal.call(
             lambda: self._world.run(command, stdin=stdin, env=env, cwd=cwd, timeout=timeout, check=check)
         )
+
+    def shell(self, name: str) -> SyncShell:
+        return SyncShell(self._world.shell(name), self._portal)
 
     def read(self, path: str | Path, *, most: int = MOST_READ) -> bytes:
         return self._portal.call(lambda: self._world.read(path, most=most))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from anyio.from_thread import BlockingPortal
 
-from ramify.sandboxes.contract import Limit
+from ramify.sandboxes.contract import Limit, RunResult
 from ramify.sandboxes.process_contract import Output, Process
+from ramify.worlds.shell import WorldShell
 from ramify.worlds.terminal import Terminal
 
 
@@ -60,6 +61,34 @@ class SyncProcess:
 
     def wait(self) -> int:
         return self._portal.call(self._process.wait)
+
+
+class SyncShell:
+    """As `WorldShell`; every method blocks until it is done. Made by `SyncWorld.shell`."""
+
+    def __init__(self, shell: WorldShell, portal: BlockingPortal) -> None:
+        self._shell, self._portal = shell, portal
+
+    @property
+    def name(self) -> str:
+        return self._shell.name
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        return self._portal.call(
+            lambda: self._shell.run(command, stdin=stdin, env=env, cwd=cwd, timeout=timeout, check=check)
+        )
+
+    def close(self) -> None:
+        self._portal.call(self._shell.close)
 
 
 class SyncTerminal:

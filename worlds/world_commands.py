@@ -10,9 +10,9 @@ from pathlib import Path
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Repl, RunResult, WorldSpec
 from ramify.sandboxes.process_contract import Process, TerminalSize
-from ramify.worlds.commands import Input, command_of, run_to_end, starter_of
-from ramify.worlds.errors import CommandFailed
+from ramify.worlds.commands import Input, checked, command_of, run_to_end, starter_of
 from ramify.worlds.exposed_port import ExposedPort, exposed
+from ramify.worlds.shell import WorldShell
 from ramify.worlds.terminal import Terminal
 
 INTERACTIVE = 'exec "$BASH" -i'  # the world's own bash
@@ -51,7 +51,7 @@ class WorldCommands(ABC):
         """
         order = command_of(command, env, cwd, user, stdin=stdin is not None)
         result = await run_to_end(self._alive(), order, stdin=stdin, timeout=timeout, most=self._spec.max_output)
-        return _checked(result, check)
+        return checked(result, check)
 
     @asynccontextmanager
     async def start(
@@ -141,7 +141,14 @@ class WorldCommands(ABC):
         """Run a command in the world's persistent shell, which a snapshot keeps: `cd`, `export` and functions last.
         One command runs at a time in it. Otherwise as `exec`."""
         result = await self._alive().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
-        return _checked(result, check)
+        return checked(result, check)
+
+    def shell(self, name: str) -> WorldShell:
+        """The persistent shell of this name, beside the one of `run` and in parallel with it.
+
+        Forks have the shells of the world that they come from, in their states after their last complete commands.
+        """
+        return WorldShell(name, self._alive)
 
     async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
         """A Python session in the world, which a snapshot keeps if the backend can. Raises `Unsupported`,
@@ -151,10 +158,3 @@ class WorldCommands(ABC):
     async def keep_running(self, command: str) -> None:
         """Start a command beside the shell, and again in every fork. Its output is dropped. Raises `Unsupported`."""
         await self._alive().keep_running(command)
-
-
-def _checked(result: RunResult, check: bool) -> RunResult:
-    if check and not result.ok:
-        told = result.stderr.strip() or result.stdout.strip()
-        raise CommandFailed(f"{result.command!r} ended with exit code {result.exit_code}: {told[-500:]}", result)
-    return result

@@ -222,6 +222,7 @@ class StartProcess:
     script: bool = False  # run `argv[0]` by the world's bash
     user: str = ""  # as `users.find` reads it; "": the agent's own
     passed: int = 0  # descriptors that come along: its socket, stdout, stderr, and stdin if there is one
+    control: bool = False  # become the world's bash for a persistent shell; `shell.CONTROL` comes along last
     rows: int = 0  # of a terminal of its own, instead of these streams; then only the socket comes along
     columns: int = 0
 

@@ -156,6 +156,7 @@ class AgentWorld(WorldProcesses):
     # Seals
 
     async def seal(self, *, flush: bool = True) -> Snapshot:
+        await self.rest_shells()
         return await finish_before_cancelling(self._seal(flush))
 
     async def _seal(self, flush: bool) -> Snapshot:

@@ -14,7 +14,7 @@ import pytest
 
 from ramify.sandboxes.errors import CommandRefused, UnknownUser
 from ramify.worlds.blocking import SyncWorld
-from ramify.worlds.errors import PortUnavailable
+from ramify.worlds.errors import CommandFailed, PortUnavailable
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
 
@@ -161,6 +161,24 @@ async def test_a_port_that_is_taken_is_refused_by_name(home: WorldHome, tmp_path
         writer.close()
 
 
+async def test_named_shells_are_forked_with_their_world(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        one = world.shell("one")
+        await one.run("cd src; export A=1", check=True)
+        await world.shell("two").run("A=2", check=True)
+        first, second = await world.fork(2)
+        await first.shell("one").run("A=3; touch new", check=True)
+        assert (await first.shell("one").run("echo $A; ls")).stdout.split() == ["3", "main.py", "new"]
+        assert (await second.shell("one").run("echo $A; ls")).stdout.split() == ["1", "main.py"]
+        assert (await second.shell("two").run(["printenv", "A"])).exit_code == 1
+        await world.merge(first)
+        assert (await one.run("echo $A; ls")).stdout.split() == ["1", "main.py", "new"]
+        with pytest.raises(CommandFailed, match="exit code 1"):
+            await one.run("false", check=True)
+        for fork in (first, second):
+            await fork.close()
+
+
 def test_the_same_without_an_event_loop(tmp_path: Path, sandbox: str) -> None:
     with SyncWorld.create(home=tmp_path / "home", sandbox=sandbox) as world:
         assert world.exec("cat", stdin=io.BytesIO(b"file")).stdout == "file"
@@ -173,6 +191,8 @@ def test_the_same_without_an_event_loop(tmp_path: Path, sandbox: str) -> None:
             terminal.resize(30, 90)
             terminal.write("typed\n")
             assert b"got=typed" in b"".join(terminal)
+        world.shell("one").run("A=1", check=True)
+        assert world.shell("one").run("echo $A").stdout == "1\n"
         world.write("page", "the page")
         port = free_port()
         with world.start(server(port)), world.expose(port) as exposed:
