@@ -168,14 +168,8 @@ class ProcessStarter(Protocol):
         ...
 
     async def shell(self, name: str) -> PersistentShell:
-        """The shell of this name, beside the main one: the same for the same name, until a rollback. Raises
-        `ValueError` for what is no name."""
-        ...
+        """The shell of this name, beside the main one: the same for the same name, until a rollback.
 
-    async def shell_states(self) -> dict[str, bytes]:
-        """The states of the named shells, each after its last complete command, without secrets."""
-        ...
-
-    def restore_shells(self, states: Mapping[str, bytes]) -> None:
-        """Let the named shells have these states, in place of those that they have. Raises `ValueError`."""
+        A snapshot holds its state after the last complete command. Raises `ValueError` for what is no name.
+        """
         ...

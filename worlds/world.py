@@ -14,7 +14,6 @@ from ramify.fork_engine.gc_pins import Ground
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Limits, WorldSpec
-from ramify.sandboxes.process_contract import ProcessStarter
 from ramify.worlds import files
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import PathRefused, WorldClosed, WorldError, WorldNotFound
@@ -247,12 +246,10 @@ class World(WorldCommands):
         if names is not None and len(names) != n:
             raise ValueError(f"{n} forks need {n} names, not {len(names)}")
         state = await self.snapshot()
-        shells = await self._shell_states()
         lives = await (await self._home.backend()).fork(state, self._spec, n)
         made: list[World] = []
         try:
             for number, live in enumerate(lives):
-                _restore_shells(live, shells)
                 reference, held = None, ExitStack()
                 if names is not None:
                     source = self.name or state.id[:12]
@@ -310,9 +307,7 @@ class World(WorldCommands):
         async with self._home.pins.held():
             merged = await asyncio.to_thread(self._merged, root, ours, theirs, strategy)
             if merged.id != ours.id:
-                shells = await self._shell_states()
                 await self._alive().rollback(merged)
-                _restore_shells(self._live, shells)
             self._keep(merged)
         return merged
 
@@ -328,10 +323,6 @@ class World(WorldCommands):
         now = await self.snapshot()
         target = Path(folder).expanduser()
         return await asyncio.to_thread(lambda: self._home.store.checkout(now, target, force=force))
-
-    async def _shell_states(self) -> dict[str, bytes]:
-        live = self._alive()
-        return await live.shell_states() if isinstance(live, ProcessStarter) else {}
 
     async def _state_of(self, other: World | Snapshot | str) -> Snapshot:
         if isinstance(other, World):
@@ -360,11 +351,6 @@ class World(WorldCommands):
         if ".." in given.parts:
             raise PathRefused(f"{path}: a path with '..' may lead out of the world's tree")
         return str(given)
-
-
-def _restore_shells(live: contract.World, states: Mapping[str, bytes]) -> None:
-    if isinstance(live, ProcessStarter):
-        live.restore_shells(states)
 
 
 class Opening(AbstractAsyncContextManager[World], Awaitable[World]):

@@ -146,7 +146,7 @@ class WorldCommands(ABC):
     def shell(self, name: str) -> WorldShell:
         """The persistent shell of this name, beside the one of `run` and in parallel with it.
 
-        Forks have the shells of the world that they come from, in their states after their last complete commands.
+        Snapshots, and so forks, have the shells too, in their states after their last complete commands.
         """
         return WorldShell(name, self._alive)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import ProcessTier
+from ramify.fork_engine.types import MergeStrategy, ProcessTier
 from ramify.sandboxes.contract import Backend, Limit, World, WorldSpec
 from ramify.sandboxes.errors import WorldDied
 from ramify.sandboxes.process_contract import PersistentShell, ProcessStarter
@@ -96,14 +96,17 @@ async def test_a_fork_has_the_shells_and_a_seal_does_not_see_idle_ones(
     await out(shell, "trap 'echo trapped > trapped' EXIT; cd package; export A=1; g() { echo g; }")
     sealed = await world.seal()
     assert sealed.processes.tier is ProcessTier.NONE and sealed.processes.dropped == 0
-    states = await starter.shell_states()
+    assert [name for name, _ in sealed.processes.shells] == ["s"]
+    assert (await world.seal()).id == sealed.id
     fork = await backend.materialise(sealed, spec)
     assert isinstance(fork, ProcessStarter)
-    fork.restore_shells(states)
     assert await out(await fork.shell("s"), "basename $PWD; g; echo $A; A=2; ls ..") != ""
     assert await out(await fork.shell("s"), "basename $PWD; g; echo $A") == "package\ng\n2\n"
     assert await out(shell, "basename $PWD; g; echo $A") == "package\ng\n1\n"
     assert not (world.path / "trapped").exists()
+    assert (await fork.seal()).processes.shells != sealed.processes.shells  # type: ignore[attr-defined]
+    await world.rollback(sealed)
+    assert await out(await starter.shell("s"), "basename $PWD; g; echo $A") == "package\ng\n1\n"
 
 
 async def test_a_seal_spares_the_jobs_of_a_shell(starter: ProcessStarter, world: World) -> None:
@@ -132,5 +135,27 @@ async def test_no_state_has_a_secret(backend: Backend, store: SnapshotStore, wor
     assert isinstance(world, ProcessStarter)
     shell = await world.shell("s")
     assert await out(shell, "echo $TOKEN; export COPY=$TOKEN; also=$TOKEN; kept=1") == "tell-nobody\n"
-    states = await world.shell_states()
-    assert b"tell-nobody" not in states["s"] and b"kept" in states["s"]
+    ((_, blob),) = (await world.seal()).processes.shells
+    assert b"tell-nobody" not in store.blob(blob) and b"kept" in store.blob(blob)
+
+
+async def test_a_merge_takes_each_shell_from_the_side_that_changed_it(
+    starter: ProcessStarter, world: World, backend: Backend, spec: WorldSpec, store: SnapshotStore
+) -> None:
+    for name in ("mine", "yours", "both"):
+        await out(await starter.shell(name), "A=0")
+    base = await world.seal()
+    fork = await backend.materialise(base, spec)
+    assert isinstance(fork, ProcessStarter)
+    for one, names in ((starter, ("mine", "both")), (fork, ("yours", "both", "new"))):
+        for name in names:
+            await out(await one.shell(name), f"A={name}; B={one is fork}")
+    ours, theirs = await world.seal(), await fork.seal()  # type: ignore[attr-defined]
+    merged = store.merge(base, ours, theirs)
+    assert "both sides changed the shell 'both'" in merged.processes.reason
+    await world.rollback(merged)
+    told = [await out(await starter.shell(name), "echo $A") for name in ("mine", "yours", "new", "both")]
+    assert told == ["mine\n", "yours\n", "new\n", "\n"]
+    kept = store.merge(base, ours, theirs, strategy=MergeStrategy.THEIRS)
+    assert dict(kept.processes.shells)["both"] == dict(theirs.processes.shells)["both"]
+    assert not store.fsck().problems

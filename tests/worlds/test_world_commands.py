@@ -172,11 +172,22 @@ async def test_named_shells_are_forked_with_their_world(home: WorldHome, repo: P
         assert (await second.shell("one").run("echo $A; ls")).stdout.split() == ["1", "main.py"]
         assert (await second.shell("two").run(["printenv", "A"])).exit_code == 1
         await world.merge(first)
-        assert (await one.run("echo $A; ls")).stdout.split() == ["1", "main.py", "new"]
+        assert (await one.run("echo $A; ls")).stdout.split() == ["3", "main.py", "new"]
         with pytest.raises(CommandFailed, match="exit code 1"):
             await one.run("false", check=True)
         for fork in (first, second):
             await fork.close()
+
+
+async def test_named_shells_outlive_the_process_with_a_named_world(home: WorldHome) -> None:
+    async with World.create(home=home, name="kept") as world:
+        await world.shell("one").run("mkdir d; cd d; f() { echo f; }", check=True)
+    async with World.open("kept", home=home) as again:
+        assert (await again.shell("one").run("f; basename $PWD")).stdout == "f\nd\n"
+        before = await again.snapshot()
+        await again.shell("one").run("cd ..; unset -f f", check=True)
+        await again.restore(before)
+        assert (await again.shell("one").run("f")).stdout == "f\n"
 
 
 def test_the_same_without_an_event_loop(tmp_path: Path, sandbox: str) -> None:
