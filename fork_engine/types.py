@@ -67,11 +67,11 @@ class Processes:
 
     tier: ProcessTier = ProcessTier.NONE
     shell: str = ""  # digest of the blob with the shell's whole state; "" for a new shell
-    shells: tuple[tuple[str, str], ...] = ()  # named shells beside it: name and digest of the blob, sorted by name
     image: str = ""  # id of a folder of process images (REPL, CRIU); "" if there is none
     commands: tuple[str, ...] = ()  # commands that start the processes again (COMMANDS)
     dropped: int = 0  # number of processes that were not kept
     reason: str = field(default="", compare=False)  # why the tier is not higher, for people
+    shells: tuple[tuple[str, str], ...] = ()  # named shells beside it: name and digest of the blob, sorted by name
 
     @property
     def blobs(self) -> tuple[str, ...]:
