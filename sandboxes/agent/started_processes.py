@@ -185,7 +185,7 @@ class StartedProcesses:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if message.group else os.kill)(process.pid, message.number)
         else:
-            kill(lambda: _with_descendants(process.pid))
+            kill(processes.Family(process.pid))
         if not packet and process.pid in self._all:  # it hangs in the kernel: forget it
             self._forget(process)
 
@@ -262,9 +262,3 @@ def _terminal(rows: int, columns: int, user: users.User | None) -> tuple[int, in
         with contextlib.suppress(OSError):
             os.fchown(slave, user.uid, -1)
     return master, slave
-
-
-def _with_descendants(pid: int) -> list[processes.Process]:
-    """A process and everything below it, as long as it lives."""
-    itself = [one for one in processes.descendants(os.getpid()) if one.pid == pid]
-    return [*processes.descendants(pid), *itself] if itself else []
