@@ -354,7 +354,7 @@ async def _within(timeout: float | None, running: Awaitable[int]) -> int:
         async with asyncio.timeout(timeout):
             return await running
     except TimeoutError:
-        say(f"the command was killed after {timeout:g} s", err=True)
+        say(f"the limit 'timeout' ended the command after {timeout:g} s", err=True)
         return TIMED_OUT
 
 
