@@ -2,7 +2,7 @@
 
     python benchmarks/commands.py [--quick] [--json] [--sandbox namespaces|copy|docker]
 
-Peers do the same in the same run, in turns with ours: `fork` and `exec` by Python, `subprocess.run`, asyncio's
+Peers do the same in the same run, in turns with ours: fork and exec by `subprocess.run`, and asyncio's
 subprocesses. `back to back` rounds follow each other at once; others begin after a pause, as an agent's commands do,
 so a launcher is ready. If `load` shows that the machine was busy, the minimum of a spread says more than the median.
 """
@@ -31,10 +31,8 @@ GIB = 1 << 30
 
 
 def fork_exec() -> None:
-    pid = os.fork()
-    if pid == 0:
-        os.execve(TRUE, [TRUE], {})
-    os.waitpid(pid, 0)
+    """By vfork, so that this process's own size does not count."""
+    subprocess.run([TRUE], capture_output=True, check=True)
 
 
 async def by_asyncio() -> None:
