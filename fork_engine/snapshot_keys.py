@@ -71,6 +71,7 @@ def identity(state: Snapshot) -> dict[str, object]:
         "outside": state.outside,
         "image": state.image,
         "shell": ran.shell,
+        "shells": ran.shells,
         "process_image": ran.image,
         "commands": ran.commands,
         "dropped": ran.dropped,
@@ -112,6 +113,7 @@ def content_key(state: Snapshot, stacks: StackViews, volatile: VolatileGlobs) ->
         "outside": _differing(stacks.outside, VOLATILE_OUTSIDE) if stacks.outside is not None else [],
         "image": stacks.image,
         "shell": state.processes.shell,
+        "shells": state.processes.shells,
         "commands": state.processes.commands,
     }
     return ContentKey(digest_bytes(canonical_json(spelled | {name: value for name, value in later.items() if value})))

@@ -158,6 +158,7 @@ def _processes(raw: dict[str, Any]) -> Processes:
     return Processes(
         tier=ProcessTier(raw["tier"]),
         shell=raw.get("shell", ""),
+        shells=tuple((name, digest) for name, digest in raw.get("shells", ())),
         image=raw.get("process_image", ""),
         commands=tuple(raw.get("commands", ())),
         dropped=raw.get("dropped", 0),

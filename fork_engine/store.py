@@ -304,8 +304,9 @@ class SnapshotStore(ReadableStore):
 
     def _check_named(self, ran: Processes) -> None:
         """Check that what the processes name exists, before a record names it."""
-        if ran.shell and ran.shell not in self._blobs:
-            raise SnapshotCorrupt(f"blob {ran.shell} is not in the store {self.root}: put it there before the seal")
+        for blob in ran.blobs:
+            if blob not in self._blobs:
+                raise SnapshotCorrupt(f"blob {blob} is not in the store {self.root}: put it there before the seal")
         if ran.image:
             self._images.fs(LayerId(ran.image))
 
@@ -333,7 +334,7 @@ class SnapshotStore(ReadableStore):
             crash_points.point("forgotten")
             layers = {layer for s in kept for layer in (*s.layers, *s.outside, *([s.image] if s.image else []))}
             freed = sum(self._layers.remove(layer) for layer in list(self._layers) if layer not in layers)
-            freed += self._blobs.remove_unnamed({s.processes.shell for s in kept})
+            freed += self._blobs.remove_unnamed({blob for s in kept for blob in s.processes.blobs})
             freed += self._remove_images({s.processes.image for s in kept})
             self._folder.drop_notes()
             self._forget_cached()

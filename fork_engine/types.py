@@ -71,6 +71,12 @@ class Processes:
     commands: tuple[str, ...] = ()  # commands that start the processes again (COMMANDS)
     dropped: int = 0  # number of processes that were not kept
     reason: str = field(default="", compare=False)  # why the tier is not higher, for people
+    shells: tuple[tuple[str, str], ...] = ()  # named shells beside it: name and digest of the blob, sorted by name
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests of all blobs that are needed."""
+        return tuple(digest for digest in (self.shell, *(digest for _, digest in self.shells)) if digest)
 
     @property
     def declared(self) -> bool:

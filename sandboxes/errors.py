@@ -9,6 +9,7 @@ SandboxError
 ├── CommandRefused        a process could not be started: its folder is missing, there are no terminals
 │   ├── UnknownUser       the world has no such user
 │   └── ForbiddenUser     the kernel does not let the world have this user
+├── NothingListens        no program in the world listens on the port
 ├── InputClosed           nothing reads a process's input any more
 └── UsedAfterFork         a forked child used a backend or world of its parent
 """
@@ -61,6 +62,10 @@ class UnknownUser(CommandRefused):
 
 class ForbiddenUser(CommandRefused):
     """The kernel does not let a process of this world become this user."""
+
+
+class NothingListens(SandboxError):
+    """No program in the world accepts connections on the port."""
 
 
 class InputClosed(SandboxError):

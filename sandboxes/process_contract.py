@@ -1,4 +1,5 @@
-"""The contract for processes that run beside a world's shell, each with streams of its own, in parallel.
+"""The contract for processes that run beside a world's shell, each with streams of its own, in parallel; and for
+connections to those that listen.
 
 A world that is a `ProcessStarter` can start them. `tests/sandboxes/test_contract_processes.py` holds every backend
 with such worlds to this contract.
@@ -6,11 +7,12 @@ with such worlds to this contract.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from ramify.sandboxes.contract import Limit
+from ramify.sandboxes.contract import Limit, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +128,48 @@ class Process(Protocol):
         ...
 
 
+class PersistentShell(Protocol):
+    """A bash with a state that lasts: directory, variables, functions, options."""
+
+    async def run(
+        self,
+        command: str,
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+    ) -> RunResult:
+        """As `World.run`. A timeout ends all that the shell has started, also by earlier commands."""
+        ...
+
+    async def close(self) -> None:
+        """End it and everything that it started, and forget its state."""
+        ...
+
+
 @runtime_checkable
 class ProcessStarter(Protocol):
-    """A world that starts processes beside its shell."""
+    """A world that starts processes beside its shell, and connects to them."""
 
     async def start(self, command: Command) -> Process:
         """Start a process. It runs until it ends, is closed, or its world ends; other commands do not wait for it.
 
         A seal does not keep it, and stops it for a moment. Raises `CommandRefused` (`UnknownUser`, `ForbiddenUser`),
         `WorldDied`, `WorldStartFailed`.
+        """
+        ...
+
+    async def connect(self, port: int) -> socket.socket:
+        """A connection to a TCP port of the world's own loopback, IPv4 or IPv6. The world gets no way out by it.
+
+        Raises `NothingListens`, `WorldDied`, `ValueError` for what is no port.
+        """
+        ...
+
+    async def shell(self, name: str) -> PersistentShell:
+        """The shell of this name, beside the main one: the same for the same name, until a rollback.
+
+        A snapshot holds its state after the last complete command. Raises `ValueError` for what is no name.
         """
         ...

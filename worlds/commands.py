@@ -12,6 +12,7 @@ from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Limit, RunResult, World
 from ramify.sandboxes.errors import InputClosed, Unsupported
 from ramify.sandboxes.process_contract import Command, Process, ProcessStarter, TerminalSize
+from ramify.worlds.errors import CommandFailed
 
 Input = str | bytes | IO[bytes] | AsyncIterable[bytes]
 """What a command reads: text, bytes, a file, or bytes as they come."""
@@ -102,3 +103,11 @@ async def feed(process: Process, stdin: Input) -> None:
                     await process.write_stdin(data)
     finally:
         process.close_stdin()
+
+
+def checked(result: RunResult, check: bool) -> RunResult:
+    """The result; raises `CommandFailed` for a failed command, with `check`."""
+    if check and not result.ok:
+        told = result.stderr.strip() or result.stdout.strip()
+        raise CommandFailed(f"{result.command!r} ended with exit code {result.exit_code}: {told[-500:]}", result)
+    return result

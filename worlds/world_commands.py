@@ -5,12 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Repl, RunResult, WorldSpec
-from ramify.sandboxes.process_contract import Process
-from ramify.worlds.commands import Input, command_of, run_to_end, starter_of
-from ramify.worlds.errors import CommandFailed
+from ramify.sandboxes.process_contract import Process, TerminalSize
+from ramify.worlds.commands import Input, checked, command_of, run_to_end, starter_of
+from ramify.worlds.exposed_port import ExposedPort, exposed
+from ramify.worlds.shell import WorldShell
+from ramify.worlds.terminal import Terminal
+
+INTERACTIVE = 'exec "$BASH" -i'  # the world's own bash
 
 
 class WorldCommands(ABC):
@@ -46,7 +51,7 @@ class WorldCommands(ABC):
         """
         order = command_of(command, env, cwd, user, stdin=stdin is not None)
         result = await run_to_end(self._alive(), order, stdin=stdin, timeout=timeout, most=self._spec.max_output)
-        return _checked(result, check)
+        return checked(result, check)
 
     @asynccontextmanager
     async def start(
@@ -75,6 +80,54 @@ class WorldCommands(ABC):
         finally:
             await process.close()
 
+    @asynccontextmanager
+    async def pty(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        user: str | int | None = None,
+    ) -> AsyncIterator[Terminal]:
+        """A terminal of the world, with a command in it; without one, an interactive bash:
+
+            async with world.pty() as terminal:
+                await terminal.write("ls\\n")
+                shown = await terminal.read()
+
+        Leaving the block kills the command and everything that it started. TERM is xterm-256color, unless the world
+        or `env` sets another. Raises as `exec` does, and `ValueError` for a size that no terminal has.
+        """
+        what = INTERACTIVE if command is None else command
+        size = TerminalSize(rows, columns)
+        order = command_of(what, env, cwd, user, stdin=False, terminal=size)
+        process = await starter_of(self._alive()).start(order)
+        try:
+            yield Terminal(process)
+        finally:
+            await process.close()
+
+    @asynccontextmanager
+    async def expose(
+        self, port: int, *, host_port: int = 0, unix_socket: str | Path | None = None
+    ) -> AsyncIterator[ExposedPort]:
+        """An address of this machine that reaches a TCP port inside the world, while the block lasts:
+
+            async with world.expose(8000) as exposed:
+                httpx.get(exposed.url)
+
+        The world gets no way out by it. The server inside may start later: a connection that nothing answers is
+        closed. host_port: of 127.0.0.1; 0 is a free one. Every user of this machine can connect to it; unix_socket, a
+        path instead, is this user's alone. Raises `PortUnavailable`, `ValueError`.
+        """
+        if not 0 < port < 1 << 16 or not 0 <= host_port < 1 << 16:
+            raise ValueError(f"{port} or {host_port} is no port: it is a number from 1 to 65535")
+        place = None if unix_socket is None else Path(unix_socket)
+        async with exposed(lambda: starter_of(self._alive()).connect(port), host_port, place) as found:
+            yield found
+
     async def run(
         self,
         command: str | Sequence[str],
@@ -88,7 +141,14 @@ class WorldCommands(ABC):
         """Run a command in the world's persistent shell, which a snapshot keeps: `cd`, `export` and functions last.
         One command runs at a time in it. Otherwise as `exec`."""
         result = await self._alive().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
-        return _checked(result, check)
+        return checked(result, check)
+
+    def shell(self, name: str) -> WorldShell:
+        """The persistent shell of this name, beside the one of `run` and in parallel with it.
+
+        Snapshots, and so forks, have the shells too, in their states after their last complete commands.
+        """
+        return WorldShell(name, self._alive)
 
     async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
         """A Python session in the world, which a snapshot keeps if the backend can. Raises `Unsupported`,
@@ -98,10 +158,3 @@ class WorldCommands(ABC):
     async def keep_running(self, command: str) -> None:
         """Start a command beside the shell, and again in every fork. Its output is dropped. Raises `Unsupported`."""
         await self._alive().keep_running(command)
-
-
-def _checked(result: RunResult, check: bool) -> RunResult:
-    if check and not result.ok:
-        told = result.stderr.strip() or result.stdout.strip()
-        raise CommandFailed(f"{result.command!r} ended with exit code {result.exit_code}: {told[-500:]}", result)
-    return result

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from ramify.sandboxes.agent import confinement, users
 from ramify.sandboxes.agent.messages import Start
+from ramify.sandboxes.agent.shell import CONTROL
 from ramify.sandboxes.linux import descriptors, kernel
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as a shell's
@@ -38,7 +39,8 @@ class Order:
     words: list[str]
     env: dict[str, str]
     user: users.User | None
-    terminal: bool  # the first stream is one, and controls the process
+    terminal: bool = False  # the first stream is one, and controls the process
+    control: bool = False  # a fourth stream is a shell's control descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Launcher:
         lives no more."""
         user = order.user
         who = None if user is None else [user.uid, user.gid, list(user.groups)]
-        data = json.dumps([order.program, order.words, order.env, who, order.terminal]).encode()
+        data = json.dumps([order.program, order.words, order.env, who, order.terminal, order.control]).encode()
         data = LENGTH.pack(len(data)) + data
         with self._line:
             data = data[socket.send_fds(self._line, [data], list(passing), socket.MSG_NOSIGNAL) :]
@@ -89,7 +91,7 @@ def _be(start: Start, line: socket.socket) -> None:
         order, streams = _receive()
         folder, *streams = streams
         os.fchdir(folder)
-        for number, stream in enumerate(streams):
+        for number, stream in zip((0, 1, 2, CONTROL), streams, strict=False):
             os.dup2(stream, number)
         if order.terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -130,16 +132,16 @@ def _confine(start: Start, line: socket.socket) -> None:
 def _receive() -> tuple[Order, list[int]]:
     """The order, and the folder and streams that came along. Raises `EOFError` if there is none."""
     line = socket.socket(fileno=LINE)
-    data, passed = descriptors.receive(line, MOST_TAKEN, 4)
+    data, passed = descriptors.receive(line, MOST_TAKEN, 5)
     while data and len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
         more = line.recv(MOST_TAKEN)
         data = data + more if more else b""
     line.close()
     if not data:
         raise EOFError
-    program, words, env, who, terminal = json.loads(data[LENGTH.size :])
+    program, words, env, who, terminal, control = json.loads(data[LENGTH.size :])
     user = None if who is None else users.User(who[0], who[1], tuple(who[2]))
-    return Order(program, words, env, user, terminal), passed
+    return Order(program, words, env, user, terminal, control), passed
 
 
 def _execute(program: str, words: list[str], env: Mapping[str, str], bash: str) -> None:

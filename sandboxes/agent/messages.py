@@ -1,7 +1,7 @@
 """The messages between the host and a world's agent, and their encoding. No logic; stdlib only.
 
 A frame is two lengths, a JSON object with the message's name and fields, and then the fields that are bytes, in
-order. Every request frame gets one reply frame, except `Cancel` and `StartProcess`, which have no reply of their own.
+order. Every request frame gets one reply frame, except `Cancel`, `StartProcess` and `Dial`, which get none there.
 """
 
 from __future__ import annotations
@@ -222,6 +222,7 @@ class StartProcess:
     script: bool = False  # run `argv[0]` by the world's bash
     user: str = ""  # as `users.find` reads it; "": the agent's own
     passed: int = 0  # descriptors that come along: its socket, stdout, stderr, and stdin if there is one
+    control: bool = False  # become the world's bash for a persistent shell; `shell.CONTROL` comes along last
     rows: int = 0  # of a terminal of its own, instead of these streams; then only the socket comes along
     columns: int = 0
 
@@ -258,6 +259,22 @@ class SignalProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class Dial:
+    """Begin a TCP connection inside the world, at once. It has no reply on this socket: `Dialled` comes on the one
+    that comes along."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """The connection, which may still be under way, comes along; none with an error, by its errno."""
+
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     ok: bool = True
 
@@ -290,6 +307,8 @@ Message = (
     | ProcessRefused
     | ProcessEnded
     | SignalProcess
+    | Dial
+    | Dialled
     | Done
 )
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

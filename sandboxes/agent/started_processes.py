@@ -103,6 +103,9 @@ class StartedProcesses:
             if message.rows:
                 master, slave = _terminal(message.rows, message.columns, user)
                 streams = [slave] * 3
+            elif message.control:
+                out, err, script, control = streams
+                streams = [script, out, err, control]
             else:
                 if len(streams) == 2:
                     streams.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -121,12 +124,14 @@ class StartedProcesses:
 
     def _launch(self, message: StartProcess, user: users.User | None, passing: Sequence[int]) -> int:
         """Have a launcher become the process; its pid. Raises `Refused`."""
-        if message.script:
+        if message.control:
+            program, words = self._start.bash, ["bash", "--norc", "--noprofile"]
+        elif message.script:
             program, words = self._start.bash, ["bash", "-c", *message.argv]
         else:
             program, words = message.argv[0], message.argv
         env = message.env if user is None else _home(user) | message.env
-        order = Order(program, words, env, user, message.rows > 0)
+        order = Order(program, words, env, user, message.rows > 0, message.control)
         spare, self._spare = self._spare, None
         self._due = time.monotonic() + SPARE_AFTER_S
         for launcher in [spare] if spare is not None else []:
@@ -180,7 +185,7 @@ class StartedProcesses:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if message.group else os.kill)(process.pid, message.number)
         else:
-            kill(lambda: _with_descendants(process.pid))
+            kill(processes.Family(process.pid))
         if not packet and process.pid in self._all:  # it hangs in the kernel: forget it
             self._forget(process)
 
@@ -257,9 +262,3 @@ def _terminal(rows: int, columns: int, user: users.User | None) -> tuple[int, in
         with contextlib.suppress(OSError):
             os.fchown(slave, user.uid, -1)
     return master, slave
-
-
-def _with_descendants(pid: int) -> list[processes.Process]:
-    """A process and everything below it, as long as it lives."""
-    itself = [one for one in processes.descendants(os.getpid()) if one.pid == pid]
-    return [*processes.descendants(pid), *itself] if itself else []

@@ -19,7 +19,8 @@ from typing import Protocol
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
-from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start, StartProcess
+from ramify.sandboxes.agent.dialing import dial
+from ramify.sandboxes.agent.messages import Cancel, Dial, Link, Message, Ran, Run, Start, StartProcess
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
 from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
 from ramify.sandboxes.agent.shell_report import NAME, Report
@@ -27,13 +28,11 @@ from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
 from ramify.sandboxes.agent.started_processes import StartedProcesses
 from ramify.sandboxes.agent.watchdog import Watchdog
 from ramify.sandboxes.linux import kernel, processes, resource_limits
-from ramify.sandboxes.linux.memory_map import Area, areas
+from ramify.sandboxes.linux.memory_map import writes_by_mapping
 
 KILLED = 128 + signal.SIGKILL
 SHELL_ANSWER_TIMEOUT_S = 10.0
-"""Seconds within which a shell must start or report its state. Normally it takes milliseconds, unless the shell was
-stopped or one of its traps blocks. Commands have deadlines of their own instead.
-"""
+"""For a shell to start or report its state. It takes milliseconds, unless it was stopped or a trap blocks it."""
 
 
 class Tree(Protocol):
@@ -135,6 +134,8 @@ class ProcessSupervisor:
                 self._gone = True
             elif isinstance(message, StartProcess):
                 self._start_process(message)
+            elif isinstance(message, Dial):
+                dial(message, self._link.passed.pop(0))
             else:
                 self._inbox.append(message)
             if not self._link.waiting:
@@ -180,10 +181,6 @@ class ProcessSupervisor:
         own = self._own()
         return [p for p in self._all() if p.pid not in own]
 
-    def _family_of(self, shell: Shell, spare: set[tuple[int, int]]) -> list[processes.Process]:
-        """The shell and what it started, which stays below it, as it is a child subreaper."""
-        return [p for p in self._all() if p.pid == shell.pid] + processes.descendants(shell.pid, spare)
-
     def _count_others(self) -> int:
         """The number of `_others`, without reading all of /proc if there are none.
 
@@ -201,7 +198,7 @@ class ProcessSupervisor:
 
     def _maps_files(self) -> bool:
         """Whether a process can write to a file by a mapping. Call it while all stand still."""
-        return any(area.shared_file for process in self._all() for area in _areas(process.pid))
+        return any(writes_by_mapping(process.pid) for process in self._all())
 
     # Commands
 
@@ -225,7 +222,7 @@ class ProcessSupervisor:
         ended = self._await_end(shell, deadline, cancellable=True)
         over, self._exceeded = self._exceeded, ""
         if not ended:
-            self._kill(lambda: self._family_of(shell, before))
+            self._kill(processes.Family(shell.pid, before))  # all stays below the shell, a child subreaper
         if over and self._watchdog.still_exceeded(over):
             self._started.note_limit(over)
             self._kill(self._all)  # other processes take part in exceeding the limit
@@ -401,9 +398,3 @@ class ProcessSupervisor:
             return self._start.env
         unknown = {name: value for name, value in self._start.env.items() if not NAME.fullmatch(name)}
         return unknown | Report.parse(self._last_state).environment  # bash passes on names that it cannot use itself
-
-
-def _areas(pid: int) -> list[Area]:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-        return areas(pid)
-    return []

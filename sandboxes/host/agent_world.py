@@ -156,6 +156,7 @@ class AgentWorld(WorldProcesses):
     # Seals
 
     async def seal(self, *, flush: bool = True) -> Snapshot:
+        await self.rest_shells()
         return await finish_before_cancelling(self._seal(flush))
 
     async def _seal(self, flush: bool) -> Snapshot:
@@ -164,6 +165,8 @@ class AgentWorld(WorldProcesses):
             try:
                 inspection = await self._inspect()
                 state = await self._shell_state(inspection)
+                shells = await self._named_shells()
+                state = replace(state, processes=replace(state.processes, shells=shells))
                 self._snapshot = await self._seal_with_processes(state, inspection.others)
             except WorldDied:
                 raise
@@ -172,6 +175,12 @@ class AgentWorld(WorldProcesses):
                     f"the changes in world {self._id} could not be made into a layer: {error}"
                 ) from error
             return self._snapshot
+
+    async def _named_shells(self) -> tuple[tuple[str, str], ...]:
+        """The blobs of the named shells' states."""
+        states = await self.shell_states()
+        put = self._resources.store.put_blob
+        return tuple([(name, await asyncio.to_thread(put, states[name])) for name in sorted(states)])
 
     async def _seal_with_processes(self, state: ShellState, others: int) -> Snapshot:
         """Seal files and memory while all processes stand still."""

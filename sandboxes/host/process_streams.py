@@ -71,6 +71,24 @@ class OutputStream:
         self._held.clear()
         return data
 
+    def discard(self) -> None:
+        """Drop what comes from now on, until `collect`."""
+        self._held.clear()
+        self._size, self._room, self.truncated = 0, 0, False
+
+    def collected_now(self) -> bytes:
+        """What `collect` kept and what waits to be read now; the stream goes on."""
+        if self._descriptor >= 0 and not self._ended:
+            waiting = array.array("i", [0])
+            fcntl.ioctl(self._descriptor, termios.FIONREAD, waiting)
+            self._left = waiting[0]
+            while self._left and self._read_once(last=False):
+                pass
+            self._left = None
+        data = b"".join(self._held)
+        self._held.clear()
+        return data
+
     def process_ended(self) -> None:
         """End the stream after what its process has written. What its background processes write is dropped."""
         if self._ended or not self._ends_with_process or self._left is not None:
@@ -120,8 +138,8 @@ class OutputStream:
         if self._left == 0 and not self._ended:
             self._end()
 
-    def _read_once(self) -> bool:
-        """Whether something was read."""
+    def _read_once(self, *, last: bool = True) -> bool:
+        """Whether something was read. `last`: the stream ends with the bytes that are left."""
         try:
             data = os.read(self._descriptor, CHUNK if self._left is None else min(CHUNK, self._left))
         except BlockingIOError:
@@ -134,7 +152,7 @@ class OutputStream:
         if self._left is not None:
             self._left -= len(data)
         self._take(data)
-        if self._left == 0:
+        if self._left == 0 and last:
             self._end()
         return True
 

@@ -120,9 +120,16 @@ class LiveProcess:
         self._pid = began.pid
         self._terminal = terminal
         self._killed_for_memory, self._forget = killed_for_memory, forget
+        self.shell_ends: tuple[int, int] | None = (
+            None  # of a shell's script and reports; whoever drives it takes them
+        )
         self._limit = Limit.NONE
         self._killed = self._closed = False
         line.ended.add_done_callback(self._at_end)
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Call this once the process or its world has ended."""
+        self._line.ended.add_done_callback(lambda _: call())
 
     def _at_end(self, _: asyncio.Future[ProcessEnded | None]) -> None:
         for stream in (self.stdout, self.stderr):
@@ -226,6 +233,8 @@ async def start_process(
         line = ProcessLine(here, link.loss_reason)
         if not message.rows:
             _make_pipes(theirs, ours, stdin=stdin)
+            if message.control:
+                _add_pipe(ours, theirs)
         await _begin(link, replace(message, passed=len(theirs)), theirs, line)
         if message.rows:
             master, line.terminal = line.terminal, -1
@@ -234,8 +243,10 @@ async def start_process(
             return LiveProcess(line, screen, nothing, InputStream(typed), typed, killed_for_memory, forget)
         out, err, *inputs = ours
         ours.clear()
-        given = InputStream(inputs[0]) if inputs else None
-        return LiveProcess(line, OutputStream(out), OutputStream(err), given, -1, killed_for_memory, forget)
+        given = InputStream(inputs[0]) if inputs and not message.control else None
+        made = LiveProcess(line, OutputStream(out), OutputStream(err), given, -1, killed_for_memory, forget)
+        made.shell_ends = (inputs[0], inputs[1]) if message.control else None
+        return made
     finally:
         for descriptor in (*theirs, *ours):
             os.close(descriptor)
@@ -266,15 +277,17 @@ async def _begin(link: AgentLink, message: StartProcess, theirs: list[int], line
 def _make_pipes(theirs: list[int], ours: list[int], *, stdin: bool) -> None:
     """Append the process's ends (stdout, stderr, stdin) to `theirs`, and ours to `ours`."""
     for _ in ("stdout", "stderr"):
-        read, write = os.pipe()
-        theirs.append(write)
-        ours.append(read)
-        close_in_children(read)
+        _add_pipe(ours, theirs)
     if stdin:
-        read, write = os.pipe()
-        theirs.append(read)
-        ours.append(write)
-        close_in_children(write)
+        _add_pipe(theirs, ours)
+
+
+def _add_pipe(readers: list[int], writers: list[int]) -> None:
+    read, write = os.pipe()
+    readers.append(read)
+    writers.append(write)
+    for end in (read, write):
+        close_in_children(end)
 
 
 def _ended_pipe() -> int:

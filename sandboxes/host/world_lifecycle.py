@@ -155,6 +155,10 @@ class WorldLifecycle(ABC):
         """Make `folder` and its contents; return how the agent is to start there."""
 
     @abstractmethod
+    def restore_shells(self, states: Mapping[str, bytes]) -> None:
+        """Let the named shells have these states, in place of those that they have."""
+
+    @abstractmethod
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
         """Turn the changes into a layer. `others` is the number of processes beside the shell."""
 
@@ -167,6 +171,8 @@ class WorldLifecycle(ABC):
         if shell:
             start = replace(start, shell=await asyncio.to_thread(self._resources.store.blob, shell))
         start = self._with_sessions(self._dumpable(start))
+        blob, shells = self._resources.store.blob, self._snapshot.processes.shells
+        self.restore_shells({name: await asyncio.to_thread(blob, digest) for name, digest in shells})
         self._first_snapshot, self._first_blob = (
             ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot(),
             shell,
