@@ -95,7 +95,6 @@ async def runtime(home: Path, model: LLMClient) -> AsyncIterator[Runtime]:
 
 WARM = (
     "aiosqlite",
-    "networkx",
     "ramify.blocking_stream",
     "ramify.cli.commands.inbox",
     "ramify.cli.commands.listings",

@@ -1,8 +1,8 @@
 """Kills a scenario at its nth crash point, resumes it, and holds what is left against an unkilled run.
 
-All of it happens in forks of one warm process, which has no thread and no event loop of its own: 0.3 s of CPU a trial
-where a new interpreter takes 2 s. Worlds are scripted (real trees, no processes); runtime/execution/test_kill.py kills
-runs with real ones. Homes may be in memory: SIGKILL leaves what the kernel has.
+All of it happens in forks of one warm process, which has no thread and no event loop of its own. A trial takes 0.3 s
+of CPU, where a new interpreter takes 2 s. Worlds are scripted (real trees, no processes): test_kill.py in
+runtime/execution kills runs with real ones. Homes may be in memory, because SIGKILL leaves what the kernel has.
 """
 
 from __future__ import annotations
