@@ -207,7 +207,7 @@ def _refuse_repetition(call: StepCall) -> None:
         raise Diverged(
             f"step {call.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
             "than the branch is in now, so its result does not fit and it is not done again. "
-            "The order of a workflow's calls must not depend on timing"
+            "The order of a workflow's calls may depend on its steps, but not on timers of its own"
         )
     if call.step.effect is Effect.UNKNOWN and run.was_changed and run.journal.knows(call.key):
         raise Diverged(

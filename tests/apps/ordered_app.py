@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ramify import step, workflow
+from ramify import Sandbox, step, workflow
 
 LOG = Path(__file__)  # tests set it: lines of what was done, and of who got what
 
@@ -113,3 +113,28 @@ SHAPES: dict[str, Callable[[Tasks], Awaitable[Result]]] = {
 @workflow
 async def flow(shape: str, tasks: Tasks) -> Result:
     return await SHAPES[shape](tasks)
+
+
+@step(effect="irreversible")
+async def pay(name: str, sandbox: Sandbox) -> str:
+    log(f"pay {name}")
+    await sandbox.run(f"echo {name} >> paid", check=True)
+    return name
+
+
+@step
+async def fails_once() -> None:
+    if not LOG.with_name("failed").exists():
+        LOG.with_name("failed").touch()
+        raise OSError("not yet")
+
+
+@workflow
+async def paying() -> list[str]:
+    async def paid(name: str, pause: float) -> str:
+        await work(name, pause)
+        return await pay(name)
+
+    out = await asyncio.gather(paid("ada", 0.3), paid("bob", 0.0))
+    await fails_once()
+    return list(out)

@@ -10,7 +10,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import ordered_app
 import pytest
+
+from ramify import Runtime
+from ramify.runtime.errors import StepFailed
 
 HARNESS = Path(__file__).parents[2] / "apps" / "order_harness.py"
 SHAPES = ("gathered", "grouped", "limited", "as_they_come", "first_of_them", "queued")
@@ -53,3 +57,17 @@ def test_a_resumed_run_gives_each_task_what_it_got(tmp_path: Path, shape: str) -
     assert len(trials) == TRIALS + 1
     for trial in trials:
         assert not judge(trial, tasks), f"{shape} {tasks}: {judge(trial, tasks)}\n{shown.stderr}"
+
+
+async def test_steps_that_changed_a_world_in_another_order_than_their_tasks_began_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_app, "LOG", tmp_path / "log")
+    async with Runtime(home=tmp_path / "home", sandbox="copy") as runtime:
+        with pytest.raises(StepFailed):
+            await runtime.run(ordered_app.paying)
+        (record,) = await runtime.store.runs()
+        assert await runtime.resume(record.id) == ["ada", "bob"]
+    done = (tmp_path / "log").read_text().splitlines()
+    assert sorted(done) == ["pay ada", "pay bob", "work ada", "work bob"]
+    assert done.index("pay bob") < done.index("pay ada")
