@@ -19,6 +19,7 @@ from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Snapshot, SnapshotId
 from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
+from ramify.sandboxes.egress.settings import Egress
 from ramify.sandboxes.selection import open_backend
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
@@ -175,6 +176,8 @@ class WorldHome:
             mount_at=str(spec.mount_at),
             image="" if spec.image is None else str(spec.image),
             network=spec.network,
+            egress=None if spec.egress is None else tuple(spec.egress.allow),
+            credentials=() if spec.egress is None else tuple(spec.egress.places),
             source=source,
         )
         self.references.put(Kind.WORLD, reference, new=True)
@@ -187,6 +190,13 @@ class WorldHome:
         self.references.put(Kind.WORLD, changed)
         return changed
 
+    def egress_changed(self, reference: Reference, egress: Egress) -> Reference:
+        """Record what a named world may connect to from now on. Raises `WorldNotFound`."""
+        now = self.references.get(Kind.WORLD, reference.name)
+        changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
+        self.references.put(Kind.WORLD, changed)
+        return changed
+
 
 def world_spec(
     mount_at: Path,
@@ -195,6 +205,7 @@ def world_spec(
     secrets: Mapping[str, str] | None = None,
     image: Path | None = None,
     network: bool = False,
+    egress: Egress | None = None,
     limits: Limits | None = None,
     visible: Sequence[Path] = (),
 ) -> WorldSpec:
@@ -215,5 +226,6 @@ def world_spec(
         visible=tuple(sorted(shown)),
         image=image,
         network=network,
+        egress=egress,
         limits=limits or Limits(),
     )

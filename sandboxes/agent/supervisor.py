@@ -19,6 +19,7 @@ from typing import Protocol
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
+from ramify.sandboxes.agent.listeners import Listeners
 from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
 from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
@@ -89,10 +90,17 @@ class ProcessSupervisor:
             self._poll.register(descriptor, select.POLLIN)
         self._sessions = PythonSessions(self._private, self._poll)
         self._score = resource_limits.OomScore()
+        self._listeners: Listeners | None = None
         self._criu: CriuProgram | None = None
         if start.criu and tree is not None:
             self._criu = CriuProgram(start.criu, PidCounter(tree.pids))
             self._criu.pids.last = FIRST_PID
+
+    def open_ports(self, listeners: Listeners) -> None:
+        """Open the ports that the host asks for, now and later."""
+        if listeners.serve():
+            self._listeners = listeners
+            self._poll.register(listeners.fileno(), select.POLLIN)
 
     # The loop
 
@@ -117,6 +125,8 @@ class ProcessSupervisor:
                 self._gone = True
             elif descriptor == self._link.sock.fileno():
                 self._receive()
+            elif self._listeners is not None and descriptor == self._listeners.fileno():
+                self._open_more_ports(self._listeners)
             elif self._shell is not None and descriptor == self._shell.control:
                 self._read_control(self._shell)
             elif self._shell is not None and descriptor == unread:
@@ -124,6 +134,12 @@ class ProcessSupervisor:
             else:
                 self._sessions.handle_ready(descriptor)
         self._exceeded = self._exceeded or self._watchdog.check(self._shell.pid if self._shell is not None else -1)
+
+    def _open_more_ports(self, listeners: Listeners) -> None:
+        if not listeners.serve():
+            self._poll.unregister(listeners.fileno())
+            listeners.close()
+            self._listeners = None
 
     def _receive(self) -> None:
         while not self._gone:
