@@ -12,10 +12,10 @@ import errno
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ramify.fork_engine.close_on_fork import close_in_children
 from ramify.sandboxes.egress import socks
@@ -64,6 +64,7 @@ class EgressBroker:
         self._opener: PortOpener | None = None
         self._accepting: dict[int, asyncio.Task[None]] = {}
         self._serving: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()  # of connections to hosts
         self._flows: set[Flow] = set()
 
     # Life
@@ -77,7 +78,7 @@ class EgressBroker:
     async def hang_up(self) -> None:
         """The world has ended: end everything of it. It may start again."""
         opener, self._opener = self._opener, None
-        going = [*self._accepting.values(), *self._serving]
+        going = [*self._accepting.values(), *self._serving, *self._closing]
         for flow in list(self._flows):
             flow.cut("the world ended")
         for task in going:
@@ -87,6 +88,7 @@ class EgressBroker:
         self._accepting.clear()
         if opener is not None:
             opener.close()
+        await asyncio.sleep(0)  # for the event loop to close what was aborted
 
     async def apply(self, egress: Egress) -> None:
         """Go on with another policy: new connections follow it, and those that it does not allow are cut. Raises
@@ -134,9 +136,7 @@ class EgressBroker:
                     self._release()
                     await asyncio.sleep(RETRY_S)
                     continue
-                task = asyncio.ensure_future(self._serve(sock, port))
-                self._serving.add(task)
-                task.add_done_callback(self._served)
+                self._keep(self._serve(sock, port), self._serving).add_done_callback(lambda _: self._release())
 
     async def _free_slot(self) -> None:
         await self._mine.acquire()
@@ -146,11 +146,13 @@ class EgressBroker:
             self._mine.release()
             raise
 
-    def _served(self, task: asyncio.Task[None]) -> None:
-        self._serving.discard(task)
-        self._release()
-        if not task.cancelled():
-            task.exception()  # all that a world can cause was handled; nothing of it belongs on the user's terminal
+    @staticmethod
+    def _keep(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+        """Work in the background, held until it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
 
     def _release(self) -> None:
         self._mine.release()
@@ -165,9 +167,10 @@ class EgressBroker:
             sock.close()
             raise
         try:
-            with suppress(*LOST):
-                await (self._serve_proxy(world) if port == PORT else self._serve_local(world, port))
-                await world.close()
+            await (self._serve_proxy(world) if port == PORT else self._serve_local(world, port))
+            await world.close()
+        except LOST:
+            world.reset()
         finally:
             world.abort()
 
@@ -234,9 +237,10 @@ class EgressBroker:
         self.log.opened(flow.record)
         try:
             yield flow
-            host.close_soon()
-        except BaseException:
-            host.abort()
+            self._keep(host.close(), self._closing)
+        except BaseException as error:
+            flow.broken = isinstance(error, LOST)
+            host.reset()
             raise
         finally:
             self._flows.discard(flow)

@@ -25,7 +25,7 @@ class Outcome(StrEnum):
     OPEN = "open"
     DONE = "done"
     REFUSED = "refused"  # by the policy
-    FAILED = "failed"  # allowed, but the host could not be reached
+    FAILED = "failed"  # allowed, but the host could not be reached, or the connection broke off
     CUT = "cut"  # allowed, and then not any more; or the world ended
 
 
@@ -140,9 +140,12 @@ def _lines(path: Path) -> Iterator[Connection]:
     except FileNotFoundError:
         return
     for line in text.splitlines():
-        with suppress(ValueError, TypeError):
+        try:
             said: dict[str, Any] = json.loads(line)
-            yield Connection(**{**said, "outcome": Outcome(said["outcome"])})
+            one = Connection(**{**said, "outcome": Outcome(said["outcome"])})
+        except (ValueError, TypeError, KeyError):
+            continue
+        yield one
 
 
 def _short(text: str) -> str:

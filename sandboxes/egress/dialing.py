@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ramify.sandboxes.egress.targets import IpAddress, Target, read_address
 CONNECT_S = 15.0  # for one address, with TLS
 LINGER_S = 30.0  # for the other side to take what was written last
 MOST_TRIED = 6  # addresses of one name
+_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: a reset instead of an orderly end
 BUFFER = 1 << 16  # bytes that are read ahead of the other side, each way
 
 
@@ -29,19 +31,25 @@ class Pipe:
     writer: asyncio.StreamWriter
 
     def abort(self) -> None:
-        """End it at once, both ways."""
+        """End it at once, both ways. Does nothing if it has ended."""
         self.writer.transport.abort()
+
+    def reset(self) -> None:
+        """The same, so that the other side sees an error: an ordinary end could pass for the end of an answer."""
+        sock: socket.socket | None = self.writer.get_extra_info("socket")
+        if sock is not None:
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.abort()
 
     async def close(self) -> None:
         """End it when all that was written has been taken, or after a time."""
-        self.writer.close()
-        with suppress(OSError, TimeoutError):
-            await asyncio.wait_for(self.writer.wait_closed(), LINGER_S)
-
-    def close_soon(self) -> None:
-        """The same, without waiting for it."""
-        self.writer.close()
-        asyncio.get_running_loop().call_later(LINGER_S, self.writer.transport.abort)
+        try:
+            self.writer.close()
+            with suppress(OSError, TimeoutError):
+                await asyncio.wait_for(self.writer.wait_closed(), LINGER_S)
+        finally:
+            self.abort()
 
 
 def check_allowed(policy: EgressPolicy, target: Target) -> None:

@@ -28,6 +28,7 @@ class Flow:
     received: int = 0  # bytes to the world
     moved_at: float = 0.0  # when a byte last moved, by the event loop's clock
     cut_because: str = ""
+    broken: bool = False  # it ended by an error
 
     async def send(self, piece: bytes) -> None:
         """To the host; waits while it reads slowly."""
@@ -47,13 +48,14 @@ class Flow:
     def cut(self, why: str) -> None:
         """End both sides at once."""
         self.cut_because = self.cut_because or why
-        self.host.abort()
-        self.world.abort()
+        self.host.reset()
+        self.world.reset()
 
     def result(self) -> Connection:
         """The record of it when it has ended."""
-        outcome = Outcome.CUT if self.cut_because else Outcome.DONE
-        return replace(self.record, outcome=outcome, why=self.cut_because, sent=self.sent, received=self.received)
+        outcome = Outcome.CUT if self.cut_because else Outcome.FAILED if self.broken else Outcome.DONE
+        why = self.cut_because or ("it broke off" if self.broken else "")
+        return replace(self.record, outcome=outcome, why=why, sent=self.sent, received=self.received)
 
     async def relay(self, idle_s: float = IDLE_S) -> None:
         """Pass bytes both ways until both sides have ended. The end of one side is passed on, too."""

@@ -158,14 +158,15 @@ async def _exchange(flow: Flow, request: Request, errand: Errand) -> bool:
     asking = asyncio.ensure_future(exchange.ask())
     try:
         await flow.watch(IDLE_S, exchange.deliver())
-    except (BadMessage, *LOST):
+    except (BadMessage, *LOST) as error:
         exchange.keeps = False
-        if not flow.received and not flow.cut_because:
-            bad = exchange.bad_request
-            if bad is not None:
-                await answer(flow.world, bad.status, bad.why)
-            else:
-                await answer(flow.world, BAD_GATEWAY, "the host gave no answer that can be read")
+        if flow.received or flow.cut_because:
+            raise ConnectionResetError("an answer broke off") from error
+        bad = exchange.bad_request
+        if bad is not None:
+            await answer(flow.world, bad.status, bad.why)
+        else:
+            await answer(flow.world, BAD_GATEWAY, "the host gave no answer that can be read")
     finally:
         asking.cancel()
         await asyncio.wait({asking})

@@ -81,8 +81,8 @@ def read_target(text: str, default_port: int | None = None) -> Target:
 def split_port(text: str) -> tuple[str, str | None]:
     """The host and the port of `HOST:PORT`; a bare IPv6 address has no port."""
     if text.startswith("["):
-        host, _, rest = text.partition("]")
-        return f"{host}]", rest[1:] if rest.startswith(":") else rest or None
+        host, bracket, rest = text.partition("]")
+        return host + bracket, rest[1:] if rest.startswith(":") else rest or None
     host, colon, port = text.rpartition(":")
     return (host, port) if colon and ":" not in host else (text, None)
 
