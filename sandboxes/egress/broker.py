@@ -15,6 +15,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from ramify.fork_engine.close_on_fork import close_in_children
@@ -136,7 +137,7 @@ class EgressBroker:
                     self._release()
                     await asyncio.sleep(RETRY_S)
                     continue
-                self._keep(self._serve(sock, port), self._serving).add_done_callback(lambda _: self._release())
+                self._keep(self._serve(sock, port), self._serving).add_done_callback(partial(self._served, sock))
 
     async def _free_slot(self) -> None:
         await self._mine.acquire()
@@ -145,6 +146,10 @@ class EgressBroker:
         except BaseException:
             self._mine.release()
             raise
+
+    def _served(self, sock: socket.socket, _task: asyncio.Task[None]) -> None:
+        sock.close()  # else one whose task was cancelled before it began would stay open
+        self._release()
 
     @staticmethod
     def _keep(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
@@ -159,13 +164,9 @@ class EgressBroker:
         self._slots.release()
 
     async def _serve(self, sock: socket.socket, port: int) -> None:
-        try:
-            sock.setblocking(False)
-            close_in_children(sock.fileno())
-            world = Pipe(*await asyncio.open_connection(sock=sock, limit=BUFFER))
-        except BaseException:
-            sock.close()
-            raise
+        sock.setblocking(False)
+        close_in_children(sock.fileno())
+        world = Pipe(*await asyncio.open_connection(sock=sock, limit=BUFFER))
         try:
             await (self._serve_proxy(world) if port == PORT else self._serve_local(world, port))
             await world.close()
@@ -239,7 +240,8 @@ class EgressBroker:
             yield flow
             self._keep(host.close(), self._closing)
         except BaseException as error:
-            flow.broken = isinstance(error, LOST)
+            # many programs reset a connection that they have done with
+            flow.broken = isinstance(error, LOST) and world.reader.exception() is None
             host.reset()
             raise
         finally:
