@@ -240,8 +240,7 @@ class EgressBroker:
             yield flow
             self._keep(host.close(), self._closing)
         except BaseException as error:
-            # many programs reset a connection that they have done with
-            flow.broken = isinstance(error, LOST) and world.reader.exception() is None
+            flow.broken = isinstance(error, LOST)
             host.reset()
             raise
         finally:

@@ -58,8 +58,13 @@ class Flow:
         return replace(self.record, outcome=outcome, why=why, sent=self.sent, received=self.received)
 
     async def relay(self, idle_s: float = IDLE_S) -> None:
-        """Pass bytes both ways until both sides have ended. The end of one side is passed on, too."""
-        await self.watch(idle_s, self._pump(self.world, self.host), self._pump(self.host, self.world))
+        """Pass bytes both ways until both sides have ended. The end of one side is passed on, and so is a reset, by
+        which many programs end a connection that they have done with."""
+        try:
+            await self.watch(idle_s, self._pump(self.world, self.host), self._pump(self.host, self.world))
+        except LOST:
+            self.host.reset()
+            self.world.reset()
 
     async def _pump(self, source: Pipe, to: Pipe) -> None:
         count = self.send if to is self.host else self.deliver
