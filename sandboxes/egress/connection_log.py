@@ -149,4 +149,6 @@ def _lines(path: Path) -> Iterator[Connection]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    """A text that a world chose, bounded, and without what acts on a terminal."""
+    safe = "".join(c if " " <= c <= "~" else "?" for c in text[:_LONGEST])
+    return safe if len(text) <= _LONGEST else safe[:-1] + "~"

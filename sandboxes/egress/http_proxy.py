@@ -83,7 +83,7 @@ async def serve_http(connector: Connector, world: Pipe, first: bytes, fixed: Tar
         except TimeoutError:
             return
         except BadMessage as error:
-            connector.refuse("http", "" if request is None else request.target, 0, error.why)
+            connector.refuse("http", "" if request is None else _host_part(request.target), 0, error.why)
             await answer(world, error.status, error.why)
             return
 
@@ -92,7 +92,7 @@ async def _tunnel(connector: Connector, world: Pipe, request: Request) -> None:
     try:
         target = name_localhost(read_target(request.target))
     except Refused as error:
-        connector.refuse("connect", request.target, 0, error.why)
+        connector.refuse("connect", _host_part(request.target), 0, error.why)
         await answer(world, FORBIDDEN, error.why)
         return
     try:
@@ -110,7 +110,7 @@ async def _pass_on(connector: Connector, world: Pipe, request: Request, fixed: T
     try:
         errand = _errand(request, connector.credentials, fixed)
     except Refused as error:
-        connector.refuse("http", request.target, 0, error.why)
+        connector.refuse("http", _host_part(request.target), 0, error.why)
         await answer(world, FORBIDDEN, error.why)
         return False
     try:
@@ -143,6 +143,12 @@ def _errand(request: Request, credentials: Credentials, fixed: Target | None) ->
     if place is None:
         return errand
     return _with_credential(errand, place, credentials)
+
+
+def _host_part(text: str) -> str:
+    """Of a target that cannot be read, what is for the log: no path and no password."""
+    rest = text.partition("://")[2] or text.removeprefix(FORWARD_PATH)
+    return re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
 
 
 def _with_credential(errand: Errand, place: Place, credentials: Credentials) -> Errand:

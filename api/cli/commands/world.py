@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ramify.cli.commands.world_connections import (
+    allow_command,
+    allow_option,
+    connections_command,
+    credential_option,
+    read_credentials,
+)
 from ramify.cli.console import pass_home, run_async, say, say_all, say_json
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, table
@@ -49,6 +56,7 @@ def _sandbox_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--from", "state", metavar="STATE", help="Start from a tag, a world or a snapshot instead of a folder.")
 @click.option("--image", metavar="IMAGE", help="A root file system: a folder, a tar, or an image of the engine.")
 @click.option("--network", is_flag=True, help="Use this machine's network.")
+@allow_option
 @_sandbox_option
 @pass_home
 def new_command(
@@ -58,6 +66,7 @@ def new_command(
     state: str | None,
     image: str | None,
     network: bool,
+    allow: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
     """Make a world from FOLDER, from a state, or empty, and print its name. The folder is never changed."""
@@ -69,7 +78,14 @@ def new_command(
 
     async def make() -> None:
         opening = World.create(
-            folder, snapshot=state, name=called, image=image, network=network, home=home.folder, sandbox=sandbox
+            folder,
+            snapshot=state,
+            name=called,
+            image=image,
+            network=network,
+            egress=allow or None,
+            home=home.folder,
+            sandbox=sandbox,
         )
         async with opening:
             pass
@@ -108,6 +124,7 @@ def ls_command(home: Home, tags: bool, as_json: bool) -> None:
 @click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
 @click.option("--timeout", type=float, metavar="SECONDS")
 @click.option("-i", "--interactive", is_flag=True, help="Pass standard input to the command.")
+@credential_option
 @_sandbox_option
 @pass_home
 def exec_command(
@@ -119,6 +136,7 @@ def exec_command(
     env: tuple[str, ...],
     timeout: float | None,
     interactive: bool,
+    credentials: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
     """Run COMMAND in the world NAME, and store what it changed. Options stand before NAME. One word is run by bash,
@@ -137,9 +155,11 @@ def exec_command(
         raise click.UsageError("name a command to run")
     line = words[0] if len(words) == 1 else list(words)
     stdin = sys.stdin.buffer.read() if interactive else None
+    keys = read_credentials(credentials)
 
     async def act() -> int:
-        async with World.open(name, home=home.folder, sandbox=sandbox or _backend_of(home, name)) as world:
+        backend = sandbox or _backend_of(home, name)
+        async with World.open(name, credentials=keys, home=home.folder, sandbox=backend) as world:
             options: dict[str, Any] = {"stdin": stdin, "env": {n: v for n, _, v in given}, "timeout": timeout}
             if shell:
                 result = await world.run(line, cwd=cwd, **options)
@@ -276,6 +296,10 @@ def rm_command(home: Home, names: tuple[str, ...], tags: bool) -> None:
                 opened.references.delete(Kind.WORLD, name)
 
     _in_home(home, act)
+
+
+world_group.add_command(connections_command)
+world_group.add_command(allow_command)
 
 
 def _in_home(home: Home, act: Callable[[WorldHome], Any]) -> Any:

@@ -56,6 +56,22 @@ async def test_connect_passes_bytes_both_ways(start: Start, server: Server) -> N
     assert (one.sent, one.received > 33) == (33, True)
 
 
+async def test_half_closed_connections_go_on(start: Start) -> None:
+    async def after_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"%d" % len(await reader.read()))
+        writer.close()
+
+    listening = await asyncio.start_server(after_the_end, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    made = await start(Egress([f"127.0.0.1:{port}"]))
+    reader, writer = await made.connect(port)
+    writer.write(b"12345")
+    writer.write_eof()
+    assert await asyncio.wait_for(reader.read(), PATIENCE) == b"5"
+    writer.close()
+    listening.close()
+
+
 async def test_requests_of_one_connection_are_checked_one_by_one(start: Start, server: Server) -> None:
     made = await start(local(server))
     reader, writer = await made.connect()
