@@ -254,6 +254,8 @@ def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | No
         mounts.build(start.view, start.image)
     else:
         kernel.become_subreaper()
+    if listeners is not None:
+        listeners.serve()  # before processes of a snapshot could take a port
     agent = Agent(start, link, host, mounts)
     if listeners is not None:
         agent.open_ports(listeners)

@@ -5,6 +5,7 @@ The servers are local. They answer as pypi.org, github.com, registry.npmjs.org a
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import hashlib
@@ -25,7 +26,7 @@ import pytest
 
 from ramify.sandboxes import doctor
 from ramify.sandboxes.contract import RunResult
-from ramify.sandboxes.egress.resolver import FixedResolver
+from ramify.sandboxes.egress.resolver import FixedResolver, addresses_of
 from ramify.sandboxes.egress.settings import Egress
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
@@ -251,3 +252,23 @@ async def test_python_reads_a_stream_of_events(
     assert told.stdout == "['data: 0', 'data: 1', 'data: 2']\n", told.stderr
     assert await inside.reached() == {("connect", "ok.test", "done")}
     await inside.world.close()
+
+
+async def test_the_real_package_index(home: WorldHome) -> None:
+    """pypi.org, through the broker's own resolver. Where its name leads to a mirror with a private address, the list
+    names that address, too."""
+    index = "pypi.org"
+    found = await asyncio.to_thread(addresses_of, index)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(index, 443), 5)
+        writer.close()
+    except OSError:
+        pytest.skip(f"{index} cannot be reached from this machine")
+    async with World.create(egress=[index, *map(str, found or [])], home=home) as world:
+        told = await world.exec(["curl", "-sS", "-o", "page", f"https://{index}/simple/six/"], timeout=60)
+        if told.exit_code == 60:
+            pytest.skip(f"{index} answers with a certificate that this machine does not know")
+        assert told.ok, told.stderr
+        assert b"six-" in await world.read("page")
+        (one,) = await world.connections()
+        assert (one.protocol, one.host, one.port, one.outcome.value) == ("connect", index, 443, "done")

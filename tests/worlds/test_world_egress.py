@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -78,6 +81,29 @@ async def test_programs_find_the_broker(
         assert found.count(("http", "ok.test", "done")) == found.count(("connect", "ok.test", "done")) == 2
         assert ("connect", "no.test", "refused") in found
         assert found[-1][:2] == ("forward", "127.0.0.1")
+
+
+async def test_a_world_over_an_image(home: WorldHome, server: Server, tmp_path: Path) -> None:
+    root = tmp_path / "image"
+    make_root(root)
+    server.answer = lambda head: ok(b"hello\n", b"Connection: close")
+    ask = f"exec 3<>/dev/tcp/127.0.0.1/{PORT}; printf 'GET http://ok.test:{server.port}/ HTTP/1.0\\r\\n\\r\\n' >&3; "
+    async with World.create(image=root, egress=allowed(server), home=home) as world:
+        told = await world.exec(ask + 'while read -r line <&3; do echo "$line"; done', timeout=30)
+        assert told.stdout.endswith("hello\n"), told.stderr
+
+
+def make_root(root: Path) -> None:
+    """A root file system with bash alone."""
+    (root / "usr" / "bin").mkdir(parents=True)
+    (root / "bin").symlink_to("usr/bin")
+    bash = os.path.realpath(shutil.which("bash") or "")
+    shutil.copy(bash, root / "usr" / "bin" / "bash")
+    told = subprocess.run(["ldd", bash], capture_output=True, text=True, check=True).stdout
+    for library in re.findall(r"(/\S+) \(0x", told):
+        place = root / library.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(library), place)
 
 
 async def test_there_is_no_other_way_out(home: WorldHome, server: Server) -> None:
