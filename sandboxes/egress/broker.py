@@ -12,7 +12,7 @@ import errno
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from ramify.sandboxes.egress.resolver import Resolver, SystemResolver
 from ramify.sandboxes.egress.settings import PORT, Egress
 from ramify.sandboxes.egress.targets import Target, read_address
 
-MOST_CONNECTIONS = 256  # of one world
+MOST_CONNECTIONS, MOST_SHARED = 256, 4096  # of one world, of all worlds of a backend
 RETRY_S = 0.2  # after this process could open no more files
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -46,20 +46,28 @@ class PortOpener(Protocol):
     def close(self) -> None: ...
 
 
-def shared_slots() -> asyncio.Semaphore:
-    """How many connections all worlds of a backend may have: a connection needs two descriptors, and at most a
-    quarter of what this process may open is for them."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return asyncio.Semaphore(min(max(soft // 8, 8), 4096))
+class Slots:
+    """How many connections all worlds of a backend may have at once. One world never gets all."""
+
+    def __init__(self, total: int) -> None:
+        self.free = asyncio.Semaphore(total)
+        self.of_one_world = max(1, min(MOST_CONNECTIONS, total // 4))
+
+    @classmethod
+    def of_process(cls) -> Slots:
+        """A connection needs two descriptors; at most a quarter of what this process may open is for them."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return cls(min(max(soft // 8, 8), MOST_SHARED))
 
 
 class EgressBroker:
-    """Lives as long as its world's object, over restores. `slots`: see `shared_slots`. clock: Unix seconds."""
+    """Lives as long as its world's object, over restores. clock: Unix seconds."""
 
-    def __init__(self, egress: Egress, slots: asyncio.Semaphore, clock: Callable[[], float]) -> None:
+    def __init__(self, egress: Egress, slots: Slots, clock: Callable[[], float]) -> None:
         self.egress = egress
         self.log = ConnectionLog(clock)
-        self._slots, self._mine = slots, asyncio.Semaphore(MOST_CONNECTIONS)
+        self._shared, self._mine = slots.free, asyncio.Semaphore(slots.of_one_world)
+        self._changing = asyncio.Lock()
         self._system: Resolver | None = None
         self._tls: ssl.SSLContext | None = None
         self._opener: PortOpener | None = None
@@ -79,14 +87,12 @@ class EgressBroker:
     async def hang_up(self) -> None:
         """The world has ended: end everything of it. It may start again."""
         opener, self._opener = self._opener, None
-        going = [*self._accepting.values(), *self._serving, *self._closing]
         for flow in list(self._flows):
             flow.cut("the world ended")
-        for task in going:
-            task.cancel()
-        if going:
-            await asyncio.wait(going)
+        await _cancelled(self._accepting.values())
         self._accepting.clear()
+        await _cancelled(self._serving)
+        await _cancelled(self._closing)
         if opener is not None:
             opener.close()
         await asyncio.sleep(0)  # for the event loop to close what was aborted
@@ -95,21 +101,24 @@ class EgressBroker:
         """Go on with another policy: new connections follow it, and those that it does not allow are cut. Raises
         `PortTaken`; all but that port is changed then."""
         self.egress = egress
-        self._tls = None
-        wanted = {PORT, *egress.policy.local_ports}
-        for port in set(self._accepting) - wanted:
-            self._accepting.pop(port).cancel()
         for flow in list(self._flows):
             if not still_permitted(egress.policy, flow.target, flow.record.address):
                 flow.cut("the policy does not allow it any more")
+        async with self._changing:
+            wanted = {PORT, *self.egress.policy.local_ports}
+            await _cancelled([self._accepting.pop(port) for port in set(self._accepting) - wanted])
+            for port in sorted(wanted - set(self._accepting)):
+                await self._open_port(port)
+
+    async def _open_port(self, port: int) -> None:
+        """Listen at one more port of a world that runs. Raises `PortTaken`."""
         if self._opener is None:
-            return
-        for port in sorted(wanted - set(self._accepting)):
-            asked = self._opener.ask(port)
-            await asyncio.wait({asked})
-            if isinstance(error := asked.exception(), PortTaken):
-                raise error
-            self._accepting[port] = asyncio.ensure_future(self._accept(port, asked))
+            return  # the world has not started yet, or has ended
+        asked = self._opener.ask(port)
+        await asyncio.wait({asked})
+        if isinstance(error := asked.exception(), PortTaken):
+            raise error
+        self._accepting[port] = asyncio.ensure_future(self._accept(port, asked))
 
     def connections(self) -> list[Connection]:
         """The last connections, oldest first; of those that go on, with their bytes so far."""
@@ -142,7 +151,7 @@ class EgressBroker:
     async def _free_slot(self) -> None:
         await self._mine.acquire()
         try:
-            await self._slots.acquire()
+            await self._shared.acquire()
         except BaseException:
             self._mine.release()
             raise
@@ -161,7 +170,7 @@ class EgressBroker:
 
     def _release(self) -> None:
         self._mine.release()
-        self._slots.release()
+        self._shared.release()
 
     async def _serve(self, sock: socket.socket, port: int) -> None:
         sock.setblocking(False)
@@ -169,7 +178,7 @@ class EgressBroker:
         world = Pipe(*await asyncio.open_connection(sock=sock, limit=BUFFER))
         try:
             await (self._serve_proxy(world) if port == PORT else self._serve_local(world, port))
-            await world.close()
+            await world.end()
         except LOST:
             world.reset()
         finally:
@@ -283,6 +292,15 @@ def _accepted(listener: socket.socket) -> socket.socket | None:
         if error.errno not in _FULL:
             raise
         return None
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait for their end."""
+    going = [task for task in tasks if not task.done()]
+    for task in going:
+        task.cancel()
+    if going:
+        await asyncio.wait(going)
 
 
 async def _readable(sock: socket.socket) -> None:

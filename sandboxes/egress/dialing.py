@@ -17,6 +17,7 @@ from ramify.sandboxes.egress.resolver import Resolver
 from ramify.sandboxes.egress.targets import IpAddress, Target, read_address
 
 CONNECT_S = 15.0  # for one address, with TLS
+DISCARD_S = 2.0  # for the other side to stop sending
 LINGER_S = 30.0  # for the other side to take what was written last
 MOST_TRIED = 6  # addresses of one name
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: a reset instead of an orderly end
@@ -41,6 +42,17 @@ class Pipe:
             with suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.abort()
+
+    async def end(self) -> None:
+        """End it in order: the other side gets all that was written, though it may still be sending. A socket that is
+        closed with unread bytes in it would send a reset, which overtakes an answer."""
+        if self.writer.can_write_eof() and not self.writer.is_closing():
+            self.writer.write_eof()
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while await self.reader.read(BUFFER):
+                    pass
+        await self.close()
 
     async def close(self) -> None:
         """End it when all that was written has been taken, or after a time."""

@@ -165,14 +165,11 @@ async def _exchange(flow: Flow, request: Request, errand: Errand) -> bool:
     try:
         await flow.watch(IDLE_S, exchange.deliver())
     except (BadMessage, *LOST) as error:
-        exchange.keeps = False
         if flow.received or flow.cut_because:
             raise ConnectionResetError("an answer broke off") from error
-        bad = exchange.bad_request
-        if bad is not None:
-            await answer(flow.world, bad.status, bad.why)
-        else:
-            await answer(flow.world, BAD_GATEWAY, "the host gave no answer that can be read")
+        bad = exchange.bad_request or BadMessage(BAD_GATEWAY, "the host gave no answer that can be read")
+        await answer(flow.world, bad.status, bad.why)
+        return False
     finally:
         asking.cancel()
         await asyncio.wait({asking})

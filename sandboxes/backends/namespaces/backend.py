@@ -22,7 +22,7 @@ from ramify.sandboxes.backends.namespaces.world import NamespaceWorld, mount_tre
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.egress.broker import EgressBroker, shared_slots
+from ramify.sandboxes.egress.broker import EgressBroker, Slots
 from ramify.sandboxes.errors import WorldStartFailed, explain_file_limit
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import run_all_to_end
@@ -53,7 +53,7 @@ class NamespaceBackend(AgentBackend):
         self._images: dict[tuple[str, int], LayerId] = {}
         self._pool = WarmPool(self._session.folder, self._helper.trees)
         self._mounted_tops: dict[Path, os.stat_result] = {}
-        self._connections = shared_slots()
+        self._connections = Slots.of_process()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -8,14 +8,15 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-from ramify.sandboxes.egress.broker import EgressBroker
+from ramify.sandboxes.egress.broker import EgressBroker, Slots
 from ramify.sandboxes.egress.connection_log import Outcome
 from ramify.sandboxes.egress.settings import PORT, Egress
 
@@ -68,15 +69,18 @@ class Brokered:
             writer.close()
 
 
-Start = Callable[[Egress], Awaitable[Brokered]]
+class Start(Protocol):
+    async def __call__(self, egress: Egress, most: int = 250) -> Brokered:
+        """A broker that runs until the test's end. most: connections at once."""
+        ...
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
-        async def start(egress: Egress, slots: int = 1000) -> Brokered:
-            broker, ports = EgressBroker(egress, asyncio.Semaphore(slots), time.time), LocalPorts()
+        async def start(egress: Egress, most: int = 250) -> Brokered:
+            broker, ports = EgressBroker(egress, Slots(4 * most), time.time), LocalPorts()
             broker.open_ports(ports)
             stack.push_async_callback(broker.hang_up)
             await asyncio.sleep(0)

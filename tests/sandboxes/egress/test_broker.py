@@ -276,6 +276,12 @@ async def test_an_answer_that_breaks_off_does_not_look_whole(start: Start, serve
     assert log(made) == [("http", "ok.test", "failed")]
 
 
+async def test_a_refusal_reaches_a_program_that_still_sends(start: Start, server: Server) -> None:
+    made = await start(local(server))
+    head = b"POST http://no.test/ HTTP/1.1\r\nContent-Length: 4000000\r\n\r\n"
+    assert b"no entry of the allow-list" in await made.ask(head + bytes(4_000_000))
+
+
 # Bounds
 
 
@@ -283,7 +289,7 @@ async def test_ten_thousand_connections_wait_outside(start: Start, server: Serve
     """Beyond the bound nothing is accepted: this process's open files stay few, and all are served in the end."""
     before = open_files()
     server.hold = asyncio.Event()
-    made = await start(local(server), 20)  # type: ignore[call-arg]
+    made = await start(local(server), 20)
     request = b"GET http://ok.test:%d/ HTTP/1.1\r\nConnection: close\r\n\r\n" % server.port
     asked = [asyncio.ensure_future(made.ask(request)) for _ in range(80)]
     while server.open < 20:  # noqa: ASYNC110
@@ -480,6 +486,13 @@ async def test_change_opens_and_closes_ports(start: Start, server: Server) -> No
     await asyncio.sleep(0)
     with pytest.raises(OSError):
         await made.connect(server.port)
+
+
+async def test_changes_at_once(start: Start, server: Server) -> None:
+    made = await start(Egress([]))
+    for _ in range(3):
+        await asyncio.gather(*(made.broker.apply(egress) for egress in (local(server), Egress([]), local(server))))
+        assert b" 200 " in await made.ask(b"GET / HTTP/1.1\r\n\r\n", server.port)
 
 
 async def test_a_change_during_the_look_up_counts(start: Start, server: Server) -> None:
