@@ -31,7 +31,7 @@ from ramify.sandboxes.egress.resolver import Resolver, SystemResolver
 from ramify.sandboxes.egress.settings import PORT, Egress
 from ramify.sandboxes.egress.targets import Target, read_address
 
-MOST_CONNECTIONS, MOST_SHARED = 256, 4096  # of one world, of all worlds of a backend
+MOST_CONNECTIONS, MOST_SHARED = 256, 1024  # of one world, of all worlds of a backend
 RETRY_S = 0.2  # after this process could open no more files
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

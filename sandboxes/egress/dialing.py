@@ -21,7 +21,7 @@ DISCARD_S = 2.0  # for the other side to stop sending
 LINGER_S = 30.0  # for the other side to take what was written last
 MOST_TRIED = 6  # addresses of one name
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: a reset instead of an orderly end
-BUFFER = 1 << 16  # bytes that are read ahead of the other side, each way
+BUFFER = 1 << 18  # bytes that are read ahead of the other side, each way
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from ramify.sandboxes.egress.dialing import Pipe
 from ramify.sandboxes.egress.targets import Target
 
 IDLE_S = 900.0  # without a byte in either direction; a model may think for minutes
-PIECE = 1 << 16
+PIECE = 1 << 18
 LOST = (OSError, asyncio.IncompleteReadError)
 
 
