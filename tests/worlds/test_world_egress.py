@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from ramify.sandboxes import doctor
-from ramify.sandboxes.egress.connection_log import ConnectionFiles
+from ramify.sandboxes.egress.connection_log import ConnectionFiles, Outcome
 from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.errors import BadEntry, PortTaken
 from ramify.sandboxes.egress.resolver import FixedResolver
 from ramify.sandboxes.egress.settings import PORT, Egress
 from ramify.sandboxes.errors import Unsupported, WorldStartFailed
+from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.errors import WorldError
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind
@@ -62,6 +63,13 @@ def allowed(*servers: Server, **options: object) -> Egress:
     return Egress(allow, resolver=FixedResolver({"ok.test": "127.0.0.1"}), **options)  # type: ignore[arg-type]
 
 
+async def outcomes(world: World) -> list[str]:
+    """What became of the world's connections, once none goes on."""
+    while any(one.outcome is Outcome.OPEN for one in await world.connections()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return [one.outcome.value for one in await world.connections()]
+
+
 async def test_programs_find_the_broker(
     home: WorldHome, server: Server, tls_server: Server, authority: Authority
 ) -> None:
@@ -77,6 +85,7 @@ async def test_programs_find_the_broker(
         assert "403" in refused.stderr
         local = await world.exec(["curl", "-sSf", f"http://127.0.0.1:{server.port}/"], timeout=30)
         assert local.ok
+        assert await outcomes(world)
         found = [(one.protocol, one.host, one.outcome.value) for one in await world.connections()]
         assert found.count(("http", "ok.test", "done")) == found.count(("connect", "ok.test", "done")) == 2
         assert ("connect", "no.test", "refused") in found
@@ -185,7 +194,7 @@ async def test_named_world_keeps_its_policy_and_not_its_credentials(
         assert home.references.get(Kind.WORLD, "agent").egress == tuple(egress.allow)
     async with World.open("agent", egress=egress, home=home) as world:
         assert (await world.exec(ask, timeout=30)).stdout.startswith("GET / HTTP/1.1")
-        assert [one.outcome.value for one in await world.connections()] == ["refused", "done"]
+        assert await outcomes(world) == ["refused", "done"]
     assert home.copy("agent", "second").egress == tuple(egress.allow)
     files = ConnectionFiles(home.references.connections("agent"))
     assert len(files.read()) == 2
@@ -206,7 +215,7 @@ async def test_change_while_a_command_runs(home: WorldHome, server: Server) -> N
         told = await waiting
         assert "curl: (56)" in told.stderr
         assert "no entry of the allow-list names" in told.stdout
-        assert [one.outcome.value for one in await world.connections()] == ["refused", "cut", "refused"]
+        assert await outcomes(world) == ["refused", "cut", "refused"]
         assert home.references.get(Kind.WORLD, "agent").egress == ("other.test",)
     with pytest.raises(BadEntry, match="https://x"):
         World.create(egress=["https://x"], home=home)
@@ -219,14 +228,37 @@ async def test_forks_and_restored_worlds_have_the_changed_policy(home: WorldHome
         await world.set_egress(allowed(server))
         for fork in await world.fork(2):
             assert (await fork.exec(ask, timeout=30)).ok
+            assert await outcomes(fork) == ["done"]
             await fork.set_egress([])  # its own
             assert not (await fork.exec(ask, timeout=30)).ok
-            assert [one.outcome.value for one in await fork.connections()] == ["done", "refused"]
+            assert await outcomes(fork) == ["done", "refused"]
             await fork.close()
         await world.write("changed", b"")
         await world.restore(before)
         assert (await world.exec(ask, timeout=30)).ok
-        assert [one.outcome.value for one in await world.connections()] == ["done"]
+        assert await outcomes(world) == ["done"]
+
+
+async def test_a_python_session_goes_on_in_a_fork(home: WorldHome, server: Server) -> None:
+    async with World.create(egress=allowed(server), home=home) as world:
+        session = await world.python()
+        await session.run(
+            f"import urllib.request as u; ask = lambda: u.urlopen('http://ok.test:{server.port}/').status"
+        )
+        for each in (world, *(await world.fork())):
+            result = await (await each.python()).run("ask()", timeout=30)
+            assert result.value == "200", result.error
+            assert [(one.protocol, one.host) for one in await each.connections()] == [("http", "ok.test")]
+            if each is not world:
+                await each.close()
+
+
+def test_without_an_event_loop(tmp_path: Path, sandbox: str) -> None:
+    with SyncWorld.create(egress=[], home=tmp_path / "home", sandbox=sandbox) as world:
+        world.set_egress(["ok.test"])
+        told = world.exec(["curl", "-sS", "http://no.test/"], timeout=30).stdout
+        assert "no entry of the allow-list names no.test:80" in told
+        assert [one.host for one in world.connections()] == ["no.test"]
 
 
 async def test_port_of_the_host_that_a_command_uses_already(home: WorldHome, server: Server) -> None:
