@@ -7,6 +7,7 @@ with the first ports in it, so that these listen before any command runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -40,7 +41,8 @@ class Listeners:
             try:
                 self._open(int(asked))
             except OSError as error:
-                self._sock.send((error.strerror or str(error)).encode())
+                with contextlib.suppress(OSError):  # the host has hung up: the next turn tells
+                    self._sock.send((error.strerror or str(error)).encode())
 
     def _open(self, port: int) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
 
@@ -88,7 +89,11 @@ class PortClient:
 
 def _as_socket(descriptor: int) -> socket.socket | None:
     """The descriptor as the listening TCP socket that it has to be; closed if it is none."""
-    sock = socket.socket(fileno=descriptor)
+    try:
+        sock = socket.socket(fileno=descriptor)
+    except OSError:  # it is no socket at all
+        os.close(descriptor)
+        return None
     try:
         if sock.type == socket.SOCK_STREAM and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return sock

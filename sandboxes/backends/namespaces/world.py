@@ -147,6 +147,7 @@ class NamespaceWorld(AgentWorld):
         finally:
             given.append(await tree)
         if self._broker is not None:
+            await self._broker.hang_up()  # what an earlier start, which failed, has left
             ports = PortClient()
             self._broker.open_ports(ports)
             given.append(ports.give())
