@@ -11,13 +11,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import NewType, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.capabilities import Capabilities, Feature
-from ramify.sandboxes.egress.broker import EgressBroker
-from ramify.sandboxes.egress.settings import Egress
 from ramify.sandboxes.errors import WorldStartFailed
+
+if TYPE_CHECKING:  # they load asyncio and TLS
+    from ramify.sandboxes.egress.broker import EgressBroker
+    from ramify.sandboxes.egress.settings import Egress
 
 WorldId = NewType("WorldId", str)
 MIB, GIB = 1 << 20, 1 << 30

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramify import paths
 from ramify.fork_engine.errors import SnapshotNotFound
@@ -19,11 +20,13 @@ from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Snapshot, SnapshotId
 from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
-from ramify.sandboxes.egress.settings import Egress
 from ramify.sandboxes.selection import open_backend
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.references import Kind, Reference, References
+
+if TYPE_CHECKING:
+    from ramify.sandboxes.egress.settings import Egress
 
 DEFAULT_MOUNT, IMAGE_MOUNT = Path("/tmp/workspace"), Path("/workspace")
 """Where the tree of a world stands inside, if it is made from no folder: over this machine's root, where only some

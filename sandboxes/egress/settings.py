@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ramify.sandboxes.egress.credentials import Credentials, Header, Place
 from ramify.sandboxes.egress.errors import BadCredential, BadEntry
 from ramify.sandboxes.egress.policy import EgressPolicy
-from ramify.sandboxes.egress.resolver import Resolver
+
+if TYPE_CHECKING:
+    import ssl
+
+    from ramify.sandboxes.egress.resolver import Resolver
 
 PORT = 3128
 """Where the broker listens inside a world, at 127.0.0.1. Each world has its own loopback, so this never changes."""
