@@ -12,9 +12,11 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.sandboxes.contract import RunResult
+from ramify.sandboxes.egress.connection_log import Connection
 from ramify.worlds.blocking_processes import SyncProcess, SyncShell, SyncTerminal
 from ramify.worlds.exposed_port import ExposedPort
 from ramify.worlds.world import MOST_READ, Opening, World
+from ramify.worlds.world_egress import Allowed
 
 T = TypeVar("T")
 
@@ -150,6 +152,12 @@ class SyncWorld:
 
     def download(self, source: str | Path, target: str | Path) -> None:
         self._portal.call(self._world.download, source, target)
+
+    def set_egress(self, egress: Allowed) -> None:
+        self._portal.call(self._world.set_egress, egress)
+
+    def connections(self) -> list[Connection]:
+        return self._portal.call(self._world.connections)
 
     def snapshot(self, tag: str | None = None) -> Snapshot:
         return self._portal.call(self._world.snapshot, tag)

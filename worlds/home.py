@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramify import paths
 from ramify.fork_engine.errors import SnapshotNotFound
@@ -23,6 +24,9 @@ from ramify.sandboxes.selection import open_backend
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.references import Kind, Reference, References
+
+if TYPE_CHECKING:
+    from ramify.sandboxes.egress.settings import Egress
 
 DEFAULT_MOUNT, IMAGE_MOUNT = Path("/tmp/workspace"), Path("/workspace")
 """Where the tree of a world stands inside, if it is made from no folder: over this machine's root, where only some
@@ -175,6 +179,8 @@ class WorldHome:
             mount_at=str(spec.mount_at),
             image="" if spec.image is None else str(spec.image),
             network=spec.network,
+            egress=None if spec.egress is None else tuple(spec.egress.allow),
+            credentials=() if spec.egress is None else tuple(spec.egress.places),
             source=source,
         )
         self.references.put(Kind.WORLD, reference, new=True)
@@ -187,6 +193,13 @@ class WorldHome:
         self.references.put(Kind.WORLD, changed)
         return changed
 
+    def egress_changed(self, reference: Reference, egress: Egress) -> Reference:
+        """Record what a named world may connect to from now on. Raises `WorldNotFound`."""
+        now = self.references.get(Kind.WORLD, reference.name)
+        changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
+        self.references.put(Kind.WORLD, changed)
+        return changed
+
 
 def world_spec(
     mount_at: Path,
@@ -195,6 +208,7 @@ def world_spec(
     secrets: Mapping[str, str] | None = None,
     image: Path | None = None,
     network: bool = False,
+    egress: Egress | None = None,
     limits: Limits | None = None,
     visible: Sequence[Path] = (),
 ) -> WorldSpec:
@@ -215,5 +229,6 @@ def world_spec(
         visible=tuple(sorted(shown)),
         image=image,
         network=network,
+        egress=egress,
         limits=limits or Limits(),
     )

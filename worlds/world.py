@@ -14,18 +14,21 @@ from ramify.fork_engine.gc_pins import Ground
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Limits, WorldSpec
+from ramify.sandboxes.egress.credentials import Header
+from ramify.sandboxes.egress.settings import Egress
 from ramify.worlds import files
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import PathRefused, WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, world_spec
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world_commands import WorldCommands
+from ramify.worlds.world_egress import Allowed, WorldEgress, recorded_egress
 
 MOST_READ = 256 << 20
 """Bytes of the largest file that `World.read` returns by default."""
 
 
-class World(WorldCommands):
+class World(WorldCommands, WorldEgress):
     """A live sandbox. An async context manager: leaving it ends its processes.
 
     Make one with `World.create`, `World.open` or `fork`. A world with a name keeps its state after it was closed:
@@ -62,6 +65,7 @@ class World(WorldCommands):
         self._held = ExitStack()
         if held is not None:
             self._held.enter_context(held.pop_all())
+        self._keep_connections(live)
         if keeps_home:
             home.used()
 
@@ -79,6 +83,7 @@ class World(WorldCommands):
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         network: bool = False,
+        egress: Allowed | None = None,
         limits: Limits | None = None,
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
@@ -90,11 +95,13 @@ class World(WorldCommands):
         instead of this machine's, a folder or a tar, or, with the docker backend, the engine's name of an image.
         `mount_at`: where the tree stands inside (default: the folder's own path, else
         /tmp/workspace, or /workspace over an image). `secrets`:
-        variables that no snapshot ever holds. `network=True`: the host's own network. `home`, `sandbox`: an open
-        home, or what `WorldHome` takes.
+        variables that no snapshot ever holds. `network=True`: the host's own network. `egress`: what the world may
+        connect to, a list such as `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with
+        credentials; `[]` allows nothing until `set_egress`. `home`, `sandbox`: an open home, or what `WorldHome`
+        takes.
 
         Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
-        `WorldStartFailed`.
+        `WorldStartFailed`, `BadEntry`, `BadCredential`.
         """
         if folder is not None and snapshot is not None:
             raise WorldError("a world is made from a folder or from a snapshot: name one of them")
@@ -105,6 +112,7 @@ class World(WorldCommands):
             secrets=secrets,
             image=None if image is None else Path(image),
             network=network,
+            egress=None if egress is None else Egress.of(egress),
             limits=limits,
         )
 
@@ -119,9 +127,23 @@ class World(WorldCommands):
         return Opening(make, home, sandbox)
 
     @classmethod
-    def open(cls, name: str, *, home: WorldHome | str | Path | None = None, sandbox: str | None = None) -> Opening:
+    def open(
+        cls,
+        name: str,
+        *,
+        credentials: Mapping[str, Header] | None = None,
+        egress: Allowed | None = None,
+        home: WorldHome | str | Path | None = None,
+        sandbox: str | None = None,
+    ) -> Opening:
         """The world of this name, live again at the state in which it was left. Of its background processes, it has
-        those that its last snapshot kept. Raises `WorldNotFound`, `BadName`, and as `create` does."""
+        those that its last snapshot kept.
+
+        It may connect to what it last could. Credentials are never stored: give them again, or requests to their
+        hosts are refused. `egress`: another policy instead, which is recorded. Raises `WorldNotFound`, `BadName`, and
+        as `create` does."""
+        if egress is not None and credentials is not None:
+            raise WorldError("put the credentials into Egress(…, credentials=…), or leave out egress=")
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
             opened.references.get(Kind.WORLD, name)
@@ -130,7 +152,10 @@ class World(WorldCommands):
                 reference = opened.references.get(Kind.WORLD, name)
                 state = await asyncio.to_thread(opened.saved, name)
                 image = Path(reference.image) if reference.image else None
-                spec = world_spec(Path(reference.mount_at), image=image, network=reference.network)
+                allowed = recorded_egress(reference, credentials) if egress is None else Egress.of(egress)
+                if egress is not None and allowed is not None:
+                    reference = opened.egress_changed(reference, allowed)
+                spec = world_spec(Path(reference.mount_at), image=image, network=reference.network, egress=allowed)
                 live = await (await opened.backend()).materialise(state, spec)
                 return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)
 

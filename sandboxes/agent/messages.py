@@ -32,6 +32,7 @@ class View:
     visible: list[str]  # shown although they lie under a hidden place
     network: bool = False  # the host's network
     image: bool = False  # the first mount point is the whole root, instead of the host's
+    egress: bool = False  # the last descriptor is the host's socket for `listeners.Listeners`
 
 
 @dataclass(frozen=True, slots=True)

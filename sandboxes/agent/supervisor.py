@@ -20,6 +20,7 @@ from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
 from ramify.sandboxes.agent.dialing import dial
+from ramify.sandboxes.agent.listeners import Listeners
 from ramify.sandboxes.agent.messages import Cancel, Dial, Link, Message, Ran, Run, Start, StartProcess
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
 from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
@@ -90,10 +91,17 @@ class ProcessSupervisor:
         self._sessions = PythonSessions(self._private, self._poll)
         self._score = resource_limits.OomScore()
         self._started = StartedProcesses(start, self._poll, self._score)
+        self._listeners: Listeners | None = None
         self._criu: CriuProgram | None = None
         if start.criu and tree is not None:
             self._criu = CriuProgram(start.criu, PidCounter(tree.pids))
             self._criu.pids.last = FIRST_PID
+
+    def open_ports(self, listeners: Listeners) -> None:
+        """Open the ports that the host asks for, now and later."""
+        if listeners.serve():
+            self._listeners = listeners
+            self._poll.register(listeners.fileno(), select.POLLIN)
 
     # The loop
 
@@ -119,6 +127,8 @@ class ProcessSupervisor:
                 self._gone = True
             elif descriptor == self._link.sock.fileno():
                 self._receive()
+            elif self._listeners is not None and descriptor == self._listeners.fileno():
+                self._open_more_ports(self._listeners)
             elif self._shell is not None and descriptor == self._shell.control:
                 self._read_control(self._shell)
             elif self._shell is not None and descriptor == unread:
@@ -126,6 +136,12 @@ class ProcessSupervisor:
             elif not self._started.handle_ready(descriptor, self._kill):
                 self._sessions.handle_ready(descriptor)
         self._exceeded = self._exceeded or self._watchdog.check(self._own())
+
+    def _open_more_ports(self, listeners: Listeners) -> None:
+        if not listeners.serve():
+            self._poll.unregister(listeners.fileno())
+            listeners.close()
+            self._listeners = None
 
     def _receive(self) -> None:
         while not self._gone:

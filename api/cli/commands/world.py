@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ramify.cli.attach import interact, pass_through, terminal_size
+from ramify.cli.commands.world_connections import (
+    allow_command,
+    allow_option,
+    connections_command,
+    credential_option,
+    read_credentials,
+)
 from ramify.cli.console import pass_home, run_async, say, say_all, say_json
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, table
@@ -63,6 +70,7 @@ def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--from", "state", metavar="STATE", help="Start from a tag, a world or a snapshot instead of a folder.")
 @click.option("--image", metavar="IMAGE", help="A root file system: a folder, a tar, or an image of the engine.")
 @click.option("--network", is_flag=True, help="Use this machine's network.")
+@allow_option
 @_sandbox_option
 @pass_home
 def new_command(
@@ -72,6 +80,7 @@ def new_command(
     state: str | None,
     image: str | None,
     network: bool,
+    allow: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
     """Make a world from FOLDER, from a state, or empty, and print its name. The folder is never changed."""
@@ -83,7 +92,14 @@ def new_command(
 
     async def make() -> None:
         opening = World.create(
-            folder, snapshot=state, name=called, image=image, network=network, home=home.folder, sandbox=sandbox
+            folder,
+            snapshot=state,
+            name=called,
+            image=image,
+            network=network,
+            egress=allow or None,
+            home=home.folder,
+            sandbox=sandbox,
         )
         async with opening:
             pass
@@ -124,6 +140,7 @@ def ls_command(home: Home, tags: bool, as_json: bool) -> None:
 )
 @click.option("-i", "--stdin", "--interactive", "stdin", is_flag=True, help="Pass standard input to the command.")
 @click.option("-t", "--tty", is_flag=True, help="Give it a terminal, connected with this one. Needs a terminal here.")
+@credential_option
 @_sandbox_option
 @pass_home
 def exec_command(
@@ -137,6 +154,7 @@ def exec_command(
     timeout: float | None,
     stdin: bool,
     tty: bool,
+    credentials: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
     """Run COMMAND in the world NAME, and store what it changed. Options stand before NAME. One word is run by bash,
@@ -166,16 +184,23 @@ def exec_command(
             return await _within(timeout, _in_terminal(world, line, cwd=cwd or ".", user=user, **options))
         return await _within(timeout, _streamed(world, line, stdin=stdin, cwd=cwd or ".", user=user, **options))
 
-    _in_world(home, name, sandbox, act)
+    _in_world(home, name, sandbox, act, credentials)
 
 
 @world_group.command("shell")
 @click.argument("name")
 @_place_options
+@credential_option
 @_sandbox_option
 @pass_home
 def shell_command(
-    home: Home, name: str, cwd: str | None, env: tuple[str, ...], user: str | None, sandbox: str | None
+    home: Home,
+    name: str,
+    cwd: str | None,
+    env: tuple[str, ...],
+    user: str | None,
+    credentials: tuple[str, ...],
+    sandbox: str | None,
 ) -> None:
     """An interactive bash in the world NAME, in a terminal of its own; what it changes is stored at its end. If
     standard input is no terminal, bash runs it as a script. The exit status is the shell's own.
@@ -190,7 +215,7 @@ def shell_command(
             return await _in_terminal(world, None, **options)
         return await _streamed(world, 'exec "$BASH"', stdin=True, **options)
 
-    _in_world(home, name, sandbox, act)
+    _in_world(home, name, sandbox, act, credentials)
 
 
 @world_group.command("fork")
@@ -313,6 +338,10 @@ def rm_command(home: Home, names: tuple[str, ...], tags: bool) -> None:
     _in_home(home, act)
 
 
+world_group.add_command(connections_command)
+world_group.add_command(allow_command)
+
+
 def _variables(given: tuple[str, ...]) -> dict[str, str]:
     pairs = [one.partition("=") for one in given]
     if bad := [name for name, sign, _ in pairs if not sign or not name]:
@@ -320,12 +349,21 @@ def _variables(given: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _in_world(home: Home, name: str, sandbox: str | None, act: Callable[[World], Awaitable[int]]) -> None:
+def _in_world(
+    home: Home,
+    name: str,
+    sandbox: str | None,
+    act: Callable[[World], Awaitable[int]],
+    credentials: tuple[str, ...],
+) -> None:
     """Open a world, act, store it, and end with the exit status that `act` returns."""
     from ramify.worlds.world import World
 
+    keys = read_credentials(credentials)
+
     async def whole() -> int:
-        async with World.open(name, home=home.folder, sandbox=sandbox or _backend_of(home, name)) as world:
+        backend = sandbox or _backend_of(home, name)
+        async with World.open(name, credentials=keys, home=home.folder, sandbox=backend) as world:
             return await act(world)
 
     status = run_async(whole())

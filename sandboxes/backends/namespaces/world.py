@@ -26,11 +26,14 @@ from ramify.sandboxes.agent.mount_view import PRIVATE
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.egress.broker import EgressBroker
+from ramify.sandboxes.egress.settings import environment
 from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import run_all_to_end
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
+from ramify.sandboxes.host.port_client import PortClient
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
@@ -47,8 +50,10 @@ class NamespaceWorld(AgentWorld):
         overlays: HomeOverlays,
         snapshot: Snapshot,
         spec: WorldSpec,
+        broker: EgressBroker | None = None,
     ) -> None:
         super().__init__(resources, snapshot, spec)
+        self._broker = broker
         self._fresh = self._folder.exists()  # the folders for its first mount exist, empty
         self._helper, self._overlays = helper, overlays
         self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
@@ -69,7 +74,12 @@ class NamespaceWorld(AgentWorld):
         return str(self._spec.mount_at)
 
     def _default_env(self) -> dict[str, str]:
-        return {"PATH": DEFAULT_PATH, "HOME": self._overlays.inside}
+        proxies = {} if self._broker is None else environment()
+        return {"PATH": DEFAULT_PATH, "HOME": self._overlays.inside, **proxies}
+
+    @property
+    def broker(self) -> EgressBroker | None:
+        return self._broker
 
     # Life
 
@@ -96,6 +106,7 @@ class NamespaceWorld(AgentWorld):
                 visible=[str(path) for path in self._visible()],
                 network=self._spec.network,
                 image=image is not None,
+                egress=self._broker is not None,
             ),
         )
 
@@ -135,11 +146,18 @@ class NamespaceWorld(AgentWorld):
             await self._mount_beside(given)
         finally:
             given.append(await tree)
+        if self._broker is not None:
+            await self._broker.hang_up()  # what an earlier start, which failed, has left
+            ports = PortClient()
+            self._broker.open_ports(ports)
+            given.append(ports.give())
 
     async def _end_processes(self) -> None:
         try:
             await super()._end_processes()
         finally:
+            if self._broker is not None:
+                await self._broker.hang_up()
             await self._helper.trees.unmount(self._id, lazily=True)
             if self._tidying is not None:
                 await asyncio.wait({self._tidying})
