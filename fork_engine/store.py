@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import MergeConflict, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.fsck.repair import FsckReport, fsck
 from ramify.fork_engine.importer import import_folder, import_image, import_process_image
+from ramify.fork_engine.layer_import import ImportedLayer, empty_layer, import_layer
 from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.merge.apply import merge_snapshots
 from ramify.fork_engine.readable_store import ReadableStore
@@ -77,6 +79,36 @@ class SnapshotStore(ReadableStore):
         """
         with self._writing(flush=True):
             return import_image(path, self._layers).id
+
+    def import_layer(
+        self, stream: IO[bytes], below: Sequence[LayerId] = (), *, name: str, room: int | None = None
+    ) -> ImportedLayer:
+        """Import a layer of an image from an uncompressed tar, with its whiteouts, over the layers `below` (lowest
+        first). `name`: for messages. `room`: bytes it may have, by default the disk's free space. Raises
+        `ImageError`, and what reading the stream raises, with nothing made."""
+        with self._writing(flush=False):
+            return import_layer(stream, below, self._layers, name=name, room=room)
+
+    def has_layer(self, layer: LayerId) -> bool:
+        return layer in self._layers
+
+    def layer_dirs(self, layers: Sequence[LayerId]) -> list[Path]:
+        """Return the folders of layers. Raises `SnapshotCorrupt` if one is missing."""
+        return [self._layers.fs(layer) for layer in layers]
+
+    def save_image(self, layers: Sequence[LayerId], env: Mapping[str, str]) -> Snapshot:
+        """Save an image as a snapshot: an empty workspace over its layers, lowest first, with its variables."""
+        with self._writing(flush=True):
+            draft = replace(_draft((empty_layer(self._layers).id,), layers[0]), env=dict(env))
+            for layer in layers[1:]:
+                outside = self._stacked(draft, self._layers.manifest(layer), outside=True)
+                draft = replace(draft, outside=outside)
+            return self._save(draft)
+
+    def over_image(self, workspace: Snapshot, image: Snapshot) -> Snapshot:
+        """Save the workspace of one snapshot over an image that `save_image` made."""
+        with self._writing(flush=True):
+            return self._save(replace(image, layers=workspace.layers, parents=(), merges=()))
 
     def put_blob(self, data: bytes) -> str:
         """Store bytes that a snapshot is about to name and return their digest. `flush` makes them durable."""
