@@ -96,10 +96,11 @@ class SnapshotStore(ReadableStore):
         """Return the folders of layers. Raises `SnapshotCorrupt` if one is missing."""
         return [self._layers.fs(layer) for layer in layers]
 
-    def save_image(self, layers: Sequence[LayerId], env: Mapping[str, str]) -> Snapshot:
-        """Save an image as a snapshot: an empty workspace over its layers, lowest first, with its variables."""
+    def save_image(self, layers: Sequence[LayerId], env: Mapping[str, str], cwd: str = "") -> Snapshot:
+        """Save an image as a snapshot: an empty workspace over its layers, lowest first, with its variables and the
+        directory in which its shell starts."""
         with self._writing(flush=True):
-            draft = replace(_draft((empty_layer(self._layers).id,), layers[0]), env=dict(env))
+            draft = replace(_draft((empty_layer(self._layers).id,), layers[0]), env=dict(env), cwd=cwd)
             for layer in layers[1:]:
                 outside = self._stacked(draft, self._layers.manifest(layer), outside=True)
                 draft = replace(draft, outside=outside)
@@ -108,7 +109,7 @@ class SnapshotStore(ReadableStore):
     def over_image(self, workspace: Snapshot, image: Snapshot) -> Snapshot:
         """Save the workspace of one snapshot over an image that `save_image` made."""
         with self._writing(flush=True):
-            return self._save(replace(image, layers=workspace.layers, parents=(), merges=()))
+            return self._save(replace(image, layers=workspace.layers, cwd=workspace.cwd, parents=(), merges=()))
 
     def put_blob(self, data: bytes) -> str:
         """Store bytes that a snapshot is about to name and return their digest. `flush` makes them durable."""

@@ -9,20 +9,24 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from ramify.fork_engine import errors as fork_errors
+from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.layer_import import implied_modes
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId
-from ramify.images import archive, layout
+from ramify.images import archive, engine, layout
 from ramify.images.catalogue import Catalogue, Image, LayerRecord, StoredLayer
 from ramify.images.documents import Platform
-from ramify.images.errors import BadReference, DamagedImage, TooLarge
+from ramify.images.errors import DamagedImage, TooLarge
 from ramify.images.layer_stream import LayerStream
 from ramify.images.references import ImageReference, SourceKind
 from ramify.images.sources import BlobFile, ImageLimits, LayerBlob, Progress, SourceImage
+
+if TYPE_CHECKING:
+    from ramify.images.registry import Pulling
 
 _ATTEMPTS = 3  # at an image whose layers a garbage collection takes while it is pulled
 
@@ -40,10 +44,11 @@ class ImageLibrary:
         clock: Callable[[], float] = time.time,
         limits: ImageLimits = ImageLimits(),  # noqa: B008  # immutable
         platform: Platform | None = None,
+        pulling: Pulling | None = None,
     ) -> None:
         self._store, self.catalogue, self._pins = store, catalogue, pins
         self._clock, self._limits = clock, limits
-        self._platform = platform or Platform.here()
+        self._platform, self._pulling = platform or Platform.here(), pulling
 
     async def pull(self, name: str, *, progress: Progress | None = None) -> Image:
         """Get an image from its source. Layers that are here already are neither fetched nor imported.
@@ -65,7 +70,12 @@ class ImageLibrary:
             if reference.path.is_dir():
                 return layout.opened(reference, self._platform, self._limits)
             return archive.opened(reference, self._platform, self._limits)
-        raise BadReference(f"{reference}: images of this kind cannot be pulled")
+        if reference.kind is SourceKind.REGISTRY:
+            from ramify.images import registry  # loads httpx
+
+            folder = self.catalogue.folder / "downloads"
+            return registry.opened(reference, self._platform, self._limits, folder, self._pulling)
+        return engine.opened(reference, self._platform, self._limits)
 
     async def _import_all(self, source: SourceImage, progress: Progress) -> list[StoredLayer]:
         """Import layer after layer, while those above are fetched."""
@@ -77,9 +87,13 @@ class ImageLibrary:
                 below = [one.layer for one in done]
                 found = await asyncio.to_thread(self._find, layer, below)
                 if found is None:
-                    blob = await (fetching[layer] if layer in fetching else source.fetch(layer, progress))
                     limit = min(left, self._limits.layer_bytes)
-                    found = await asyncio.to_thread(self._import, layer, blob, below, limit, source.name)
+                    blob = await (fetching[layer] if layer in fetching else source.fetch(layer, progress))
+                    try:
+                        found = await asyncio.to_thread(self._import, layer, blob, below, limit, source.name)
+                    except FileNotFoundError:  # another pull of the same layer finished and removed its download
+                        blob = await source.fetch(layer, progress)
+                        found = await asyncio.to_thread(self._import, layer, blob, below, limit, source.name)
                 left -= found.bytes
                 if left < 0:
                     raise TooLarge(f"{source.name}: its layers have more than {self._limits.image_bytes} bytes")
@@ -116,7 +130,11 @@ class ImageLibrary:
         return StoredLayer(layer.diff_id, made.layer, made.bytes)
 
     def _save(self, source: SourceImage, layers: list[StoredLayer], name: str) -> Image:
-        snapshot = self._store.save_image([one.layer for one in layers], source.config.env)
+        stack = [one.layer for one in layers]
+        workdir = source.config.workdir.strip("/")
+        there = find_in_stack(self._store.layer_dirs(stack), workdir)
+        cwd = f"/{workdir}" if there is not None and there.is_dir() else "/"
+        snapshot = self._store.save_image(stack, source.config.env, cwd)
         image = Image(source.id, snapshot.id, source.config, tuple(layers), self._clock(), (name,))
         self.catalogue.put(image, name)
         return self.catalogue.get(name)

@@ -59,6 +59,8 @@ class ImageReference:
         prefix, colon, rest = text.partition(":")
         if colon and prefix in _PREFIXES and not _is_tag_of(prefix, rest):
             return _prefixed(_PREFIXES[prefix], rest, text)
+        if prefix == "sha256":
+            raise _bad(text, "it is an id, and no image here has it")
         return _of_registry(text)
 
     @property

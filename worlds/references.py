@@ -42,6 +42,7 @@ class Reference:
     mount_at: str = ""  # of a world: where its tree stands inside
     image: str = ""  # of a world: the path of its root file system, or the engine's name of it
     network: bool = False
+    workdir: str = ""  # of a world over an image: where its commands start
     source: str = ""  # what it was made from, for people
 
 

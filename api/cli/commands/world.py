@@ -47,7 +47,11 @@ def _sandbox_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", help="The world's name (default: a new one).")
 @click.option("--from", "state", metavar="STATE", help="Start from a tag, a world or a snapshot instead of a folder.")
-@click.option("--image", metavar="IMAGE", help="A root file system: a folder, a tar, or an image of the engine.")
+@click.option(
+    "--image",
+    metavar="IMAGE",
+    help="An image (python:3.12, oci:FOLDER, docker:NAME), or a root file system: a folder or a tar.",
+)
 @click.option("--network", is_flag=True, help="Use this machine's network.")
 @_sandbox_option
 @pass_home
@@ -144,7 +148,7 @@ def exec_command(
             if shell:
                 result = await world.run(line, cwd=cwd, **options)
             else:
-                result = await world.exec(line, cwd=cwd or ".", **options)
+                result = await world.exec(line, cwd=cwd, **options)
             sys.stdout.buffer.write(result.stdout_bytes)
             sys.stdout.buffer.flush()
             sys.stderr.buffer.write(result.stderr_bytes)

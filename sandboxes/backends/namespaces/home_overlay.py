@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
 from ramify.sandboxes.agent.mount_server import LayerEntry, Overlay
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.mount_server_client import MountServerClient
@@ -221,10 +222,10 @@ def _white_out(path: Path, home: Path, pieces: dict[str, LayerEntry]) -> None:
     pieces[str(inside)] = LayerEntry(str(inside), "whiteout")
 
 
-def bash_of_image(image: Path) -> str:
-    """The path of the image's bash, from inside. Raises `WorldStartFailed`."""
+def bash_of_image(layers: Sequence[Path]) -> str:
+    """The path of the image's bash, from inside. `layers`: of its root, lowest first. Raises `WorldStartFailed`."""
     for name in BASHES:
-        if os.path.lexists(image / name):
+        if find_in_stack(layers, name) is not None:
             return f"/{name}"
     raise WorldStartFailed(
         f"the image has no bash ({', '.join(BASHES)}), in which worlds run their commands: install it in the image"

@@ -84,7 +84,9 @@ class NamespaceWorld(AgentWorld):
         return Start(
             tree=self._tree_inside(),
             private=PRIVATE,
-            bash=self._resources.bash if image is None else bash_of_image(image),
+            bash=self._resources.bash
+            if image is None
+            else bash_of_image(self._resources.store.outside_dirs(snapshot)),
             env=self._shell_env(snapshot),
             cwd=snapshot.cwd,
             max_output=self._spec.max_output,
