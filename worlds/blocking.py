@@ -84,7 +84,7 @@ class SyncWorld:
         *,
         stdin: str | bytes | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = ".",
+        cwd: str | None = None,
         timeout: float | None = None,
         check: bool = False,
     ) -> RunResult:
