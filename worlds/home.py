@@ -212,6 +212,7 @@ class WorldHome:
             network=spec.network,
             source=source,
             workdir=spec.workdir,
+            user=spec.user,
         )
         self.references.put(Kind.WORLD, reference, new=True)
         return reference

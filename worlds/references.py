@@ -43,6 +43,7 @@ class Reference:
     image: str = ""  # of a world: the path of its root file system, or the engine's name of it
     network: bool = False
     workdir: str = ""  # of a world over an image: where its commands start
+    user: str = ""  # of a world over an image: its USER
     source: str = ""  # what it was made from, for people
 
 

@@ -120,6 +120,7 @@ class World:
                 spec = spec_over(image if image is not None else base.image)
                 if stored is not None:
                     base = await asyncio.to_thread(opened.put_over, base, stored)
+                    spec = replace(spec, user=stored.config.user)
                 return await cls._start(opened, base, started_in(spec, base), name, source, keeps_home)
 
             if snapshot is not None:
@@ -145,7 +146,7 @@ class World:
                 state = await asyncio.to_thread(opened.saved, name)
                 image = Path(reference.image) if reference.image else None
                 spec = world_spec(Path(reference.mount_at), image=image, network=reference.network)
-                spec = replace(spec, workdir=reference.workdir)
+                spec = replace(spec, workdir=reference.workdir, user=reference.user)
                 live = await (await opened.backend()).materialise(state, spec)
                 return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)
 

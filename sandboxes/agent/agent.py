@@ -362,6 +362,7 @@ class Agent(ProcessSupervisor):
                 image=self._start.view is not None and self._start.view.image,
                 filtered=self._criu is None,
                 restored=True,
+                user=self._only_user(),
             )
             try:
                 image = process_dump.Image.read(folder)

@@ -30,6 +30,7 @@ class View:
     visible: list[str]  # shown although they lie under a hidden place
     network: bool = False  # the host's network
     image: bool = False  # the first mount point is the whole root, instead of the host's
+    user: list[int] = field(default_factory=list)  # over an image: the only user and group inside; [] for the host's
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,7 +344,13 @@ class ProcessSupervisor:
                 resource_limits.restore_rlimits(kept.limits if kept is not None else {})
                 view, filtered = self._start.view, self._criu is None
                 image = view is not None and view.image
-                confinement.enter(self._start.bounds, isolated=view is not None, image=image, filtered=filtered)
+                confinement.enter(
+                    self._start.bounds,
+                    isolated=view is not None,
+                    image=image,
+                    filtered=filtered,
+                    user=self._only_user(),
+                )
                 if self._start.view is not None:
                     kernel.close_all_but((0, 1, 2, CONTROL))  # the path to bash could lead through descriptors
                 os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
@@ -353,6 +359,10 @@ class ProcessSupervisor:
         os.close(script)
         os.close(control_in)
         return Shell(pid, script_in, control, pwd)
+
+    def _only_user(self) -> tuple[int, int] | None:
+        view = self._start.view
+        return (view.user[0], view.user[1]) if view is not None and view.user else None
 
     def _enter(self, pwd: str) -> None:
         if self._start.view is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ramify import World
 from ramify.images.errors import ImageNotFound
 from ramify.sandboxes import doctor
 from ramify.sandboxes.backends.docker import RootFs
-from ramify.sandboxes.errors import Unsupported
+from ramify.sandboxes.errors import Unsupported, WorldStartFailed
 from ramify.worlds.errors import WorldError
 from ramify.worlds.home import WorldHome
 from tests.images.image_builder import BuiltImage, layer_tar, write_layout
@@ -110,3 +111,29 @@ async def test_a_state_over_another_image_is_refused(
 async def test_the_copy_backend_refuses_images(tmp_path: Path, layout: Any) -> None:
     with pytest.raises(Unsupported):
         await World.create(image=str(layout), home=tmp_path / "other", sandbox="copy")
+
+
+async def test_the_images_user_is_the_user_inside(home: WorldHome, tmp_path: Path, root_tar: bytes) -> None:
+    people = layer_tar({"etc/passwd": "me:x:1000:1001::/home/me:/bin/bash\n", "etc/group": "staff:x:50:\n", "f": "x"})
+    for user, told in (("me", "1000 1001 /home/me"), ("7:staff", "7 50 /"), ("", "0 0 /root")):
+        image = BuiltImage([root_tar, people], {"User": user}, compress=bytes)
+        layout = write_layout(tmp_path / f"image{user}", image)
+        async with World.create(image=str(layout), home=home) as world:
+            owner = f"{told.split()[0]} {told.split()[1]}"
+            done = await world.exec("echo $(id -u) $(id -g) $HOME; stat -c '%u %g' /f; echo more >> /f", check=True)
+            assert done.stdout == f"{told}\n{owner}\n"
+    layout = write_layout(tmp_path / "nobody", BuiltImage([root_tar, people], {"User": "missing"}, compress=bytes))
+    with pytest.raises(WorldStartFailed, match="no user 'missing'"):
+        async with World.create(image=str(layout), home=home) as world:
+            await world.exec("true")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root has all users inside")
+async def test_root_over_an_image_for_an_ordinary_user(home: WorldHome, layout: Path) -> None:
+    async with World.create(image=str(layout), home=home) as world:
+        done = await world.exec(
+            "id -u; touch /f; chown 5:6 /f && stat -c %u:%g /f; cat /proc/self/uid_map", check=True
+        )
+        assert done.stdout.split() == ["0", "0:0", "0", str(os.geteuid()), "1"]
+        async with (await world.fork())[0] as fork:
+            assert (await fork.exec("echo more > /f; cat /f")).stdout == "more\n"

@@ -37,6 +37,7 @@ CREDENTIALS = (
 NO_HOME = "/tmp/home"  # for a user who has no home
 IN_EVERY_ROOT = ("dev", "proc", "sys", "run", "tmp", "var", "var/tmp")
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"
+APT_SETTINGS = 'APT::Sandbox::User "root";\n'
 BASHES = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
@@ -104,7 +105,7 @@ class HomeOverlays:
     async def _hosts_layer(self, image: Path) -> tuple[str, ...]:
         """The layer that defines localhost, for an image that leaves this to its runtime, as most do."""
         if image not in self._named:
-            pieces = await asyncio.to_thread(hosts_entries, image)
+            pieces = await asyncio.to_thread(hosts_entries, image, only_user=os.geteuid() != 0)
             point = f"names-{image.parent.name}"
             if pieces:
                 await self._once(point, lambda: self._trees.make_layer(point, pieces))
@@ -171,18 +172,32 @@ def skeleton(places: Sequence[str], home: Path | None) -> list[LayerEntry]:
     return list(pieces.values())
 
 
-def hosts_entries(image: Path) -> list[LayerEntry]:
-    """A hosts file for an image that has none, or an empty one, as `docker export` writes it. Blocks."""
+def hosts_entries(image: Path, *, only_user: bool = False) -> list[LayerEntry]:
+    """What an image leaves to its runtime: a hosts file, if it has none, or an empty one as `docker export` writes.
+
+    `only_user`: its root is the only user inside, so apt must not change to another. Blocks.
+    """
+    added: list[LayerEntry] = []
     etc, hosts = image / "etc", image / "etc/hosts"
-    if etc.is_symlink() or (os.path.lexists(hosts) and (hosts.is_symlink() or hosts.lstat().st_size)):
+    if etc.is_symlink():
         return []
-    folder = LayerEntry("etc", "folder")
-    if etc.is_dir():
-        status = etc.stat()
-        folder = LayerEntry("etc", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-    status = image.stat()
-    root = LayerEntry("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-    return [root, folder, LayerEntry("etc/hosts", "file", 0o644, text=HOSTS)]
+    if not os.path.lexists(hosts) or not (hosts.is_symlink() or hosts.lstat().st_size):
+        added.append(LayerEntry("etc/hosts", "file", 0o644, text=HOSTS))
+    apt = (image / "etc/apt", image / "etc/apt/apt.conf.d")
+    if only_user and all(path.is_dir() and not path.is_symlink() for path in apt):
+        added += [_like(path, image) for path in apt]
+        added.append(LayerEntry("etc/apt/apt.conf.d/00ramify", "file", 0o644, text=APT_SETTINGS))
+    if not added:
+        return []
+    folder = _like(etc, image) if etc.is_dir() else LayerEntry("etc", "folder")
+    return [_like(image, image), folder, *added]
+
+
+def _like(path: Path, image: Path) -> LayerEntry:
+    """A folder with the mode and the time of the image's."""
+    status = path.stat()
+    inside = "" if path == image else str(path.relative_to(image))
+    return LayerEntry(inside, "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
 
 
 def mask_entries(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEntry], list[str]]:

@@ -24,6 +24,7 @@ from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
 from ramify.sandboxes.agent.mount_server import Overlay
 from ramify.sandboxes.agent.mount_view import PRIVATE
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
+from ramify.sandboxes.backends.namespaces.image_users import ImageUser, image_user
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import SandboxError
@@ -69,7 +70,13 @@ class NamespaceWorld(AgentWorld):
         return str(self._spec.mount_at)
 
     def _default_env(self) -> dict[str, str]:
-        return {"PATH": DEFAULT_PATH, "HOME": self._overlays.inside}
+        user = self._image_user(self._snapshot)
+        return {"PATH": DEFAULT_PATH, "HOME": self._overlays.inside if user is None else user.home}
+
+    def _image_user(self, snapshot: Snapshot) -> ImageUser | None:
+        if snapshot.image is None:
+            return None
+        return image_user(self._resources.store.outside_dirs(snapshot), self._spec.user)
 
     # Life
 
@@ -98,8 +105,17 @@ class NamespaceWorld(AgentWorld):
                 visible=[str(path) for path in self._visible()],
                 network=self._spec.network,
                 image=image is not None,
+                user=self._only_user(snapshot),
             ),
         )
+
+    def _only_user(self, snapshot: Snapshot) -> list[int]:
+        """The user and group that stand for the user of Ramify in an image. Nothing for root over root's store, which
+        has all the users that there are."""
+        user = self._image_user(snapshot)
+        if user is None or (os.geteuid() == 0 and user.uid == user.gid == 0):
+            return []
+        return [user.uid, user.gid]
 
     async def _lay_out(self, snapshot: Snapshot, image: Path | None) -> None:
         places = [self._spec.mount_at, *self._visible()]
