@@ -17,7 +17,7 @@ from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.layer_import import implied_modes
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId
-from ramify.images import archive, engine, layout
+from ramify.images import archive, builder, engine, layout
 from ramify.images.catalogue import Catalogue, Image, LayerRecord, StoredLayer
 from ramify.images.documents import Platform
 from ramify.images.errors import DamagedImage, TooLarge
@@ -55,13 +55,22 @@ class ImageLibrary:
 
         Raises the errors of `ImagesError`; then no image and no name was made or changed.
         """
-        reference = named(name)
+        return await self._pull(named(name), str(named(name)), progress)
+
+    async def build(self, context: Path, name: str, *, dockerfile: Path | None = None) -> Image:
+        """Build the Dockerfile of a folder by buildah, under a name such as `task:1`. Raises `BuildFailed`, and as
+        `pull` does."""
+        reference = ImageReference.parse(name if "/" in name else f"localhost/{name}")
+        async with builder.built(context, dockerfile) as made:
+            return await self._pull(ImageReference(SourceKind.ARCHIVE, path=made), str(reference), None)
+
+    async def _pull(self, reference: ImageReference, name: str, progress: Progress | None) -> Image:
         async with self._opened(reference) as source:
             for _ in range(_ATTEMPTS):
                 layers = await self._import_all(source, progress or _silent)
                 async with self._pins.held():
                     if all(self._store.has_layer(one.layer) for one in layers):
-                        return await asyncio.to_thread(self._save, source, layers, str(reference))
+                        return await asyncio.to_thread(self._save, source, layers, name)
         raise DamagedImage(f"{reference}: `ramify gc` deleted its layers while they were imported. Pull it again")
 
     def _opened(self, reference: ImageReference) -> AbstractAsyncContextManager[SourceImage]:

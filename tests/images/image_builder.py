@@ -63,6 +63,7 @@ class BuiltImage:
                 "os": self.platform.os,
                 "architecture": self.platform.architecture,
                 "config": self.settings,
+                "history": [{"created_by": "a test"} for _ in self.tars],
                 "rootfs": {"type": "layers", "diff_ids": [sha(tar) for tar in self.tars]},
             }
         ).encode()

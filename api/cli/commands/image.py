@@ -54,6 +54,24 @@ def pull_command(home: Home, names: tuple[str, ...], quiet: bool) -> None:
     run_async(act())
 
 
+@image_group.command("build")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--name", required=True, help="The image's name, such as task:1.")
+@click.option(
+    "--file", "dockerfile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The Dockerfile."
+)
+@pass_home
+def build_command(home: Home, folder: Path, name: str, dockerfile: Path | None) -> None:
+    """Build the Dockerfile of FOLDER by buildah, which has to be installed, and print the image's id."""
+    from ramify.worlds.home import WorldHome
+
+    async def act() -> str:
+        async with WorldHome(home.folder) as opened:
+            return (await opened.images.build(folder, name, dockerfile=dockerfile)).id
+
+    click.echo(run_async(act()))
+
+
 @image_group.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="A list.")
 @pass_home
