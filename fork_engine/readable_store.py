@@ -151,9 +151,9 @@ class ReadableStore:
     def _content_key_with(self, state: Snapshot, globs: tuple[str, ...]) -> ContentKey:
         stacks = StackViews(
             self._view(state.layers),
-            self._base_digest((state.base, globs)),
+            self._base_digest(((state.base,), globs)),
             self._outside(state) if state.outside else None,
-            self._base_digest((state.image, globs)) if state.image is not None else "",
+            self._base_digest((state.image_stack, globs)) if state.image is not None else "",
         )
         return content_key(state, stacks, self._volatile if globs == self._volatile.globs else VolatileGlobs(globs))
 
@@ -174,14 +174,19 @@ class ReadableStore:
         top = self._layers.manifest(layers[-1])
         return View(top) if len(layers) == 1 else self._view(layers[:-1]).stacked(top)
 
-    def _make_base_digest(self, base: tuple[LayerId, tuple[str, ...]]) -> str:
-        return base_digest(self._layers.manifest(base[0]), VolatileGlobs(base[1]))
+    def _make_base_digest(self, base: tuple[tuple[LayerId, ...], tuple[str, ...]]) -> str:
+        (lowest, *above), globs = base
+        if not above:
+            return base_digest(self._layers.manifest(lowest), VolatileGlobs(globs))
+        return base_digest(self._outside_view((lowest, tuple(above), len(above))).base, VolatileGlobs(globs))
 
     def _outside(self, state: Snapshot) -> View:
-        return self._outside_view((state.image, state.outside))
+        return self._outside_view((state.image, state.outside, state.image_layers))
 
-    def _make_outside(self, stack: tuple[LayerId | None, tuple[LayerId, ...]]) -> View:
-        image, layers = stack
+    def _make_outside(self, stack: tuple[LayerId | None, tuple[LayerId, ...], int]) -> View:
+        image, layers, of_image = stack
         if not layers:
             return HostOverlayView() if image is None else View(self._layers.manifest(image))
-        return self._outside_view((image, layers[:-1])).stacked(self._layers.manifest(layers[-1]))
+        if image is not None and len(layers) == of_image:
+            return self._make_outside((image, layers, 0)).flattened((image, *layers))
+        return self._outside_view((image, layers[:-1], of_image)).stacked(self._layers.manifest(layers[-1]))

@@ -104,7 +104,7 @@ class SnapshotStore(ReadableStore):
             for layer in layers[1:]:
                 outside = self._stacked(draft, self._layers.manifest(layer), outside=True)
                 draft = replace(draft, outside=outside)
-            return self._save(draft)
+            return self._save(replace(draft, image_layers=len(draft.outside)))
 
     def over_image(self, workspace: Snapshot, image: Snapshot) -> Snapshot:
         """Save the workspace of one snapshot over an image that `save_image` made."""
@@ -187,7 +187,7 @@ class SnapshotStore(ReadableStore):
                 below, layer, move = last_seal.snapshot, newer, False
         stack = (*_stack_of(below, outside), layer.manifest.id)
         if outside:
-            self._outside_view.put((below.image, stack), layer.view)
+            self._outside_view.put((below.image, stack, below.image_layers), layer.view)
         else:
             self._view.put(stack, layer.view)
         return self._stacked(below, make_layer_from_upper(layer, self._layers, move=move), outside=outside)
@@ -233,9 +233,9 @@ class SnapshotStore(ReadableStore):
         if theirs.id == base.id:
             return ours
         if base.image is None and ours.image == theirs.image:
-            base = replace(base, image=ours.image)  # an imported tree names no image: the worlds of both sides set it
+            base = _over_image_of(base, ours)  # an imported tree names no image: the worlds of both sides set it
         snapshots = (base, ours, theirs)
-        if len({one.image for one in snapshots}) > 1:
+        if len({one.image_stack for one in snapshots}) > 1:
             raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they use different images"),))
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
         outside = (self._outside(base), self._outside(ours), self._outside(theirs))
@@ -266,7 +266,7 @@ class SnapshotStore(ReadableStore):
         or merge).
         """
         made, beside = _added(before.layers, after.layers), _added(before.outside, after.outside)
-        if made is None or beside is None or before.image != onto.image:
+        if made is None or beside is None or before.image_stack != onto.image_stack:
             return None
         layers, outside = (*onto.layers, *made), (*onto.outside, *beside)
         stacked = replace(after, layers=layers, outside=outside, parents=(onto.id,), merges=())
@@ -308,7 +308,7 @@ class SnapshotStore(ReadableStore):
             return stack
         whole = replace(below, outside=stack) if outside else replace(below, layers=stack)
         squashed = squashed_layer(self._stack_view(whole, outside), self._layers)
-        base = () if outside else stack[:1]
+        base = stack[: below.image_layers] if outside else stack[:1]
         return base if squashed is None else (*base, squashed.id)
 
     def _stack_view(self, snapshot: Snapshot, outside: bool) -> View:
@@ -414,6 +414,12 @@ def _stack_of(snapshot: Snapshot, outside: bool) -> tuple[LayerId, ...]:
 def _added(below: tuple[LayerId, ...], stack: tuple[LayerId, ...]) -> tuple[LayerId, ...] | None:
     """Return the layers that `stack` has above `below`, or None if it does not stand on it."""
     return stack[len(below) :] if stack[: len(below)] == below else None
+
+
+def _over_image_of(base: Snapshot, other: Snapshot) -> Snapshot:
+    """Put a snapshot that names no image over that of another one."""
+    count = other.image_layers
+    return replace(base, image=other.image, outside=(*other.outside[:count], *base.outside), image_layers=count)
 
 
 def _draft(layers: tuple[LayerId, ...], image: LayerId | None) -> Snapshot:

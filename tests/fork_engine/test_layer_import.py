@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine.errors import ImageError
+from ramify.fork_engine.errors import ImageError, MergeConflict
 from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
 from ramify.fork_engine.types import EntryKind
 
@@ -144,3 +144,32 @@ def test_a_stack_is_searched_from_the_top(tmp_path: Path) -> None:
     (low / "c/d").write_text("")
     assert find_in_stack([low, top], "a/b") == low / "a/b"
     assert find_in_stack([low, top], "c/d") is None and find_in_stack([low, top], "") == top
+
+
+def test_a_state_over_an_image_costs_what_changed_since(bench: Any) -> None:
+    low, top = (
+        imported(bench, member("a", data=b"1"), member("b", data=b"1")),
+        imported(bench, member("b", data=b"2")),
+    )
+    image = bench.store.save_image([low.layer, top.layer], {})
+    assert image.image_stack == (low.layer, top.layer) and bench.store.get(image.id) == image
+    shown = bench.store._outside(image)
+    assert not shown.delta and shown.locate("a").layer == low.layer and shown.locate("b").layer == top.layer
+    upper, beside = bench.upper(image), bench.place()
+    beside.mkdir()
+    (beside / "c").write_text("3")
+    after = bench.store.seal_upper(upper, image, outside=beside, move=True, **bench.seal)
+    assert after.image_layers == 1 and list(bench.store._outside(after).delta) == ["c"]
+    assert sorted(bench.store.outside(after)) == ["a", "b", "c"] and bench.store.fsck().status == 0
+
+
+def test_states_over_images_merge_only_over_the_same(bench: Any) -> None:
+    low, one, two = (imported(bench, member(name, data=b"1")).layer for name in "abc")
+    base = bench.base({"file": "1\n"})
+    over = bench.store.over_image(base, bench.store.save_image([low, one], {}))
+    ours, theirs = bench.after(over, {"mine": "1"}), bench.after(over, {"theirs": "2"})
+    merged = bench.store.merge(base, ours, theirs)  # the base was imported before any world stood over the image
+    assert sorted(bench.texts(merged)) == ["file", "mine", "theirs"] and merged.image_stack == (low, one)
+    other = bench.store.over_image(base, bench.store.save_image([low, two], {}))
+    with pytest.raises(MergeConflict, match=r"/ \(type\)"):
+        bench.store.merge(base, ours, bench.after(other, {"x": "1"}))
