@@ -86,14 +86,12 @@ class NamespaceWorld(AgentWorld):
         if not self._has_tree:
             await mount_trees([self], snapshot)
         self._has_tree = False
-        image = None if snapshot.image is None else self._resources.store.outside_dirs(snapshot)[0]
-        await self._lay_out(snapshot, image)
+        image = snapshot.image is not None
+        await self._lay_out(snapshot)
         return Start(
             tree=self._tree_inside(),
             private=PRIVATE,
-            bash=self._resources.bash
-            if image is None
-            else bash_of_image(self._resources.store.outside_dirs(snapshot)),
+            bash=self._resources.bash if not image else bash_of_image(self._resources.store.outside_dirs(snapshot)),
             env=self._shell_env(snapshot),
             cwd=snapshot.cwd,
             max_output=self._spec.max_output,
@@ -104,7 +102,7 @@ class NamespaceWorld(AgentWorld):
                 hidden=[*map(str, self._resources.hidden), *self._overlays.exposed],
                 visible=[str(path) for path in self._visible()],
                 network=self._spec.network,
-                image=image is not None,
+                image=image,
                 user=self._only_user(snapshot),
             ),
         )
@@ -117,11 +115,12 @@ class NamespaceWorld(AgentWorld):
             return []
         return [user.uid, user.gid]
 
-    async def _lay_out(self, snapshot: Snapshot, image: Path | None) -> None:
+    async def _lay_out(self, snapshot: Snapshot) -> None:
         places = [self._spec.mount_at, *self._visible()]
         layers = self._resources.store.outside_dirs(snapshot)
-        if image is not None:
-            self._beside = await self._overlays.overlays_over_image(self._folder, image, layers[1:], places)
+        if count := len(snapshot.image_stack):
+            image, above = layers[:count], layers[count:]
+            self._beside = await self._overlays.overlays_over_image(self._folder, image, above, places)
         else:
             self._beside = await self._overlays.overlays_over_host(self._folder, layers, places)
 
@@ -285,7 +284,7 @@ class NamespaceWorld(AgentWorld):
         try:
             await self._mount_tree()
             if outside:
-                await self._lay_out(self._base, None)
+                await self._lay_out(self._base)
             await self._attach(outside=outside)
         except SandboxError:
             await self._end_processes()  # commands would see the host's folder in the tree's place
