@@ -6,19 +6,23 @@ import asyncio
 import base64
 import json
 import logging
+import os
 import random
 import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from ramify.fork_engine.errors import StoreUnusable
+from ramify.fork_engine.gc_pins import Pins
 from ramify.images import registry as registries
+from ramify.images.catalogue import Catalogue
 from ramify.images.credentials import login_for
 from ramify.images.documents import Platform
 from ramify.images.errors import (
@@ -30,6 +34,7 @@ from ramify.images.errors import (
     RegistryUnreachable,
     WrongPlatform,
 )
+from ramify.images.library import ImageLibrary
 from ramify.images.registry import Pulling
 from ramify.images.registry_client import on_this_machine
 from tests.images.image_builder import BuiltImage, built, sha
@@ -333,3 +338,36 @@ async def test_debians_registry(library: Any, store: Any, debian: str, image: Bu
     assert sorted(store.outside(store.get(made.snapshot))) == ["a", "b", "noise"]
     with pytest.raises(ImageNotFound):
         await library.pull(f"{debian}/group/app:2")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A folder on a disk of 100 kB, and what makes it larger."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "none", folder]).returncode:
+        pytest.skip("cannot mount: not root")
+
+    def grow() -> None:
+        subprocess.run(["mount", "-o", "remount,size=2m", folder], check=True)
+
+    try:
+        yield folder, grow
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+async def test_a_full_disk_in_a_pull_and_going_on_after(
+    store: Any, registry: Registry, image: BuiltImage, tmp_path: Path, small_disk: tuple[Path, Callable[[], None]]
+) -> None:
+    folder, grow = small_disk
+    library = ImageLibrary(store, Catalogue(folder / "images"), Pins(tmp_path / "locks"))
+    name = registry.add(image)
+    with pytest.raises(StoreUnusable, match="space"):
+        await library.pull(name)
+    assert library.catalogue.all() == [] and store.present() == []
+    grow()
+    registry.requests = []
+    await library.pull(name)
+    (asked,) = [headers for path, headers in registry.requests if path.endswith(sha(image.blobs[1]))]
+    assert asked["Range"].startswith("bytes=") and asked["Range"] != "bytes=0-"
