@@ -17,7 +17,7 @@ from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
 from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, StackViews, VolatileGlobs, base_digest, content_key
 from ramify.fork_engine.snapshots import Blobs, Snapshots
 from ramify.fork_engine.store_folder import StoreFolder, translate_disk_errors
-from ramify.fork_engine.types import Change, ContentKey, Entry, LayerId, Snapshot, SnapshotId
+from ramify.fork_engine.types import Change, ContentKey, Entry, EntryKind, LayerId, Snapshot, SnapshotId
 from ramify.fork_engine.view import HostOverlayView, View
 
 MAX_LAYERS = 48
@@ -90,6 +90,34 @@ class ReadableStore:
         """Return a file's bytes. Raises `PathNotFound`, or `SnapshotCorrupt` if they differ from what was sealed."""
         with LayerReader(self._layers) as reader:
             return reader.read(self._view(snapshot.layers), path)
+
+    # Layers, blobs, process images
+
+    def has_layer(self, layer: LayerId) -> bool:
+        return layer in self._layers
+
+    def layer_dirs(self, layers: Sequence[LayerId]) -> list[Path]:
+        """Return the folders of layers. Raises `SnapshotCorrupt` if one is missing."""
+        return [self._layers.fs(layer) for layer in layers]
+
+    def layer_bytes(self, layer: LayerId) -> int:
+        """Return the bytes of a layer's files, with hard links counted once. Raises `SnapshotCorrupt`."""
+        return sum(entry.size for entry in self._layers.manifest(layer).entries.values() if not entry.link)
+
+    def layer_files(self, layer: LayerId) -> list[str]:
+        """Return the paths that a layer changes or removes, sorted, without folders and volatile paths."""
+        entries = self._layers.manifest(layer).entries
+        return sorted(
+            path for path, at in entries.items() if at.kind is not EntryKind.DIR and path not in self._volatile
+        )
+
+    def blob(self, digest: str) -> bytes:
+        """Return a blob's bytes. Raises `SnapshotCorrupt` if it is missing or damaged."""
+        return self._blobs.get(digest)
+
+    def image_dir(self, image: str) -> Path:
+        """Return the folder of a process image. Raises `SnapshotCorrupt` if it is missing."""
+        return self._images.fs(LayerId(image))
 
     # Writing snapshots out
 

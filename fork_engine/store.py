@@ -89,13 +89,6 @@ class SnapshotStore(ReadableStore):
         with self._writing(flush=False):
             return import_layer(stream, below, self._layers, name=name, room=room)
 
-    def has_layer(self, layer: LayerId) -> bool:
-        return layer in self._layers
-
-    def layer_dirs(self, layers: Sequence[LayerId]) -> list[Path]:
-        """Return the folders of layers. Raises `SnapshotCorrupt` if one is missing."""
-        return [self._layers.fs(layer) for layer in layers]
-
     def save_image(self, layers: Sequence[LayerId], env: Mapping[str, str], cwd: str = "") -> Snapshot:
         """Save an image as a snapshot: an empty workspace over its layers, lowest first, with its variables and the
         directory in which its shell starts."""
@@ -116,10 +109,6 @@ class SnapshotStore(ReadableStore):
         with translate_disk_errors(self.root):
             return self._blobs.put(data)
 
-    def blob(self, digest: str) -> bytes:
-        """Return a blob's bytes. Raises `SnapshotCorrupt` if it is missing or damaged."""
-        return self._blobs.get(digest)
-
     def adopt_process_image(self, folder: Path, like: str = "") -> str:
         """Move a folder of process images into the store, for a snapshot that is about to name it, and return its id.
 
@@ -127,10 +116,6 @@ class SnapshotStore(ReadableStore):
         """
         with self._writing(flush=False):
             return import_process_image(folder, self._images, LayerId(like)).id
-
-    def image_dir(self, image: str) -> Path:
-        """Return the folder of a process image. Raises `SnapshotCorrupt` if it is missing."""
-        return self._images.fs(LayerId(image))
 
     def seal_upper(
         self,
@@ -276,17 +261,6 @@ class SnapshotStore(ReadableStore):
             return onto
         with self._writing(flush):
             return self._save(stacked)
-
-    def layer_bytes(self, layer: LayerId) -> int:
-        """Return the bytes of a layer's files, with hard links counted once. Raises `SnapshotCorrupt`."""
-        return sum(entry.size for entry in self._layers.manifest(layer).entries.values() if not entry.link)
-
-    def layer_files(self, layer: LayerId) -> list[str]:
-        """Return the paths that a layer changes or removes, sorted, without folders and volatile paths."""
-        entries = self._layers.manifest(layer).entries
-        return sorted(
-            path for path, at in entries.items() if at.kind is not EntryKind.DIR and path not in self._volatile
-        )
 
     def flush(self) -> None:
         """Return once all snapshots made so far are on disk: one flush of the file system, if any is needed."""
