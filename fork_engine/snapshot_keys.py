@@ -70,6 +70,7 @@ def identity(state: Snapshot) -> dict[str, object]:
     later: dict[str, object] = {
         "outside": state.outside,
         "image": state.image,
+        "image_layers": state.image_layers,
         "shell": ran.shell,
         "shells": ran.shells,
         "process_image": ran.image,
@@ -93,7 +94,7 @@ class StackViews:
     view: View
     base: str  # the `base_digest` of the view's base
     outside: View | None = None
-    image: str = ""  # the `base_digest` of the image
+    image: str = ""  # the `base_digest` of the image, all its layers stacked
 
 
 def content_key(state: Snapshot, stacks: StackViews, volatile: VolatileGlobs) -> ContentKey:

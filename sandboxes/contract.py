@@ -117,6 +117,8 @@ class WorldSpec:
     visible: tuple[Path, ...] = ()
     max_output: int = 16 * MIB  # bytes kept per command of each of stdout and stderr
     image: Path | None = None  # a root file system, folder or tar, instead of the host's
+    workdir: str = ""  # absolute: where single commands start; "" for the tree's top folder
+    user: str = ""  # over an image: USER, a name or number, with a group or without; "" for root
     network: bool = False  # use the host's network; else the world has at most its own loopback
     egress: Egress | None = None  # connections that a broker outside makes for it; None: none, and none later
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)

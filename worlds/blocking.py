@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
@@ -90,6 +90,10 @@ class SyncWorld:
         return self._world.mount_at
 
     @property
+    def workdir(self) -> PurePosixPath:
+        return self._world.workdir
+
+    @property
     def state(self) -> Snapshot:
         return self._world.state
 
@@ -99,7 +103,7 @@ class SyncWorld:
         *,
         stdin: str | bytes | IO[bytes] | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = ".",
+        cwd: str | None = None,
         user: str | int | None = None,
         timeout: float | None = None,
         check: bool = False,

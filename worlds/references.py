@@ -45,6 +45,8 @@ class Reference:
     network: bool = False
     egress: tuple[str, ...] | None = None  # of a world: its allow-list; None: it has no broker
     credentials: tuple[str, ...] = ()  # of a world: the hosts that it has credentials for, never their values
+    workdir: str = ""  # of a world over an image: where its commands start
+    user: str = ""  # of a world over an image: its USER
     source: str = ""  # what it was made from, for people
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ from ramify.sandboxes.egress.settings import Egress
 from ramify.worlds import files
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import PathRefused, WorldClosed, WorldError, WorldNotFound
-from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, world_spec
+from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, started_in, world_spec
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world_commands import WorldCommands
 from ramify.worlds.world_egress import Allowed, WorldEgress, recorded_egress
@@ -91,8 +92,10 @@ class World(WorldCommands, WorldEgress):
         """Make a world from a folder, from a snapshot (its id, a tag, or another world's name), or empty. Use it as
         `async with World.create(…) as world`, or `world = await World.create(…)` and close it.
 
-        The folder is never written to. `name` keeps the world after it was closed. `image`: a root file system
-        instead of this machine's, a folder or a tar, or, with the docker backend, the engine's name of an image.
+        The folder is never written to. `name` keeps the world after it was closed. `image`: an image instead of this
+        machine's root, which is pulled unless it is here (`python:3.12`, `oci:FOLDER`, `docker:NAME`); or a root file
+        system, a folder or a tar; or, with the docker backend, the engine's name of an image. Over an image, commands
+        have its variables, and without a folder they start in its WORKDIR.
         `mount_at`: where the tree stands inside (default: the folder's own path, else
         /tmp/workspace, or /workspace over an image). `secrets`:
         variables that no snapshot ever holds. `network=True`: the host's own network. `egress`: what the world may
@@ -101,28 +104,41 @@ class World(WorldCommands, WorldEgress):
         takes.
 
         Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
-        `WorldStartFailed`, `BadEntry`, `BadCredential`.
+        `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
         """
         if folder is not None and snapshot is not None:
             raise WorldError("a world is made from a folder or from a snapshot: name one of them")
         where = None if folder is None else Path(folder).expanduser().resolve()
-        spec = world_spec(
-            Path(mount_at) if mount_at is not None else where or (DEFAULT_MOUNT if image is None else IMAGE_MOUNT),
-            env=env,
-            secrets=secrets,
-            image=None if image is None else Path(image),
-            network=network,
-            egress=None if egress is None else Egress.of(egress),
-            limits=limits,
-        )
+
+        def spec_over(under: str | Path | None) -> WorldSpec:
+            usual = DEFAULT_MOUNT if under is None else IMAGE_MOUNT
+            return world_spec(
+                Path(mount_at) if mount_at is not None else where or usual,
+                env=env,
+                secrets=secrets,
+                image=None if under is None else Path(under),
+                network=network,
+                egress=None if egress is None else Egress.of(egress),
+                limits=limits,
+            )
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
+            stored = None if image is None else await opened.image(image)
+
+            async def start(base: Snapshot, source: str) -> World:
+                spec = spec_over(image if image is not None else base.image)
+                if stored is not None:
+                    base = await asyncio.to_thread(opened.put_over, base, stored)
+                    spec = replace(spec, user=stored.config.user)
+                return await cls._start(opened, base, started_in(spec, base), name, source, keeps_home)
+
             if snapshot is not None:
                 base = await asyncio.to_thread(opened.resolve, snapshot)
-                source = snapshot if isinstance(snapshot, str) else base.id[:12]
-                return await cls._start(opened, base, spec, name, source, keeps_home)
+                return await start(base, snapshot if isinstance(snapshot, str) else base.id[:12])
+            if stored is not None and where is None:
+                return await start(await asyncio.to_thread(opened.state_of, stored), str(image))
             async with opened.imported(where) as base:
-                return await cls._start(opened, base, spec, name, str(where or ""), keeps_home)
+                return await start(base, str(where or ""))
 
         return Opening(make, home, sandbox)
 
@@ -156,6 +172,7 @@ class World(WorldCommands, WorldEgress):
                 if egress is not None and allowed is not None:
                     reference = opened.egress_changed(reference, allowed)
                 spec = world_spec(Path(reference.mount_at), image=image, network=reference.network, egress=allowed)
+                spec = replace(spec, workdir=reference.workdir, user=reference.user)
                 live = await (await opened.backend()).materialise(state, spec)
                 return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)
 

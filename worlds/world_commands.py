@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Repl, RunResult, WorldSpec
@@ -27,13 +27,22 @@ class WorldCommands(ABC):
     def _alive(self) -> contract.World:
         """The live sandbox. Raises `WorldClosed`."""
 
+    @property
+    def workdir(self) -> PurePosixPath:
+        """Where commands start: the image's WORKDIR if the world was made of an image alone, else the top of the
+        tree."""
+        return PurePosixPath(self._spec.workdir or self._spec.mount_at)
+
+    def _place(self, cwd: str | None) -> str:
+        return cwd or self._spec.workdir or "."
+
     async def exec(
         self,
         command: str | Sequence[str],
         *,
         stdin: Input | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = ".",
+        cwd: str | None = None,
         user: str | int | None = None,
         timeout: float | None = None,
         check: bool = False,
@@ -42,14 +51,14 @@ class WorldCommands(ABC):
         is. Nothing of it lasts but files and background processes, and nothing that a shell exported reaches it.
 
         stdin: text, bytes, a binary file, or an async iterable of bytes; None is an empty input. env: added to the
-        variables that the world was made with. cwd: relative to the tree, or absolute. user: a name or an id of the
-        world, also "NAME:GROUP". timeout: seconds; it kills everything that the command started, and the exit code is
-        124, as cancelling does. check: raise `CommandFailed` for an exit code that is not 0.
+        variables that the world was made with. cwd: relative to the tree, or absolute; by default `workdir`. user: a
+        name or an id of the world, also "NAME:GROUP". timeout: seconds; it kills everything that the command started,
+        and the exit code is 124, as cancelling does. check: raise `CommandFailed` for an exit code that is not 0.
 
         Of each stream, 16 MiB are kept (`truncated`); `start` has no such bound. Raises `UnknownUser`,
         `ForbiddenUser`, `CommandRefused` (the folder is missing), `WorldDied`.
         """
-        order = command_of(command, env, cwd, user, stdin=stdin is not None)
+        order = command_of(command, env, self._place(cwd), user, stdin=stdin is not None)
         result = await run_to_end(self._alive(), order, stdin=stdin, timeout=timeout, most=self._spec.max_output)
         return checked(result, check)
 
@@ -60,7 +69,7 @@ class WorldCommands(ABC):
         *,
         stdin: bool = False,
         env: Mapping[str, str] | None = None,
-        cwd: str = ".",
+        cwd: str | None = None,
         user: str | int | None = None,
     ) -> AsyncIterator[Process]:
         """Start a command as `exec` does, and use its streams while it runs:
@@ -74,7 +83,7 @@ class WorldCommands(ABC):
         both outputs, or redirect one. Leaving the block kills the command and everything that it started, if it still
         runs. stdin: whether `write_stdin` will be called. Raises as `exec` does.
         """
-        process = await starter_of(self._alive()).start(command_of(command, env, cwd, user, stdin=stdin))
+        process = await starter_of(self._alive()).start(command_of(command, env, self._place(cwd), user, stdin=stdin))
         try:
             yield process
         finally:
@@ -88,7 +97,7 @@ class WorldCommands(ABC):
         rows: int = 24,
         columns: int = 80,
         env: Mapping[str, str] | None = None,
-        cwd: str = ".",
+        cwd: str | None = None,
         user: str | int | None = None,
     ) -> AsyncIterator[Terminal]:
         """A terminal of the world, with a command in it; without one, an interactive bash:
@@ -102,7 +111,7 @@ class WorldCommands(ABC):
         """
         what = INTERACTIVE if command is None else command
         size = TerminalSize(rows, columns)
-        order = command_of(what, env, cwd, user, stdin=False, terminal=size)
+        order = command_of(what, env, self._place(cwd), user, stdin=False, terminal=size)
         process = await starter_of(self._alive()).start(order)
         try:
             yield Terminal(process)

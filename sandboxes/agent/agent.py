@@ -362,6 +362,7 @@ class Agent(ProcessSupervisor):
                 image=self._start.view is not None and self._start.view.image,
                 filtered=self._criu is None,
                 restored=True,
+                user=None if self._start.view is None else self._start.view.only_user(),
             )
             try:
                 image = process_dump.Image.read(folder)

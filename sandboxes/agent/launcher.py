@@ -124,7 +124,12 @@ def _confine(start: Start, line: socket.socket) -> None:
     signal.set_wakeup_fd(-1)
     os.umask(0o022)
     view = start.view
-    confinement.enter(start.bounds, isolated=view is not None, image=view is not None and view.image)
+    confinement.enter(
+        start.bounds,
+        isolated=view is not None,
+        image=view is not None and view.image,
+        user=None if view is None else view.only_user(),
+    )
     kernel.close_all_but((0, 1, 2, LINE))  # the path of the program could lead through descriptors
     kernel.set_undumpable(closed=True)
 

@@ -33,6 +33,11 @@ class View:
     network: bool = False  # the host's network
     image: bool = False  # the first mount point is the whole root, instead of the host's
     egress: bool = False  # the last descriptor is the host's socket for `listeners.Listeners`
+    user: list[int] = field(default_factory=list)  # over an image: the only user and group inside; [] for the host's
+
+    def only_user(self) -> tuple[int, int] | None:
+        """The only user and group inside; None if the world has those of the host."""
+        return (self.user[0], self.user[1]) if self.user else None
 
 
 @dataclass(frozen=True, slots=True)

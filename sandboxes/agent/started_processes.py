@@ -98,7 +98,7 @@ class StartedProcesses:
         process = StartedProcess(0, socket.socket(fileno=passed[0]))
         streams, folder, master = list(passed[1:]), -1, -1
         try:
-            user = _user(message.user)
+            user, home = self._user(message.user)
             folder = self._folder(message.cwd)
             if message.rows:
                 master, slave = _terminal(message.rows, message.columns, user)
@@ -111,7 +111,7 @@ class StartedProcesses:
                     streams.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
                 _give(streams, user)
                 streams = [streams[2], *streams[:2]]
-            process.pid = self._launch(message, user, [folder, *streams])
+            process.pid = self._launch(message, user, home, [folder, *streams])
             self._all[process.pid] = process
             self._poll.register(process.line, select.POLLIN)
             process.tell(ProcessStarted(process.pid), [master] if master >= 0 else [])
@@ -122,7 +122,24 @@ class StartedProcesses:
             for descriptor in {*streams, folder, master} - {-1}:
                 os.close(descriptor)
 
-    def _launch(self, message: StartProcess, user: users.User | None, passing: Sequence[int]) -> int:
+    def _user(self, text: str) -> tuple[users.User | None, dict[str, str]]:
+        """The user to become, None for the one that every process of the world has; and the variables of a user that
+        was named. Raises `Refused`."""
+        if not text:
+            return None, {}
+        view = self._start.view
+        try:
+            user = users.find(text)
+            becomes = users.check_allowed(user, None if view is None else view.only_user())
+            return becomes, _home(user)
+        except users.UserUnknown as error:
+            raise Refused(USER_UNKNOWN, str(error)) from error
+        except users.UserForbidden as error:
+            raise Refused(USER_FORBIDDEN, str(error)) from error
+
+    def _launch(
+        self, message: StartProcess, user: users.User | None, home: dict[str, str], passing: Sequence[int]
+    ) -> int:
         """Have a launcher become the process; its pid. Raises `Refused`."""
         if message.control:
             program, words = self._start.bash, ["bash", "--norc", "--noprofile"]
@@ -130,7 +147,7 @@ class StartedProcesses:
             program, words = self._start.bash, ["bash", "-c", *message.argv]
         else:
             program, words = message.argv[0], message.argv
-        env = message.env if user is None else _home(user) | message.env
+        env = home | message.env
         order = Order(program, words, env, user, message.rows > 0, message.control)
         spare, self._spare = self._spare, None
         self._due = time.monotonic() + SPARE_AFTER_S
@@ -221,20 +238,6 @@ class StartedProcesses:
             return kernel.open_folder(place)
         except OSError as error:
             raise Refused(FOLDER_MISSING, f"{cwd} is not a folder of the world: name another cwd") from error
-
-
-def _user(text: str) -> users.User | None:
-    """The user to become; None for the agent's own. Raises `Refused`."""
-    if not text:
-        return None
-    try:
-        user = users.find(text)
-        users.check_allowed(user)
-    except users.UserUnknown as error:
-        raise Refused(USER_UNKNOWN, str(error)) from error
-    except users.UserForbidden as error:
-        raise Refused(USER_FORBIDDEN, str(error)) from error
-    return user
 
 
 def _home(user: users.User) -> dict[str, str]:

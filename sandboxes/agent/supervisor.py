@@ -383,7 +383,13 @@ class ProcessSupervisor:
                 resource_limits.restore_rlimits(kept.limits if kept is not None else {})
                 view, filtered = self._start.view, self._criu is None
                 image = view is not None and view.image
-                confinement.enter(self._start.bounds, isolated=view is not None, image=image, filtered=filtered)
+                confinement.enter(
+                    self._start.bounds,
+                    isolated=view is not None,
+                    image=image,
+                    filtered=filtered,
+                    user=None if self._start.view is None else self._start.view.only_user(),
+                )
                 if self._start.view is not None:
                     kernel.close_all_but((0, 1, 2, CONTROL))  # the path to bash could lead through descriptors
                 os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})

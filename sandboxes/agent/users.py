@@ -58,11 +58,19 @@ def find(text: str) -> User:
     return User(uid, int(found[2]) if found is not None else int(group), (), name, home)
 
 
-def check_allowed(user: User) -> None:
-    """Raise `UserForbidden` if this process cannot become `user`."""
-    if (user.uid, user.gid) == (os.geteuid(), os.getegid()):
-        return
+def check_allowed(user: User, only: tuple[int, int] | None) -> User | None:
+    """Return the user to become, or None if every process of the world has it already. `only`: the one user and group
+    of a world over an image. Raises `UserForbidden` if no process can become `user`."""
     who = user.name or f"uid {user.uid}"
+    if only is not None:
+        if (user.uid, user.gid) == only:
+            return None
+        raise UserForbidden(
+            f"this world has one user, uid {only[0]}, and cannot run commands as {who}: make the world with an image "
+            "whose USER it is, or leave user= out"
+        )
+    if (user.uid, user.gid) == (os.geteuid(), os.getegid()):
+        return user
     if os.geteuid() != 0:
         raise UserForbidden(
             f"this world runs as uid {os.geteuid()} and cannot run commands as {who}: an ordinary user of the "
@@ -73,6 +81,7 @@ def check_allowed(user: User) -> None:
             raise UserForbidden(
                 f"{who} has the id {number}, which does not exist in this world: its user namespace does not map it"
             )
+    return user
 
 
 def become(user: User) -> None:

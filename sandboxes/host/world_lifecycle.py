@@ -106,7 +106,7 @@ class WorldLifecycle(ABC):
         self._id = WorldId(resources.folder.name)
         self._resources, self._folder = resources, resources.folder
         self._snapshot, self._spec = snapshot, spec
-        self._image = snapshot.image  # also for snapshots that name none: no world had sealed them yet
+        self._made_from = snapshot  # its image is also for snapshots that name none: no world had sealed them yet
         self._lock = asyncio.Lock()
         self._standing = asyncio.Lock()  # taken after `_lock`, if both are: held while no process may start
         self._link: AgentLink | None = None
@@ -203,7 +203,9 @@ class WorldLifecycle(ABC):
             await self._end_processes()
             await asyncio.to_thread(remove_tree, self._folder)
             if snapshot.image is None and self._spec.image is not None:
-                snapshot = replace(snapshot, image=self._image)
+                count = self._made_from.image_layers
+                outside = (*self._made_from.outside[:count], *snapshot.outside)
+                snapshot = replace(snapshot, image=self._made_from.image, outside=outside, image_layers=count)
             self._snapshot = snapshot
             await self.begin()
 

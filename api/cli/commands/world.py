@@ -68,7 +68,11 @@ def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", help="The world's name (default: a new one).")
 @click.option("--from", "state", metavar="STATE", help="Start from a tag, a world or a snapshot instead of a folder.")
-@click.option("--image", metavar="IMAGE", help="A root file system: a folder, a tar, or an image of the engine.")
+@click.option(
+    "--image",
+    metavar="IMAGE",
+    help="An image (python:3.12, oci:FOLDER, docker:NAME), or a root file system: a folder or a tar.",
+)
 @click.option("--network", is_flag=True, help="Use this machine's network.")
 @allow_option
 @_sandbox_option
@@ -181,8 +185,8 @@ def exec_command(
             given = sys.stdin.buffer.read() if stdin else None
             return _shown(await world.run(line, cwd=cwd, stdin=given, timeout=timeout, **options))
         if tty:
-            return await _within(timeout, _in_terminal(world, line, cwd=cwd or ".", user=user, **options))
-        return await _within(timeout, _streamed(world, line, stdin=stdin, cwd=cwd or ".", user=user, **options))
+            return await _within(timeout, _in_terminal(world, line, cwd=cwd, user=user, **options))
+        return await _within(timeout, _streamed(world, line, stdin=stdin, cwd=cwd, user=user, **options))
 
     _in_world(home, name, sandbox, act, credentials)
 
@@ -208,7 +212,7 @@ def shell_command(
     \b
     Example: ramify world shell one
     """
-    options: dict[str, Any] = {"env": _variables(env), "cwd": cwd or ".", "user": user}
+    options: dict[str, Any] = {"env": _variables(env), "cwd": cwd, "user": user}
 
     async def act(world: World) -> int:
         if sys.stdin.isatty():
