@@ -1,120 +1,105 @@
 """Ours: move replicas before the queue forms, to where the plans of live workflows will need them.
 
-A decision gives the budget's replicas one by one to the pool whose predicted waiting falls most. The prediction for a
-pool with r replicas is a fluid one, over `horizon_s` in steps: the backlog of now, the calls that live workflows will
-make (`future`), and the calls of workflows that have not come yet, at the observed rate. A workflow that has not come
-needs time to reach a late pool, so these calls count there only after the service times of the pools before. A
-replica that a pool does not have yet works after its start time. To that comes the wait of GI/G/c for what the fluid
-does not see: bursts. Waiting is divided by a stage's width, because a workflow waits once for all calls of a stage.
+A pool needs a replica for each call that waits, runs, or will come before a new replica could have started. Replicas
+that the budget has left go to calls that will come a little later, and then stay where they were needed lately.
 
-With an empty `future` this is a reactive controller: all calls are then predicted at the observed rate.
+Where the needs of now exceed the budget, replicas go one by one to the pool with the most need for each replica that
+it has, weighed by 1 / √(work that a workflow has ahead from there): workflows near their end leave sooner. Full
+weight (1 / work) starves the first pools; a fluid prediction of the waiting for each allocation was worse than this
+rule, with plans and with the true future (docs/decisions/088-pools-look-ahead.md).
+
+Without a `future` this is a reactive rule on queue lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isinf
+from math import ceil, sqrt
 
 from ramify.serving.errors import NoRoom
 from ramify.serving.scaling.key_stages import KeyStages
-from ramify.serving.scaling.queueing import bursty_sojourn_s
 from ramify.serving.scaling.types import FutureCalls, PoolLoad, Scaling
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadOptions:
-    """horizon_s: how far to look: a start and a few service times, since what is needed later can be moved later.
-    steps: of that time.
+    """near_s: beyond a start time, the calls that count like those of now. far_s: those that get what is left.
 
-    worth: a replica is held if it saves so many seconds of waiting for each of its seconds.
-    stay: how much more a replica counts where it already is.
+    hold_s: how long a replica stays that nobody needs.
     """
 
-    horizon_s: float = 8.0
-    steps: int = 16
-    worth: float = 0.005
-    stay: float = 1.15
-
-
-@dataclass(slots=True)
-class _Demand:
-    """One pool's predicted work in replica-seconds: now, and by step."""
-
-    pool: PoolLoad
-    backlog: float
-    comes: list[float]
+    near_s: float = 0.0
+    far_s: float = 8.0
+    hold_s: float = 60.0
 
 
 class Lookahead:
     """budget: replicas of all pools together."""
 
-    def __init__(self, budget: int, options: LookaheadOptions = LookaheadOptions()) -> None:
-        self._budget, self._options = budget, options
+    def __init__(self, budget: int, options: LookaheadOptions | None = None) -> None:
+        self._budget, self._options = budget, options or LookaheadOptions()
         self._keys = KeyStages()
+        self._needs: dict[str, deque[tuple[float, int]]] = {}
 
     def decide(self, pools: Sequence[PoolLoad], future: Sequence[FutureCalls], now: float) -> Scaling:
-        demands = self._demands(pools, future)
         given = {pool.name: pool.limits.least for pool in pools}
-        left = self._budget - sum(given.values())
-        if left < 0:
-            raise NoRoom(
-                f"the pools need at least {sum(given.values())} replicas, of {self._budget}: lower their least"
-            )
-        gains = {name: self._gain(demand, given[name]) for name, demand in demands.items()}
-        hold = self._options.worth * self._options.horizon_s
-        while left:
-            best = max(gains, key=lambda name: (gains[name], name))
-            if gains[best] < hold:
-                break
-            given[best] += 1
-            left -= 1
-            gains[best] = self._gain(demands[best], given[best])
+        if (floor := sum(given.values())) > self._budget:
+            raise NoRoom(f"the pools need at least {floor} replicas, and there is room for {self._budget}")
+        near, far = self._wanted(pools, future)
+        weights = _weights(pools)
+        for wanted in (near, far, self._kept(pools, near, now)):
+            self._fill(given, wanted, weights)
         for pool in pools:
             if given[pool.name] > pool.replicas:
                 self._keys.scaled_up(pool.name, now)
         return Scaling(given, self._keys.list(now))
 
-    def _demands(self, pools: Sequence[PoolLoad], future: Sequence[FutureCalls]) -> dict[str, _Demand]:
-        options = self._options
-        step_s = options.horizon_s / options.steps
-        out: dict[str, _Demand] = {}
-        lead_s = 0.0
-        for pool in pools:
-            service_s = 1 / pool.service_rate
-            unknown_from = lead_s if future else 0.0
-            comes = [
-                pool.arrival_rate * step_s * service_s if (i + 0.5) * step_s >= unknown_from else 0.0
-                for i in range(options.steps)
-            ]
-            out[pool.name] = _Demand(pool, (pool.queue + 0.5 * pool.running) * service_s, comes)
-            lead_s += service_s
+    def _wanted(
+        self, pools: Sequence[PoolLoad], future: Sequence[FutureCalls]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """By pool: the replicas for the calls of now and soon, and those with the calls of later."""
+        near = {pool.name: float(pool.queue + pool.running) for pool in pools}
+        later = dict.fromkeys(near, 0.0)
+        soon_s = {pool.name: pool.limits.start_s + self._options.near_s for pool in pools}
         for calls in future:
-            at = int(calls.after_s / step_s)
-            if calls.pool in out and at < options.steps:
-                out[calls.pool].comes[max(0, at)] += calls.calls * calls.service_s
-        return out
+            if calls.pool in near and calls.after_s <= soon_s[calls.pool]:
+                near[calls.pool] += calls.calls
+            elif calls.pool in near and calls.after_s <= self._options.far_s:
+                later[calls.pool] += calls.calls
+        limits = {pool.name: pool.limits for pool in pools}
+        return (
+            {name: limits[name].within(ceil(count)) for name, count in near.items()},
+            {name: limits[name].within(ceil(count + later[name])) for name, count in near.items()},
+        )
 
-    def _gain(self, demand: _Demand, replicas: int) -> float:
-        """The waiting that one replica more saves, in seconds over the horizon."""
-        pool = demand.pool
-        if replicas >= pool.limits.most:
-            return -1.0
-        less = self._waiting(demand, replicas) - self._waiting(demand, replicas + 1)
-        return less * (self._options.stay if replicas < pool.replicas else 1.0)
+    def _kept(self, pools: Sequence[PoolLoad], near: Mapping[str, int], now: float) -> dict[str, int]:
+        """The most that each pool needed lately, of the replicas that it has."""
+        kept = {}
+        for pool in pools:
+            needs = self._needs.setdefault(pool.name, deque())
+            while needs and needs[-1][1] <= near[pool.name]:  # the later and greater need covers it
+                needs.pop()
+            needs.append((now, near[pool.name]))
+            while needs[0][0] < now - self._options.hold_s:
+                needs.popleft()
+            kept[pool.name] = min(pool.replicas, needs[0][1])
+        return kept
 
-    def _waiting(self, demand: _Demand, replicas: int) -> float:
-        pool, options = demand.pool, self._options
-        step_s, service_s = options.horizon_s / options.steps, 1 / pool.service_rate
-        backlog, waited = demand.backlog, 0.0
-        for i, comes in enumerate(demand.comes):
-            working = replicas if (i + 0.5) * step_s >= pool.limits.start_s else min(replicas, pool.replicas)
-            backlog += comes
-            backlog -= min(backlog, working * step_s)
-            waited += backlog * pool.service_rate * step_s
-        rate = sum(demand.comes) * pool.service_rate / options.horizon_s
-        wait_s = bursty_sojourn_s(rate, pool.service_rate, max(1, replicas), pool.cv) - service_s
-        if isinf(wait_s) or replicas == 0:
-            wait_s = options.horizon_s / 2
-        waited += rate * options.horizon_s * min(wait_s, options.horizon_s / 2)
-        return waited / pool.width
+    def _fill(self, given: dict[str, int], wanted: Mapping[str, int], weights: Mapping[str, float]) -> None:
+        """Give what is left of the budget, one by one, until each pool has what it wants."""
+        for _ in range(self._budget - sum(given.values())):
+            short = [name for name in given if given[name] < wanted[name]]
+            if not short:
+                return
+            given[max(short, key=lambda name: weights[name] * wanted[name] / (given[name] + 0.5))] += 1
+
+
+def _weights(pools: Sequence[PoolLoad]) -> dict[str, float]:
+    """By pool, 1 / √(seconds of replicas that a workflow needs from there to its end)."""
+    ahead, weights = 0.0, {}
+    for pool in reversed(pools):
+        ahead += pool.width / pool.service_rate
+        weights[pool.name] = 1 / sqrt(ahead)
+    return weights

@@ -33,10 +33,22 @@ def test_calls_beyond_the_horizon_move_nothing() -> None:
 
 
 def test_a_queue_of_now_comes_before_calls_of_later() -> None:
-    pools = [pool("plan", queue=12), pool("draft")]
-    announced = [FutureCalls("draft", 12, after_s=15.0, service_s=1.0)]
-    decided = Lookahead(8).decide(pools, announced, 0.0).replicas
-    assert decided["plan"] > decided["draft"]
+    pools = [pool("plan", queue=6), pool("draft")]
+    announced = [FutureCalls("draft", 12, after_s=6.0, service_s=1.0)]
+    assert Lookahead(8).decide(pools, announced, 0.0).replicas == {"plan": 6, "draft": 2}
+
+
+def test_where_all_are_short_workflows_near_their_end_weigh_more() -> None:
+    pools = [pool("plan", queue=16), pool("draft", queue=16, width=4), pool("write", queue=16)]
+    decided = Lookahead(12).decide(pools, (), 0.0).replicas
+    assert decided["write"] > decided["draft"] >= decided["plan"] > 1
+
+
+def test_a_pool_that_nobody_needs_shrinks_to_its_least_after_a_while() -> None:
+    looks = Lookahead(8)
+    assert looks.decide([pool("a", queue=5)], (), 0.0).replicas == {"a": 5}
+    assert looks.decide([pool("a", replicas=5)], (), 30.0).replicas == {"a": 5}
+    assert looks.decide([pool("a", replicas=5)], (), 61.0).replicas == {"a": 1}
 
 
 @given(
