@@ -198,7 +198,7 @@ class Simulation:
                 len(pool.queue),
                 pool.busy,
                 pool.width,
-                pool.limits,
+                limits=pool.limits,
             )
             for pool in self._pools.values()
         }

@@ -1,7 +1,8 @@
 """The calls that live workflows will make, from their plans: what `Lookahead` takes as `future`.
 
 A plan is a compiled one (the tag `plan_rest`) or that of the most similar earlier workflow, which the analyzer finds.
-A workflow reaches its next stage when its present one is done, so the queue there delays all that follows.
+A workflow reaches its next stage when its present one is done, so the queue there delays all that follows. One whose
+tools take much longer than planned may be gone, and is not waited for.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 from ramify.serving.policy.types import StageEstimate
 from ramify.serving.scaling.types import FutureCalls, PoolLoad
+
+_GONE_S = 30.0  # beyond the planned time of a workflow's tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ def future_calls(workflows: Sequence[LiveWorkflow], pools: Mapping[str, PoolLoad
     """The calls to come. Pools that are not known are passed by."""
     drain_s = {name: pool.queue / (pool.service_rate * max(1, pool.replicas)) for name, pool in pools.items()}
     for workflow in workflows:
+        if workflow.tools and workflow.rest and workflow.since_s > workflow.rest[0].tool_s + _GONE_S:
+            continue
         if workflow.tools:
             at = -workflow.since_s
         else:

@@ -1,7 +1,7 @@
 """Ours: move replicas before the queue forms, to where the plans of live workflows will need them.
 
-A pool needs a replica for each call that waits, runs, or will come before a new replica could have started. Replicas
-that the budget has left go to calls that will come a little later, and then stay where they were needed lately.
+A pool needs a replica's slot for each call that waits, runs, or will come before a new replica could have started.
+Replicas that the budget has left go to calls that come a little later, and then stay where they were needed lately.
 
 Where the needs of now exceed the budget, replicas go one by one to the pool with the most need for each replica that
 it has, weighed by 1 / √(work that a workflow has ahead from there): workflows near their end leave sooner. Full
@@ -68,10 +68,12 @@ class Lookahead:
                 near[calls.pool] += calls.calls
             elif calls.pool in near and calls.after_s <= self._options.far_s:
                 later[calls.pool] += calls.calls
-        limits = {pool.name: pool.limits for pool in pools}
         return (
-            {name: limits[name].within(ceil(count)) for name, count in near.items()},
-            {name: limits[name].within(ceil(count + later[name])) for name, count in near.items()},
+            {pool.name: pool.limits.within(ceil(near[pool.name] / pool.slots)) for pool in pools},
+            {
+                pool.name: pool.limits.within(ceil((near[pool.name] + later[pool.name]) / pool.slots))
+                for pool in pools
+            },
         )
 
     def _kept(self, pools: Sequence[PoolLoad], near: Mapping[str, int], now: float) -> dict[str, int]:

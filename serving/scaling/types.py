@@ -40,13 +40,14 @@ class PoolLoad:
     queue: int = 0  # calls that wait
     running: int = 0  # calls in replicas
     width: float = 1.0  # calls of one stage of one workflow, which are waited for together
+    slots: int = 1  # calls that one replica works on at once
     limits: PoolLimits = PoolLimits()
 
     def __post_init__(self) -> None:
         rates = (self.arrival_rate, self.service_rate, self.cv, self.width)
-        if not all(isfinite(x) and x >= 0 for x in rates) or self.service_rate * self.width == 0:
+        if not all(isfinite(x) and x >= 0 for x in rates) or self.service_rate * self.width * self.slots == 0:
             raise BadPool(
-                f"pool {self.name}: rates, CV and width are finite, service rate and width above 0: got {rates}"
+                f"pool {self.name}: rates, CV and width must be finite, and a service rate above 0: got {rates}"
             )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,8 @@ def test_a_forecast_waits_for_tools_and_for_the_queue_before_it() -> None:
 def test_a_workflow_among_its_tools_has_no_call_to_wait_for() -> None:
     live = LiveWorkflow("a", 1.0, 3.0, (PlannedStage("b", 1, 1.0, tool_s=5.0),), tools=True)
     assert [one.after_s for one in future_calls([live], {"b": pool("b")})] == [2.0]
+    gone = replace(live, since_s=36.0)
+    assert not list(future_calls([gone], {"b": pool("b")}))
 
 
 def test_a_plan_becomes_seconds_of_a_replica() -> None:
