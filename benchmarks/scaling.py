@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pool_scaling.contenders import ALL, BLIND, ORACLE, OURS, QUART, RULES, WHOLE, Contender  # noqa: E402
+from benchmarks.pool_scaling.real_bursts import burst  # noqa: E402
 from benchmarks.pool_scaling.replica_starts import Starts, measured  # noqa: E402
 from benchmarks.pool_scaling.simulation import Outcome, Simulation  # noqa: E402
 from benchmarks.pool_scaling.workloads import workload  # noqa: E402
@@ -67,6 +68,26 @@ def start_rows(starts: Starts, why: str | None) -> Iterator[Row]:
         note=f"a warm replica shares {starts.shared >> 20} MiB and has {starts.own >> 20} MiB of its own",
     )
     yield row("scale-up, warm against cold", ratio, "×", target=10.0, at_least=True)
+
+
+def burst_rows(weights: Path | None) -> Iterator[Row]:
+    """Four calls at once before a real gateway."""
+    name = "4 calls at once, --replicas 1:2: mean first token"
+    try:
+        one, two = (asyncio.run(burst(home(), str(weights or models.DEFAULT), most)) for most in (1, 2))
+    except ServingError as error:
+        yield not_measured(name, "s", str(error))
+        return
+    yield row(
+        name,
+        two.first_s,
+        "s",
+        peer="one replica",
+        peer_value=one.first_s,
+        times_faster=True,
+        note=f"all answers after {two.last_s:.1f} s, with one replica {one.last_s:.1f} s",
+    )
+    yield row("an idle gateway with --replicas, share of a core", two.idle, "share", target=0.01)
 
 
 def outcome(
@@ -157,9 +178,9 @@ def main() -> None:
     starts, why = starts_of(asked.weights, 3 if asked.quick else 7)
     if asked.store and why is None:
         STORED.write_text(json.dumps(asdict(starts), indent=2) + "\n", encoding="utf-8")
-    for one in start_rows(starts, why):
+    for one in (*start_rows(starts, why), *burst_rows(asked.weights)):
         add(one)
-    seeds = range(FIRST_SEED, FIRST_SEED + (3 if asked.quick else 20))
+    seeds = range(FIRST_SEED, FIRST_SEED + (3 if asked.quick else 6))
     seconds, control = 300.0 if asked.quick else 600.0, 0.0
     loads: list[tuple[str, float, Trace | None]] = [
         (f"CV {cv:g}", cv, None) for cv in ((1.0, 4.0, 8.0) if asked.quick else (0.1, 1.0, 2.0, 4.0, 8.0))

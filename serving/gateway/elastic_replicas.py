@@ -9,6 +9,7 @@ more than 85 % of its memory. `ramify.serving.scaling.lookahead` decides how man
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +29,7 @@ from ramify.serving.scaling.observation import Observation
 from ramify.serving.scaling.types import Controller, PoolLimits, PoolLoad
 
 PERIOD_S = 0.25
+_SOONEST_S = 0.02  # between two decisions, however many calls come
 _POOL = "replicas"
 _FIRST_GUESS_S = 2.0  # of a start and of a call, before one was seen
 _RETRY_S = 30.0  # after a replica that did not start
@@ -60,6 +62,7 @@ class ElasticReplicas:
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._parked_at: dict[int, float] = {}
         self._retry_at = 0.0
+        self._asked = asyncio.Event()  # calls wait: decide at once
         self.demand = Observation(_FIRST_GUESS_S)
 
     async def __aenter__(self) -> Self:
@@ -85,7 +88,7 @@ class ElasticReplicas:
     @asynccontextmanager
     async def following(self, gateway: Gateway) -> AsyncIterator[None]:
         """Follow the load of the gateway while entered."""
-        gateway.demand = self.demand
+        gateway.demand, gateway.admission.left_waiting = self.demand, self._asked.set
         task = asyncio.create_task(self._follow(gateway))
         try:
             yield
@@ -193,8 +196,12 @@ class ElasticReplicas:
 
     async def _follow(self, gateway: Gateway) -> None:
         while True:
+            self._asked.clear()
             await self.step(gateway)
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(_SOONEST_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._asked.wait()
 
     def _places(self, count: int) -> set[int]:
         return {one.replica.index for one in self.engines[:count]}

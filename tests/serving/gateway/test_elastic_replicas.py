@@ -15,14 +15,17 @@ import pytest
 from ramify.serving.client import LLMClient
 from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.errors import BadPool, EngineFailed, ScalingUnsupported
+from ramify.serving.gateway.dialects import CHAT
 from ramify.serving.gateway.elastic_replicas import ElasticReplicas, host_memory
 from ramify.serving.gateway.engines.replicas import EngineTraits
 from ramify.serving.gateway.engines.supervisor import SupervisedEngine
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.gateway.records.calls import Outcome
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings, Placement, check_replicas
 from ramify.serving.policy.types import RequestId
+from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.types import ChatRequest, user
 
 GB = 1 << 30
@@ -113,6 +116,20 @@ async def test_the_queue_brings_replicas_and_the_next_is_loaded_already() -> Non
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_plan_brings_replicas_before_its_calls_come() -> None:
+    plan = SLOTags(compound_id="w", compound_stage=0, compound_stages=2, plan_rest=(3.0, 10.0, 10.0, 2.0))
+    async with House().open(1, 3) as house:
+        await house.step(4)
+        call = house.gateway.open(CHAT, {"messages": []}, plan)
+        async with house.gateway.admission.slot(call):
+            assert await house.step(6) == [0, 1, 2], "the next stage makes three calls, soon"
+        house.gateway.close(call, Outcome.DONE)
+        assert await house.step(4) == [0, 1, 2], "its tools run"
+        house.now += 300.0
+        await house.step()
+        assert await house.step() == [0], "it did not come back"
 
 
 async def test_a_pool_shrinks_without_cutting_a_call() -> None:
@@ -218,9 +235,6 @@ async def _until(true: Callable[[], bool]) -> None:
 
 async def _wait(house: House, n: int) -> None:
     """A call that waits for a slot, all of which are taken."""
-    from ramify.serving.gateway.dialects import CHAT
-    from ramify.serving.protocol.tags import SLOTags
-
     call = house.gateway.open(CHAT, {"messages": []}, SLOTags())
     async with house.gateway.admission.slot(call):
         await asyncio.Event().wait()
