@@ -50,5 +50,5 @@ async def _call(client: LLMClient, number: int) -> float:
 
 async def _until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(120):
-        while not true():
+        while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.02)

@@ -56,7 +56,7 @@ class ElasticReplicas:
         self.engines = tuple(engines)
         self._limits = PoolLimits(least, len(engines), _FIRST_GUESS_S)
         self._bytes = replica_bytes
-        self._controller = controller or Lookahead(len(engines))
+        self.controller = controller or Lookahead(len(engines))
         self._memory = memory or host_memory
         self._loaded: set[int] = set()  # engines that are entered
         self._starting: dict[int, asyncio.Task[None]] = {}
@@ -90,6 +90,7 @@ class ElasticReplicas:
         """Follow the load of the gateway while entered."""
         gateway.demand, gateway.admission.left_waiting = self.demand, self._asked.set
         task = asyncio.create_task(self._follow(gateway))
+        task.add_done_callback(_unfollowed)
         try:
             yield
         finally:
@@ -101,7 +102,7 @@ class ElasticReplicas:
         now = gateway.records.clock()
         load = self._load(gateway, now)
         future = tuple(future_calls(self._workflows(gateway, now), {_POOL: load}))
-        wanted = self._controller.decide((load,), future, now).replicas[_POOL]
+        wanted = self.controller.decide((load,), future, now).replicas[_POOL]
         self._set(wanted, gateway, now)
         await self._load_ahead(wanted, now)
 
@@ -208,6 +209,12 @@ class ElasticReplicas:
 
     def _by_index(self, index: int) -> SupervisedEngine:
         return next(one for one in self.engines if one.replica.index == index)
+
+
+def _unfollowed(task: asyncio.Task[None]) -> None:
+    """Log a bug of the loop: otherwise the replicas would stay as many as they are without a word."""
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        log("replicas_unfollowed", level=logging.ERROR, problem=repr(fault))
 
 
 def host_memory(meminfo: Path = Path("/proc/meminfo")) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings, Placement, check_replicas
 from ramify.serving.policy.types import RequestId
 from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.scaling.types import Scaling
 from ramify.serving.types import ChatRequest, user
 
 GB = 1 << 30
@@ -169,6 +170,18 @@ async def test_a_replica_that_does_not_start_is_tried_again_later() -> None:
         house.broken, house.now = False, house.now + 60
         await house.step(4)
         assert house.started == 2
+
+
+async def test_a_bug_of_the_loop_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def decide(self, *_: object) -> Scaling:
+            raise ZeroDivisionError
+
+    async with House().open(1, 2) as house:
+        house.pool.controller = Broken()
+        async with house.pool.following(house.gateway):
+            await asyncio.sleep(0.01)
+    assert "replicas_unfollowed" in caplog.messages
 
 
 async def test_a_start_that_fails_ends_those_before_it() -> None:
