@@ -1,6 +1,7 @@
 """Measure pools of replicas: how fast a replica starts, and what controllers make of bursts (docs/how-to/scale.md).
 
     python benchmarks/scaling.py [--quick] [--json] [--trace PATH …] [--weights FILE]
+        [--only replicas|simulation]
 
 The start times are measured with the embedded engine's weights: FILE, or those in Ramify's home. Without weights, the
 simulations use times measured before (benchmarks/data/replica-starts.json), and the rows of the starts say so.
@@ -162,9 +163,30 @@ def rows_of(where: str, found: dict[str, dict[bool, Outcome]], targets: bool) ->
         )
 
 
+def simulation_rows(starts: Starts, quick: bool, traces: Sequence[Path]) -> Iterator[Row]:
+    """All loads, with the measured start times."""
+    seeds = range(FIRST_SEED, FIRST_SEED + (3 if quick else 6))
+    seconds, control = 300.0 if quick else 600.0, 0.0
+    loads: list[tuple[str, float, Trace | None]] = [
+        (f"CV {cv:g}", cv, None) for cv in ((4.0, 8.0) if quick else (0.1, 1.0, 2.0, 4.0, 8.0))
+    ]
+    for where, cv, trace in [*loads, *((path.name, 1.0, read(path)) for path in traces)]:
+        found = {
+            one.name: {
+                warm: outcome(one, starts.warm if warm else starts.cold, seeds, seconds, cv, trace)
+                for warm in (False, True)
+            }
+            for one in ALL
+        }
+        control = max(control, *(found[OURS.name][warm].control for warm in (False, True)))
+        yield from rows_of(where, found, targets=cv >= 4)
+    yield row("control loop, share of a core", control, "share", target=0.01)
+
+
 def main() -> None:
     parser = options(__doc__, "CV 4 and 8 only, fewer seeds, shorter runs")
     parser.add_argument("--trace", type=Path, action="append", default=[], help="a trace of arrivals; repeatable")
+    parser.add_argument("--only", choices=("replicas", "simulation"), help="only real replicas, or only simulations")
     parser.add_argument("--weights", type=Path, help="the embedded engine's weights")
     parser.add_argument("--store", action="store_true", help=f"write the start times to {STORED.name}")
     asked = parser.parse_args()
@@ -178,25 +200,12 @@ def main() -> None:
     starts, why = starts_of(asked.weights, 3 if asked.quick else 7)
     if asked.store and why is None:
         STORED.write_text(json.dumps(asdict(starts), indent=2) + "\n", encoding="utf-8")
-    for one in (*start_rows(starts, why), *burst_rows(asked.weights)):
-        add(one)
-    seeds = range(FIRST_SEED, FIRST_SEED + (3 if asked.quick else 6))
-    seconds, control = 300.0 if asked.quick else 600.0, 0.0
-    loads: list[tuple[str, float, Trace | None]] = [
-        (f"CV {cv:g}", cv, None) for cv in ((4.0, 8.0) if asked.quick else (0.1, 1.0, 2.0, 4.0, 8.0))
-    ]
-    for where, cv, trace in [*loads, *((path.name, 1.0, read(path)) for path in traces)]:
-        found = {
-            one.name: {
-                warm: outcome(one, starts.warm if warm else starts.cold, seeds, seconds, cv, trace)
-                for warm in (False, True)
-            }
-            for one in ALL
-        }
-        control = max(control, *(found[OURS.name][warm].control for warm in (False, True)))
-        for one in rows_of(where, found, targets=cv >= 4):
+    if asked.only != "simulation":
+        for one in (*start_rows(starts, why), *burst_rows(asked.weights)):
             add(one)
-    add(row("control loop, share of a core", control, "share", target=0.01))
+    if asked.only != "replicas":
+        for one in simulation_rows(starts, asked.quick, traces):
+            add(one)
     if asked.json:
         print(report(rows))
 
