@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import NewType, Protocol
 
 from ramify.serving.protocol.length_sketch import LengthSketch
+from ramify.serving.qoe import Reading
 
 RequestId = NewType("RequestId", int)
 
@@ -27,6 +28,7 @@ class State(StrEnum):
 
 class SloClass(StrEnum):
     LATENCY = "latency"  # tokens by a timeline: time to first token, then time between tokens
+    STREAM = "stream"  # read as it comes: judged by the quality of experience, which is never all or nothing
     DEADLINE = "deadline"  # the whole answer by a time
     COMPOUND = "compound"  # part of a workflow that is due as a whole
     BEST_EFFORT = "best_effort"
@@ -87,13 +89,16 @@ class RequestView:
     group: GroupView | None = None
     replica: int = 0
     max_tokens: int | None = None  # longest answer
+    reading: Reading | None = None  # a stream's reader, who has no deadlines (ttft and tbt are None); else None
 
     @property
     def to_prefill(self) -> int:
         """Tokens to be computed before its next new token: the price of starting it, or of starting it again."""
         return max(1, self.prompt_tokens + self.generated - max(self.computed, self.cached_tokens))
 
-    def moved_on(self, state: State, generated: int, computed: int, cached_tokens: int) -> RequestView:
+    def moved_on(
+        self, state: State, generated: int, computed: int, cached_tokens: int, reading: Reading | None = None
+    ) -> RequestView:
         """Return what `dataclasses.replace` would, in half its time: an engine renews a dozen views in each step."""
         return RequestView(
             self.id,
@@ -114,6 +119,7 @@ class RequestView:
             self.group,
             self.replica,
             self.max_tokens,
+            reading,
         )
 
 
