@@ -43,7 +43,21 @@ def _edf(options: _Options) -> Policy:
     return EarliestDeadlineFirst(**options)  # type: ignore[arg-type]
 
 
-POLICIES: dict[str, Callable[[_Options], Policy]] = {"edf": _edf, "calm-thesis": _calm, "concord": _concord}
+def _andes(options: _Options) -> Policy:
+    # Not loaded before it is used: it needs numpy.
+    from ramify.serving.policy.andes.packing import Objective
+    from ramify.serving.policy.andes.policy import Andes, AndesOptions
+
+    named = {**options, "objective": Objective(str(options["objective"]))} if "objective" in options else options
+    return Andes(AndesOptions(**named))  # type: ignore[arg-type]
+
+
+POLICIES: dict[str, Callable[[_Options], Policy]] = {
+    "edf": _edf,
+    "calm-thesis": _calm,
+    "andes": _andes,
+    "concord": _concord,
+}
 
 
 def make_live_policy(name: str = DEFAULT, **options: OptionValue) -> Policy:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType, Protocol
+from typing import NewType, Protocol, runtime_checkable
 
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.qoe import Reading
@@ -220,7 +220,7 @@ class Verdict:
 
     admit: tuple[RequestId, ...] = ()  # start now, best first; a prefix of `order`; never more than slots become free
     order: tuple[RequestId, ...] = ()  # all of View.waiting except the dropped, best first
-    preempt: tuple[RequestId, ...] = ()  # some of View.running, worst first; only with can_preempt
+    preempt: tuple[RequestId, ...] = ()  # some of View.running or View.paused, worst first; only with can_preempt
     pause: tuple[RequestId, ...] = ()  # others of View.running, worst first; only with can_pause
     resume: tuple[RequestId, ...] = ()  # some of View.paused, best first; each takes a slot
     drop: tuple[Refusal, ...] = ()  # waiting calls, or with can_cancel any; they are in no other list
@@ -236,6 +236,22 @@ class Finished:
     at: float
     met: bool  # it met its SLO; True for best effort that was answered
     delivered: int = 0  # tokens that were in time
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the engine works on, for a policy that may want to decide although nobody waits."""
+
+    step_s: float  # time of the present batch's step
+    tightest_s: float  # least time for a token of a running stream's reader; infinite without one
+
+
+@runtime_checkable
+class SelfTriggered(Protocol):
+    """A policy that also decides while nothing waits. Others are not asked then: there is no choice for them."""
+
+    def must_decide(self, load: Load, now: float) -> bool:
+        """Is a decision due at the time `now`?"""
 
 
 class Policy(Protocol):

@@ -6,6 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ramify.serving.errors import BadTags
 from ramify.serving.policy.types import (
@@ -112,6 +113,10 @@ class RequestViews:
             begin = view.arrived if view.ttft is None else view.ttft
             if (before == 0 or view.tbt is not None) and now > begin + (before + new - 1) * (view.tbt or 0.0):
                 seen.late_tokens += new
+
+    def tightest_s(self) -> float:
+        """Return the least time for a token of a stream's reader; infinite without one."""
+        return min([one.reading.tbt_s for one in self._streams.values() if one.reading is not None], default=inf)
 
     def seen(self, id_: RequestId) -> TrackedRequest:
         return self._by_id[id_]
