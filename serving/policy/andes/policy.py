@@ -66,7 +66,7 @@ class Andes:
         """Is the engine short of KV, slots or speed? Otherwise there is nothing to choose (selective triggering)."""
         capacity = view.capacity
         held = float(columns.held.sum())
-        if len(view.waiting) + len(view.paused) > capacity.free:
+        if len(view.waiting) + len(view.paused) > capacity.free or capacity.running > capacity.slots + capacity.queue:
             return True
         if capacity.kv_free is not None:
             needed = float(columns.context[len(view.running) + len(view.paused) :].sum())
@@ -100,7 +100,7 @@ class _Decision:
         capacity = view.capacity
         free = _NEVER if capacity.kv_free is None else float(capacity.kv_free)
         self._memory = float(columns.held.sum()) + free
-        self._slots_free, self._kv_free = capacity.free, free
+        self._slots_free, self._kv_free = capacity.slots + capacity.queue - capacity.running, free
         # Prefills follow each other, but only the first newcomers are sure to start: each counts its own.
         step = capacity.step
         starts = step.per_call_ms * (columns.to_prefill > 0) + step.per_prefill_ms * columns.to_prefill
@@ -158,6 +158,8 @@ class _Decision:
         admit: list[RequestId] = []
         resume: list[RequestId] = []
         can = self._can()
+        slots, kv = victims.give_back(-self._slots_free, -self._kv_free, can)
+        self._slots_free, self._kv_free = self._slots_free + slots, self._kv_free + kv
         new = packed.chosen[packed.chosen >= self._running]
         room, gain, starts_s = columns.context[new] + _GROWTH, packed.gain[new], self._start_s[new]
         figures = zip(new.tolist(), room.tolist(), gain.tolist(), starts_s.tolist(), strict=True)
@@ -230,6 +232,17 @@ class _Victims:
         """Pause running ones until only so many run: the batch is too slow."""
         while self._running and self._chosen_running + len(self._running) > batch:
             self.pause.append(self._running.pop())
+
+    def give_back(self, slots: int, kv: float, can: tuple[bool, bool]) -> tuple[int, float]:
+        """Free so many slots and so much KV, or as much as is possible: they were given to others."""
+        freed, tokens = 0, 0.0
+        while freed < slots or tokens < kv:
+            taken = self.make_room(freed < slots, kv - tokens, can)
+            if taken is None:
+                break
+            more, held = self.take(taken)
+            freed, tokens = freed + more, tokens + held
+        return freed, tokens
 
     def take(self, taken: tuple[list[int], list[int], list[int]]) -> tuple[int, float]:
         """Note the victims. Returns the slots and the tokens of KV that they free."""
