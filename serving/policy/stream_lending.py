@@ -26,6 +26,7 @@ _PARTS = 8  # the slots kept for streams change in so many steps: Concord prices
 @dataclass(frozen=True, slots=True)
 class LendingOptions:
     lend_s: float = 1.0  # a reader with more than so many seconds to read lends its slot
+    work_price: float = 4.0  # of preempting a stream: GPU time for its tokens counts so many times what serving gains
     stream_share: float = 0.25  # share of the slots that streams in need get at least; more if more of the calls are
 
 
@@ -42,7 +43,7 @@ class StreamLending:
 
     def decide(self, view: View, now: float) -> Verdict:
         calls = (view.waiting, view.running, view.paused)
-        if not any([any([call.reading is not None for call in some]) for some in calls]):
+        if not any(any(call.reading is not None for call in some) for some in calls):
             return self._concord.decide(view, now)
         streams, due, capacity = _part(view, streams=True), _part(view, streams=False), view.capacity
         held = len(due.running)
@@ -68,9 +69,10 @@ class StreamLending:
 
     def _stream_policy(self) -> Andes:
         if self._andes is None:
-            from ramify.serving.policy.andes.policy import Andes  # it needs numpy: not loaded without a stream
+            # It needs numpy: not loaded without a stream.
+            from ramify.serving.policy.andes.policy import Andes, AndesOptions
 
-            self._andes = Andes()
+            self._andes = Andes(AndesOptions(work_price=self.options.work_price))
         return self._andes
 
 

@@ -19,6 +19,7 @@ from ramify.serving.policy.types import Capacity, Finished, Load, RequestId, Req
 
 _GROWTH = 32  # tokens of KV kept free for the next tokens of a request that starts
 _NEVER = float("inf")
+Taken = tuple[list[int], list[int], list[int]]  # places of: paused to preempt, running to preempt, running to pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,10 @@ class AndesOptions:
     """Raises ValueError, naming the option, for a value out of range."""
 
     objective: Objective = Objective.AVERAGE
-    horizon_s: float = 10.0  # Δt: QoE is predicted for so many seconds from now
+    horizon_s: float = 30.0  # Δt: QoE is predicted for so many seconds from now
     watermark: float = 0.9  # share of the KV from which on the engine counts as full
     batch_sizes: int = 3  # so many batch sizes are tried
+    work_price: float = 0.0  # GPU time for tokens that are computed again counts so many times what serving gains
     refine: bool = True  # cancel changes that cost more than they gain
     pause: bool = True  # pause a victim whose KV is not needed
 
@@ -46,6 +48,7 @@ class Andes:
 
     def __init__(self, options: AndesOptions | None = None) -> None:
         self.options = options or AndesOptions()
+        self.decision = Decision  # a baseline chooses in another order
         self._readers = Readers()
 
     def observe(self, done: Finished) -> None:
@@ -60,7 +63,7 @@ class Andes:
         columns = self._readers.columns(calls)
         if not calls or not self._full(view, columns):
             return _first_come(view)
-        return _Decision(self.options, view, calls, columns, now).verdict()
+        return self.decision(self.options, view, calls, columns, now).verdict()
 
     def _full(self, view: View, columns: Columns) -> bool:
         """Is the engine short of KV, slots or speed? Otherwise there is nothing to choose (selective triggering)."""
@@ -88,18 +91,18 @@ def _first_come(view: View) -> Verdict:
     return Verdict(admit=order[: view.capacity.free - len(resume)], order=order, resume=resume)
 
 
-class _Decision:
+class Decision:
     """One decision of an engine that cannot serve all."""
 
     def __init__(
         self, options: AndesOptions, view: View, calls: Sequence[RequestView], columns: Columns, now: float
     ) -> None:
-        self._options, self._view, self._calls, self._columns, self._now = options, view, calls, columns, now
+        self.options, self.view, self.calls, self.columns, self.now = options, view, calls, columns, now
         self._running = len(view.running)
         self._held = self._running + len(view.paused)  # those with KV come first
         capacity = view.capacity
         free = _NEVER if capacity.kv_free is None else float(capacity.kv_free)
-        self._memory = float(columns.held.sum()) + free
+        self.memory = float(columns.held.sum()) + free
         self._slots_free, self._kv_free = capacity.slots + capacity.queue - capacity.running, free
         # Prefills follow each other, but only the first newcomers are sure to start: each counts its own.
         step = capacity.step
@@ -107,16 +110,16 @@ class _Decision:
         self._start_s = starts / 1000
 
     def verdict(self) -> Verdict:
-        packed = self._packed()
+        packed = self.packed()
         admit, resume, pause, preempt = self._refined(packed)
         taken = set(admit)
-        waiting = [self._calls[at].id for at in packed.order[packed.order >= self._held].tolist()]
+        waiting = [self.calls[at].id for at in packed.order[packed.order >= self._held].tolist()]
         order = (*admit, *[id_ for id_ in waiting if id_ not in taken])
         # The packing said that the rest is not worth a preemption. What is free all the same is not left idle.
         spare = max(0, self._slots_free)
         more = list(order[len(admit) : len(admit) + spare]) if self._kv_free > 0 else []
-        wake_s = float(self._columns.ahead_s(self._now)[self._running : self._held].min(initial=_NEVER))
-        wake_at = self._now + max(wake_s / 2, 0.05) if wake_s < _NEVER else None
+        wake_s = float(self.columns.ahead_s(self.now)[self._running : self._held].min(initial=_NEVER))
+        wake_at = self.now + max(wake_s / 2, 0.05) if wake_s < _NEVER else None
         return Verdict(
             admit=(*admit, *more),
             order=order,
@@ -126,13 +129,14 @@ class _Decision:
             wake_at=wake_at,
         )
 
-    def _packed(self) -> Packed:
-        options, columns, now = self._options, self._columns, self._now
-        capacity = self._view.capacity
+    def packed(self) -> Packed:
+        """Choose whom to serve (§4.2)."""
+        options, columns, now = self.options, self.columns, self.now
+        capacity = self.view.capacity
         until = now + options.horizon_s
         waits, current = columns.qoe_at(until), columns.qoe_at(now)
         # Of equals, those that have KV go on, and the oldest start.
-        ties = columns.arrived + np.where(np.arange(len(self._calls)) < self._held, -1e9, 0.0)
+        ties = columns.arrived + np.where(np.arange(len(self.calls)) < self._held, -1e9, 0.0)
         slots = capacity.slots + capacity.queue
         step, mean = capacity.step, float(columns.context.mean())
 
@@ -140,21 +144,21 @@ class _Decision:
             every_s = step.step_ms(batch, batch * mean) / 1000
             served = columns.served(now, until, self._start_s + every_s, every_s).qoe_at(until)
             gain = gains(options.objective, served, waits, current)
-            return pack(gain, columns.context, self._memory, batch, ties)
+            return pack(gain, columns.context, self.memory, batch, ties)
 
         tightest = float(columns.tbt_s.min())
-        sizes = batch_sizes(columns.context, self._memory, slots, step, tightest, options.batch_sizes)
+        sizes = batch_sizes(columns.context, self.memory, slots, step, tightest, options.batch_sizes)
         return best_packing(sizes, packed)
 
     def _refined(self, packed: Packed) -> tuple[list[RequestId], list[RequestId], list[RequestId], list[RequestId]]:
         """Return whom to admit, resume, pause and preempt."""
-        columns = self._columns
+        columns = self.columns
         loss = None
-        if self._options.refine and self._running:
+        if self.options.refine and self._running:
             head = Columns(*(getattr(columns, name)[: self._running] for name in Columns.__slots__))
-            loss = Loss.of(head, self._now)
+            loss = Loss.of(head, self.now)
         refiner = Refiner(loss)
-        victims = _Victims(packed, self._running, self._held, columns, self._now)
+        victims = _Victims(packed, self._running, self._held, columns, self.now)
         admit: list[RequestId] = []
         resume: list[RequestId] = []
         can = self._can()
@@ -167,20 +171,33 @@ class _Decision:
             held = at < self._held
             needed = 0.0 if held else needed
             taken = victims.make_room(self._slots_free < 1, needed - self._kv_free, can)
-            if taken is None or not refiner.commits(gained, start_s):
+            if taken is None:
+                break
+            lost_s, lost = self._price(taken, packed)
+            work = self.options.work_price * packed.value * lost_s / self.options.horizon_s
+            if not refiner.commits(gained - lost - work, start_s + lost_s):
                 break
             slots, kv = victims.take(taken)
             self._slots_free += slots - 1
             self._kv_free += kv - needed
-            (resume if held else admit).append(self._calls[at].id)
-        if self._can()[0] and _is_slow(self._view.capacity, columns, self._running):
+            (resume if held else admit).append(self.calls[at].id)
+        if self._can()[0] and _is_slow(self.view.capacity, columns, self._running):
             victims.pause_down_to(max(1, len(packed.chosen)))
-        ids = [call.id for call in self._calls]
+        ids = [call.id for call in self.calls]
         return admit, resume, [ids[at] for at in victims.pause], [ids[at] for at in victims.preempt]
 
+    def _price(self, taken: Taken, packed: Packed) -> tuple[float, float]:
+        """Return what an exchange takes: seconds to compute again what it preempts, and the gain of whom it stops."""
+        lost, stopped, aside = taken
+        if not lost and not stopped and not aside:
+            return 0.0, 0.0
+        again = sum([float(self.columns.held[at]) for at in (*lost, *stopped)])
+        missed = sum([float(packed.gain[at]) for at in (*stopped, *aside)])
+        return self.view.capacity.step.per_prefill_ms * again / 1000, missed
+
     def _can(self) -> tuple[bool, bool]:
-        capacity = self._view.capacity
-        return capacity.can_pause and self._options.pause, capacity.can_preempt
+        capacity = self.view.capacity
+        return capacity.can_pause and self.options.pause, capacity.can_preempt
 
 
 class _Victims:
@@ -203,9 +220,7 @@ class _Victims:
         self.pause: list[int] = []
         self.preempt: list[int] = []
 
-    def make_room(
-        self, slot: bool, kv: float, can: tuple[bool, bool]
-    ) -> tuple[list[int], list[int], list[int]] | None:
+    def make_room(self, slot: bool, kv: float, can: tuple[bool, bool]) -> Taken | None:
         """Return paused ones to preempt, running ones to preempt and running ones to pause; None if too few."""
         can_pause, can_preempt = can
         lost: list[int] = []
@@ -244,7 +259,7 @@ class _Victims:
             freed, tokens = freed + more, tokens + held
         return freed, tokens
 
-    def take(self, taken: tuple[list[int], list[int], list[int]]) -> tuple[int, float]:
+    def take(self, taken: Taken) -> tuple[int, float]:
         """Note the victims. Returns the slots and the tokens of KV that they free."""
         lost, stopped, aside = taken
         if not lost and not stopped:

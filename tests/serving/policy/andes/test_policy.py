@@ -61,8 +61,8 @@ def test_with_room_for_all_it_is_first_come_first_served():
 def test_the_refiner_cancels_a_prefill_that_costs_the_others_more():
     slow = replace(STEP, per_prefill_ms=20.0)
     view = View(engine(5, 5, kv_free=10_000, step=slow), [stream(3, [])], [ahead(1), *map(behind, range(10, 14))])
-    assert Andes().decide(view, NOW).pause == ()
-    assert Andes(AndesOptions(refine=False)).decide(view, NOW).pause == (1,)
+    assert Andes(AndesOptions(horizon_s=10)).decide(view, NOW).pause == ()
+    assert Andes(AndesOptions(horizon_s=10, refine=False)).decide(view, NOW).pause == (1,)
 
 
 def test_it_decides_by_itself_where_the_batch_is_slower_than_the_fastest_reader():
