@@ -3,9 +3,9 @@
     python benchmarks/streams.py [--quick] [--json] [--trace FILE]
 
 Arrivals come in cyclic bursts, as in the paper of Andes (§6.3): 35 % of each cycle at twice the mean rate. Prompts
-and answers are a trace's, or those of `benchmarks/replay/inputs/synthetic_traces.py`. Readers are drawn from the table
-of reading speeds. The engine is bound by KV: it holds about 25 contexts. Every scheduler runs in vLLM's own, so this
-needs an interpreter with vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
+and answers are a trace's, or those of `benchmarks/replay/inputs/synthetic_traces.py`. Readers are drawn from the
+table of reading speeds. The engine is bound by KV: it holds about 25 contexts. Every scheduler runs in vLLM's own, so
+this needs an interpreter with vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def contenders() -> dict[str, tuple[Contender, Setting]]:
     return {
         "fcfs": (of("fcfs", Stock(chunked_prefill=False)), SETTING),
         "chunked prefill": (of("chunked prefill", Stock()), replace(SETTING, step_tokens=1024)),
-        "least slack": (of("least slack", LeastSlack), SETTING),
+        "least slack": (of("least slack", lambda: make_policy("edf")), SETTING),
+        "least slack, preempting": (of("least slack, preempting", LeastSlack), SETTING),
         "andes": (of("andes", lambda: make_policy("andes")), SETTING),
         "concord": (of("concord", lambda: make_policy("concord")), SETTING),
     }
