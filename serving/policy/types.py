@@ -172,6 +172,7 @@ class Capacity:
     can_pause: bool = False  # a running call can keep its KV and give up its slot
     can_cancel: bool = False  # a running call can be ended for good
     queue: int = 0  # calls that it takes beyond those that it works on
+    pause_room: int | None = None  # so many more calls can be paused; None: no limit is known
 
     @property
     def free(self) -> int:

@@ -218,6 +218,7 @@ class ConcordScheduler(AsyncScheduler):
             can_preempt=self._options.preempt,
             can_pause=self._options.pause and self._room_to_pause > 0,
             can_cancel=True,
+            pause_room=max(0, self._room_to_pause),
         )
         return View(capacity, waiting, running, held)
 

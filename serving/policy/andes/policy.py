@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from ramify.serving.policy.andes.refiner import Loss, Refiner
 from ramify.serving.policy.types import Capacity, Finished, Load, RequestId, RequestView, Verdict, View
 
 _GROWTH = 32  # tokens of KV kept free for the next tokens of a request that starts
-_NEVER = float("inf")
 Taken = tuple[list[int], list[int], list[int]]  # places of: paused to preempt, running to preempt, running to pause
 
 
@@ -101,7 +101,7 @@ class Decision:
         self._running = len(view.running)
         self._held = self._running + len(view.paused)  # those with KV come first
         capacity = view.capacity
-        free = _NEVER if capacity.kv_free is None else float(capacity.kv_free)
+        free = inf if capacity.kv_free is None else float(capacity.kv_free)
         self.memory = float(columns.held.sum()) + free
         self._slots_free, self._kv_free = capacity.slots + capacity.queue - capacity.running, free
         # Prefills follow each other, but only the first newcomers are sure to start: each counts its own.
@@ -118,8 +118,8 @@ class Decision:
         # The packing said that the rest is not worth a preemption. What is free all the same is not left idle.
         spare = max(0, self._slots_free)
         more = list(order[len(admit) : len(admit) + spare]) if self._kv_free > 0 else []
-        wake_s = float(self.columns.ahead_s(self.now)[self._running : self._held].min(initial=_NEVER))
-        wake_at = self.now + max(wake_s / 2, 0.05) if wake_s < _NEVER else None
+        wake_s = float(self.columns.ahead_s(self.now)[self._running : self._held].min(initial=inf))
+        wake_at = self.now + max(wake_s / 2, 0.05) if wake_s < inf else None
         return Verdict(
             admit=(*admit, *more),
             order=order,
@@ -134,7 +134,7 @@ class Decision:
         options, columns, now = self.options, self.columns, self.now
         capacity = self.view.capacity
         until = now + options.horizon_s
-        waits, current = columns.qoe_at(until), columns.qoe_at(now)
+        waits, current = columns.qoe_at(np.array([[until], [now]]))
         # Of equals, those that have KV go on, and the oldest start.
         ties = columns.arrived + np.where(np.arange(len(self.calls)) < self._held, -1e9, 0.0)
         slots = capacity.slots + capacity.queue
@@ -158,7 +158,7 @@ class Decision:
             head = Columns(*(getattr(columns, name)[: self._running] for name in Columns.__slots__))
             loss = Loss.of(head, self.now)
         refiner = Refiner(loss)
-        victims = _Victims(packed, self._running, self._held, columns, self.now)
+        victims = _Victims(packed, self._running, self._held, columns, self.now, self.view.capacity.pause_room)
         admit: list[RequestId] = []
         resume: list[RequestId] = []
         can = self._can()
@@ -207,7 +207,9 @@ class _Victims:
     least priority.
     """
 
-    def __init__(self, packed: Packed, running: int, held: int, columns: Columns, now: float) -> None:
+    def __init__(
+        self, packed: Packed, running: int, held: int, columns: Columns, now: float, pause_room: int | None
+    ) -> None:
         chosen = np.zeros(len(packed.order), dtype=bool)
         chosen[packed.chosen] = True
         ahead = columns.ahead_s(now)
@@ -217,12 +219,13 @@ class _Victims:
         self._running: list[int] = idle[~chosen[idle]].tolist()
         self._chosen_running = int(chosen[:running].sum())
         self._held: list[float] = columns.held[:held].tolist()
+        self._room = inf if pause_room is None else pause_room
         self.pause: list[int] = []
         self.preempt: list[int] = []
 
     def make_room(self, slot: bool, kv: float, can: tuple[bool, bool]) -> Taken | None:
         """Return paused ones to preempt, running ones to preempt and running ones to pause; None if too few."""
-        can_pause, can_preempt = can
+        can_pause, can_preempt = can[0] and len(self.pause) < self._room, can[1]
         lost: list[int] = []
         stopped: list[int] = []
         while kv > 0:
@@ -245,7 +248,7 @@ class _Victims:
 
     def pause_down_to(self, batch: int) -> None:
         """Pause running ones until only so many run: the batch is too slow."""
-        while self._running and self._chosen_running + len(self._running) > batch:
+        while self._running and self._chosen_running + len(self._running) > batch and len(self.pause) < self._room:
             self.pause.append(self._running.pop())
 
     def give_back(self, slots: int, kv: float, can: tuple[bool, bool]) -> tuple[int, float]:

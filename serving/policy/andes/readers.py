@@ -33,8 +33,11 @@ class Columns:
     held: Floats  # tokens of KV that it holds
     arrived: Floats
 
-    def qoe_at(self, at: float) -> Floats:
-        """Return the QoE of each at the time `at` if no more token comes until then (Q_wait)."""
+    def qoe_at(self, at: float | Floats) -> Floats:
+        """Return the QoE of each at the time `at` if no more token comes until then (Q_wait).
+
+        A column of times gives a row for each.
+        """
         tbt, tokens, first = self.tbt_s, self.tokens, self.first_due
         unread = np.minimum(tokens, np.ceil(np.maximum(0.0, (self.read_at - at) / tbt)))
         read = tokens - unread

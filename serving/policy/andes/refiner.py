@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+import numpy as np
+
 from ramify.serving.policy.andes.readers import Columns
 
 _OVERHEADS_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -19,7 +21,7 @@ class Loss:
     @classmethod
     def of(cls, running: Columns, now: float) -> Loss:
         """Compute the loss at a few overheads; `at` interpolates between them."""
-        left = [float(running.qoe_at(now + over).sum()) for over in _OVERHEADS_S]
+        left = running.qoe_at(now + np.array(_OVERHEADS_S)[:, None]).sum(axis=1).tolist()
         return cls(tuple([left[0] - after for after in left]))
 
     def at(self, overhead_s: float) -> float:

@@ -107,3 +107,10 @@ def test_a_bad_option_is_named():
         make_policy("andes", horizon_s=0)
     with pytest.raises(UnknownPolicy, match="worst"):
         make_policy("andes", objective="worst")
+
+
+def test_no_more_are_paused_than_the_engine_has_room_for():
+    waiting, runs = [stream(i, []) for i in (5, 6)], [ahead(1), ahead(2)]
+    view = View(engine(2, 2, kv_free=10_000, pause_room=1), waiting, runs)
+    assert len(Andes().decide(view, NOW).pause) == 1
+    assert len(Andes().decide(replace(view, capacity=replace(view.capacity, pause_room=None)), NOW).pause) == 2
