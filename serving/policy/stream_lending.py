@@ -49,23 +49,24 @@ class StreamLending:
         held = len(due.running)
         elsewhere = capacity.running - len(view.running)  # the host may not show all that runs
         slots = capacity.slots - self._kept(streams, due, now)
-        first = self._concord.decide(
-            replace(due, capacity=replace(capacity, slots=max(slots, 1), running=held + elsewhere)), now
-        )
+        none = int(slots < 1)  # a policy needs a slot to price by: it is one that is taken
+        mine = replace(capacity, slots=slots + none * (1 - slots), running=held + elsewhere + none)
+        first = self._concord.decide(replace(due, capacity=mine), now)
         held += elsewhere + len(first.admit) + len(first.resume) - len(first.pause)
         held -= len(set(first.preempt) & {call.id for call in due.running})
         rest = replace(streams, capacity=_left(capacity, held, len(streams.running), due, first))
         return _both(first, self._stream_policy().decide(rest, now))
 
     def _kept(self, streams: View, due: View, now: float) -> int:
-        """Return how many slots are kept for streams: those whose readers have soon read all."""
+        """Return how many slots are kept for streams: whose readers have soon read all, and who cannot be paused."""
         slots, until = streams.capacity.slots, now + self.options.lend_s
         calls = [*streams.waiting, *streams.running, *streams.paused]
         needy = sum([call.reading is not None and call.reading.dry_at < until for call in calls])
         others = len(due.waiting) + len(due.running) + len(due.paused)
         share = max(self.options.stream_share, len(calls) / (len(calls) + others))
         part = max(1, slots // _PARTS)
-        return min(-(-min(needy, round(share * slots)) // part) * part, slots)
+        needed = min(needy, round(share * slots))
+        return min(-(-max(needed, _stay(streams)) // part) * part, slots)
 
     def _stream_policy(self) -> Andes:
         if self._andes is None:
@@ -87,6 +88,14 @@ def _part(view: View, *, streams: bool) -> View:
 
 def _is_stream(call: RequestView) -> bool:
     return call.reading is not None and call.deadline is None
+
+
+def _stay(streams: View) -> int:
+    """Return how many running streams cannot stand aside: only a pause is free, and the engine has so much room."""
+    capacity, running = streams.capacity, len(streams.running)
+    if not capacity.can_pause:
+        return running
+    return 0 if capacity.pause_room is None else max(0, running - capacity.pause_room)
 
 
 def _left(capacity: Capacity, held: int, running: int, due: View, first: Verdict) -> Capacity:

@@ -46,3 +46,10 @@ def test_kv_of_streams_makes_room_for_a_program() -> None:
     seen = View(engine(8, 2, kv_free=10), [view(1, deadline=NOW + 5)], [ahead(2), behind(3)])
     verdict = make_policy("concord").decide(seen, NOW)
     assert (verdict.admit, verdict.preempt[0]) == ((1,), 2)
+
+
+def test_where_streams_cannot_be_paused_they_lend_nothing() -> None:
+    for able in ({"can_pause": False}, {"pause_room": 0}):
+        seen = View(engine(2, 2, kv_free=9000, **able), [view(1, deadline=NOW + 60)], [ahead(2), ahead(3)])
+        verdict = make_policy("concord").decide(seen, NOW)
+        assert (verdict.pause, verdict.preempt) == ((), ())
