@@ -243,6 +243,8 @@ class _Victims:
             return lost, stopped, []
         if not self._running or not (can_pause or can_preempt):
             return None
+        if can[0] and not can_pause:
+            return None  # a slot alone is worth a pause, not a second prefill
         worst = [self._running[-1]]
         return (lost, [], worst) if can_pause else (lost, worst, [])
 
