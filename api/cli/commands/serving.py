@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 )
 @click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine runs at once.")
 @click.option(
-    "--policy", default="concord", show_default=True, help="The scheduling policy: concord, calm-thesis, edf."
+    "--policy", default="concord", show_default=True, help="The scheduling policy: concord, andes, calm-thesis, edf."
 )
 @click.option(
     "--policy-option",

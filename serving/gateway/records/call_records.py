@@ -89,6 +89,7 @@ class Records:
                 gone=outcome is Outcome.GONE,
                 tags=call.tags,
                 spent=call.track.spent(call.ended),
+                qoe=call.track.qoe(call.ended),
             )
         return True
 
@@ -153,6 +154,7 @@ class Records:
                     "left_s": None if c.deadline is None else c.deadline - now,
                     "feasible": c.feasible(now) and c.id not in lost,
                     "spent": asdict(c.spent),
+                    "qoe": c.qoe,
                 }
                 for c in compounds
             ],
