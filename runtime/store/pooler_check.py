@@ -67,8 +67,8 @@ def _is_direct(connection: Connection) -> bool:
 def _share(one: Connection, other: Connection) -> bool:
     """Whether two connections share a session, or one of them changes its session.
 
-    The connections take turns in who begins. A pool of two sessions that lends the one that was idle for longest would
-    otherwise give each connection the same one every time.
+    The connections take turns in who begins. A pool of two sessions that lends the one that was idle for longest
+    would otherwise give each connection the same one every time.
     """
     sessions: dict[Connection, set[int]] = {one: set(), other: set()}
 
