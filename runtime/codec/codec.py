@@ -95,6 +95,12 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def is_same(text: str, other: str) -> bool:
+    """Whether two texts made by `encode` hold the same value, whatever the order of dict entries, such as that of
+    keyword arguments."""
+    return text == other or digest_text(text) == digest_text(other)
+
+
 def digest_as_given(text: str) -> str:
     """Like `digest_text`, but dependent on the order of dict entries: code that loops over a dict may compute another
     result for another order."""
@@ -117,4 +123,4 @@ def _canonical(value: Any) -> Any:
     return canonical
 
 
-__all__ = ["decode", "decode_own", "digest", "digest_as_given", "digest_text", "encode"]
+__all__ = ["decode", "decode_own", "digest", "digest_as_given", "digest_text", "encode", "is_same"]

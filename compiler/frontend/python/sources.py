@@ -12,6 +12,7 @@ import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias, TypeVar
@@ -305,21 +306,35 @@ class _PatchRemover(ast.NodeTransformer):
 _parents: WeakKeyDictionary[ast.AST, dict[ast.AST, ast.AST]] = WeakKeyDictionary()
 
 
-def call_text(call: ast.expr, definition: Definition) -> str:
+def call_text(call: ast.expr, definition: Definition, *, ordered: bool = True) -> str:
     """Return a text that identifies a call without its position: its arguments, and what its result is used for.
 
-    Two calls have the same text if only their positions differ. Names are as they are written.
+    Two calls have the same text if only their positions differ. Names are as they are written. `ordered`: keyword
+    arguments are in the order of their names, since a call is the same in any order of them.
     """
     parents = _parents.get(definition)
     if parents is None:
         parents = {child: node for node in ast.walk(definition) for child in ast.iter_child_nodes(node)}
         _parents[definition] = parents
-    found = [plain_text(call)]
+    found = [plain_text(_with_ordered_keywords(call) if ordered else call)]
     node: ast.AST = call
     while not isinstance(node, ast.stmt) and node is not definition and node in parents:
         child, node = node, parents[node]
         found.append(_role(child, node))
     return "\n".join(filter(None, found))
+
+
+def _with_ordered_keywords(call: ast.expr) -> ast.expr:
+    """Return a call with its keyword arguments in the order of their names. One after `**` stays after it."""
+    if isinstance(call, ast.Await):
+        return ast.Await(_with_ordered_keywords(call.value))
+    if not isinstance(call, ast.Call) or len(call.keywords) < 2:
+        return call
+    keywords: list[ast.keyword] = []
+    for is_named, group in groupby(call.keywords, key=lambda each: each.arg is not None):
+        several = list(group)
+        keywords += sorted(several, key=lambda each: each.arg or "") if is_named else several
+    return ast.Call(call.func, call.args, keywords)
 
 
 def _role(child: ast.AST, parent: ast.AST) -> str:
