@@ -128,6 +128,7 @@ class Changes:
     """What happens to a run's recorded results under the code as it is now. Each line: a step, where it stood, and
     how many results.
 
+    `kept`: where a line says "refused if", the run stops at that call in that case, and does nothing twice.
     `refused`: results that cannot be assigned to a call with certainty, so the run cannot continue.
     """
 
@@ -191,9 +192,11 @@ def preview(
     """What `standing(..., accept=True)` would do. Changes nothing."""
     plan = Plan.from_json(record.plan_json)
     found = since(plan, workflow)
-    if not found.workflow or found.unpatched is not None:
+    if found.unpatched is not None or (not found.workflow and (plan.version < PLACES_VERSION or not found.steps)):
         return Changes(found.parts if found.workflow else ())
     matched, _ = matched_with(record, plan, _compiled_as_then(workflow, plan), ops, llm, effects)
+    if not found.workflow:  # it goes on without being asked, unless a step takes other parameters
+        return Changes((), tuple(str(line) for line in matched.kept if line.why))
     lines = (matched.kept, matched.again, matched.aside, matched.added, matched.refused)
     return Changes(found.parts, *(tuple(map(str, each)) for each in lines))
 

@@ -140,7 +140,7 @@ class Matching:
     """How the operations of a stored plan and of the current one correspond."""
 
     pairs: tuple[tuple[PlanOp, PlanOp], ...]  # certainly the same: (stored, current)
-    kept: tuple[OperationLine, ...]  # recorded, and the results are used
+    kept: tuple[OperationLine, ...]  # recorded, and the results are used; `why`: in which case they are refused
     again: tuple[OperationLine, ...]  # recorded, and run again, which is safe
     aside: tuple[OperationLine, ...]  # recorded, and no longer called
     added: tuple[OperationLine, ...]  # not in the stored plan
@@ -212,7 +212,7 @@ def matching(stored: Plan, now: Plan, recorded: Mapping[str, RecordedResults]) -
             uncertain[one.id] = "it was called several times"
         else:
             pairs.append((one, other))
-    sure_old, sure_new = {one.id for one, _ in pairs}, {other.id for _, other in pairs}
+    sure_old, sure_new = {one.id: other for one, other in pairs}, {other.id for _, other in pairs}
     free = Counter(op.step or "" for op in _own(now) if op.id not in sure_new)
     names = {_origin(op).identity for op in _own(now) if op.id not in sure_new}
     new_risky_steps = {s.name for s in now.steps if stored.step(s.name) is None and s.effect not in HARMLESS}
@@ -228,11 +228,11 @@ def matching(stored: Plan, now: Plan, recorded: Mapping[str, RecordedResults]) -
             continue
         count = sum(results.steps.values()) + results.others
         line = OperationLine(_what(op, results), str(op.site or "no known place"), count)
-        if op.id in sure_old:
-            kept.append(line)
-            continue
         steps = Counter({**results.steps}) + Counter({**results.under})
         risky = [name for name in steps if _effect(name, stored, now) not in HARMLESS]
+        if op.id in sure_old:
+            kept.append(replace(line, why=_refused_if(op, sure_old[op.id], risky, stored, now)))
+            continue
         if op.kind is OpKind.BREAK:  # what runs here is not known ahead
             may_be_called = True
         elif op.kind is OpKind.FORK:
@@ -263,6 +263,23 @@ def matching(stored: Plan, now: Plan, recorded: Mapping[str, RecordedResults]) -
     catch_all_met = stored.catch_all.id in recorded
     lines = tuple(kept), tuple(again), tuple(aside), tuple(added), tuple(refused)
     return Matching(tuple(pairs), *lines, catch_all_goes_on=not catch_all_met)
+
+
+def _refused_if(op: PlanOp, now_op: PlanOp, risky: list[str], stored: Plan, now: Plan) -> str:
+    """Return in which case the call is refused when the run reaches it. Only then are its arguments known."""
+    if not risky or op.kind is not OpKind.RUN:
+        return ""
+    cases = []
+    if _origin(op).last != _origin(now_op).last and not _origin(now_op).repeats:
+        cases.append("the changed code gives it other arguments")
+    if any(_is_other_code(name, stored, now) for name in risky):
+        cases.append("its parameters have changed, apart from new ones with defaults")
+    return f"refused if {', or '.join(cases)}" if cases else ""
+
+
+def _is_other_code(step: str, stored: Plan, now: Plan) -> bool:
+    before, after = stored.step(step), now.step(step)
+    return before is None or after is None or before.code_digest != after.code_digest
 
 
 def _what(op: PlanOp, results: RecordedResults) -> str:
