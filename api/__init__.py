@@ -37,9 +37,15 @@ if TYPE_CHECKING:
     from ramify.runtime.user_code.sandbox import Sandbox as Sandbox
     from ramify.runtime.user_code.sandbox import SyncSandbox as SyncSandbox
     from ramify.sandboxes.contract import RunResult as RunResult
+    from ramify.sandboxes.egress.credentials import Header as Header
+    from ramify.sandboxes.egress.settings import Egress as Egress
     from ramify.session import Runtime as Runtime
     from ramify.tools import Tool as Tool
     from ramify.tools import tool as tool
+    from ramify.tree_search.methods import MCTS as MCTS
+    from ramify.tree_search.methods import Beam as Beam
+    from ramify.tree_search.methods import BestOf as BestOf
+    from ramify.tree_search.search import search as search
     from ramify.worlds.blocking import SyncWorld as SyncWorld
     from ramify.worlds.world import World as World
 
@@ -63,8 +69,12 @@ _EXPORTS = {
     "ramify.runtime.langgraph.checkpointer": ("Saver",),
     "ramify.runtime.user_code.sandbox": ("Sandbox", "SyncSandbox"),
     "ramify.sandboxes.contract": ("RunResult",),
+    "ramify.sandboxes.egress.credentials": ("Header",),
+    "ramify.sandboxes.egress.settings": ("Egress",),
     "ramify.session": ("Runtime",),
     "ramify.tools": ("Tool", "tool"),
+    "ramify.tree_search.methods": ("Beam", "BestOf", "MCTS"),
+    "ramify.tree_search.search": ("search",),
     "ramify.worlds.blocking": ("SyncWorld",),
     "ramify.worlds.world": ("World",),
 }

@@ -62,12 +62,11 @@ class Fork(Generic[T]):
         if self._branches is not None:
             raise BranchReleased("a fork is entered once: call fork() again")
         run, parent = self._scope.run, self._scope.branch
-        async with run.busy(), parent.lock:
+        async with run.journal.turns.of(self._key), run.busy(), parent.lock:
             if parent.released:
                 raise BranchReleased(f"branch {parent.path} was released, so it cannot be forked")
-            if (
-                row := run.journal.served(self._key, at=parent.snapshot)
-            ) is not None and row.snapshot_out is not None:
+            row = run.journal.served(self._key, at=parent.snapshot)
+            if row is not None and row.snapshot_out is not None:
                 self._place = codec.decode(row.result_json or "{}")["place"]
                 if row.snapshot_out != parent.snapshot.id:
                     sealed = await run.recovery.get(row.snapshot_out, "")
@@ -150,13 +149,17 @@ class Fork(Generic[T]):
         await run.worlds.end_ready(self._scope.branch.path)
         if (kind is not None and not issubclass(kind, Exception)) or run.journal.stopped is not None:
             return  # cancelled or stopped: a resume continues from here
-        release = run.plan.release_of(self.op) or self.op
         key = f"{self._key}|RELEASE"
         for branch in branches:  # also after an earlier exit by an error: the resumed run may have done more since
             if not branch.adopted:
                 await self._compensate(branch.line.path)
-        if run.journal.served(key) is not None:
-            return
+        async with run.journal.turns.of(key):
+            if run.journal.served(key) is None:
+                await self._record_release(key)
+
+    async def _record_release(self, key: str) -> None:
+        run, branches = self._scope.run, self._branches or []
+        release = run.plan.release_of(self.op) or self.op
         adopted = sum(b.adopted for b in branches)
         now = run.clock()
         count = len(branches)

@@ -28,7 +28,7 @@ class Merge:
         """Merge, or take the merge from the journal. Raises `MergeConflict`, `BranchReleased` and `EffectUndone`."""
         run, parent = self.scope.run, self.scope.branch
         key = run.journal.key(parent.path, op.id, self.theirs.path, self._strategy_name())
-        async with run.busy(), parent.lock, self.theirs.lock:
+        async with run.journal.turns.of(key), run.busy(), parent.lock, self.theirs.lock:
             if self.theirs.released or parent.released:
                 raise BranchReleased(f"branch {self.theirs.path} was released: adopt it inside its fork's block")
             row = run.journal.served(key, at=parent.snapshot)

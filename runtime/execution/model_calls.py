@@ -73,13 +73,19 @@ class LLMCalls:
             )
             for request, digest in zip(requests, digests, strict=True)
         ]
-        return self._send_all(requests, rows, index)
+        return self._send_in_turn(requests, rows, index)
 
     def deadline_left(self) -> float | None:
         """Return the seconds until the deadline, negative if it has passed; None without a deadline."""
         if self._record.deadline_s is None:
             return None
         return self._record.deadline_s - self._journal.consumed_s()
+
+    async def _send_in_turn(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
+        if rows and rows[0].step_key is not None:  # the step's own result has a turn
+            return await self._send_all(requests, rows, index)
+        async with self._journal.turns.of(*(row.key for row in rows)):
+            return await self._send_all(requests, rows, index)
 
     async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
         pairs = zip(requests, rows, strict=True)

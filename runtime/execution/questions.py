@@ -35,6 +35,11 @@ def begin_asking(scope: RunScope, question: Any, site: CallSite) -> Awaitable[An
 
 
 async def _ask(scope: RunScope, op: OpId, key: str, question: str) -> Any:
+    async with scope.run.journal.turns.of(key):
+        return await _answer(scope, op, key, question)
+
+
+async def _answer(scope: RunScope, op: OpId, key: str, question: str) -> Any:
     run = scope.run
     assert run.asking is not None, "a run of the decorators"
     async with run.busy():

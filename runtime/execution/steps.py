@@ -108,28 +108,8 @@ async def _perform(call: StepCall) -> Any:
     run.begun[call.key].task = task
     run.waits.watch(task)
     try:
-        if call.step.effect is Effect.PURE:
-            return await _serve_or_execute(call, on_world=False)
-        aside: StepCall | None = None
-        async with branch.lock:
-            if run.careful or call.op.kind is OpKind.BREAK:
-                await seal_before(call.scope, call.key)
-            beside = "beside" in call.op.attrs
-            wrote = beside and run.journal.changed(call.key)  # it wrote in an earlier process: run it in turn again
-            reads = beside or call.step.effect is Effect.READONLY
-            if reads and not wrote and await _is_all_sealed(branch):
-                copy = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
-                aside = replace(call, aside=True, scope=replace(call.scope, branch=copy))
-            if not beside or (aside is None and not wrote):
-                return await _perform_on_world(aside or call)
-        try:
-            if aside is not None:
-                return await _perform_on_world(aside)
-            await asyncio.sleep(0)  # lets the steps that were called together with it begin first, as they did then
-        except HiddenWrites as error:  # it is not read-only: run it again in its turn on the branch
-            run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, str(error), 0.0))
-        async with branch.lock:
-            return await _perform_on_world(call)
+        async with run.journal.turns.of(call.key):
+            return await _perform_on_branch(call)
     except asyncio.CancelledError as error:
         if LEFT in error.args:
             said = f"CancelledError: {LEFT}"
@@ -140,6 +120,32 @@ async def _perform(call: StepCall) -> Any:
         del run.working[task]
         if outer is not None:
             run.working[task] = outer
+
+
+async def _perform_on_branch(call: StepCall) -> Any:
+    run, branch = call.scope.run, call.scope.branch
+    if call.step.effect is Effect.PURE:
+        return await _serve_or_execute(call, on_world=False)
+    aside: StepCall | None = None
+    async with branch.lock:
+        if run.careful or call.op.kind is OpKind.BREAK:
+            await seal_before(call.scope, call.key)
+        beside = "beside" in call.op.attrs
+        wrote = beside and run.journal.changed(call.key)  # it wrote in an earlier process: run it in turn again
+        reads = beside or call.step.effect is Effect.READONLY
+        if reads and not wrote and await _is_all_sealed(branch):
+            copy = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
+            aside = replace(call, aside=True, scope=replace(call.scope, branch=copy))
+        if not beside or (aside is None and not wrote):
+            return await _perform_on_world(aside or call)
+    try:
+        if aside is not None:
+            return await _perform_on_world(aside)
+        await asyncio.sleep(0)  # lets the steps that were called together with it begin first, as they did then
+    except HiddenWrites as error:  # it is not read-only: run it again in its turn on the branch
+        run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, str(error), 0.0))
+    async with branch.lock:
+        return await _perform_on_world(call)
 
 
 async def _is_all_sealed(branch: Branch) -> bool:
@@ -201,7 +207,7 @@ def _refuse_repetition(call: StepCall) -> None:
         raise Diverged(
             f"step {call.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
             "than the branch is in now, so its result does not fit and it is not done again. "
-            "The order of a workflow's calls must not depend on timing"
+            "The order of a workflow's calls may depend on its steps, but not on timers of its own"
         )
     if call.step.effect is Effect.UNKNOWN and run.was_changed and run.journal.knows(call.key):
         raise Diverged(

@@ -166,6 +166,9 @@ class Journal(RecordedRun):
     ) -> tuple[list[OpRecord], list[CheckpointRecord]]:
         self._refuse_when_over()
         numbered = [replace(row, seq=self._next_seq()) for row in rows]
+        for row in numbered:
+            if row.status is OpStatus.DONE:
+                self.turns.numbered(row.key, row.seq)
         made = [] if checkpoint is None else [self._checkpoint(numbered[-1], *checkpoint)]
         crash_points.point("rows numbered")
         return numbered, made
@@ -230,6 +233,7 @@ class Journal(RecordedRun):
     async def _record_llm(self, row: LLMRecord) -> None:
         self._refuse_when_over()
         numbered = replace(row, seq=self._next_seq())
+        self.turns.numbered(row.key, numbered.seq)
         crash_points.point("answer numbered")
         await self._store.commit(self._run.id, llm=[numbered], update=self._touch())
         crash_points.point("answer durable")

@@ -11,6 +11,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.forked_runs import FORKED
+from ramify.runtime.journal.turns import Recorded, Turns
 from ramify.runtime.records import (
     AGAIN,
     HAPPENED,
@@ -73,6 +74,7 @@ class RecordedRun:
         """Why nothing new begins and the run ends, even if the workflow caught the error: an effect in doubt, a wrong
         reuse hit (decision 005), or open questions (decision 075)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
+        self.turns = Turns(_in_turns(ops, llm, caught))
         self._occurrences: Counter[str] = Counter()
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._last_sealed: dict[BranchPath, int] = {}
@@ -274,3 +276,16 @@ def _keys_of(
     found = {row.key: row.branch for row in ops if row.kind in _MET and row.status in (OpStatus.DONE, OpStatus.ASKED)}
     found |= {call.key: call.branch for call in llm if call.step_key is None}
     return found | {effect.key: effect.branch for effect in effects if effect.status in HAPPENED}
+
+
+_IN_TURNS = (*_MET, OpKind.RELEASE)
+
+
+def _in_turns(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], caught: Sequence[OpRecord]) -> Iterator[Recorded]:
+    """Yield the results that a replay hands to the workflow."""
+    for row in chain((row for row in ops if row.status is OpStatus.DONE), caught):
+        if row.kind in _IN_TURNS:
+            yield Recorded(row.key, row.seq, row.started_at, row.ended_at)
+    for call in llm:
+        if call.step_key is None:
+            yield Recorded(call.key, call.seq, call.started_at, call.ended_at)

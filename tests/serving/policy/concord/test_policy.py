@@ -13,6 +13,7 @@ from ramify.serving.policy.concord.options import ConcordOptions
 from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.registry import POLICIES, OptionValue, UnknownPolicy, make_policy
+from ramify.serving.policy.stream_lending import StreamLending
 from ramify.serving.policy.types import (
     Capacity,
     CompoundView,
@@ -362,9 +363,11 @@ def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, Option
     assert verdict.order[: len(verdict.admit)] == verdict.admit
     moved = [*verdict.preempt, *verdict.pause]
     assert len(set(moved)) == len(moved)
-    assert set(moved) <= ran
-    assert set(verdict.resume) <= {c.id for c in seen.paused}
-    assert len(verdict.admit) + len(verdict.resume) <= seen.capacity.free + len(moved)
+    paused = {c.id for c in seen.paused}
+    assert set(verdict.pause) <= ran
+    assert set(verdict.preempt) <= ran | paused
+    assert set(verdict.resume) <= paused - set(moved)
+    assert len(verdict.admit) + len(verdict.resume) <= seen.capacity.free + len(ran.intersection(moved))
     assert seen.capacity.can_preempt or not verdict.preempt
     assert seen.capacity.can_pause or not verdict.pause
     assert verdict.wake_at is None or verdict.wake_at > NOW
@@ -395,8 +398,8 @@ def test_earlier_views_do_not_change_a_verdict(before: View, seen: View, later: 
 
 
 def test_an_unknown_policy_or_option_lists_what_there_is() -> None:
-    assert isinstance(make_policy(), Concord)
-    with pytest.raises(UnknownPolicy, match="no policy is called 'fifo': there are edf, calm-thesis, concord"):
+    assert isinstance(make_policy(), StreamLending)
+    with pytest.raises(UnknownPolicy, match="no policy is called 'fifo': there are edf, calm-thesis, andes, concord"):
         make_policy("fifo")
     with pytest.raises(UnknownPolicy, match=r"policy concord: .*wait"):
         make_policy("concord", wait=3)

@@ -1,0 +1,199 @@
+"""The order in which a workflow gets the results of its operations: the order of the journal's rows, one at a time.
+
+What a workflow with several tasks does may depend on which result comes first. So the first process of a run and
+every later one hand out results in the same order. A result waits until
+
+- every recorded result with a lower number was handed out, and
+- nothing that the result before it set going is ready to run, so the calls that follow from that result were made.
+
+Recorded results that the workflow does not ask for any more, because its code was changed, would stop the others for
+ever. They are left out when nothing else can go on for as long as the recorded run took to come to that call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+_MOST_TICKS = 50  # of the event loop, if other tasks of the process keep it busy or it does not tell what is ready
+_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.05, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recorded result: its key, the number of its row, and when its call began and ended, in Unix seconds."""
+
+    key: str
+    seq: int
+    started_at: float
+    ended_at: float
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """The place of one result, or of a stage of model calls, in the order."""
+
+    unnumbered: set[str]
+    seq: int | None = None  # None: not known yet
+    patience_s: float = 0.0
+    asked: bool = False  # the workflow has called the operation in this process
+    over: bool = False  # handed out, given up or left out
+    turn: asyncio.Future[None] | None = None  # the operation has its result and waits for its turn
+
+
+class Turns:
+    """Hands out results in the order of their rows. `recorded`: the results that a replay is expected to ask for."""
+
+    def __init__(self, recorded: Iterable[Recorded]) -> None:
+        self._recorded: dict[str, _Place] = {}
+        self._active: dict[str, _Place] = {}
+        self._order: list[tuple[int, int, _Place]] = []  # a heap
+        self._pushed = 0
+        self._newest = 0  # the greatest number of a row so far
+        self._waiting: set[_Place] = set()
+        self._next: asyncio.Handle | None = None
+        self._patience: tuple[_Place, asyncio.TimerHandle] | None = None
+        self._ticks = 0
+        before: float | None = None
+        for one in sorted(recorded, key=lambda one: one.seq):
+            gap = 0.0 if before is None else one.started_at - before
+            patience = min(max(_LEAST_PATIENCE_S, 1.5 * gap), _MOST_PATIENCE_S)
+            place = self._recorded[one.key] = _Place(set(), one.seq, patience)
+            self._push(place)
+            before, self._newest = one.ended_at, one.seq
+
+    def of(self, *keys: str) -> Turn:
+        """Return a context manager for an operation: its block performs the operation, and is left in its turn."""
+        return Turn(self, keys)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a result waits for its turn."""
+        return bool(self._waiting)
+
+    def numbered(self, key: str, seq: int) -> None:
+        """Note the number of the row that records the result of `key`."""
+        self._newest = max(self._newest, seq)
+        place = self._active.get(key)
+        if place is None or place.seq is not None:
+            return
+        place.unnumbered.discard(key)
+        if not place.unnumbered:
+            place.seq = seq
+            self._push(place)
+
+    # For `Turn`
+
+    def begin(self, keys: tuple[str, ...]) -> _Place:
+        before = [self._recorded.pop(key, None) for key in keys]
+        known = [one for one in before if one is not None and one.seq is not None]
+        if len(known) == len(keys) == 1:
+            place = known[0]
+        else:
+            place = _Place({key for key, one in zip(keys, before, strict=True) if one is None})
+            for one in known:
+                one.over = True
+            if keys and not place.unnumbered:
+                place.seq = max(one.seq for one in known if one.seq is not None)
+        place.asked = True
+        if place.seq is not None and (place.over or place not in known):
+            place.over = False
+            self._push(place)
+        self._active.update(dict.fromkeys(keys, place))
+        self._look_soon()
+        return place
+
+    async def take(self, place: _Place) -> None:
+        if place.seq is None:  # it has no row, for example because it failed: it follows what was recorded so far
+            place.seq = self._newest
+            self._push(place)
+        place.turn = asyncio.get_running_loop().create_future()
+        self._waiting.add(place)
+        self._look_soon()
+        await place.turn
+
+    def end(self, place: _Place, keys: tuple[str, ...]) -> None:
+        place.over = True
+        self._waiting.discard(place)
+        for key in keys:
+            self._active.pop(key, None)
+        self._look_soon()
+
+    # The order
+
+    def _push(self, place: _Place) -> None:
+        assert place.seq is not None
+        self._pushed += 1
+        heapq.heappush(self._order, (place.seq, self._pushed, place))
+
+    def _first(self) -> _Place | None:
+        while self._order and self._order[0][2].over:
+            heapq.heappop(self._order)
+        return self._order[0][2] if self._order else None
+
+    def _look_soon(self) -> None:
+        if self._waiting and self._next is None:
+            self._ticks = 0
+            self._next = asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Hand out the next result if the workflow has done everything that follows from the one before."""
+        self._next = None
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        if self._ticks < _MOST_TICKS and not _is_idle(loop):
+            self._ticks += 1
+            self._next = loop.call_soon(self._look)
+            return
+        first = self._first()
+        if self._patience is not None and self._patience[0] is not first:
+            self._patience[1].cancel()
+            self._patience = None
+        if first is None:
+            return
+        if first.turn is not None:
+            first.over = True
+            self._waiting.discard(first)
+            if not first.turn.done():
+                first.turn.set_result(None)
+            self._look_soon()
+        elif not first.asked and self._patience is None:
+            self._patience = first, loop.call_later(first.patience_s, self._leave_out, first)
+
+    def _leave_out(self, missing: _Place) -> None:
+        """Leave out the recorded results that the workflow does not ask for, up to the first that it did ask for."""
+        self._patience = None
+        if self._waiting and self._first() is missing and not missing.asked:
+            while (first := self._first()) is not None and not first.asked:
+                first.over = True
+        self._look_soon()
+
+
+class Turn:
+    """`async with turns.of(key)`: at the end of the block, wait until the result's turn has come. A cancelled
+    operation does not wait."""
+
+    def __init__(self, turns: Turns, keys: tuple[str, ...]) -> None:
+        self._turns, self._keys = turns, keys
+
+    async def __aenter__(self) -> None:
+        self._place = self._turns.begin(self._keys)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None or issubclass(kind, Exception):
+                await self._turns.take(self._place)
+        finally:
+            self._turns.end(self._place, self._keys)
+
+
+def _is_idle(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether no other callback of the loop is ready. Loops that do not tell (uvloop) count as busy."""
+    ready = getattr(loop, "_ready", None)
+    return ready is not None and not ready

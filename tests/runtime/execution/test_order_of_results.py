@@ -1,0 +1,73 @@
+"""Concurrent tasks of a run that is killed and resumed: each keeps what it got, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ordered_app
+import pytest
+
+from ramify import Runtime
+from ramify.runtime.errors import StepFailed
+
+HARNESS = Path(__file__).parents[2] / "apps" / "order_harness.py"
+SHAPES = ("gathered", "grouped", "limited", "as_they_come", "first_of_them", "queued")
+TRIALS = 4
+
+
+def judge(trial: dict[str, Any], tasks: list[tuple[str, list[float]]]) -> list[str]:
+    """Return what is wrong. The log tells what was done, and, in every process, who got what."""
+    if trial["code"] != 0:
+        return [f"exit {trial['code']}"]
+    wrong: list[str] = []
+    got: dict[str, str] = {}
+    for line in (*trial["before"], *trial["after"]):
+        if line.startswith("got "):
+            _, whose, value = line.split(" ", 2)
+            if got.setdefault(whose, value) != value:
+                wrong.append(f"{whose} got {got[whose]}, and later {value}")
+    known = {line.split(" ")[1] for line in trial["before"] if line.startswith("got ")}
+    done = Counter(line for line in (*trial["before"], *trial["after"]) if not line.startswith("got "))
+    wrong += [
+        f"{line} was done {n} times" for line, n in done.items() if n > 1 and line.removeprefix("work ") in known
+    ]
+    in_flight = len(tasks) + 1
+    calls = sum(len(pauses) for _, pauses in tasks) + len(tasks)
+    if done["nid"] + done["look"] > calls + in_flight:
+        wrong.append(f"{done['nid'] + done['look']} equal calls were made instead of {calls}")
+    return wrong
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_resumed_run_gives_each_task_what_it_got(tmp_path: Path, shape: str) -> None:
+    chance = random.Random(shape)
+    names = ["a", "bo", "cyd", "dora"][: chance.randint(2, 4)]
+    tasks = [(name, [chance.choice((0, 0.02, 0.05, 0.1)) for _ in range(chance.randint(1, 3))]) for name in names]
+    tasks[0][1][0] = 0.15  # the first to begin is not the first to make the equal call
+    command = [sys.executable, str(HARNESS), str(tmp_path), shape, json.dumps(tasks), str(TRIALS)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert shown.returncode == 0, shown.stderr
+    trials = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert len(trials) == TRIALS + 1
+    for trial in trials:
+        assert not judge(trial, tasks), f"{shape} {tasks}: {judge(trial, tasks)}\n{shown.stderr}"
+
+
+async def test_steps_that_changed_a_world_in_another_order_than_their_tasks_began_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_app, "LOG", tmp_path / "log")
+    async with Runtime(home=tmp_path / "home", sandbox="copy") as runtime:
+        with pytest.raises(StepFailed):
+            await runtime.run(ordered_app.paying)
+        (record,) = await runtime.store.runs()
+        assert await runtime.resume(record.id) == ["ada", "bob"]
+    done = (tmp_path / "log").read_text().splitlines()
+    assert sorted(done) == ["pay ada", "pay bob", "work ada", "work bob"]
+    assert done.index("pay bob") < done.index("pay ada")
