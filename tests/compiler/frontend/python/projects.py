@@ -24,7 +24,7 @@ def write_project(folder: Path, name: str, modules: int) -> None:
 
 
 def _module(number: int, *, has_step: bool) -> str:
-    below = sorted({(number * 7 + 3 * each) % number for each in range(3)}) if number else []
+    below = sorted({number - 1, number // 2, number // 3}) if number else []
     lines = ["import json", "from pathlib import Path"]
     lines += [f"from .m{each} import f{each}_0, f{each}_{FUNCTIONS - 1}, K{each}" for each in below]
     lines += [f"K{number} = {{'a': {number}}}"]

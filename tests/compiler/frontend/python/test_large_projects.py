@@ -34,11 +34,11 @@ def test_the_work_for_a_project_grows_with_its_size(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     calls = {}
-    for modules in (20, 60):
+    for modules in (10, 30):
         name = f"project_of_{modules}"
         write_project(tmp_path, name, modules)
         flow = importlib.import_module(f"{name}.flow").flow
         calls[modules] = calls_of(lambda flow=flow: read_workflow(flow, ref="flow"))
         for module in [each for each in sys.modules if each.partition(".")[0] == name]:
             del sys.modules[module]
-    assert calls[60] < 4 * calls[20]
+    assert calls[30] < 4 * calls[10]
