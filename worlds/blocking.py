@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.sandboxes.contract import RunResult
 from ramify.worlds.world import MOST_READ, Opening, World
+
+T = TypeVar("T")
 
 
 class SyncWorld:
@@ -61,6 +63,15 @@ class SyncWorld:
             if self._owned is not None:
                 owned, self._owned = self._owned, None
                 owned.__exit__(None, None, None)
+
+    @property
+    def world(self) -> World:
+        """The asynchronous world that this one drives. Use it only inside `call`."""
+        return self._world
+
+    def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Call an asynchronous function in the thread of the world's event loop, and wait for its result."""
+        return self._portal.call(function)
 
     @property
     def name(self) -> str | None:

@@ -59,6 +59,7 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Worlds": {
         "world": Entry("commands.world", "world_group", "Sandboxes without a workflow: make, fork, merge, restore."),
+        "mcp": Entry("commands.mcp", "mcp_command", "Serve worlds as tools of the Model Context Protocol."),
     },
     "Serve models": {
         "serve": Entry(

@@ -1,0 +1,6 @@
+"""`python -m ramify`: the command line."""
+
+from ramify.cli.start import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""`ramify mcp`: worlds as tools of the Model Context Protocol, over standard input and output or over HTTP."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ramify.cli.console import pass_home, run_async
+from ramify.inspect.home import Home
+
+KEY_VARIABLE = "RAMIFY_MCP_KEY"
+
+
+@click.command("mcp")
+@click.option(
+    "--folder",
+    "folders",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder from which clients may make worlds; repeatable (default: the current folder).",
+)
+@click.option("--http", metavar="[HOST:]PORT", help="Serve streamable HTTP at /mcp instead of standard input.")
+@click.option("--sandbox", type=click.Choice(["namespaces", "docker", "copy"]), help="The backend of the worlds.")
+@pass_home
+def mcp_command(home: Home, folders: tuple[Path, ...], http: str | None, sandbox: str | None) -> None:
+    """Serve worlds as tools of the Model Context Protocol (MCP).
+
+    A client makes worlds, runs commands in them, forks, restores and merges. Folders are read, never changed. Over
+    HTTP a client must send a key: that of the variable RAMIFY_MCP_KEY, or the one that the command prints.
+
+    \b
+    Example:
+      claude mcp add ramify -- ramify mcp --folder ~/project
+      ramify mcp --http 8900
+    """
+    allowed = list(folders) or [Path.cwd()]
+    address = None if http is None else _address(http)
+    try:
+        run_async(_serve(home.folder, sandbox, allowed, address))
+    except ImportError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _address(http: str) -> tuple[str, int]:
+    host, _, port = http.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.BadParameter(f"{http!r} is not [HOST:]PORT with a port from 1 to 65535", param_hint="--http")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+async def _serve(home: Path, sandbox: str | None, folders: list[Path], address: tuple[str, int] | None) -> None:
+    from ramify import __version__
+    from ramify.integrations.mcp_server import WorldTools, http_app, mcp_server
+    from ramify.worlds.home import WorldHome
+
+    async with WorldHome(home, sandbox) as opened, WorldTools(opened, folders) as tools:
+        server = mcp_server(tools, version=__version__)
+        if address is None:
+            await server.run_stdio_async()
+            return
+        host, port = address
+        key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
+        shown = f"the key of {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else key
+        click.echo(f"MCP at http://{host}:{port}/mcp; clients send Authorization: Bearer {shown}", err=True)
+        await _serve_http(http_app(server, key, host=host, port=port), host, port)
+
+
+async def _serve_http(app: Any, host: str, port: int) -> None:
+    import uvicorn
+
+    await uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).serve()

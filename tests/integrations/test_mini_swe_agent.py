@@ -1,0 +1,109 @@
+"""mini-swe-agent's own loop, with its own scripted model, in a world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("minisweagent", reason="needs mini-swe-agent: pip install 'ramify[mini-swe-agent]'")
+
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.environments import get_environment
+from minisweagent.models.test_models import DeterministicModel, make_output
+
+from ramify import search
+from ramify.integrations.mini_swe_agent import AgentTurns, WorldEnvironment, propose
+from ramify.tree_search.types import Turn
+
+DOTTED = "ramify.integrations.mini_swe_agent.WorldEnvironment"
+TEMPLATES = {"system_template": "You fix bugs.", "instance_template": "{{task}} on {{system}}"}
+
+
+@pytest.fixture
+def environment(repo: Path, sandbox: str, tmp_path: Path) -> Iterator[WorldEnvironment]:
+    made = get_environment(
+        {"environment_class": DOTTED, "folder": str(repo), "sandbox": sandbox, "home": str(tmp_path / "home")}
+    )
+    assert isinstance(made, WorldEnvironment)
+    with made:
+        yield made
+
+
+def agent(environment: WorldEnvironment, *commands: str) -> DefaultAgent:
+    outputs = [make_output("", [{"command": command}]) for command in commands]
+    return DefaultAgent(DeterministicModel(outputs=outputs), environment, cost_limit=0, **TEMPLATES)
+
+
+def test_the_agents_loop_edits_runs_and_submits(environment: WorldEnvironment, repo: Path) -> None:
+    submit = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat main.py"
+    told = agent(environment, "sed -i s/hello/bye/ main.py", "python3 main.py", submit).run("say bye")
+    assert told == {"exit_status": "Submitted", "submission": "print('bye')\n"}
+    assert (repo / "main.py").read_text() == "print('hello')\n"
+
+
+def test_commands_are_stateless_and_merge_their_output(environment: WorldEnvironment) -> None:
+    environment.config.env = {"WORD": "yes"}
+    first = environment.execute({"command": "cd /; X=1; echo out; echo err >&2; echo $WORD; exit 3"})
+    assert first == {"output": "out\nerr\nyes\n", "returncode": 3, "exception_info": ""}
+    assert environment.execute({"command": "echo $X; ls"})["output"] == "\nmain.py\n"
+    assert environment.execute({"command": "pwd"}, cwd="/")["output"] == "/\n"
+
+
+def test_a_command_that_takes_too_long_is_told_with_its_output(environment: WorldEnvironment) -> None:
+    told: dict[str, Any] = environment.execute({"command": "echo begun; sleep 60"}, timeout=1)
+    assert (told["output"], told["returncode"]) == ("begun\n", -1)
+    assert "1 seconds" in told["exception_info"] and told["extra"]["exception_type"] == "TimeoutExpired"
+
+
+def test_failed_submission_does_not_end_the_agent(environment: WorldEnvironment) -> None:
+    command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; exit 1"
+    assert environment.execute({"command": command})["returncode"] == 1
+
+
+def test_an_agent_forks_in_the_middle_and_goes_on_differently(environment: WorldEnvironment) -> None:
+    agent(environment, "echo one > notes", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT").run("note")
+    kept = environment.snapshot()
+    forks = environment.fork(2)
+    try:
+        for number, fork in enumerate(forks):
+            fork.execute({"command": f"echo {number} >> notes"})
+        assert [fork.execute({"command": "cat notes"})["output"] for fork in forks] == ["one\n0\n", "one\n1\n"]
+        environment.execute({"command": "rm notes"})
+        environment.restore(kept)
+        assert environment.execute({"command": "cat notes"})["output"] == "one\n"
+    finally:
+        for fork in forks:
+            fork.cleanup()
+
+
+def test_the_trajectory_names_the_environment(environment: WorldEnvironment) -> None:
+    told = environment.serialize()["info"]["config"]
+    assert told["environment_type"] == DOTTED and told["environment"]["timeout"] == 30
+
+
+async def test_a_search_forks_the_agent_at_every_turn(environment: WorldEnvironment) -> None:
+    """Messages and world go together: each branch has its own, and the winner's submission is its own file."""
+
+    class Trying(DeterministicModel):
+        """Edits in a different way at each call, and submits after an edit."""
+
+        def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
+            if any("sed" in str(message.get("extra", {}).get("actions")) for message in messages):
+                return make_output("done", [{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat main.py"}])
+            word = next(WORDS)
+            return make_output(word, [{"command": f"sed -i s/hello/{word}/ main.py && python3 main.py"}])
+
+    async def score(turns: AgentTurns, history: Sequence[Turn[Any]]) -> float:
+        result = turns.environment.execute({"command": "python3 main.py"})
+        return float(len(result["output"]))
+
+    WORDS = iter(["a", "abc", "ab", "abcd"])
+    started = DefaultAgent(Trying(outputs=[]), environment, cost_limit=0, **TEMPLATES)
+    async with search(AgentTurns(started, "grow"), propose, width=4, depth=2, score=score) as found:
+        best = found.best.environment.agent
+        assert found.best.done and best.messages[-1]["extra"]["submission"] == "print('abcd')\n"
+        assert best.n_calls == 2 and len(best.messages) > len(started.messages) == 2
+    assert environment.execute({"command": "cat main.py"})["output"] == "print('hello')\n"
