@@ -10,10 +10,10 @@ import linecache
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ramify.compiler.plan import PLAN_VERSION, OpId, OpKind, Plan, site_file, text_digest
+from ramify.compiler.plan import PLACES_VERSION, PLAN_VERSION, OpId, OpKind, Plan, site_file, text_digest
 from ramify.runtime.errors import WorkflowChanged
 from ramify.runtime.execution.driver import Adopt, Adoption
 from ramify.runtime.records import (
@@ -89,7 +89,7 @@ def since(plan: Plan, workflow: Workflow[..., Any]) -> CodeDiff:
 def _read_as_then(workflow: Workflow[..., Any], plan: Plan) -> Spec:
     """The code, with digests computed as those of the plan were."""
     now = read_code(workflow, plan)
-    if plan.version == PLAN_VERSION or now.code_digest == plan.code_digest:
+    if plan.version >= PLACES_VERSION or now.code_digest == plan.code_digest:
         return now
     others = (read_code(workflow, plan, minor=minor) for minor in _MINORS)
     return next((one for one in others if one.code_digest == plan.code_digest), now)
@@ -170,7 +170,7 @@ def standing(record: RunRecord, workflow: Workflow[..., Any], *, accept: bool = 
         return _patched(record, plan, workflow, found)
     if not accept:
         raise changed(record, plan, found)
-    now = _compiled(workflow)
+    now = _compiled_as_then(workflow, plan)
 
     def adopt(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> Adoption:
         matched, taken = matched_with(record, plan, now, ops, llm, effects)
@@ -193,7 +193,7 @@ def preview(
     found = since(plan, workflow)
     if not found.workflow or found.unpatched is not None:
         return Changes(found.parts if found.workflow else ())
-    matched, _ = matched_with(record, plan, _compiled(workflow), ops, llm, effects)
+    matched, _ = matched_with(record, plan, _compiled_as_then(workflow, plan), ops, llm, effects)
     lines = (matched.kept, matched.again, matched.aside, matched.added, matched.refused)
     return Changes(found.parts, *(tuple(map(str, each)) for each in lines))
 
@@ -236,7 +236,7 @@ def changed(record: RunRecord, plan: Plan, found: CodeDiff) -> WorkflowChanged:
 
 
 def _advice(record: RunRecord, plan: Plan) -> str:
-    if plan.version < PLAN_VERSION:
+    if plan.version < PLACES_VERSION:
         return (
             "An earlier version of Ramify started the run and recorded too little to continue it with changed code. "
             "Restore the code, or start a new run with `ramify run`. If only the Python version changed, to one that "
@@ -268,6 +268,17 @@ def _compiled(workflow: Workflow[..., Any]) -> Plan:
     return compile_workflow(workflow, ref=info.ref, deadline_s=info.deadline_s).plan
 
 
+def _compiled_as_then(workflow: Workflow[..., Any], plan: Plan) -> Plan:
+    """The plan of the code as it is now. Its digests can be compared with those of an earlier plan, if that has
+    enough of them."""
+    from ramify.compiler.pipeline import compile_workflow
+
+    info = workflow.__ramify_workflow__
+    version = plan.version if plan.version >= PLACES_VERSION else PLAN_VERSION
+    found = compile_workflow(workflow, ref=info.ref, deadline_s=info.deadline_s, version=version).plan
+    return replace(found, version=version)
+
+
 def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found: CodeDiff) -> PlanForCode:
     """The code differs only by blocks under `patched`: everything outside them is unchanged."""
     from ramify.compiler.plan_matching import current_sites, with_stored_ids
@@ -277,7 +288,7 @@ def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found:
     if before is None:
         raise changed(record, plan, found)
     old = {(op.kind, before[op.id]): op.id for op in plan.ops if op.id in before}
-    now = _compiled(workflow)
+    now = _compiled_as_then(workflow, plan)
     same = {op.id: old[op.kind, op.site] for op in now.ops if op.site is not None and (op.kind, op.site) in old}
     fresh = ", ".join(sorted(set(now.patches) - set(plan.patches)))
 
@@ -301,7 +312,7 @@ def matched_with(
     from ramify.compiler.plan_matching import matching
 
     there = recorded(ops, llm, effects)
-    if plan.version < PLAN_VERSION and there:
+    if plan.version < PLACES_VERSION and there:
         raise WorkflowChanged(f"{record.workflow} has changed since run {record.id} started. {_advice(record, plan)}")
     return matching(plan, now, there), {op.id for op in plan.ops} | _ids(ops, llm, effects)
 

@@ -24,7 +24,7 @@ def usual(user: Path) -> Path:
 
 
 KEPT = (
-    *("store", "worlds", "locks", "references", "evicted", "models", "analyzer", "criu"),
+    *("store", "worlds", "locks", "references", "images", "evicted", "models", "analyzer", "criu"),
     *("ramify.db", "ramify.db-wal", "ramify.db-shm", "ramify.db-journal"),
 )
 """The files and folders that Ramify creates in a home."""
@@ -85,6 +85,11 @@ def worlds(home: Path) -> Path:
 def references(home: Path) -> Path:
     """The names of worlds and the tags of snapshots."""
     return home / "references"
+
+
+def images(home: Path) -> Path:
+    """The catalogue of images; their layers are in the store."""
+    return home / "images"
 
 
 def locks(home: Path) -> Path:

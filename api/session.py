@@ -21,7 +21,8 @@ from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
+from ramify.fork_engine.types import MergeStrategy, Resolver
+from ramify.recorded_runs import NO_ANSWER, RecordedRuns, given_answers
 from ramify.resources import BackendChoice, Resources, environment, reuse_check_share, without_secrets
 from ramify.run_forks import RunForks
 from ramify.runtime.codec import codec
@@ -39,14 +40,8 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.recorded_runs import RecordedEstimates, learned
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
-from ramify.runtime.journal.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
 from ramify.runtime.records import (
-    ROOT,
     CheckpointId,
-    EffectRecord,
-    EffectStatus,
-    LLMRecord,
-    OpRecord,
     RunId,
     RunRecord,
     RunStatus,
@@ -57,12 +52,10 @@ from ramify.runtime.user_code.workflow_loader import load_target
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 
-NO_ANSWER = object()
-
 _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None)
 
 
-class Runtime:
+class Runtime(RecordedRuns):
     """Everything that runs need, opened when the first run needs it.
 
     `home`: where state is stored (see `ramify.paths.home`). `database`: another database than the one in the home.
@@ -266,9 +259,9 @@ class Runtime:
         record = await self.store.run(RunId(run_id))
         self.last_run_id = record.id
         workflow = load_target(record.workflow)
-        given = _given(answer, answers)
+        given = given_answers(answer, answers)
         if record.status is RunStatus.DONE and back_to is None:
-            await self._store_answers(record, given, "Runtime.resume")
+            await self.store_answers_of(record, given, "Runtime.resume")
             return codec.decode(record.result_json or "null")
         stands = standing(record, workflow, accept=accept_changes)
         if stands.adopt is None:
@@ -283,7 +276,7 @@ class Runtime:
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
             record = replace(await self.store.run(record.id), plan_json=record.plan_json)
         await ledger.undo(self._services(settings), record, steps_of(workflow))
-        await self._store_answers(record, given, "Runtime.resume")
+        await self.store_answers_of(record, given, "Runtime.resume")
         self._warm(stands.plan, settings)
         new_deadline_s = None if deadline is None else seconds(deadline)
         return await driver.drive(
@@ -294,34 +287,6 @@ class Runtime:
             code=stands.digests,
             adopt=stands.adopt,
         )
-
-    async def questions(self, run_id: str | None = None) -> list[OpenQuestion]:
-        """The open questions of a run (by default the last one), in the order in which they were asked.
-
-        For a LangGraph thread, the questions of its interrupts; raises `ThreadElsewhere` if another saver stores it.
-        """
-        return (await self._inbox(await self.record(run_id))).open
-
-    async def answer(self, run_id: str, question: str, answer: Any) -> None:
-        """Store the answer to a question, named by its id, without continuing the run.
-
-        A process that works on the run takes it at once; otherwise the next `resume` does. Raises `AlreadyAnswered`
-        if somebody was first.
-        """
-        record = await self.record(run_id)
-        await self._store_answers(record, _given(NO_ANSWER, {question: answer}), "Runtime.answer")
-
-    async def _store_answers(self, record: RunRecord, given: Given, by: str) -> None:
-        if not given.is_empty:
-            await store_answers(self.store, await self._inbox(record), given, clock=self._clock, by=by)
-
-    async def _inbox(self, record: RunRecord) -> Inbox:
-        if record.thread_id is None:
-            return await inbox_of(self.store, record.id)
-        from ramify.runtime.langgraph.thread.stored_interrupts import open_interrupts
-
-        asked = await asyncio.to_thread(open_interrupts, self.database, record)
-        return Inbox.of_interrupts(record.id, asked, await self.store.answers(record.id))
 
     def _resumed_settings(self, began: Settings) -> Settings:
         """The settings to resume a run with: those it was started with, unless this runtime names others.
@@ -386,60 +351,6 @@ class Runtime:
     def _forks(self) -> RunForks:
         return RunForks(self.home, self.database, self.store, self.snapshots, self._clock)
 
-    async def changes(self, run_id: str | None = None) -> list[Change]:
-        """What a run (by default the last one) changed so far: its workspace against its root branch's last state."""
-        before, after = await self._ends(run_id)
-        return await asyncio.to_thread(self.snapshots.changes, before, after)
-
-    async def apply(self, run_id: str | None = None) -> list[Change]:
-        """Write these changes into the run's workspace. Raises `CheckoutRefused` if the workspace has changed
-        meanwhile.
-        """
-        before, after = await self._ends(run_id)
-        folder = Path((await self.record(run_id)).workspace)
-        return await asyncio.to_thread(self.snapshots.checkout, after, folder, only_changes_from=before)
-
-    async def _ends(self, run_id: str | None) -> tuple[Snapshot, Snapshot]:
-        run = await self.record(run_id)
-        checkpoints = await self.store.checkpoints(run.id)
-        last = max((one for one in checkpoints if one.branch == ROOT), key=lambda one: one.seq)
-        return self.snapshots.get(run.base_snapshot), self.snapshots.get(last.snapshot_id)
-
-    async def approve(self, run_id: str, step: str, *, happened: bool, result: Any = None) -> EffectRecord:
-        """Say whether an irreversible step of unknown outcome happened, and with which result; then `resume`.
-
-        `step`: its name, or the beginning of its idempotency key. Raises `RunNotFound`, `AmbiguousRef`, `RunLocked`.
-        """
-        verdict = EffectStatus.APPROVED if happened else EffectStatus.AGAIN
-        result_json = codec.encode(result) if happened else None
-        locks = paths.locks(self.home)
-        return await ledger.approve(self.store, locks, RunId(run_id), step, verdict, result_json, clock=self._clock)
-
-    async def effects(self, run_id: str | None = None, *, earlier: bool = False) -> list[EffectRecord]:
-        """The irreversible effects of a run (by default the last one), in the order in which they started.
-
-        Of each effect the last attempt; with `earlier` also those before it, such as one before
-        `approve(happened=False)`.
-        """
-        return await self.store.effects(RunId(run_id or self._last()), earlier=earlier)
-
-    async def journal(self, run_id: str | None = None) -> list[OpRecord]:
-        """The journal of a run (by default the last one), in order."""
-        return await self.store.ops(RunId(run_id or self._last()))
-
-    async def llm_calls(self, run_id: str | None = None) -> list[LLMRecord]:
-        """The model calls of a run (by default the last one), in order."""
-        return await self.store.llm(RunId(run_id or self._last()))
-
-    async def record(self, run_id: str | None = None) -> RunRecord:
-        """The row of a run (by default the last one)."""
-        return await self.store.run(RunId(run_id or self._last()))
-
-    def _last(self) -> str:
-        if self.last_run_id is None:
-            raise ValueError("no run has been started by this runtime: name one")
-        return self.last_run_id
-
     def services(self) -> driver.Services:
         """What a run is made of, for a front end that starts its own runs. Valid while the runtime is open."""
         return self._services(self._settings)
@@ -472,12 +383,6 @@ class Runtime:
         """If the plan calls a model, start it while the workspace is being imported."""
         if any(op.kind is OpKind.CALL_LLM for op in plan.ops):
             self._resources.warm(settings)
-
-
-def _given(answer: Any, answers: Mapping[str, Any]) -> Given:
-    """The answers, encoded. Raises `NotSerialisable`."""
-    by_id = {id: codec.encode(value, f"the answer to question {id}") for id, value in answers.items()}
-    return Given(by_id, None if answer is NO_ANSWER else codec.encode(answer, "the answer"))
 
 
 @cache

@@ -234,6 +234,7 @@ def _answer(row: LLMRecord, result: ChatResult) -> Attributes:
         "ramify.slo.queued_s": times.queued_s,
         "ramify.slo.deadline_s": times.deadline_s,
         "ramify.slo.met": times.met,
+        "ramify.slo.qoe": times.qoe,
     }
     return told | {name: value for name, value in measured.items() if value is not None}
 

@@ -20,7 +20,7 @@ from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.lower import lower
 from ramify.compiler.ir.text import dot, mermaid, print_graph
 from ramify.compiler.passes import chosen, run_passes
-from ramify.compiler.plan import Plan
+from ramify.compiler.plan import PLAN_VERSION, Plan
 from ramify.compiler.spec import Machine, Spec, spec_text
 
 log = logging.getLogger("ramify.compiler")
@@ -55,6 +55,7 @@ def compile_workflow(
     name: str | None = None,
     passes: Iterable[str] | None = None,
     estimates: Estimates = UNMEASURED,
+    version: int = PLAN_VERSION,
 ) -> Compilation:
     """Compile a function under `@workflow`.
 
@@ -65,13 +66,14 @@ def compile_workflow(
         name: The workflow's name; by default that of the decorator.
         passes: The optional passes to run, by name; by default all.
         estimates: What recorded runs show.
+        version: Digest the code as plans of this format do.
 
     Raises:
         CompileError: The workflow cannot be compiled.
     """
     from ramify.compiler.frontend.python.workflow_reader import read_workflow
 
-    spec = read_workflow(function, ref=ref, deadline_s=deadline_s, name=name)
+    spec = read_workflow(function, ref=ref, deadline_s=deadline_s, name=name, version=version)
     return compile_spec(spec, passes=passes, estimates=estimates)
 
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
-from ramify.compiler.plan import PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
+from ramify.compiler.plan import PLACES_VERSION, PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
 
 WITHOUT_CODE = 3  # plans of this version do not state the code that they were compiled from
-OLDER = (4, 5)  # plans of these state only a part of it, or no places of operations; they keep their version
+OLDER = (4, 5, 6)  # plans of these state only a part of it; they keep their version
 
 
 def read_plan(text: str) -> Plan:
@@ -36,7 +36,7 @@ def read_plan(text: str) -> Plan:
         raise PlanError(
             f"plan.version: {version!r}, and this ramify reads {PLAN_VERSION}; compile the workflow again"
         )
-    if version != PLAN_VERSION:
+    if version < PLACES_VERSION:
         _add_missing_keys(data)
     plan: Plan = _decode(Plan, data, "plan")
     _check_names(plan)

@@ -17,7 +17,19 @@ from typing import Any
 from ramify.compiler.emit import places_of
 from ramify.compiler.ir.graph import base_id
 from ramify.compiler.ir.lower import lower
-from ramify.compiler.plan import ACCEPTED, ADDED, PLAN_VERSION, Effect, OpId, OpKind, Origin, Plan, PlanOp, Site
+from ramify.compiler.plan import (
+    ACCEPTED,
+    ADDED,
+    PLACES_VERSION,
+    PLAN_VERSION,
+    Effect,
+    OpId,
+    OpKind,
+    Origin,
+    Plan,
+    PlanOp,
+    Site,
+)
 from ramify.compiler.spec import Spec
 
 HARMLESS = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
@@ -39,7 +51,7 @@ def current_sites(stored: Plan, spec: Spec) -> dict[OpId, Site] | None:
         The site of each operation; None if this compiler reads the code differently from the plan's compiler.
     """
     own = [op for op in stored.ops if op.site is not None and op.kind in _PLACED]
-    if stored.version == PLAN_VERSION:
+    if stored.version >= PLACES_VERSION:
         places = places_of(spec)
         if len(places) != stored.places:
             return None

@@ -42,6 +42,10 @@ class Manifest:
     def id(self) -> LayerId:
         return LayerId(digest_bytes(self.encoded))
 
+    def layer_of(self, path: str) -> LayerId:
+        """Return the layer whose folder holds a path."""
+        return self.id
+
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
         """All paths, sorted, so that the paths below a folder are one slice."""
@@ -51,6 +55,21 @@ class Manifest:
     def groups(self) -> Mapping[str, tuple[str, ...]]:
         """For each path of a hard-linked file, all paths of that file, sorted."""
         return link_groups(self.entries)
+
+
+@dataclass(frozen=True)
+class StackManifest(Manifest):
+    """What a stack of layers shows, as if it were one: the layers of an image. It is never stored."""
+
+    layers: Mapping[str, LayerId]  # by path
+    stack: tuple[LayerId, ...]
+
+    @functools.cached_property
+    def id(self) -> LayerId:
+        return LayerId("+".join(self.stack))
+
+    def layer_of(self, path: str) -> LayerId:
+        return self.layers[path]
 
 
 def link_groups(entries: Mapping[str, Entry]) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
 from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, StackViews, VolatileGlobs, base_digest, content_key
 from ramify.fork_engine.snapshots import Blobs, Snapshots
 from ramify.fork_engine.store_folder import StoreFolder, translate_disk_errors
-from ramify.fork_engine.types import Change, ContentKey, Entry, LayerId, Snapshot, SnapshotId
+from ramify.fork_engine.types import Change, ContentKey, Entry, EntryKind, LayerId, Snapshot, SnapshotId
 from ramify.fork_engine.view import HostOverlayView, View
 
 MAX_LAYERS = 48
@@ -91,6 +91,34 @@ class ReadableStore:
         with LayerReader(self._layers) as reader:
             return reader.read(self._view(snapshot.layers), path)
 
+    # Layers, blobs, process images
+
+    def has_layer(self, layer: LayerId) -> bool:
+        return layer in self._layers
+
+    def layer_dirs(self, layers: Sequence[LayerId]) -> list[Path]:
+        """Return the folders of layers. Raises `SnapshotCorrupt` if one is missing."""
+        return [self._layers.fs(layer) for layer in layers]
+
+    def layer_bytes(self, layer: LayerId) -> int:
+        """Return the bytes of a layer's files, with hard links counted once. Raises `SnapshotCorrupt`."""
+        return sum(entry.size for entry in self._layers.manifest(layer).entries.values() if not entry.link)
+
+    def layer_files(self, layer: LayerId) -> list[str]:
+        """Return the paths that a layer changes or removes, sorted, without folders and volatile paths."""
+        entries = self._layers.manifest(layer).entries
+        return sorted(
+            path for path, at in entries.items() if at.kind is not EntryKind.DIR and path not in self._volatile
+        )
+
+    def blob(self, digest: str) -> bytes:
+        """Return a blob's bytes. Raises `SnapshotCorrupt` if it is missing or damaged."""
+        return self._blobs.get(digest)
+
+    def image_dir(self, image: str) -> Path:
+        """Return the folder of a process image. Raises `SnapshotCorrupt` if it is missing."""
+        return self._images.fs(LayerId(image))
+
     # Writing snapshots out
 
     def materialise(self, snapshot: Snapshot, dest: Path) -> None:
@@ -151,9 +179,9 @@ class ReadableStore:
     def _content_key_with(self, state: Snapshot, globs: tuple[str, ...]) -> ContentKey:
         stacks = StackViews(
             self._view(state.layers),
-            self._base_digest((state.base, globs)),
+            self._base_digest(((state.base,), globs)),
             self._outside(state) if state.outside else None,
-            self._base_digest((state.image, globs)) if state.image is not None else "",
+            self._base_digest((state.image_stack, globs)) if state.image is not None else "",
         )
         return content_key(state, stacks, self._volatile if globs == self._volatile.globs else VolatileGlobs(globs))
 
@@ -174,14 +202,19 @@ class ReadableStore:
         top = self._layers.manifest(layers[-1])
         return View(top) if len(layers) == 1 else self._view(layers[:-1]).stacked(top)
 
-    def _make_base_digest(self, base: tuple[LayerId, tuple[str, ...]]) -> str:
-        return base_digest(self._layers.manifest(base[0]), VolatileGlobs(base[1]))
+    def _make_base_digest(self, base: tuple[tuple[LayerId, ...], tuple[str, ...]]) -> str:
+        (lowest, *above), globs = base
+        if not above:
+            return base_digest(self._layers.manifest(lowest), VolatileGlobs(globs))
+        return base_digest(self._outside_view((lowest, tuple(above), len(above))).base, VolatileGlobs(globs))
 
     def _outside(self, state: Snapshot) -> View:
-        return self._outside_view((state.image, state.outside))
+        return self._outside_view((state.image, state.outside, state.image_layers))
 
-    def _make_outside(self, stack: tuple[LayerId | None, tuple[LayerId, ...]]) -> View:
-        image, layers = stack
+    def _make_outside(self, stack: tuple[LayerId | None, tuple[LayerId, ...], int]) -> View:
+        image, layers, of_image = stack
         if not layers:
             return HostOverlayView() if image is None else View(self._layers.manifest(image))
-        return self._outside_view((image, layers[:-1])).stacked(self._layers.manifest(layers[-1]))
+        if image is not None and len(layers) == of_image:
+            return self._make_outside((image, layers, 0)).flattened((image, *layers))
+        return self._outside_view((image, layers[:-1], of_image)).stacked(self._layers.manifest(layers[-1]))

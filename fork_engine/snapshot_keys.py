@@ -70,7 +70,9 @@ def identity(state: Snapshot) -> dict[str, object]:
     later: dict[str, object] = {
         "outside": state.outside,
         "image": state.image,
+        "image_layers": state.image_layers,
         "shell": ran.shell,
+        "shells": ran.shells,
         "process_image": ran.image,
         "commands": ran.commands,
         "dropped": ran.dropped,
@@ -92,7 +94,7 @@ class StackViews:
     view: View
     base: str  # the `base_digest` of the view's base
     outside: View | None = None
-    image: str = ""  # the `base_digest` of the image
+    image: str = ""  # the `base_digest` of the image, all its layers stacked
 
 
 def content_key(state: Snapshot, stacks: StackViews, volatile: VolatileGlobs) -> ContentKey:
@@ -112,6 +114,7 @@ def content_key(state: Snapshot, stacks: StackViews, volatile: VolatileGlobs) ->
         "outside": _differing(stacks.outside, VOLATILE_OUTSIDE) if stacks.outside is not None else [],
         "image": stacks.image,
         "shell": state.processes.shell,
+        "shells": state.processes.shells,
         "commands": state.processes.commands,
     }
     return ContentKey(digest_bytes(canonical_json(spelled | {name: value for name, value in later.items() if value})))

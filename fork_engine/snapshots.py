@@ -139,6 +139,9 @@ def decode(encoded: bytes, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
 
 def fields_of(raw: dict[str, Any], id: SnapshotId) -> Snapshot:
     """Return a record's fields, unchecked."""
+    image_layers = raw.get("image_layers", 0)
+    if not isinstance(image_layers, int) or not 0 <= image_layers <= len(raw.get("outside", ())):
+        raise ValueError(image_layers)
     return Snapshot(
         id=id,
         layers=tuple(LayerId(layer) for layer in raw["layers"]),
@@ -149,6 +152,7 @@ def fields_of(raw: dict[str, Any], id: SnapshotId) -> Snapshot:
         processes=_processes(raw),
         outside=tuple(LayerId(layer) for layer in raw.get("outside", ())),
         image=LayerId(raw["image"]) if "image" in raw else None,
+        image_layers=image_layers,
         parents=tuple(SnapshotId(parent) for parent in raw.get("parents", ())),
         merges=tuple(tuple(SnapshotId(side) for side in sides) for sides in raw.get("merges", ())),
     )
@@ -158,6 +162,7 @@ def _processes(raw: dict[str, Any]) -> Processes:
     return Processes(
         tier=ProcessTier(raw["tier"]),
         shell=raw.get("shell", ""),
+        shells=tuple((name, digest) for name, digest in raw.get("shells", ())),
         image=raw.get("process_image", ""),
         commands=tuple(raw.get("commands", ())),
         dropped=raw.get("dropped", 0),

@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import MergeConflict, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.fsck.repair import FsckReport, fsck
 from ramify.fork_engine.importer import import_folder, import_image, import_process_image
+from ramify.fork_engine.layer_import import ImportedLayer, empty_layer, import_layer
 from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.merge.apply import merge_snapshots
 from ramify.fork_engine.readable_store import ReadableStore
@@ -78,14 +80,34 @@ class SnapshotStore(ReadableStore):
         with self._writing(flush=True):
             return import_image(path, self._layers).id
 
+    def import_layer(
+        self, stream: IO[bytes], below: Sequence[LayerId] = (), *, name: str, room: int | None = None
+    ) -> ImportedLayer:
+        """Import a layer of an image from an uncompressed tar, with its whiteouts, over the layers `below` (lowest
+        first). `name`: for messages. `room`: bytes it may have, by default the disk's free space. Raises
+        `ImageError`, and what reading the stream raises, with nothing made."""
+        with self._writing(flush=False):
+            return import_layer(stream, below, self._layers, name=name, room=room)
+
+    def save_image(self, layers: Sequence[LayerId], env: Mapping[str, str], cwd: str = "") -> Snapshot:
+        """Save an image as a snapshot: an empty workspace over its layers, lowest first, with its variables and the
+        directory in which its shell starts."""
+        with self._writing(flush=True):
+            draft = replace(_draft((empty_layer(self._layers).id,), layers[0]), env=dict(env), cwd=cwd)
+            for layer in layers[1:]:
+                outside = self._stacked(draft, self._layers.manifest(layer), outside=True)
+                draft = replace(draft, outside=outside)
+            return self._save(replace(draft, image_layers=len(draft.outside)))
+
+    def over_image(self, workspace: Snapshot, image: Snapshot) -> Snapshot:
+        """Save the workspace of one snapshot over an image that `save_image` made."""
+        with self._writing(flush=True):
+            return self._save(replace(image, layers=workspace.layers, cwd=workspace.cwd, parents=(), merges=()))
+
     def put_blob(self, data: bytes) -> str:
         """Store bytes that a snapshot is about to name and return their digest. `flush` makes them durable."""
         with translate_disk_errors(self.root):
             return self._blobs.put(data)
-
-    def blob(self, digest: str) -> bytes:
-        """Return a blob's bytes. Raises `SnapshotCorrupt` if it is missing or damaged."""
-        return self._blobs.get(digest)
 
     def adopt_process_image(self, folder: Path, like: str = "") -> str:
         """Move a folder of process images into the store, for a snapshot that is about to name it, and return its id.
@@ -94,10 +116,6 @@ class SnapshotStore(ReadableStore):
         """
         with self._writing(flush=False):
             return import_process_image(folder, self._images, LayerId(like)).id
-
-    def image_dir(self, image: str) -> Path:
-        """Return the folder of a process image. Raises `SnapshotCorrupt` if it is missing."""
-        return self._images.fs(LayerId(image))
 
     def seal_upper(
         self,
@@ -154,7 +172,7 @@ class SnapshotStore(ReadableStore):
                 below, layer, move = last_seal.snapshot, newer, False
         stack = (*_stack_of(below, outside), layer.manifest.id)
         if outside:
-            self._outside_view.put((below.image, stack), layer.view)
+            self._outside_view.put((below.image, stack, below.image_layers), layer.view)
         else:
             self._view.put(stack, layer.view)
         return self._stacked(below, make_layer_from_upper(layer, self._layers, move=move), outside=outside)
@@ -200,9 +218,9 @@ class SnapshotStore(ReadableStore):
         if theirs.id == base.id:
             return ours
         if base.image is None and ours.image == theirs.image:
-            base = replace(base, image=ours.image)  # an imported tree names no image: the worlds of both sides set it
+            base = _over_image_of(base, ours)  # an imported tree names no image: the worlds of both sides set it
         snapshots = (base, ours, theirs)
-        if len({one.image for one in snapshots}) > 1:
+        if len({one.image_stack for one in snapshots}) > 1:
             raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they use different images"),))
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
         outside = (self._outside(base), self._outside(ours), self._outside(theirs))
@@ -233,7 +251,7 @@ class SnapshotStore(ReadableStore):
         or merge).
         """
         made, beside = _added(before.layers, after.layers), _added(before.outside, after.outside)
-        if made is None or beside is None or before.image != onto.image:
+        if made is None or beside is None or before.image_stack != onto.image_stack:
             return None
         layers, outside = (*onto.layers, *made), (*onto.outside, *beside)
         stacked = replace(after, layers=layers, outside=outside, parents=(onto.id,), merges=())
@@ -243,17 +261,6 @@ class SnapshotStore(ReadableStore):
             return onto
         with self._writing(flush):
             return self._save(stacked)
-
-    def layer_bytes(self, layer: LayerId) -> int:
-        """Return the bytes of a layer's files, with hard links counted once. Raises `SnapshotCorrupt`."""
-        return sum(entry.size for entry in self._layers.manifest(layer).entries.values() if not entry.link)
-
-    def layer_files(self, layer: LayerId) -> list[str]:
-        """Return the paths that a layer changes or removes, sorted, without folders and volatile paths."""
-        entries = self._layers.manifest(layer).entries
-        return sorted(
-            path for path, at in entries.items() if at.kind is not EntryKind.DIR and path not in self._volatile
-        )
 
     def flush(self) -> None:
         """Return once all snapshots made so far are on disk: one flush of the file system, if any is needed."""
@@ -275,7 +282,7 @@ class SnapshotStore(ReadableStore):
             return stack
         whole = replace(below, outside=stack) if outside else replace(below, layers=stack)
         squashed = squashed_layer(self._stack_view(whole, outside), self._layers)
-        base = () if outside else stack[:1]
+        base = stack[: below.image_layers] if outside else stack[:1]
         return base if squashed is None else (*base, squashed.id)
 
     def _stack_view(self, snapshot: Snapshot, outside: bool) -> View:
@@ -304,8 +311,9 @@ class SnapshotStore(ReadableStore):
 
     def _check_named(self, ran: Processes) -> None:
         """Check that what the processes name exists, before a record names it."""
-        if ran.shell and ran.shell not in self._blobs:
-            raise SnapshotCorrupt(f"blob {ran.shell} is not in the store {self.root}: put it there before the seal")
+        for blob in ran.blobs:
+            if blob not in self._blobs:
+                raise SnapshotCorrupt(f"blob {blob} is not in the store {self.root}: put it there before the seal")
         if ran.image:
             self._images.fs(LayerId(ran.image))
 
@@ -333,7 +341,7 @@ class SnapshotStore(ReadableStore):
             crash_points.point("forgotten")
             layers = {layer for s in kept for layer in (*s.layers, *s.outside, *([s.image] if s.image else []))}
             freed = sum(self._layers.remove(layer) for layer in list(self._layers) if layer not in layers)
-            freed += self._blobs.remove_unnamed({s.processes.shell for s in kept})
+            freed += self._blobs.remove_unnamed({blob for s in kept for blob in s.processes.blobs})
             freed += self._remove_images({s.processes.image for s in kept})
             self._folder.drop_notes()
             self._forget_cached()
@@ -381,6 +389,12 @@ def _stack_of(snapshot: Snapshot, outside: bool) -> tuple[LayerId, ...]:
 def _added(below: tuple[LayerId, ...], stack: tuple[LayerId, ...]) -> tuple[LayerId, ...] | None:
     """Return the layers that `stack` has above `below`, or None if it does not stand on it."""
     return stack[len(below) :] if stack[: len(below)] == below else None
+
+
+def _over_image_of(base: Snapshot, other: Snapshot) -> Snapshot:
+    """Put a snapshot that names no image over that of another one."""
+    count = other.image_layers
+    return replace(base, image=other.image, outside=(*other.outside[:count], *base.outside), image_layers=count)
 
 
 def _draft(layers: tuple[LayerId, ...], image: LayerId | None) -> Snapshot:

@@ -71,6 +71,12 @@ class Processes:
     commands: tuple[str, ...] = ()  # commands that start the processes again (COMMANDS)
     dropped: int = 0  # number of processes that were not kept
     reason: str = field(default="", compare=False)  # why the tier is not higher, for people
+    shells: tuple[tuple[str, str], ...] = ()  # named shells beside it: name and digest of the blob, sorted by name
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests of all blobs that are needed."""
+        return tuple(digest for digest in (self.shell, *(digest for _, digest in self.shells)) if digest)
 
     @property
     def declared(self) -> bool:
@@ -92,6 +98,7 @@ class Snapshot:
     # everything outside the workspace, paths relative to "/", over the host or `image`
     outside: tuple[LayerId, ...] = ()
     image: LayerId | None = None  # root file system of the world; None is the host's
+    image_layers: int = 0  # of an OCI image: how many of the lowest layers of `outside` belong to it
     parents: tuple[SnapshotId, ...] = field(default=(), compare=False)
     """What it was first made from: one parent for a seal, (ours, theirs) for a merge. Not part of the id."""
     merges: tuple[tuple[SnapshotId, ...], ...] = field(default=(), compare=False)
@@ -100,6 +107,11 @@ class Snapshot:
     @property
     def base(self) -> LayerId:
         return self.layers[0]
+
+    @property
+    def image_stack(self) -> tuple[LayerId, ...]:
+        """The layers of the image, lowest first."""
+        return () if self.image is None else (self.image, *self.outside[: self.image_layers])
 
     @property
     def tier(self) -> ProcessTier:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ramify.fork_engine.filesystem.openat import parent_folders, split_path
 from ramify.fork_engine.filesystem.scan import relink
-from ramify.fork_engine.manifest import Manifest
+from ramify.fork_engine.manifest import Manifest, StackManifest
 from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind, LayerId
 
 
@@ -45,7 +45,7 @@ class View(Mapping[str, Entry]):
         if path in self.delta:
             return self.delta[path]
         entry = self.base.entries.get(path)
-        return None if entry is None else LocatedEntry(entry, self.base.id)
+        return None if entry is None else LocatedEntry(entry, self.base.layer_of(path))
 
     def __getitem__(self, path: str) -> Entry:
         found = self.locate(path)
@@ -119,6 +119,14 @@ class View(Mapping[str, Entry]):
             else:
                 changes[path] = LocatedEntry(replace(entry, opaque=False) if entry.opaque else entry, layer.id)
         return self.changed(changes, layer.root, {layer.id: layer})
+
+    def flattened(self, stack: tuple[LayerId, ...]) -> View:
+        """Return the same view with everything in its base, so that views over it cost what changed since. `stack`:
+        its layers."""
+        layers = {path: found.layer for path in self if (found := self.locate(path)) is not None}
+        return View(
+            StackManifest({path: self[path] for path in layers}, self.root, layers, stack), None, self.manifests
+        )
 
 
 class HostOverlayView(View):

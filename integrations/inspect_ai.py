@@ -111,7 +111,7 @@ class WorldSandboxEnvironment(SandboxEnvironment):
         if user is not None:
             raise SandboxUserUnsupportedError(f"the sandbox 'ramify' runs commands as its own user, not as {user!r}")
         try:
-            result = await self.world.exec(cmd, stdin=input, cwd=cwd or ".", env=env, timeout=timeout)
+            result = await self.world.exec(cmd, stdin=input, cwd=cwd, env=env, timeout=timeout)
         except WorldClosed as error:
             raise SandboxUnavailableError(str(error)) from error
         if result.timed_out:

@@ -79,7 +79,9 @@ class WorldTools:
         self._worlds[called] = world
         return called
 
-    async def world_exec(self, world: str, command: str, cwd: str = ".", timeout_s: float = 600) -> CommandOutput:
+    async def world_exec(
+        self, world: str, command: str, cwd: str | None = None, timeout_s: float = 600
+    ) -> CommandOutput:
         """Run a bash command in a world. Standard output and error come together. A `cd` does not last: give `cwd`,
         relative to the world's tree."""
         one = await self._world(world)

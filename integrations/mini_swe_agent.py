@@ -80,7 +80,7 @@ class WorldEnvironment:
         command hands in the answer."""
         limit = timeout or self.config.timeout
         command = with_merged_output(action.get("command", ""), self.config.interpreter)
-        result = self.world.exec(command, env=self.config.env, cwd=cwd or self.config.cwd or ".", timeout=limit)
+        result = self.world.exec(command, env=self.config.env, cwd=cwd or self.config.cwd or None, timeout=limit)
         output: dict[str, Any] = {
             "output": result.stdout,
             "returncode": -1 if result.timed_out else result.exit_code,

@@ -40,11 +40,11 @@ def with_merged_output(command: str, interpreter: Sequence[str] = ("bash", "-c")
 
 
 async def read_file(world: World, path: str, *, most: int = MOST_READ) -> bytes:
-    """Return a file's bytes. A relative path starts at the world's tree; an absolute one may be anywhere inside the
+    """Return a file's bytes. A relative path starts where commands start; an absolute one may be anywhere inside the
     world. Raises `FileAccessFailed`."""
     if _is_in_tree(world, path):
         try:
-            return await world.read(path, most=most)
+            return await world.read(str(world.workdir / path), most=most)
         except PathRefused:
             pass  # a link, a device, or missing: inside the world, where links lead nowhere else, tell which
     result = await world.exec(["bash", "-c", _READ, "bash", path, str(most)])
@@ -63,7 +63,7 @@ async def write_file(world: World, path: str, data: bytes) -> None:
 async def upload(world: World, source: Path, target: str) -> None:
     """Copy a file or a folder of this machine into the world, at any path inside. Raises `FileAccessFailed`."""
     if _is_in_tree(world, target):
-        await world.upload(source, target)
+        await world.upload(source, str(world.workdir / target))
         return
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     for file in files:
@@ -74,8 +74,8 @@ async def upload(world: World, source: Path, target: str) -> None:
 
 
 def _is_in_tree(world: World, path: str) -> bool:
-    given = PurePosixPath(path)
-    return ".." not in given.parts and (not given.is_absolute() or given.is_relative_to(str(world.mount_at)))
+    given = world.workdir / path
+    return ".." not in given.parts and given.is_relative_to(str(world.mount_at))
 
 
 def _check(exit_code: int, act: str, path: str) -> None:

@@ -24,6 +24,7 @@ class Feature(StrEnum):
     # What a world can be given
     MOUNT_AT = "tree at its own path"  # inside, the tree is at `WorldSpec.mount_at`
     HOST_NETWORK = "network on request"
+    EGRESS = "allow-listed connections"  # by a broker outside, with no route inside
     IMAGES = "images"
 
     # What a snapshot keeps, and its cost

@@ -11,11 +11,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import NewType, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.capabilities import Capabilities, Feature
 from ramify.sandboxes.errors import WorldStartFailed
+
+if TYPE_CHECKING:  # they load asyncio and TLS
+    from ramify.sandboxes.egress.broker import EgressBroker
+    from ramify.sandboxes.egress.settings import Egress
 
 WorldId = NewType("WorldId", str)
 MIB, GIB = 1 << 20, 1 << 30
@@ -113,7 +117,10 @@ class WorldSpec:
     visible: tuple[Path, ...] = ()
     max_output: int = 16 * MIB  # bytes kept per command of each of stdout and stderr
     image: Path | None = None  # a root file system, folder or tar, instead of the host's
+    workdir: str = ""  # absolute: where single commands start; "" for the tree's top folder
+    user: str = ""  # over an image: USER, a name or number, with a group or without; "" for root
     network: bool = False  # use the host's network; else the world has at most its own loopback
+    egress: Egress | None = None  # connections that a broker outside makes for it; None: none, and none later
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     limits: Limits = field(default_factory=Limits)
     dumpable: bool = False
@@ -128,6 +135,8 @@ def required_features(spec: WorldSpec) -> Iterator[Feature]:
         yield Feature.IMAGES
     if spec.network:
         yield Feature.HOST_NETWORK
+    if spec.egress is not None:
+        yield Feature.EGRESS
     if spec.startup:
         yield Feature.COMMANDS
     for limit in spec.limits.asked():
@@ -143,6 +152,8 @@ def check_supported(capabilities: Capabilities, spec: WorldSpec) -> None:
                 f"no process can have the variable {name!r}: a name must not be empty or contain '=', and neither "
                 "it nor its value may contain a NUL byte"
             )
+    if spec.network and spec.egress is not None:
+        raise WorldStartFailed("a world with the host's network has no use for egress: choose one of them")
     for feature in required_features(spec):
         capabilities.require(feature)
 
@@ -261,6 +272,16 @@ class World(Protocol):
 
     async def close(self) -> None:
         """End every process, drop unsealed changes, free the disk. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class Brokered(Protocol):
+    """A world whose connections a broker makes."""
+
+    @property
+    def broker(self) -> EgressBroker | None:
+        """None if the world was made without `WorldSpec.egress`."""
         ...
 
 

@@ -145,7 +145,14 @@ def confinement_notes() -> tuple[str, ...]:
     filtered = seccomp.why_not()
     abi = landlock.abi_version()
     groups = cgroups.find()
+    alone = os.geteuid() != 0
     return (
+        (
+            "images: root is the only user inside: packages install, changes of owners have no effect, and no "
+            "command can become another user (su, setuid)"
+            if alone
+            else "images: all users of the image exist inside"
+        ),
         f"system calls are not filtered: {filtered}" if filtered else "system calls are filtered",
         (
             f"Landlock: ABI {abi}"

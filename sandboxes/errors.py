@@ -6,6 +6,11 @@ SandboxError
 ├── WorldStartFailed      a world could not be made from its snapshot
 ├── WorldDied             the world ended while in use (killed, out of memory)
 ├── SealFailed            changes could not be made into a layer
+├── CommandRefused        a process could not be started: its folder is missing, there are no terminals
+│   ├── UnknownUser       the world has no such user
+│   └── ForbiddenUser     the kernel does not let the world have this user
+├── NothingListens        no program in the world listens on the port
+├── InputClosed           nothing reads a process's input any more
 └── UsedAfterFork         a forked child used a backend or world of its parent
 """
 
@@ -45,6 +50,26 @@ class WorldDied(SandboxError):
 
 class SealFailed(SandboxError):
     """The changes in a world could not be made into a layer."""
+
+
+class CommandRefused(SandboxError):
+    """A process could not be started in a world. A program that is not found is no error, but exit code 127."""
+
+
+class UnknownUser(CommandRefused):
+    """The world has no user or group of this name."""
+
+
+class ForbiddenUser(CommandRefused):
+    """The kernel does not let a process of this world become this user."""
+
+
+class NothingListens(SandboxError):
+    """No program in the world accepts connections on the port."""
+
+
+class InputClosed(SandboxError):
+    """A process has ended, or closed its input, before it has read what was written to it."""
 
 
 class UsedAfterFork(SandboxError):

@@ -10,7 +10,7 @@
 
 Seals, forks and rollbacks work as everywhere. There is no shell, so `cd` and `export` have no effect and a snapshot's
 environment stays as it is. `backend.commands` lists the commands in order. The fake has every capability, since a
-script can play any (`Answer(limit=Limit.MEMORY)`), except those in `missing`.
+script can play any (`Answer(limit=Limit.MEMORY)`), except egress and those in `missing`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class ScriptedBackend:
         self, store: SnapshotStore, scratch: Path, script: Script, *, missing: Mapping[Feature, str] | None = None
     ) -> None:
         self.store, self.script = store, script
-        self.capabilities = Capabilities(self.name, flags(missing or {}))
+        self.capabilities = Capabilities(
+            self.name, flags({Feature.EGRESS: "a script makes no connections", **(missing or {})})
+        )
         self.commands: list[tuple[WorldId, str]] = []
         self._session = ScratchSession(scratch)
         self._worlds: list[ScriptedWorld] = []

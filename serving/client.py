@@ -28,6 +28,7 @@ from ramify.serving.errors import (
     LLMUnavailable,
     UsedAfterFork,
 )
+from ramify.serving.pacing import Pacer, paced
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.tags import HEADER, SLOTags
 from ramify.serving.types import ChatRequest, ChatResult, Message
@@ -168,14 +169,22 @@ class LLMClient:
         return stream.result
 
     def stream(
-        self, request: ChatRequest, *, tags: SLOTags | None = None, deadline_s: float | None = None
+        self,
+        request: ChatRequest,
+        *,
+        tags: SLOTags | None = None,
+        deadline_s: float | None = None,
+        pace_tbt_s: float | None = None,
     ) -> ChatStream:
         """Stream the answer's text: `async with client.stream(r) as s: async for piece in s: …; s.result`.
 
-        Raises the errors of `chat`. An answer that breaks after its first piece is not retried, because the caller
-        has seen that piece.
+        With `pace_tbt_s`, pieces that come faster than one in so many seconds are given out at that pace.
+        Raises the errors of `chat`, and does not retry an answer that breaks after its first piece.
         """
-        return ChatStream(self._pieces(request, tags or SLOTags(), deadline_s, restart=False))
+        pieces = self._pieces(request, tags or SLOTags(), deadline_s, restart=False)
+        if pace_tbt_s is not None:
+            pieces = paced(pieces, Pacer(pace_tbt_s), self._clock, self._sleep)
+        return ChatStream(pieces)
 
     async def hint(self, messages: Sequence[Message], *, model: str = "default") -> str:
         """Ask a Ramify gateway to let an idle engine prefill the beginning of future calls; other servers get

@@ -13,6 +13,10 @@ ServingError
 │   ├── LLMRejected       the server refused the request (4xx): a retry would not help
 │   ├── UsedAfterFork     a client with open connections was used in a forked child
 │   └── DeadlineInfeasible  422: the deadline cannot be met; `.earliest_feasible_s`
+├── ScalingError          replicas cannot be added or taken away as asked
+│   ├── BadPool           a number of a pool makes no sense
+│   ├── NoRoom            the hosts have no room for so many replicas
+│   └── ScalingUnsupported  this engine's replicas are not ours to start
 └── AnalyzerError         an error of the request analyzer; none of these stops scheduling
     ├── AnalyzerDown      its process cannot be reached, or does not start
     ├── BadFrame          a message on its socket cannot be read
@@ -85,6 +89,22 @@ class DeadlineInfeasible(LLMError):
     def __init__(self, message: str, *, earliest_feasible_s: float | None) -> None:
         self.earliest_feasible_s = earliest_feasible_s
         super().__init__(message)
+
+
+class ScalingError(ServingError):
+    """Replicas cannot be added or taken away as asked."""
+
+
+class BadPool(ScalingError, ValueError):
+    """A number of a pool makes no sense."""
+
+
+class NoRoom(ScalingError):
+    """The hosts have no room for so many replicas."""
+
+
+class ScalingUnsupported(ScalingError):
+    """This engine's replicas are not ours to start."""
 
 
 class AnalyzerError(ServingError):

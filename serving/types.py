@@ -59,6 +59,7 @@ class Ledger:
     thought_s: float | None = None  # from the first thought to the first word of the answer; None: no thinking
     preemptions: int = 0
     replica: int = 0
+    qoe: float | None = None  # quality of experience of a stream, from 0 to 1 (ramify.serving.qoe); None for others
 
 
 @dataclass(frozen=True, slots=True)

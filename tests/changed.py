@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("api", "compiler", "fork_engine", "runtime", "sandboxes", "serving", "worlds")
+PACKAGES = ("api", "compiler", "fork_engine", "images", "runtime", "sandboxes", "serving", "worlds")
 ALIASES = {
     "api/cli": "cli",
     "api/inspect": "inspect",

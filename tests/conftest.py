@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from ramify.serving.engine import models
 from ramify.serving.errors import ModelMissing
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
+from tests.warm_process import WarmInterpreter
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
@@ -89,6 +90,40 @@ async def model() -> AsyncIterator[LLMClient]:
 @pytest.fixture
 async def runtime(home: Path, model: LLMClient) -> AsyncIterator[Runtime]:
     async with Runtime(home=home, sandbox="copy", llm=model) as opened:
+        yield opened
+
+
+WARM = (
+    "aiosqlite",
+    "ramify.blocking_stream",
+    "ramify.cli.commands.inbox",
+    "ramify.cli.commands.listings",
+    "ramify.cli.commands.resume",
+    "ramify.cli.commands.run",
+    "ramify.cli.progress",
+    "ramify.code_changes",
+    "ramify.compiler.change_impact",
+    "ramify.compiler.frontend.python.workflow_reader",
+    "ramify.compiler.pipeline",
+    "ramify.runtime.execution.merges",
+    "ramify.runtime.store.reader",
+    "ramify.runtime.store.upgrade",
+    "ramify.sandboxes.backends.copying",
+    "ramify.session",
+)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmInterpreter]:
+    """For command lines as processes of their own, without the second that their imports take."""
+    with WarmInterpreter(*WARM) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def warm_langgraph() -> Iterator[WarmInterpreter]:
+    """The same with LangGraph and the adapter."""
+    with WarmInterpreter(*WARM, "ramify.graph") as opened:
         yield opened
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.sandboxes.contract import RunResult
+from ramify.sandboxes.egress.connection_log import Connection
+from ramify.worlds.blocking_processes import SyncProcess, SyncShell, SyncTerminal
+from ramify.worlds.exposed_port import ExposedPort
 from ramify.worlds.world import MOST_READ, Opening, World
+from ramify.worlds.world_egress import Allowed
 
 T = TypeVar("T")
 
@@ -86,6 +90,10 @@ class SyncWorld:
         return self._world.mount_at
 
     @property
+    def workdir(self) -> PurePosixPath:
+        return self._world.workdir
+
+    @property
     def state(self) -> Snapshot:
         return self._world.state
 
@@ -93,15 +101,32 @@ class SyncWorld:
         self,
         command: str | Sequence[str],
         *,
-        stdin: str | bytes | None = None,
+        stdin: str | bytes | IO[bytes] | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = ".",
+        cwd: str | None = None,
+        user: str | int | None = None,
         timeout: float | None = None,
         check: bool = False,
     ) -> RunResult:
         return self._portal.call(
-            lambda: self._world.exec(command, stdin=stdin, env=env, cwd=cwd, timeout=timeout, check=check)
+            lambda: self._world.exec(command, stdin=stdin, env=env, cwd=cwd, user=user, timeout=timeout, check=check)
         )
+
+    @contextmanager
+    def start(self, command: str | Sequence[str], **options: Any) -> Iterator[SyncProcess]:
+        """As `World.start`, with the same options."""
+        with self._portal.wrap_async_context_manager(self._world.start(command, **options)) as process:
+            yield SyncProcess(process, self._portal)
+
+    @contextmanager
+    def pty(self, command: str | Sequence[str] | None = None, **options: Any) -> Iterator[SyncTerminal]:
+        """As `World.pty`, with the same options."""
+        with self._portal.wrap_async_context_manager(self._world.pty(command, **options)) as terminal:
+            yield SyncTerminal(terminal, self._portal)
+
+    def expose(self, port: int, **options: Any) -> AbstractContextManager[ExposedPort]:
+        """As `World.expose`, with the same options."""
+        return self._portal.wrap_async_context_manager(self._world.expose(port, **options))
 
     def run(
         self,
@@ -117,6 +142,9 @@ class SyncWorld:
             lambda: self._world.run(command, stdin=stdin, env=env, cwd=cwd, timeout=timeout, check=check)
         )
 
+    def shell(self, name: str) -> SyncShell:
+        return SyncShell(self._world.shell(name), self._portal)
+
     def read(self, path: str | Path, *, most: int = MOST_READ) -> bytes:
         return self._portal.call(lambda: self._world.read(path, most=most))
 
@@ -128,6 +156,12 @@ class SyncWorld:
 
     def download(self, source: str | Path, target: str | Path) -> None:
         self._portal.call(self._world.download, source, target)
+
+    def set_egress(self, egress: Allowed) -> None:
+        self._portal.call(self._world.set_egress, egress)
+
+    def connections(self) -> list[Connection]:
+        return self._portal.call(self._world.connections)
 
     def snapshot(self, tag: str | None = None) -> Snapshot:
         return self._portal.call(self._world.snapshot, tag)

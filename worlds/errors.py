@@ -39,5 +39,9 @@ class PathRefused(WorldError):
     """A path is missing, leads out of the world's tree, or is not a regular file or folder."""
 
 
+class PortUnavailable(WorldError):
+    """The host's address for an exposed port is taken, or may not be used."""
+
+
 class NoCommonAncestor(WorldError):
     """Two states cannot be merged because no snapshot is an ancestor of both. Name one: `merge(…, base=…)`."""

@@ -12,17 +12,25 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramify import paths
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Snapshot, SnapshotId
+from ramify.images.catalogue import Catalogue, Image
+from ramify.images.errors import BadReference, ImageNotFound
+from ramify.images.library import ImageLibrary, is_image_file
+from ramify.images.references import ImageReference, SourceKind
 from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
 from ramify.sandboxes.selection import open_backend
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.references import Kind, Reference, References
+
+if TYPE_CHECKING:
+    from ramify.sandboxes.egress.settings import Egress
 
 DEFAULT_MOUNT, IMAGE_MOUNT = Path("/tmp/workspace"), Path("/workspace")
 """Where the tree of a world stands inside, if it is made from no folder: over this machine's root, where only some
@@ -61,6 +69,7 @@ class WorldHome:
     async def __aenter__(self) -> WorldHome:
         self.place.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.store = await asyncio.to_thread(SnapshotStore, paths.snapshots(self.place))
+        self.images = ImageLibrary(self.store, Catalogue(paths.images(self.place)), self.pins, clock=self._clock)
         self._open = True
         return self
 
@@ -112,6 +121,36 @@ class WorldHome:
                 finally:
                     shutil.rmtree(empty, ignore_errors=True)
             yield made.snapshot
+
+    async def image(self, name: str | Path) -> Image | None:
+        """The image of this name, pulled unless it is here. None for what the backend reads by itself: a root file
+        system, or with the docker backend a name without a prefix that no image here has. Raises `ImagesError`."""
+        path = Path(name).expanduser()
+        if isinstance(name, Path) or path.exists():
+            return await self.images.pull(str(name)) if is_image_file(path) else None
+        try:
+            reference = ImageReference.parse(name)
+            if reference.kind not in (SourceKind.OCI, SourceKind.ARCHIVE):  # a file may have changed
+                return await asyncio.to_thread(self.images.catalogue.get, name)
+        except ImageNotFound:
+            if self._chosen == "docker" and reference.kind is SourceKind.REGISTRY:
+                return None
+        except BadReference:
+            return await asyncio.to_thread(self.images.catalogue.get, name)  # an id
+        return await self.images.pull(name)
+
+    def state_of(self, image: Image) -> Snapshot:
+        """The snapshot that stands for an image."""
+        return self._get(image.snapshot)
+
+    def put_over(self, base: Snapshot, image: Image) -> Snapshot:
+        """A snapshot's workspace over an image. Raises `WorldError` if it is over another image."""
+        under = self.state_of(image)
+        if base.image is not None:
+            if (base.image, *base.outside[: len(under.outside)]) != (under.image, *under.outside):
+                raise WorldError(f"the state {base.id[:12]} is over another image: leave out image=")
+            return base
+        return self.store.over_image(base, under)
 
     def resolve(self, name: str | Snapshot) -> Snapshot:
         """The snapshot that a name stands for: a tag, a world, or an id (its first 6 characters are enough).
@@ -175,7 +214,11 @@ class WorldHome:
             mount_at=str(spec.mount_at),
             image="" if spec.image is None else str(spec.image),
             network=spec.network,
+            egress=None if spec.egress is None else tuple(spec.egress.allow),
+            credentials=() if spec.egress is None else tuple(spec.egress.places),
             source=source,
+            workdir=spec.workdir,
+            user=spec.user,
         )
         self.references.put(Kind.WORLD, reference, new=True)
         return reference
@@ -187,6 +230,22 @@ class WorldHome:
         self.references.put(Kind.WORLD, changed)
         return changed
 
+    def egress_changed(self, reference: Reference, egress: Egress) -> Reference:
+        """Record what a named world may connect to from now on. Raises `WorldNotFound`."""
+        now = self.references.get(Kind.WORLD, reference.name)
+        changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
+        self.references.put(Kind.WORLD, changed)
+        return changed
+
+
+def started_in(spec: WorldSpec, state: Snapshot) -> WorldSpec:
+    """The specification of a world over an image: the image's variables go before the usual ones, and single commands
+    start where its shell does (WORKDIR), unless that is in the tree."""
+    if state.image is None:
+        return spec
+    env = {name: value for name, value in spec.env.items() if name not in state.env}
+    return replace(spec, env=env, workdir=state.cwd if state.cwd.startswith("/") else "")
+
 
 def world_spec(
     mount_at: Path,
@@ -195,6 +254,7 @@ def world_spec(
     secrets: Mapping[str, str] | None = None,
     image: Path | None = None,
     network: bool = False,
+    egress: Egress | None = None,
     limits: Limits | None = None,
     visible: Sequence[Path] = (),
 ) -> WorldSpec:
@@ -215,5 +275,6 @@ def world_spec(
         visible=tuple(sorted(shown)),
         image=image,
         network=network,
+        egress=egress,
         limits=limits or Limits(),
     )

@@ -20,6 +20,7 @@ from typing import Any
 
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.types import SnapshotId
+from ramify.sandboxes.egress.connection_log import ConnectionFiles
 from ramify.worlds.errors import BadName, NameTaken, WorldError, WorldInUse, WorldNotFound
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -42,6 +43,10 @@ class Reference:
     mount_at: str = ""  # of a world: where its tree stands inside
     image: str = ""  # of a world: the path of its root file system, or the engine's name of it
     network: bool = False
+    egress: tuple[str, ...] | None = None  # of a world: its allow-list; None: it has no broker
+    credentials: tuple[str, ...] = ()  # of a world: the hosts that it has credentials for, never their values
+    workdir: str = ""  # of a world over an image: where its commands start
+    user: str = ""  # of a world over an image: its USER
     source: str = ""  # what it was made from, for people
 
 
@@ -94,6 +99,8 @@ class References:
         path = self._path(kind, name)
         path.unlink(missing_ok=True)
         path.with_suffix(".lock").unlink(missing_ok=True)
+        if kind is Kind.WORLD:
+            ConnectionFiles(self.connections(name)).remove()
         _flush_folder(path.parent)
 
     @contextmanager
@@ -115,6 +122,11 @@ class References:
             yield
         finally:
             close_lock(handle)
+
+    def connections(self, name: str) -> Path:
+        """Where the connection log of a named world is kept, without an ending (`ConnectionFiles`). Raises
+        `BadName`."""
+        return self._path(Kind.WORLD, name).with_suffix("")
 
     def snapshots(self) -> set[SnapshotId]:
         """Every snapshot that a reference names."""
@@ -138,6 +150,7 @@ def _parsed(text: str, path: Path) -> Reference:
     try:
         said: dict[str, Any] = json.loads(text)
         known = {name: said[name] for name in Reference.__slots__ if name in said}
+        known |= {name: tuple(one) for name, one in known.items() if isinstance(one, list)}
         return Reference(**known)
     except (ValueError, TypeError) as error:
         raise WorldError(f"{path} is damaged: {error}. Delete it, or restore it from a backup") from error

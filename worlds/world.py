@@ -14,26 +14,30 @@ from typing import Any
 from ramify.fork_engine.gc_pins import Ground
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
 from ramify.sandboxes import contract
-from ramify.sandboxes.contract import Limits, Repl, RunResult, WorldSpec
+from ramify.sandboxes.contract import Limits, WorldSpec
+from ramify.sandboxes.egress.credentials import Header
+from ramify.sandboxes.egress.settings import Egress
 from ramify.worlds import files
 from ramify.worlds.ancestry import common_ancestor
-from ramify.worlds.errors import CommandFailed, PathRefused, WorldClosed, WorldError, WorldNotFound
-from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, world_spec
+from ramify.worlds.errors import PathRefused, WorldClosed, WorldError, WorldNotFound
+from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, started_in, world_spec
 from ramify.worlds.references import Kind, Reference
+from ramify.worlds.world_commands import WorldCommands
+from ramify.worlds.world_egress import Allowed, WorldEgress, recorded_egress
 
 MOST_READ = 256 << 20
 """Bytes of the largest file that `World.read` returns by default."""
 
 
-class World:
+class World(WorldCommands, WorldEgress):
     """A live sandbox. An async context manager: leaving it ends its processes.
 
     Make one with `World.create`, `World.open` or `fork`. A world with a name keeps its state after it was closed:
     `snapshot`, `restore` and `merge` store it at once, and closing stores what was changed since. A world without a
     name is gone when it is closed; a tagged snapshot of it stays.
 
-    Commands wait for each other: one runs at a time. All paths are relative to the world's tree, or absolute paths
-    inside it.
+    Commands of `exec` and `start` run in parallel; those of one shell wait for each other. All paths are relative to
+    the world's tree, or absolute paths inside it.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class World:
         self._held = ExitStack()
         if held is not None:
             self._held.enter_context(held.pop_all())
+        self._keep_connections(live)
         if keeps_home:
             home.used()
 
@@ -79,6 +84,7 @@ class World:
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         network: bool = False,
+        egress: Allowed | None = None,
         limits: Limits | None = None,
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
@@ -86,42 +92,74 @@ class World:
         """Make a world from a folder, from a snapshot (its id, a tag, or another world's name), or empty. Use it as
         `async with World.create(…) as world`, or `world = await World.create(…)` and close it.
 
-        The folder is never written to. `name` keeps the world after it was closed. `image`: a root file system
-        instead of this machine's, a folder or a tar, or, with the docker backend, the engine's name of an image.
+        The folder is never written to. `name` keeps the world after it was closed. `image`: an image instead of this
+        machine's root, which is pulled unless it is here (`python:3.12`, `oci:FOLDER`, `docker:NAME`); or a root file
+        system, a folder or a tar; or, with the docker backend, the engine's name of an image. Over an image, commands
+        have its variables, and without a folder they start in its WORKDIR.
         `mount_at`: where the tree stands inside (default: the folder's own path, else
         /tmp/workspace, or /workspace over an image). `secrets`:
-        variables that no snapshot ever holds. `network=True`: the host's own network. `home`, `sandbox`: an open
-        home, or what `WorldHome` takes.
+        variables that no snapshot ever holds. `network=True`: the host's own network. `egress`: what the world may
+        connect to, a list such as `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with
+        credentials; `[]` allows nothing until `set_egress`. `home`, `sandbox`: an open home, or what `WorldHome`
+        takes.
 
         Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
-        `WorldStartFailed`.
+        `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
         """
         if folder is not None and snapshot is not None:
             raise WorldError("a world is made from a folder or from a snapshot: name one of them")
         where = None if folder is None else Path(folder).expanduser().resolve()
-        spec = world_spec(
-            Path(mount_at) if mount_at is not None else where or (DEFAULT_MOUNT if image is None else IMAGE_MOUNT),
-            env=env,
-            secrets=secrets,
-            image=None if image is None else Path(image),
-            network=network,
-            limits=limits,
-        )
+
+        def spec_over(under: str | Path | None) -> WorldSpec:
+            usual = DEFAULT_MOUNT if under is None else IMAGE_MOUNT
+            return world_spec(
+                Path(mount_at) if mount_at is not None else where or usual,
+                env=env,
+                secrets=secrets,
+                image=None if under is None else Path(under),
+                network=network,
+                egress=None if egress is None else Egress.of(egress),
+                limits=limits,
+            )
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
+            stored = None if image is None else await opened.image(image)
+
+            async def start(base: Snapshot, source: str) -> World:
+                spec = spec_over(image if image is not None else base.image)
+                if stored is not None:
+                    base = await asyncio.to_thread(opened.put_over, base, stored)
+                    spec = replace(spec, user=stored.config.user)
+                return await cls._start(opened, base, started_in(spec, base), name, source, keeps_home)
+
             if snapshot is not None:
                 base = await asyncio.to_thread(opened.resolve, snapshot)
-                source = snapshot if isinstance(snapshot, str) else base.id[:12]
-                return await cls._start(opened, base, spec, name, source, keeps_home)
+                return await start(base, snapshot if isinstance(snapshot, str) else base.id[:12])
+            if stored is not None and where is None:
+                return await start(await asyncio.to_thread(opened.state_of, stored), str(image))
             async with opened.imported(where) as base:
-                return await cls._start(opened, base, spec, name, str(where or ""), keeps_home)
+                return await start(base, str(where or ""))
 
         return Opening(make, home, sandbox)
 
     @classmethod
-    def open(cls, name: str, *, home: WorldHome | str | Path | None = None, sandbox: str | None = None) -> Opening:
+    def open(
+        cls,
+        name: str,
+        *,
+        credentials: Mapping[str, Header] | None = None,
+        egress: Allowed | None = None,
+        home: WorldHome | str | Path | None = None,
+        sandbox: str | None = None,
+    ) -> Opening:
         """The world of this name, live again at the state in which it was left. Of its background processes, it has
-        those that its last snapshot kept. Raises `WorldNotFound`, `BadName`, and as `create` does."""
+        those that its last snapshot kept.
+
+        It may connect to what it last could. Credentials are never stored: give them again, or requests to their
+        hosts are refused. `egress`: another policy instead, which is recorded. Raises `WorldNotFound`, `BadName`, and
+        as `create` does."""
+        if egress is not None and credentials is not None:
+            raise WorldError("put the credentials into Egress(…, credentials=…), or leave out egress=")
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
             opened.references.get(Kind.WORLD, name)
@@ -130,7 +168,11 @@ class World:
                 reference = opened.references.get(Kind.WORLD, name)
                 state = await asyncio.to_thread(opened.saved, name)
                 image = Path(reference.image) if reference.image else None
-                spec = world_spec(Path(reference.mount_at), image=image, network=reference.network)
+                allowed = recorded_egress(reference, credentials) if egress is None else Egress.of(egress)
+                if egress is not None and allowed is not None:
+                    reference = opened.egress_changed(reference, allowed)
+                spec = world_spec(Path(reference.mount_at), image=image, network=reference.network, egress=allowed)
+                spec = replace(spec, workdir=reference.workdir, user=reference.user)
                 live = await (await opened.backend()).materialise(state, spec)
                 return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)
 
@@ -200,53 +242,6 @@ class World:
     def state(self) -> Snapshot:
         """The snapshot that the world last started from or was sealed into."""
         return self._alive().snapshot
-
-    # Commands
-
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        stdin: str | bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str = ".",
-        timeout: float | None = None,
-        check: bool = False,
-    ) -> RunResult:
-        """Run one command in a process of its own, in the tree's top folder: a string by `bash -c`, a sequence as it
-        is. A `cd` or a variable does not last.
-
-        cwd: relative to the tree, or absolute. timeout: seconds; it kills everything that the command started, and
-        the exit code is 124. check: raise `CommandFailed` for an exit code that is not 0. Raises `WorldDied`.
-        """
-        words = ["-c", command] if isinstance(command, str) else ["-c", 'exec -- "$@"', "bash", *command]
-        result = await self._alive().run(["bash", *words], stdin=stdin, timeout=timeout, env=env, cwd=cwd)
-        shown = command if isinstance(command, str) else " ".join(command)
-        return self._checked(replace(result, command=shown), check)
-
-    async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        stdin: str | bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout: float | None = None,
-        check: bool = False,
-    ) -> RunResult:
-        """Run a command in the world's one persistent shell, which a snapshot keeps: `cd`, `export` and functions
-        last. Otherwise as `exec`."""
-        result = await self._alive().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
-        return self._checked(result, check)
-
-    async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
-        """A Python session in the world, which a snapshot keeps if the backend can. Raises `Unsupported`,
-        `SandboxError`."""
-        return await self._alive().python(name, interpreter=interpreter)
-
-    async def keep_running(self, command: str) -> None:
-        """Start a command beside the shell, and again in every fork. Its output is dropped. Raises `Unsupported`."""
-        await self._alive().keep_running(command)
 
     # Files
 
@@ -398,13 +393,6 @@ class World:
         if ".." in given.parts:
             raise PathRefused(f"{path}: a path with '..' may lead out of the world's tree")
         return str(given)
-
-    @staticmethod
-    def _checked(result: RunResult, check: bool) -> RunResult:
-        if check and not result.ok:
-            told = result.stderr.strip() or result.stdout.strip()
-            raise CommandFailed(f"{result.command!r} ended with exit code {result.exit_code}: {told[-500:]}", result)
-        return result
 
 
 class Opening(AbstractAsyncContextManager[World], Awaitable[World]):

@@ -23,6 +23,7 @@ ROOTS = (
     ("ramify.fork_engine.errors", "ForkEngineError"),
     ("ramify.sandboxes.errors", "SandboxError"),
     ("ramify.worlds.errors", "WorldError"),
+    ("ramify.images.errors", "ImagesError"),
     ("ramify.serving.errors", "ServingError"),
     ("ramify.compiler.errors", "CompileError"),
     ("ramify.compiler.plan", "PlanError"),

@@ -60,6 +60,7 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
     "Worlds": {
         "world": Entry("commands.world", "world_group", "Sandboxes without a workflow: make, fork, merge, restore."),
         "mcp": Entry("commands.mcp", "mcp_command", "Serve worlds as tools of the Model Context Protocol."),
+        "image": Entry("commands.image", "image_group", "OCI images for worlds: pull, list, show, forget."),
     },
     "Serve models": {
         "serve": Entry(

@@ -25,6 +25,7 @@ class CallTimes:
     end_s: float
     deadline_s: float | None
     met: bool | None  # None: best effort
+    qoe: float | None  # quality of experience of a stream, from 0 to 1; None: no stream
     attempts: int
     prompt_tokens: int
     completion_tokens: int
@@ -45,6 +46,9 @@ class CallTimes:
 
     @property
     def verdict(self) -> str:
+        """Was the deadline met? A stream without one has its quality of experience instead."""
+        if self.met is None and self.qoe is not None:
+            return f"QoE {self.qoe:.2f}"
         return {True: "met", False: "missed", None: "-"}[self.met]
 
     def as_object(self) -> dict[str, object]:
@@ -73,6 +77,7 @@ def call_times(row: LLMRecord) -> CallTimes:
         first_token_s=ledger.first_token_s if ledger else None,
         end_s=ledger.total_s if ledger else took,
         deadline_s=ledger.deadline_s if ledger else left,
+        qoe=ledger.qoe if ledger else None,
         met=ledger.met if ledger else (None if left is None else took <= left),
         attempts=ledger.attempts if ledger else 1,
         prompt_tokens=result.prompt_tokens,

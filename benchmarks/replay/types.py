@@ -45,7 +45,7 @@ class Program:
     kind: SloClass
     stages: tuple[Stage, ...]
     ttft_s: float | None = None  # if latency-sensitive: the n-th token (from 0) is due at `at` + ttft_s + n * tbt_s
-    tbt_s: float | None = None
+    tbt_s: float | None = None  # of a stream: its reader's
     deadline_s: float | None = None  # otherwise: all of it is due at `at` + deadline_s
 
     @property
@@ -145,6 +145,7 @@ class CallOutcome:
     generated: int = 0
     in_time: int = 0  # tokens on schedule of a latency-sensitive call; of others all or none
     worst_gap: float = 0.0  # longest time between two tokens
+    qoe: float | None = None  # of a stream that ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,26 +174,56 @@ def _same(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
     return (*given, *(_NONE for _ in op.outputs))[: len(op.outputs)]
 
 
-# Loops and reachability. networkx is imported when it is needed: the import takes a tenth of a second.
+# Loops and reachability.
 
 
 def blocks_in_loops(graph: Graph) -> set[str]:
-    """Return the blocks that lead back to themselves, in linear time."""
-    import networkx
+    """Return the blocks that lead back to themselves, in linear time: those of a strongly connected component of
+    several blocks, and those that lead to themselves directly.
 
-    flow = networkx.DiGraph({block.id: [to for to, _ in block.exits] for block in graph.blocks})
-    found = set(networkx.nodes_with_selfloops(flow))
-    for part in networkx.strongly_connected_components(flow):
-        if len(part) > 1:
-            found |= part
+    The components are found as by Tarjan (1972), without recursion: `low` is the least number of an open block that
+    is reached from there, and a block whose `low` is its own number closes a component.
+    """
+    onward = {block.id: [to for to, _ in block.exits] for block in graph.blocks}
+    found = {name for name, targets in onward.items() if name in targets}
+    numbers: dict[str, int] = {}
+    low: dict[str, int] = {}
+    opened: list[str] = []  # blocks whose component is not closed, in the order of their numbers
+    closed = set[str]()
+    for start in onward:
+        path = [] if start in numbers else [(start, iter(onward[start]))]
+        while path:
+            block, targets = path[-1]
+            if block not in numbers:
+                numbers[block] = low[block] = len(numbers)
+                opened.append(block)
+            target = next((to for to in targets if to not in closed), None)
+            if target is None:
+                path.pop()
+                if path:
+                    before = path[-1][0]
+                    low[before] = min(low[before], low[block])
+                if low[block] == numbers[block]:
+                    part = [opened.pop()]
+                    while part[-1] != block:
+                        part.append(opened.pop())
+                    closed.update(part)
+                    if len(part) > 1:
+                        found.update(part)
+            elif target in numbers:
+                low[block] = min(low[block], numbers[target])
+            else:
+                path.append((target, iter(onward.get(target, ()))))
     return found
 
 
 def reachable(start: Iterable[str], onward: Mapping[str, Iterable[str]]) -> set[str]:
     """Return `start` and all that can be reached from there along the edges of `onward`."""
-    import networkx
-
-    flow, found = networkx.DiGraph({name: list(targets) for name, targets in onward.items()}), set(start)
-    flow.add_nodes_from(found)
-    found.update(to for _, to in networkx.edge_bfs(flow, list(found)))
+    found = set(start)
+    left = list(found)
+    while left:
+        for target in onward.get(left.pop(), ()):
+            if target not in found:
+                found.add(target)
+                left.append(target)
     return found

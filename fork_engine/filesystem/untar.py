@@ -4,6 +4,8 @@ Members are written by file descriptors (`openat.py`), never by path, so no link
 out of the folder. Absolute names and links refer to the world's own root, as they will when it runs. Refused are:
 `..` in a name, a hard link to something that is not in the tar, more bytes than the disk has room for. Devices and
 sockets are left out, and owners are dropped.
+
+`unpack_layer` unpacks a layer of an OCI image from a stream, with its whiteouts (image-spec, layer.md).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +26,7 @@ from typing import IO, cast
 from ramify.fork_engine.errors import ImageError
 from ramify.fork_engine.filesystem.file_content import write_all
 from ramify.fork_engine.filesystem.openat import OpenatWalker, parent_folders, remove_any
-from ramify.fork_engine.filesystem.scan import MAX_DEPTH
+from ramify.fork_engine.filesystem.scan import MAX_DEPTH, OPAQUE
 
 MAX_MEMBERS = 5_000_000
 _NO_SUCH_MEMBER = {
@@ -32,16 +35,39 @@ _NO_SUCH_MEMBER = {
 }  # fmt: skip
 _CHUNK = 1 << 20
 _KEPT_XATTRS = "SCHILY.xattr.user."  # the spelling of user attributes in pax headers
+_OVERLAY_XATTRS = "SCHILY.xattr.user.overlay."  # overlayfs would act on them
+_MAX_HEADER = 1 << 20  # bytes of an extended header, which is read into memory
+_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_WHITEOUT, _OPAQUE, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 
 
 @dataclass(slots=True)
 class _Unpacking:
-    tar: Path
-    tree: OpenatWalker
-    linked: OpenatWalker  # for the targets of hard links
+    tar: Path | str  # its name, for messages
     room: int  # bytes left for files, including holes, because everything is read again to be digested
+    tree: OpenatWalker = field(init=False)
+    linked: OpenatWalker = field(init=False)  # for the targets of hard links
     folders: dict[str, tuple[int, int]] = field(default_factory=dict)  # path → mode and time, set at the end
     count: int = 0
+    layer: bool = False  # of an image: names with ".wh." are whiteouts
+    implied: set[str] = field(default_factory=set)  # folders that no member declares
+    whiteouts: set[str] = field(default_factory=set)
+    opaque: set[str] = field(default_factory=set)
+
+
+class _BoundedHeaders(tarfile.TarInfo):
+    """A member whose extended headers cannot fill the memory."""
+
+    def _proc_member(self, opened: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _HEADERS and self.size > _MAX_HEADER:
+            raise ImageError(f"a header of {self.size} bytes, more than {_MAX_HEADER}: the tar is damaged or hostile")
+        return cast("tarfile.TarInfo", super()._proc_member(opened))  # type: ignore[misc]
 
 
 def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
@@ -50,22 +76,51 @@ def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
 
     `room`: bytes that the tar may hold; by default the free space of the disk.
     """
+    unpacking = _Unpacking(tar, room=_free(dest) if room is None else room)
+    with _explained(tar), tarfile.open(tar, errorlevel=2, tarinfo=_BoundedHeaders) as opened:
+        _unpack_all(opened, dest, unpacking)
+
+
+def unpack_layer(stream: IO[bytes], dest: Path, *, name: str, room: int | None = None) -> frozenset[str]:
+    """Unpack an image's layer, an uncompressed tar, into the empty folder `dest`, as overlayfs has it: whiteouts as
+    devices 0/0, opaque folders by their attribute. Returns the folders that no member declares ("" is the top one):
+    they have mode 0755 and time 0. A whiteout hides nothing of its own layer. `name`: for messages.
+
+    Raises `ImageError`.
+    """
+    unpacking = _Unpacking(name, room=_free(dest) if room is None else room, layer=True)
+    with (
+        _explained(name),
+        tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK, errorlevel=2, tarinfo=_BoundedHeaders) as opened,
+    ):
+        opened.fileobj.seekable = lambda: True  # type: ignore[attr-defined,union-attr,unused-ignore]  # forwards only
+        _unpack_all(opened, dest, unpacking)
+    return frozenset(unpacking.implied & unpacking.folders.keys())
+
+
+def _free(dest: Path) -> int:
     status = os.statvfs(dest)
-    room = status.f_bavail * status.f_frsize if room is None else room
+    return status.f_bavail * status.f_frsize
+
+
+def _unpack_all(opened: tarfile.TarFile, dest: Path, unpacking: _Unpacking) -> None:
+    with OpenatWalker(dest, grant=0o700) as tree, OpenatWalker(dest, grant=0o700) as linked:
+        unpacking.tree, unpacking.linked = tree, linked
+        for member in opened:
+            _unpack(member, opened, unpacking)
+        if unpacking.layer:
+            _hide(unpacking)
+        for path in sorted(unpacking.folders, reverse=True):
+            mode, time_ns = unpacking.folders[path]
+            fd = tree.folder(path)
+            os.utime(fd, ns=(time_ns, time_ns))
+            os.fchmod(fd, mode)
+
+
+@contextmanager
+def _explained(tar: Path | str) -> Iterator[None]:
     try:
-        with (
-            tarfile.open(tar, errorlevel=2) as opened,
-            OpenatWalker(dest, grant=0o700) as tree,
-            OpenatWalker(dest, grant=0o700) as linked,
-        ):
-            unpacking = _Unpacking(tar, tree, linked, room)
-            for member in opened:
-                _unpack(member, opened, unpacking)
-            for path in sorted(unpacking.folders, reverse=True):
-                mode, time_ns = unpacking.folders[path]
-                fd = tree.folder(path)
-                os.utime(fd, ns=(time_ns, time_ns))
-                os.fchmod(fd, mode)
+        yield
     except OSError as error:
         if error.errno not in _NO_SUCH_MEMBER:
             raise
@@ -74,15 +129,67 @@ def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
         raise ImageError(f"{tar}: not a complete tar ({error}). Create it again with tar") from None
 
 
+def _note_whiteout(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> bool:
+    """Remember a whiteout. Returns False if the member is none."""
+    folder, _, base = path.rpartition("/")
+    if not base.startswith(_WHITEOUT):
+        return False
+    if base == _OPAQUE:
+        if not folder:
+            raise _refused(unpacking.tar, member.name, "it hides every layer below")
+        unpacking.opaque.add(folder)
+    elif not base.startswith(_AUFS):  # the rest is aufs's own
+        hidden = base.removeprefix(_WHITEOUT)
+        if hidden in ("", ".", ".."):
+            raise _refused(unpacking.tar, member.name, "it is a whiteout that leads out of its folder")
+        unpacking.whiteouts.add(f"{folder}/{hidden}" if folder else hidden)
+    return True
+
+
+def _hide(unpacking: _Unpacking) -> None:
+    """Write the whiteouts. What the layer itself has at such a path stands, and hides what is below it."""
+    for path in sorted(unpacking.whiteouts):
+        if any(_kind(folder, unpacking) not in (None, stat.S_IFDIR) for folder in parent_folders(path)):
+            continue  # below a file of this layer: hidden already
+        kind = _kind(path, unpacking)
+        if kind == stat.S_IFDIR:
+            unpacking.opaque.add(path)
+        elif kind is None:
+            _ensure_parents(path, unpacking)
+            parent, name = unpacking.tree.parent(path)
+            os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
+    for path in sorted(unpacking.opaque):
+        if all(_kind(folder, unpacking) in (None, stat.S_IFDIR) for folder in (*parent_folders(path), path)):
+            _folder(path, unpacking)
+            os.setxattr(unpacking.tree.folder(path), OPAQUE, b"y")
+    if "" not in unpacking.folders:
+        unpacking.folders[""] = (0o755, 0)
+        unpacking.implied.add("")
+
+
+def _kind(path: str, unpacking: _Unpacking) -> int | None:
+    """The type of what is at the path, None for nothing."""
+    if not path or path in unpacking.folders:
+        return stat.S_IFDIR
+    try:
+        parent, name = unpacking.tree.parent(path)
+        return stat.S_IFMT(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpacking) -> None:
     path = _member_path(member.name, unpacking.tar)
     unpacking.count += 1
     if unpacking.count > MAX_MEMBERS:
         raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members, which no root file system has")
+    if unpacking.layer and _note_whiteout(path, member, unpacking):
+        return
     if member.ischr() or member.isblk():
         return
     if member.isdir():
         _folder(path, unpacking)
+        unpacking.implied.discard(path)
         unpacking.folders[path] = (stat.S_IMODE(member.mode), _time_ns(member))
         return
     if not path:
@@ -90,8 +197,9 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
     _ensure_parents(path, unpacking)
     parent, name = unpacking.tree.parent(path)
     remove_any(name, parent)
-    for lost in [known for known in unpacking.folders if known == path or known.startswith(path + "/")]:
-        del unpacking.folders[lost]
+    if path in unpacking.folders:
+        for lost in [known for known in unpacking.folders if known == path or known.startswith(path + "/")]:
+            del unpacking.folders[lost]
     if member.issym():
         os.symlink(member.linkname, name, dir_fd=parent)
         os.utime(name, ns=(_time_ns(member),) * 2, dir_fd=parent, follow_symlinks=False)
@@ -107,7 +215,7 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
         raise _refused(unpacking.tar, member.name, f"its type {member.type!r} is unknown")
 
 
-def _member_path(name: str, tar: Path) -> str:
+def _member_path(name: str, tar: Path | str) -> str:
     """Return a member's path below the root. Absolute names are accepted: tars of a root often begin with "/"."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name:
@@ -134,6 +242,7 @@ def _folder(path: str, unpacking: _Unpacking) -> None:
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             raise _refused(unpacking.tar, path, "another member replaced the folder by a link or a file") from None
     unpacking.folders.setdefault(path, (0o755, 0))
+    unpacking.implied.add(path)
 
 
 def _link(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
@@ -161,7 +270,7 @@ def _file(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpackin
             write_all(fd, chunk, offset)
         os.ftruncate(fd, member.size)
         for key, value in member.pax_headers.items():
-            if key.startswith(_KEPT_XATTRS):
+            if key.startswith(_KEPT_XATTRS) and not key.startswith(_OVERLAY_XATTRS):
                 os.setxattr(fd, key.removeprefix("SCHILY.xattr."), value.encode("utf-8", "surrogateescape"))
         os.fchmod(fd, stat.S_IMODE(member.mode))
         os.utime(fd, ns=(_time_ns(member),) * 2)
@@ -196,5 +305,5 @@ def _time_ns(member: tarfile.TarInfo) -> int:
         return 0
 
 
-def _refused(tar: Path, name: str, why: str) -> ImageError:
+def _refused(tar: Path | str, name: str, why: str) -> ImageError:
     return ImageError(f"{tar}: its member {name!r} is refused: {why}. Create the tar again from a root file system")

@@ -251,8 +251,7 @@ def needed_by(snapshot: Snapshot) -> set[tuple[Part, str]]:
     kept = {(Part.LAYERS, str(layer)) for layer in trees}
     if snapshot.processes.image:
         kept.add((Part.IMAGES, snapshot.processes.image))
-    if snapshot.processes.shell:
-        kept.add((Part.BLOBS, snapshot.processes.shell))
+    kept |= {(Part.BLOBS, blob) for blob in snapshot.processes.blobs}
     return kept
 
 

@@ -46,7 +46,7 @@ def merge_states(
     where = _merge_value("cwd", ((True, base.cwd), (True, ours.cwd), (True, theirs.cwd)), handler)
     cwd = where[1] if where is not None else ""
     state = MergedState(env, tuple(unset), cwd, _merge_processes(sides, handler))
-    return _merge_shell(state, sides, handler, blobs)
+    return _merge_named_shells(_merge_shell(state, sides, handler, blobs), sides, handler)
 
 
 def _values(side: Snapshot) -> dict[str, Value]:
@@ -78,7 +78,7 @@ def _bytes(value: Value) -> bytes | None:
 
 def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], handler: ConflictHandler) -> Processes:
     """Merge the processes, without the shells' states."""
-    base, ours, theirs = (replace(side.processes, shell="") for side in sides)
+    base, ours, theirs = (replace(side.processes, shell="", shells=()) for side in sides)
     if ours == theirs:
         return replace(ours, reason=_join_reasons(ours.reason, theirs.reason))
     if theirs == base:
@@ -124,17 +124,42 @@ def _merge_shell(
     return replace(merged, made=made, processes=replace(ran, reason=_join_reasons(ran.reason, gave_way)))
 
 
+def _merge_named_shells(
+    merged: MergedState, sides: tuple[Snapshot, Snapshot, Snapshot], handler: ConflictHandler
+) -> MergedState:
+    """Add the named shells: each of the side that changed it. One that both changed is not merged: the strategy
+    chooses, else a new one starts."""
+    base, ours, theirs = (dict(side.processes.shells) for side in sides)
+    ran, kept = merged.processes, {}
+    for name in sorted({*base, *ours, *theirs}):
+        was, here, there = base.get(name, ""), ours.get(name, ""), theirs.get(name, "")
+        if here == there or there == was:
+            kept[name] = here
+        elif here == was:
+            kept[name] = there
+        else:
+            both = f"both sides changed the shell {name!r}"
+            kept[name], note = _choice(f"shell {name}", both, here, there, handler)
+            ran = replace(ran, reason=_join_reasons(ran.reason, note))
+    return replace(merged, processes=replace(ran, shells=tuple((name, one) for name, one in kept.items() if one)))
+
+
 def _choose_shell(ran: Processes, ours: str, theirs: str, handler: ConflictHandler) -> Processes:
     """Choose between two shells that cannot be merged: the one that the strategy names, else a new one. `reason`
     records it."""
-    conflict = Conflict("shell", ConflictKind.PROCESSES, _OTHER_SHELLS)
+    kept, note = _choice("shell", _OTHER_SHELLS, ours, theirs, handler)
+    note = f"{note}, with the variables and directory of both"
+    return replace(ran, shell=kept, reason=_join_reasons(ran.reason, note))
+
+
+def _choice(path: str, why: str, ours: str, theirs: str, handler: ConflictHandler) -> tuple[str, str]:
+    """The shell that the strategy names, "" for a new one; and a note of it."""
+    conflict = Conflict(path, ConflictKind.PROCESSES, why)
     answer = handler.answer(conflict, lambda: (None, None, None), default=MergeStrategy.UNION)
     if isinstance(answer, bytes):
         answer = handler.leave_unresolved(conflict)  # a shell's state cannot be given as bytes
     kept = {MergeStrategy.OURS: ours, MergeStrategy.THEIRS: theirs}.get(answer, "")
-    what = f"{answer.value} is kept" if kept else "a new one starts"
-    note = f"{_OTHER_SHELLS}: {what}, with the variables and directory of both"
-    return replace(ran, shell=kept, reason=_join_reasons(ran.reason, note))
+    return kept, f"{why}: {answer.value} is kept" if kept else f"{why}: a new one starts"
 
 
 def _join_reasons(*reasons: str) -> str:

@@ -78,6 +78,7 @@ class Agent(ProcessSupervisor):
                 while self._inbox and not self._gone:
                     self._handle(self._inbox.pop(0))
         finally:
+            self._started.hang_up()
             if os.getpid() != 1:  # else the kernel does it, before it reports our end
                 processes.kill(self._all, self._reap)
 
@@ -242,8 +243,7 @@ class Agent(ProcessSupervisor):
         self._release_ended_shell()
         others = self._others()
         explained = {p.key for p in others if p.pid in kept}
-        shell = -1 if self._shell is None else self._shell.pid
-        strays = [p for p in processes.descendants(os.getpid(), spare=explained) if p.pid != shell]
+        strays = [p for p in processes.descendants(os.getpid(), spare=explained) if p.pid not in self._own()]
         return Inspection(self._state(), self._first_state, len(others), len(strays))
 
     def _detach(self, message: Detach) -> bool:
@@ -281,7 +281,7 @@ class Agent(ProcessSupervisor):
             return Dumped("this world has no CRIU")
         strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
         if strays or shell is None:
-            return Dumped(f"the shell that started processes {strays} has ended, and a dump covers one process tree")
+            return Dumped(f"processes {strays} do not descend from the shell, and a dump covers one process tree")
         place = Path(self._tree.path_inside(images))
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -362,6 +362,7 @@ class Agent(ProcessSupervisor):
                 image=self._start.view is not None and self._start.view.image,
                 filtered=self._criu is None,
                 restored=True,
+                user=None if self._start.view is None else self._start.view.only_user(),
             )
             try:
                 image = process_dump.Image.read(folder)

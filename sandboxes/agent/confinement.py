@@ -8,9 +8,19 @@ from ramify.sandboxes.linux import kernel, landlock, resource_limits, seccomp
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 
-def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True, restored: bool = False) -> None:
+def enter(
+    bounds: Bounds,
+    *,
+    isolated: bool,
+    image: bool,
+    filtered: bool = True,
+    restored: bool = False,
+    user: tuple[int, int] | None = None,
+) -> None:
     """Apply limits; in an isolated world also drop capabilities, set no-new-privs, enter Landlock and seccomp, in
     that order.
+
+    `user`: the only user and group of the world, over an image; if it is root, changes of owners have no effect.
 
     `image`: the world has its own root and shows none of the host's files. `filtered`: use Landlock and the
     system-call filter. `restored`: for a restored Python session, whose memory is mapped from an image. Raises
@@ -19,6 +29,8 @@ def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True,
     resource_limits.apply(bounds, isolated=isolated)
     if not isolated:
         return
+    if user is not None:
+        kernel.become_in_namespace(*user)
     kernel.drop_privileges(image=image)
     if restored:
         seccomp.install_for_restored()
@@ -26,6 +38,8 @@ def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True,
         return  # CRIU can neither see through these two nor restore them
     landlock.enter_domain()
     if not seccomp.why_not():
+        if user is not None and user[0] == 0:
+            seccomp.install_for_owners()
         seccomp.install()
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.agent import Agent
+from ramify.sandboxes.agent.listeners import Listeners
 from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start
 from ramify.sandboxes.agent.mount_server import serve_mounts
 from ramify.sandboxes.agent.mount_view import ROOT, MountView
@@ -248,10 +249,15 @@ def _become_agent(link: Link, host: int, go: int, mounts: MountView | None = Non
 
 
 def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | None) -> None:
+    listeners = Listeners(link.passed.pop()) if start.view is not None and start.view.egress else None
     if mounts is not None and start.view is not None:
         mounts.build(start.view, start.image)
     else:
         kernel.become_subreaper()
+    if listeners is not None:
+        listeners.serve()  # before processes of a snapshot could take a port
     agent = Agent(start, link, host, mounts)
+    if listeners is not None:
+        agent.open_ports(listeners)
     link.send(Ready(pid, mounts.uncovered if mounts is not None else []))
     agent.serve()

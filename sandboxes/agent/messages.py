@@ -1,7 +1,7 @@
 """The messages between the host and a world's agent, and their encoding. No logic; stdlib only.
 
 A frame is two lengths, a JSON object with the message's name and fields, and then the fields that are bytes, in
-order. Every request frame gets one reply frame, except `Cancel`, which has no reply of its own.
+order. Every request frame gets one reply frame, except `Cancel`, `StartProcess` and `Dial`, which get none there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import get_args
 
+from ramify.sandboxes.linux import descriptors
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 LENGTHS = struct.Struct("!IQ")
@@ -30,6 +32,12 @@ class View:
     visible: list[str]  # shown although they lie under a hidden place
     network: bool = False  # the host's network
     image: bool = False  # the first mount point is the whole root, instead of the host's
+    egress: bool = False  # the last descriptor is the host's socket for `listeners.Listeners`
+    user: list[int] = field(default_factory=list)  # over an image: the only user and group inside; [] for the host's
+
+    def only_user(self) -> tuple[int, int] | None:
+        """The only user and group inside; None if the world has those of the host."""
+        return (self.user[0], self.user[1]) if self.user else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +217,70 @@ class Thaw:
 
 
 @dataclass(frozen=True, slots=True)
+class StartProcess:
+    """Start a process beside the shell, at once, also while a command of the shell runs. It has no reply on this
+    socket: what becomes of the process is told on its own socket, a SOCK_SEQPACKET that comes first in
+    `Link.passed`, one message a packet. Its end there kills the process."""
+
+    argv: list[str]
+    env: dict[str, str]  # the whole environment
+    cwd: str  # absolute, or relative to the tree
+    script: bool = False  # run `argv[0]` by the world's bash
+    user: str = ""  # as `users.find` reads it; "": the agent's own
+    passed: int = 0  # descriptors that come along: its socket, stdout, stderr, and stdin if there is one
+    control: bool = False  # become the world's bash for a persistent shell; `shell.CONTROL` comes along last
+    rows: int = 0  # of a terminal of its own, instead of these streams; then only the socket comes along
+    columns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    """On a process's own socket. The terminal's master comes along, if it has one."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRefused:
+    """On a process's own socket: it was not started."""
+
+    kind: str  # a name in `started_processes.REFUSALS`
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """On a process's own socket. Its background processes may live on."""
+
+    exit_code: int  # 128 + signal number if a signal ended it
+    limit: str = ""  # the field of `Bounds` that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class SignalProcess:
+    """On a process's own socket. Without a number: kill it and everything that it started."""
+
+    number: int = 0
+    group: bool = True  # its whole process group
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Begin a TCP connection inside the world, at once. It has no reply on this socket: `Dialled` comes on the one
+    that comes along."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """The connection, which may still be under way, comes along; none with an error, by its errno."""
+
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     ok: bool = True
 
@@ -236,36 +308,16 @@ Message = (
     | Freeze
     | Frozen
     | Thaw
+    | StartProcess
+    | ProcessStarted
+    | ProcessRefused
+    | ProcessEnded
+    | SignalProcess
+    | Dial
+    | Dialled
     | Done
 )
-KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        Start,
-        Ready,
-        Failed,
-        Run,
-        Cancel,
-        Ran,
-        Inspect,
-        Inspection,
-        Detach,
-        Attach,
-        OpenSession,
-        ForkSession,
-        CloseSession,
-        RunCode,
-        CodeResult,
-        Dump,
-        Dumped,
-        DumpSessions,
-        DumpedSessions,
-        Freeze,
-        Frozen,
-        Thaw,
-        Done,
-    )
-}
+KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in KINDS.values()}
 
 
@@ -305,6 +357,13 @@ def decode(head: bytes, body: bytes) -> Message:
     return KINDS[kind](**values)
 
 
+def decode_packet(packet: bytes) -> Message:
+    """The message of a whole frame."""
+    head, body = LENGTHS.unpack_from(packet)
+    begin = LENGTHS.size + head
+    return decode(packet[LENGTHS.size : begin], packet[begin : begin + body])
+
+
 class Link:
     """The agent's end of a world's socket (also the probe's): blocking, one whole frame at a time."""
 
@@ -338,7 +397,7 @@ class Link:
 
     def _hold(self, length: int) -> bool:
         while len(self._heard) < length:
-            chunk, passed, _, _ = socket.recv_fds(self.sock, MOST_TAKEN, MOST_PASSED, socket.MSG_CMSG_CLOEXEC)
+            chunk, passed = descriptors.receive(self.sock, MOST_TAKEN, MOST_PASSED)
             self.passed += passed
             if not chunk:
                 return False

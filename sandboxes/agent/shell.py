@@ -55,15 +55,15 @@ class Shell:
         """Whether bash has not yet taken all of its script: call `push` when it can take more."""
         return len(self._unsent) > 0
 
-    def ask(self, command: str, *, stdin: str, env: dict[str, str], cwd: str | None) -> None:
-        """Start a command. `status` is set when it has ended, `ended` if the shell ends first."""
-        self._after_state(lambda: self._ask(command, stdin, env, cwd))
+    def ask(self, command: str, *, stdin: str | bytes, env: dict[str, str], cwd: str | None) -> None:
+        """Start a command. `status` is set when it has ended, `ended` if the shell ends first. `stdin`: a path, or
+        the bytes themselves."""
+        given = shlex.quote(stdin) if isinstance(stdin, str) else f" <(builtin printf %b {_escaped(stdin)})"
+        self._after_state(lambda: self._ask(command, given, env, cwd))
 
     def _ask(self, command: str, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-        line = (
-            f"{assignments} eval {shlex.quote(complete_continued_line(command))} <{shlex.quote(stdin)} {CONTROL}>&-"
-        )
+        line = f"{assignments} eval {shlex.quote(complete_continued_line(command))} <{stdin} {CONTROL}>&-"
         back = ""
         if cwd is not None:
             line = f"builtin cd -- {shlex.quote(cwd)} && {line}"
@@ -123,7 +123,10 @@ class Shell:
         except ValueError:
             self._received.clear()
             if self.ended is None:
-                os.kill(self.pid, signal.SIGKILL)
+                self._kill()
+
+    def _kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
 
     def _parse(self) -> None:
         """Take the status and the state out of what has arrived. Raises `ValueError` for malformed data."""
@@ -158,6 +161,12 @@ class Shell:
         self.awaiting_state = True
         del self._received[: end + 1]
         return True
+
+
+def _escaped(data: bytes) -> str:
+    """Bytes as a word for `printf %b`, which can hold a NUL."""
+    plain = "".join(chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\0{byte:03o}" for byte in data)
+    return f"'{plain}'"
 
 
 def complete_continued_line(command: str) -> str:

@@ -19,20 +19,21 @@ from typing import Protocol
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
-from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start
+from ramify.sandboxes.agent.dialing import dial
+from ramify.sandboxes.agent.listeners import Listeners
+from ramify.sandboxes.agent.messages import Cancel, Dial, Link, Message, Ran, Run, Start, StartProcess
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
 from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
 from ramify.sandboxes.agent.shell_report import NAME, Report
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
+from ramify.sandboxes.agent.started_processes import StartedProcesses
 from ramify.sandboxes.agent.watchdog import Watchdog
 from ramify.sandboxes.linux import kernel, processes, resource_limits
-from ramify.sandboxes.linux.memory_map import Area, areas
+from ramify.sandboxes.linux.memory_map import writes_by_mapping
 
 KILLED = 128 + signal.SIGKILL
 SHELL_ANSWER_TIMEOUT_S = 10.0
-"""Seconds within which a shell must start or report its state. Normally it takes milliseconds, unless the shell was
-stopped or one of its traps blocks. Commands have deadlines of their own instead.
-"""
+"""For a shell to start or report its state. It takes milliseconds, unless it was stopped or a trap blocks it."""
 
 
 class Tree(Protocol):
@@ -89,16 +90,25 @@ class ProcessSupervisor:
             self._poll.register(descriptor, select.POLLIN)
         self._sessions = PythonSessions(self._private, self._poll)
         self._score = resource_limits.OomScore()
+        self._started = StartedProcesses(start, self._poll, self._score)
+        self._listeners: Listeners | None = None
         self._criu: CriuProgram | None = None
         if start.criu and tree is not None:
             self._criu = CriuProgram(start.criu, PidCounter(tree.pids))
             self._criu.pids.last = FIRST_PID
 
+    def open_ports(self, listeners: Listeners) -> None:
+        """Open the ports that the host asks for, now and later."""
+        if listeners.serve():
+            self._listeners = listeners
+            self._poll.register(listeners.fileno(), select.POLLIN)
+
     # The loop
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for events, at most this long, and handle them."""
-        waits = [wait for wait in (timeout_s, self._watchdog.wait_s()) if wait is not None]
+        self._started.tend()
+        waits = [wait for wait in (timeout_s, self._watchdog.wait_s(), self._started.wait_s()) if wait is not None]
         unread = self._shell.script if self._shell is not None and self._shell.waiting else None
         if unread is not None:
             self._poll.register(unread, select.POLLOUT)
@@ -117,23 +127,42 @@ class ProcessSupervisor:
                 self._gone = True
             elif descriptor == self._link.sock.fileno():
                 self._receive()
+            elif self._listeners is not None and descriptor == self._listeners.fileno():
+                self._open_more_ports(self._listeners)
             elif self._shell is not None and descriptor == self._shell.control:
                 self._read_control(self._shell)
             elif self._shell is not None and descriptor == unread:
                 self._shell.push()
-            else:
+            elif not self._started.handle_ready(descriptor, self._kill):
                 self._sessions.handle_ready(descriptor)
-        self._exceeded = self._exceeded or self._watchdog.check(self._shell.pid if self._shell is not None else -1)
+        self._exceeded = self._exceeded or self._watchdog.check(self._own())
+
+    def _open_more_ports(self, listeners: Listeners) -> None:
+        if not listeners.serve():
+            self._poll.unregister(listeners.fileno())
+            listeners.close()
+            self._listeners = None
 
     def _receive(self) -> None:
         while not self._gone:
             message = self._link.receive()
             if message is None:
                 self._gone = True
+            elif isinstance(message, StartProcess):
+                self._start_process(message)
+            elif isinstance(message, Dial):
+                dial(message, self._link.passed.pop(0))
             else:
                 self._inbox.append(message)
             if not self._link.waiting:
                 return
+
+    def _start_process(self, message: StartProcess) -> None:
+        """Start a process that runs beside whatever else does."""
+        passed, self._link.passed = self._link.passed[: message.passed], self._link.passed[message.passed :]
+        self._only_shell = False
+        self._watchdog.watch()
+        self._started.start(message, passed)
 
     def _read_control(self, shell: Shell) -> None:
         before = shell.state
@@ -150,16 +179,23 @@ class ProcessSupervisor:
                 return
             if pid == 0:
                 return
+            if self._started.reaped(pid, status):
+                continue
             if self._shell is not None and pid == self._shell.pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._shell.ended = code if code >= 0 else 128 - code
 
+    def _own(self) -> set[int]:
+        """The processes that wait for a command: the shell, and a launcher."""
+        return {-1 if self._shell is None else self._shell.pid, self._started.spare}
+
     def _all(self) -> list[processes.Process]:
-        return processes.descendants(os.getpid())
+        """All processes of the world: the shell and the others."""
+        return [p for p in processes.descendants(os.getpid()) if p.pid != self._started.spare]
 
     def _others(self) -> list[processes.Process]:
-        shell = self._shell.pid if self._shell is not None else -1
-        return [p for p in self._all() if p.pid != shell]
+        own = self._own()
+        return [p for p in self._all() if p.pid not in own]
 
     def _count_others(self) -> int:
         """The number of `_others`, without reading all of /proc if there are none.
@@ -169,14 +205,16 @@ class ProcessSupervisor:
         """
         shell = [] if self._shell is None else [self._shell.pid]
         try:
-            lonely = not any(map(processes.children, shell)) and processes.children(os.getpid()) in ([], shell)
+            lonely = not any(map(processes.children, shell)) and self._own().issuperset(
+                processes.children(os.getpid())
+            )
         except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
             lonely = False
         return 0 if lonely else len(self._others())
 
     def _maps_files(self) -> bool:
         """Whether a process can write to a file by a mapping. Call it while all stand still."""
-        return any(area.shared_file for process in self._all() for area in _areas(process.pid))
+        return any(writes_by_mapping(process.pid) for process in self._all())
 
     # Commands
 
@@ -200,8 +238,9 @@ class ProcessSupervisor:
         ended = self._await_end(shell, deadline, cancellable=True)
         over, self._exceeded = self._exceeded, ""
         if not ended:
-            self._kill(lambda: processes.descendants(os.getpid(), spare=before))
+            self._kill(processes.Family(shell.pid, before))  # all stays below the shell, a child subreaper
         if over and self._watchdog.still_exceeded(over):
+            self._started.note_limit(over)
             self._kill(self._all)  # other processes take part in exceeding the limit
         timed_out = not ended and not over
         code = KILLED if over else 124 if timed_out else shell.status if shell.status is not None else shell.ended
@@ -221,6 +260,7 @@ class ProcessSupervisor:
         """If the world exceeded a limit while no command ran, end what earlier commands left running."""
         if self._exceeded:
             self._exceeded_earlier, self._exceeded = self._exceeded, ""
+            self._started.note_limit(self._exceeded_earlier)
             self._kill(self._others)
 
     def _kill(self, select: Callable[[], list[processes.Process]]) -> None:
@@ -228,12 +268,12 @@ class ProcessSupervisor:
         it."""
         spared = []
         if os.getpid() == 1:
-            spared = [p.key for p in self._all() if processes.is_stopped(p)]
+            spared = [p.key for p in processes.descendants(1) if processes.is_stopped(p)]
             with contextlib.suppress(ProcessLookupError):  # there is no process
                 os.kill(-1, signal.SIGSTOP)
         processes.kill(select, self._reap)
         if os.getpid() == 1:
-            for process in self._all():
+            for process in processes.descendants(1):  # a launcher is stopped too
                 if process.key not in spared:
                     processes.send_signal(process, signal.SIGCONT)
 
@@ -329,9 +369,8 @@ class ProcessSupervisor:
         if pid == 0:
             try:
                 os.setsid()
-                if self._criu is not None:
-                    kernel.become_subreaper()  # so that all processes descend from the shell and are dumped with it
-                elif os.getppid() != 1:
+                kernel.become_subreaper()  # so that all that it starts stays below it, and is dumped with it
+                if os.getppid() != 1:
                     kernel.die_with_parent()  # without a PID 1 that would end it
                 self._enter(pwd)
                 for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):
@@ -344,7 +383,13 @@ class ProcessSupervisor:
                 resource_limits.restore_rlimits(kept.limits if kept is not None else {})
                 view, filtered = self._start.view, self._criu is None
                 image = view is not None and view.image
-                confinement.enter(self._start.bounds, isolated=view is not None, image=image, filtered=filtered)
+                confinement.enter(
+                    self._start.bounds,
+                    isolated=view is not None,
+                    image=image,
+                    filtered=filtered,
+                    user=None if self._start.view is None else self._start.view.only_user(),
+                )
                 if self._start.view is not None:
                     kernel.close_all_but((0, 1, 2, CONTROL))  # the path to bash could lead through descriptors
                 os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
@@ -375,9 +420,3 @@ class ProcessSupervisor:
             return self._start.env
         unknown = {name: value for name, value in self._start.env.items() if not NAME.fullmatch(name)}
         return unknown | Report.parse(self._last_state).environment  # bash passes on names that it cannot use itself
-
-
-def _areas(pid: int) -> list[Area]:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-        return areas(pid)
-    return []

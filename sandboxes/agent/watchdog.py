@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,17 +168,23 @@ class Watchdog:
         self._due = time.monotonic() + EVERY_S
         self._busy = True
 
+    def watch(self) -> None:
+        """Note that a process starts beside others: the next look is not put off."""
+        if not self._busy:
+            self.begin()
+
     def wait_s(self) -> float | None:
         """Seconds until the next look; None if nothing is to be watched."""
         return max(0.0, self._due - time.monotonic()) if self._busy else None
 
-    def check(self, shell: int) -> str:
-        """The limit that the world exceeds, by its field in `Bounds`; "" if none, or if no look is due."""
+    def check(self, own: Collection[int]) -> str:
+        """The limit that the world exceeds, by its field in `Bounds`; "" if none, or if no look is due. `own`:
+        processes that wait for a command."""
         began = time.monotonic()
         if not self._busy or began < self._due:
             return ""
         used = usage(self.root)
-        self._busy = any(pid != shell for pid in used.pids)
+        self._busy = any(pid not in own for pid in used.pids)
         over = self._memory_or_processes(used) or ("disk_bytes" if self._disk_over(used) else "")
         ended = time.monotonic()
         self._due = ended + max(EVERY_S, SHARE * (ended - began))

@@ -30,6 +30,7 @@ class CopyBackend(AgentBackend):
         return {
             Feature.FILE_ISOLATION: "commands run as you, on your files: use namespaces or docker",
             Feature.NETWORK_ISOLATION: "commands use the host's network: use namespaces or docker",
+            Feature.EGRESS: "commands use the host's network, which no list can narrow: use namespaces",
             Feature.MOUNT_AT: "the tree is a plain folder in the scratch folder, and nothing is mounted",
             Feature.IMAGES: "commands see the host's root: use namespaces or docker",
             Feature.FORK_BY_MOUNT: "a fork copies the tree, a seal scans it: use namespaces",

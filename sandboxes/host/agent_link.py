@@ -19,6 +19,7 @@ from ramify.sandboxes.linux.cgroups import Group
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 PATIENCE_S = 20.0  # for a world to end after a hang-up
+AGAIN_S = 0.001  # between two attempts to send to an agent whose socket is full
 EXIT_REASON_WAIT_S = 1.0  # how long a dead world's error waits for its exit code
 
 
@@ -55,6 +56,8 @@ class MessageStream(asyncio.Protocol):
         self._fault: BaseException | None = None  # why this end closed the connection
         self._owner = os.getpid()
         self._ended = asyncio.get_running_loop().create_future()
+        self._drained = asyncio.Event()  # the transport holds nothing that was not sent yet
+        self._drained.set()
         close_in_children(sock.fileno())
 
     @classmethod
@@ -66,6 +69,13 @@ class MessageStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked by type: other loops' transports (uvloop's) are no subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        self._drained.clear()
+
+    def resume_writing(self) -> None:
+        self._drained.set()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -95,6 +105,7 @@ class MessageStream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._drained.set()
         self._fault = self._fault or exc
         hang_up(self._sock)  # the event loop closes it, but a forked child's copy would keep it open
         self._fail_all()
@@ -122,17 +133,34 @@ class MessageStream(asyncio.Protocol):
         error.__cause__ = self._fault
         return error
 
-    def ask(self, message: Message, due: asyncio.Future[Message], passing: Sequence[int] = ()) -> None:
+    def ask(self, message: Message, due: asyncio.Future[Message]) -> None:
         """Send a request; `due` gets the reply. Raises `ConnectionResetError` if nobody will reply."""
-        refuse_in_child(self._owner, "the world", UsedAfterFork)
+        transport = self._open_transport()
+        self._waiting.append(due)
+        transport.write(encode(message))
+
+    async def pass_on(
+        self, message: Message, passing: Sequence[int], due: asyncio.Future[Message] | None = None
+    ) -> None:
+        """As `ask`, with descriptors, which the caller closes. Without `due` there is no reply."""
         data = encode(message)
+        while True:
+            await self._drained.wait()  # the descriptors go past the transport's queue
+            transport = self._open_transport()
+            try:
+                socket.send_fds(self._sock, [data[: LENGTHS.size]], list(passing))
+                break
+            except BlockingIOError:  # the agent has not read yet
+                await asyncio.sleep(AGAIN_S)
+        if due is not None:
+            self._waiting.append(due)
+        transport.write(data[LENGTHS.size :])
+
+    def _open_transport(self) -> asyncio.Transport:
+        refuse_in_child(self._owner, "the world", UsedAfterFork)
         if self._transport is None or self._transport.is_closing():
             raise self._lost()
-        if passing:  # nothing is queued in the transport: the last request was answered
-            socket.send_fds(self._sock, [data[: LENGTHS.size]], list(passing))
-            data = data[LENGTHS.size :]
-        self._waiting.append(due)
-        self._transport.write(data)
+        return self._transport
 
     def send(self, message: Message) -> None:
         """Send a message without a reply; do nothing if the connection is gone."""
@@ -197,13 +225,27 @@ class AgentLink:
         """
         due = asyncio.get_running_loop().create_future() if on_cancel is None else ReplyFuture(on_cancel)
         try:
-            self._stream.ask(message, due, passing)
+            if passing:
+                await self._stream.pass_on(message, passing, due)
+            else:
+                self._stream.ask(message, due)
             answer = await due
         except OSError as error:
             raise WorldDied(await self._loss_reason()) from error
         if isinstance(answer, Failed):
             raise SandboxError(answer.message)
         return answer
+
+    async def post(self, message: Message, passing: Sequence[int]) -> None:
+        """Send a message that has no reply, with descriptors, which the caller closes. Raises `WorldDied`."""
+        try:
+            await self._stream.pass_on(message, passing)
+        except OSError as error:
+            raise WorldDied(await self._loss_reason()) from error
+
+    async def loss_reason(self) -> str:
+        """Why the world's agent has ended, for people."""
+        return await self._loss_reason()
 
     async def _loss_reason(self) -> str:
         if self._stream.unreadable:
@@ -246,6 +288,7 @@ class LazyAgentLink(AgentLink):
         self._begin = begin
         self._link: AgentLink | None = None
         self._cancelled = self._closed = False
+        self._starting = asyncio.Lock()
         self.pid = 0
 
     async def ask(
@@ -258,16 +301,27 @@ class LazyAgentLink(AgentLink):
             message = replace(message, timeout=0.0)
         return await link.ask(message, passing, on_cancel)
 
+    async def post(self, message: Message, passing: Sequence[int]) -> None:
+        """As `AgentLink.post`; also raises `WorldStartFailed`."""
+        link = self._link or await self.start()
+        await link.post(message, passing)
+
+    async def loss_reason(self) -> str:
+        return "the world was closed" if self._link is None else await self._link.loss_reason()
+
     async def start(self) -> AgentLink:
-        """Start the agent. Raises `WorldStartFailed`."""
-        if self._hung_up():
-            raise WorldDied("the world was closed")
-        link = await self._begin()
-        if self._hung_up():
-            await link.close()
-            raise WorldDied("the world was closed while it started")
-        self._link, self.pid = link, link.pid
-        return link
+        """Start the agent, unless it runs. Raises `WorldStartFailed`."""
+        async with self._starting:
+            if self._link is not None:
+                return self._link
+            if self._hung_up():
+                raise WorldDied("the world was closed")
+            link = await self._begin()
+            if self._hung_up():
+                await link.close()
+                raise WorldDied("the world was closed while it started")
+            self._link, self.pid = link, link.pid
+            return link
 
     @property
     def kills_are_known(self) -> bool:

@@ -34,10 +34,11 @@ from ramify.sandboxes.contract import Limit, Repl, RunResult
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import ShellState, T, WorldLifecycle, tier_of
+from ramify.sandboxes.host.world_lifecycle import ShellState, T, tier_of
+from ramify.sandboxes.host.world_processes import WorldProcesses
 
 
-class AgentWorld(WorldLifecycle):
+class AgentWorld(WorldProcesses):
     """The part of `World` that does not depend on how the tree is made."""
 
     # Commands
@@ -121,6 +122,11 @@ class AgentWorld(WorldLifecycle):
             await self._start_commands()
             await finish_before_cancelling(self._keep_running(command))
 
+    async def _ensure_commands(self) -> None:
+        if not self._commands_started:
+            async with self._lock:
+                await self._start_commands()
+
     async def _start_commands(self) -> None:
         """Before the first use of the world, start the commands of its snapshot and specification."""
         if not self._commands_started:
@@ -150,14 +156,17 @@ class AgentWorld(WorldLifecycle):
     # Seals
 
     async def seal(self, *, flush: bool = True) -> Snapshot:
+        await self.rest_shells()
         return await finish_before_cancelling(self._seal(flush))
 
     async def _seal(self, flush: bool) -> Snapshot:
-        async with self._lock:
+        async with self._lock, self._standing:
             self._flush = flush
             try:
                 inspection = await self._inspect()
                 state = await self._shell_state(inspection)
+                shells = await self._named_shells()
+                state = replace(state, processes=replace(state.processes, shells=shells))
                 self._snapshot = await self._seal_with_processes(state, inspection.others)
             except WorldDied:
                 raise
@@ -166,6 +175,12 @@ class AgentWorld(WorldLifecycle):
                     f"the changes in world {self._id} could not be made into a layer: {error}"
                 ) from error
             return self._snapshot
+
+    async def _named_shells(self) -> tuple[tuple[str, str], ...]:
+        """The blobs of the named shells' states."""
+        states = await self.shell_states()
+        put = self._resources.store.put_blob
+        return tuple([(name, await asyncio.to_thread(put, states[name])) for name in sorted(states)])
 
     async def _seal_with_processes(self, state: ShellState, others: int) -> Snapshot:
         """Seal files and memory while all processes stand still."""

@@ -106,8 +106,9 @@ class WorldLifecycle(ABC):
         self._id = WorldId(resources.folder.name)
         self._resources, self._folder = resources, resources.folder
         self._snapshot, self._spec = snapshot, spec
-        self._image = snapshot.image  # also for snapshots that name none: no world had sealed them yet
+        self._made_from = snapshot  # its image is also for snapshots that name none: no world had sealed them yet
         self._lock = asyncio.Lock()
+        self._standing = asyncio.Lock()  # taken after `_lock`, if both are: held while no process may start
         self._link: AgentLink | None = None
         self._inspection: Inspection | None = None  # the last report, while nothing can have changed since
         self._only_shell = True  # at the last request, only the shell or nothing lived
@@ -154,6 +155,10 @@ class WorldLifecycle(ABC):
         """Make `folder` and its contents; return how the agent is to start there."""
 
     @abstractmethod
+    def restore_shells(self, states: Mapping[str, bytes]) -> None:
+        """Let the named shells have these states, in place of those that they have."""
+
+    @abstractmethod
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
         """Turn the changes into a layer. `others` is the number of processes beside the shell."""
 
@@ -166,6 +171,8 @@ class WorldLifecycle(ABC):
         if shell:
             start = replace(start, shell=await asyncio.to_thread(self._resources.store.blob, shell))
         start = self._with_sessions(self._dumpable(start))
+        blob, shells = self._resources.store.blob, self._snapshot.processes.shells
+        self.restore_shells({name: await asyncio.to_thread(blob, digest) for name, digest in shells})
         self._first_snapshot, self._first_blob = (
             ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot(),
             shell,
@@ -190,13 +197,15 @@ class WorldLifecycle(ABC):
 
     async def _rollback(self, snapshot: Snapshot) -> None:
         """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world."""
-        async with self._lock:
+        async with self._lock, self._standing:
             if self._closed:
                 raise WorldDied("the world was closed")
             await self._end_processes()
             await asyncio.to_thread(remove_tree, self._folder)
             if snapshot.image is None and self._spec.image is not None:
-                snapshot = replace(snapshot, image=self._image)
+                count = self._made_from.image_layers
+                outside = (*self._made_from.outside[:count], *snapshot.outside)
+                snapshot = replace(snapshot, image=self._made_from.image, outside=outside, image_layers=count)
             self._snapshot = snapshot
             await self.begin()
 

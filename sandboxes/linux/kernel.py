@@ -224,12 +224,31 @@ def drop_privileges(*, image: bool) -> None:
     _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
-def enter_folder(path: str) -> None:
-    """As `os.chdir`, but follow no magic link of /proc: a path that commands made must not lead to descriptors that
-    they do not have."""
+def become_in_namespace(user: int, group: int) -> None:
+    """Enter a user namespace with one user and one group, which stand for this process's own outside. Root there may
+    do what it may with files of that one user; no other owner exists."""
+    outside = os.geteuid(), os.getegid()
+    unshare(CLONE_NEWUSER)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {outside[0]} 1"),
+        ("gid_map", f"{group} {outside[1]} 1"),
+    ):
+        Path(f"/proc/self/{name}").write_text(text)
+
+
+def open_folder(path: str) -> int:
+    """A descriptor of a folder. Follows no magic link of /proc: a path that commands made must not lead to
+    descriptors that they do not have."""
     how = OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, RESOLVE_NO_MAGICLINKS)
     folder = int(_libc.syscall(SYS_OPENAT2, AT_FDCWD, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
     _check(folder, f"openat2 of {path}")
+    return folder
+
+
+def enter_folder(path: str) -> None:
+    """As `os.chdir`, by `open_folder`."""
+    folder = open_folder(path)
     try:
         os.fchdir(folder)
     finally:

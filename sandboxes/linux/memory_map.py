@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,3 +93,10 @@ def gap(taken: Sequence[Area], size: int, lowest: int = 0x1000_0000) -> int:
             break
         at = area.end
     return at
+
+
+def writes_by_mapping(pid: int) -> bool:
+    """Whether a process can write to a file by a mapping; not once it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return any(area.shared_file for area in areas(pid))
+    return False

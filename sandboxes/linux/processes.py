@@ -109,6 +109,25 @@ def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Proce
     return found
 
 
+class Family:
+    """A child of this process and what it has started, to be killed: whoever was found once is found until it has
+    ended, also if its parent ends first. Made anew for each kill."""
+
+    def __init__(self, root: int, spare: Container[tuple[int, int]] = ()) -> None:
+        self._root, self._spare = root, spare
+        self._seen: set[tuple[int, int]] = set()
+
+    def __call__(self) -> list[Process]:
+        found: list[Process] = []
+        members: set[int] = set()
+        for process in descendants(os.getpid(), self._spare):  # parents come before their children
+            if process.pid == self._root or process.key in self._seen or process.parent in members:
+                found.append(process)
+                members.add(process.pid)
+        self._seen.update(process.key for process in found)
+        return found
+
+
 def send_signal(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended before, as wanted
         os.kill(process.pid, number)

@@ -26,6 +26,7 @@ from ramify.serving.http_guard import Keys
 from ramify.serving.policy.types import Finished, StepModel
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
+from ramify.serving.scaling.observation import Observation
 
 if TYPE_CHECKING:  # it imports numpy, which a gateway without an analyzer does not need
     from ramify.serving.gateway.records.length_forecasts import LengthForecasts
@@ -47,6 +48,7 @@ class Gateway:
         self.answers: set[asyncio.Task[None]] = set()
         self.stopping = False
         self.analysis: LengthForecasts | None = None
+        self.demand: Observation | None = None  # what the number of replicas follows, if it may change
         self._keys = Keys(api_keys)
         self._sizes = PromptSizes()
 
@@ -97,6 +99,8 @@ class Gateway:
         """Record a call that has come in."""
         prompt = _prompt(dialect, body)
         affinity = _affinity(tags, body, prompt)
+        if self.demand is not None:
+            self.demand.arrived(self.records.clock())
         return self.records.open(
             dialect.path,
             tags,
@@ -157,6 +161,8 @@ class Gateway:
             assert call.ended is not None
             done = replace(view, generated=call.chunks, prompt_tokens=call.prompt_tokens)
             delivered = call.chunks - call.late_chunks
+            if self.demand is not None and call.entered is not None:
+                self.demand.served(call.ended - call.entered)
             self.admission.observe(Finished(done, call.ended, call.met() is not False, delivered))
 
     def forwarded(self, call: Call, body: Mapping[str, object], to: Replica) -> dict[str, object]:

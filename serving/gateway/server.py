@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.errors import EngineFailed
-from ramify.serving.gateway.settings import GatewaySettings, check_exposure
+from ramify.serving.gateway.settings import GatewaySettings, check_exposure, check_replicas
 
 if TYPE_CHECKING:
     from ramify.serving.gateway.gateway import Gateway
@@ -29,6 +29,7 @@ class LocalGateway:
     embedded engine with the weights of `model` from `home`.
 
     Entering raises ModelMissing or EngineFailed if an engine of ours cannot start, EngineFailed if the port is taken,
+    ScalingUnsupported or BadPool if its engines cannot have so many replicas,
     and Exposed if it would listen beyond this machine without keys.
     """
 
@@ -72,6 +73,7 @@ class LocalGateway:
 
         policy = self.settings.policies()
         check_exposure(self.settings)
+        check_replicas(self.settings)
         async with AsyncExitStack() as stack:
             engines, sockets = await startup.start_engines(stack, self.settings)
             listener = stack.enter_context(_listening(self.settings.host, self.settings.port))

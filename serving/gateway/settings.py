@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.serving.engine.contract import EngineKind, EngineSpec
-from ramify.serving.errors import EngineFailed, Exposed
+from ramify.serving.errors import BadPool, EngineFailed, Exposed, ScalingUnsupported
 from ramify.serving.http_guard import AccessPolicy, Keys, as_address, authority, stays_here
 from ramify.serving.policy.registry import DEFAULT, OptionValue, make_live_policy
+from ramify.serving.scaling.types import PoolLimits
 
 if TYPE_CHECKING:
     from ramify.serving.policy.types import Policy
@@ -37,6 +38,7 @@ class GatewaySettings:
     upstream_key: str | None = None  # for engines at URLs
     model: str | None = None  # for engines of ours, as `models.named` takes it; default: SmolLM2-135M
     slots: int | None = None  # calls at once for each engine
+    replicas: tuple[int, int] | None = None  # of the embedded engine, the least and the most; None: one
     prompt_cache: bool = False  # see LocalEngine
     host: str = "127.0.0.1"
     port: int = 0
@@ -69,6 +71,27 @@ class GatewaySettings:
         if self.placed is Placement.ONE_QUEUE:
             return make_live_policy(self.policy, **self.policy_options)
         return [make_live_policy(self.policy, **self.policy_options) for _ in self.engines]
+
+
+def check_replicas(settings: GatewaySettings) -> None:
+    """Check that a changing number of replicas can be served. Raises ScalingUnsupported, and BadPool."""
+    if settings.replicas is None:
+        return
+    least, most = settings.replicas
+    if least < 1:
+        raise BadPool(f"a gateway needs a replica at all times, got {least}:{most}: give 1:{most}")
+    PoolLimits(least, most)
+    kinds = [spec.kind for spec in settings.engines]
+    if EngineKind.URL in kinds:
+        raise ScalingUnsupported(
+            "an engine at a URL is not ours to start: name each replica with an --engine of its own"
+        )
+    if EngineKind.VLLM in kinds:
+        raise ScalingUnsupported("replicas of vLLM cannot be added while it serves: repeat --engine vllm instead")
+    if len(kinds) > 1:
+        raise ScalingUnsupported(f"replicas can change for one --engine local, and there are {len(kinds)} engines")
+    if settings.placed is not Placement.ONE_QUEUE:
+        raise ScalingUnsupported("replicas can change with --placement one-queue only: a queue each would wait alone")
 
 
 def check_exposure(settings: GatewaySettings) -> None:

@@ -17,6 +17,7 @@ from ramify.serving.engine.contract import Engine, EngineKind, EngineSpec
 from ramify.serving.engine.llama_cpp import LocalEngine
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import EngineFailed
+from ramify.serving.gateway.elastic_replicas import ElasticReplicas
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.supervisor import LOOKS, SupervisedEngine, following
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -30,7 +31,7 @@ from ramify.serving.policy.types import Policy
 _QUEUE_INSIDE = 1024  # calls that may wait inside an engine that runs our policy, so that the policy can order them
 _CLOSE_S = 5  # seconds for connections to close once every call has ended
 
-Behind = Replica | SupervisedEngine
+Behind = Replica | SupervisedEngine | ElasticReplicas
 
 
 async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tuple[list[Behind], dict[int, Path]]:
@@ -40,6 +41,8 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
     """
     behind: list[Behind] = []
     sockets: dict[int, Path] = {}
+    if settings.replicas is not None:
+        return [await stack.enter_async_context(_elastic(settings, *settings.replicas))], sockets
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="ramify-serve-")))
     for index, spec in enumerate(settings.engines):
         if spec.kind is EngineKind.URL:
@@ -95,15 +98,19 @@ async def start_server(
             up.set()
 
     up = asyncio.Event()
-    replicas = [one.replica if isinstance(one, SupervisedEngine) else one for one in behind]
+    engines = [each for one in behind for each in (one.engines if isinstance(one, ElasticReplicas) else (one,))]
+    replicas = [one.replica if isinstance(one, SupervisedEngine) else one for one in engines]
     app = create_gateway(replicas, policy=policy, k=settings.placement_k, api_keys=settings.api_keys)
     gateway: Gateway = app.state.gateway
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:
         await _start_analyzer(stack, settings, listener.getsockname()[1], gateway, sockets)
+    for engine in engines:
+        if isinstance(engine, SupervisedEngine):
+            engine.changed, engine.restarted = gateway.admission.decide, gateway.metrics.restarted
     for one in behind:
-        if isinstance(one, SupervisedEngine):
-            one.changed, one.restarted = gateway.admission.decide, gateway.metrics.restarted
+        if isinstance(one, ElasticReplicas):
+            await stack.enter_async_context(one.following(gateway))
     server = Server(
         uvicorn.Config(
             Guard(app, access(settings, listener)),
@@ -158,6 +165,28 @@ async def _start_analyzer(
     analyzer = await stack.enter_async_context(AnalyzerSupervisor(folder, restarted=restarted))
     client = AnalyzerClient(analyzer.socket)
     gateway.analysis = LengthForecasts(client, gateway.admission.decide, sockets=sockets)
+
+
+def _elastic(settings: GatewaySettings, least: int, most: int) -> ElasticReplicas:
+    """The replicas of the embedded engine. Raises ModelMissing."""
+    weights = models.named(settings.home, settings.model or models.DEFAULT)
+    engines = []
+    for index in range(most):
+        key = secrets.token_urlsafe(24)
+        make, traits = _maker(settings.engines[0], settings, None, key)
+        engines.append(
+            SupervisedEngine(
+                index,
+                make,
+                traits,
+                hang_s=settings.hang_s,
+                whole_s=settings.whole_s,
+                restart_s=settings.restart_s,
+                key=key,
+            )
+        )
+    assert isinstance(weights, Path)
+    return ElasticReplicas(engines, least, replica_bytes=2 * weights.stat().st_size)
 
 
 def _report(new_sketches: Path) -> Path:

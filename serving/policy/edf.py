@@ -11,9 +11,9 @@ from ramify.serving.policy.types import Finished, Refusal, RequestView, Verdict,
 class EarliestDeadlineFirst:
     """The policy `edf`. Ties go by arrival.
 
-    A call without a deadline is due when its first token is. If it names neither, it is due `best_effort_s` after its
-    arrival. Only calls with an earlier deadline can pass it, and no new ones of those can arrive once its own time is
-    near, so it never starves. It is never refused for being late.
+    A call without a deadline is due when its first token is, and a stream when its reader has read all that there is.
+    Any other is due `best_effort_s` after its arrival. Only calls with an earlier deadline can pass it, and no new
+    ones of those can arrive once its own time is near, so it never starves. It is never refused for being late.
 
     A call that is past its deadline, or past its `admit_by`, is refused: starting it would only delay the others.
     Once a call has answered something, only its deadline counts. Running calls are left alone.
@@ -25,14 +25,14 @@ class EarliestDeadlineFirst:
         drop, live, wakes = [], [], []
         for call in view.waiting:
             started = call.generated > 0
-            due, limit = _due(call), call.deadline if started else _due(call)
+            limit = call.deadline if started else _due(call)
             admit_by = None if started else call.admit_by
             if limit is not None and limit <= now:
                 drop.append(Refusal(call.id, f"its deadline passed {now - limit:.3f} s ago"))
             elif admit_by is not None and admit_by <= now:
                 drop.append(Refusal(call.id, f"it was not admitted within {admit_by - call.arrived:.3f} s"))
             else:
-                live.append((call.arrived + self.best_effort_s if due is None else due, call.arrived, call.id))
+                live.append((_sort_due(call, self.best_effort_s), call.arrived, call.id))
                 wakes += [at for at in (limit, admit_by) if at is not None]
         live.sort()
         order = tuple(id_ for _, _, id_ in live)
@@ -46,3 +46,10 @@ class EarliestDeadlineFirst:
 
 def _due(call: RequestView) -> float | None:
     return call.ttft if call.deadline is None else call.deadline
+
+
+def _sort_due(call: RequestView, best_effort_s: float) -> float:
+    """Return the time that a call is sorted by. A stream's is when its reader has nothing left to read."""
+    if (due := _due(call)) is not None:
+        return due
+    return call.arrived + best_effort_s if call.reading is None else call.reading.dry_at

@@ -22,7 +22,7 @@ def is_latency(view: RequestView) -> bool:
     3).
     """
     final = view.compound is not None and view.compound.last and (view.ttft is not None or view.tbt is not None)
-    return view.slo_class is SloClass.LATENCY or final
+    return view.slo_class in (SloClass.LATENCY, SloClass.STREAM) or final
 
 
 def worth(goodput: Goodput, view: RequestView, output_left: float) -> float:

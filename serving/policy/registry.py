@@ -6,12 +6,13 @@ To add a policy, write a module with a class that keeps to `types.Policy`, and a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 from ramify.serving.policy.calm import Calm, CalmOptions
 from ramify.serving.policy.concord.options import ConcordOptions
-from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.edf import EarliestDeadlineFirst
 from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.stream_lending import LendingOptions, StreamLending
 from ramify.serving.policy.types import Policy, SloClass
 
 DEFAULT = "concord"
@@ -32,7 +33,9 @@ def _concord(options: _Options) -> Policy:
     floors = options.get("floors")
     if isinstance(floors, dict):
         options = {**options, "floors": {SloClass(k): v for k, v in floors.items()}}
-    return Concord(ConcordOptions.from_names(**_goodput(options)))
+    names = [one.name for one in fields(LendingOptions) if one.name in options]
+    lending = LendingOptions(**{name: options.pop(name) for name in names})  # type: ignore[arg-type]
+    return StreamLending(ConcordOptions.from_names(**_goodput(options)), lending)
 
 
 def _goodput(options: _Options) -> _Options:
@@ -43,7 +46,21 @@ def _edf(options: _Options) -> Policy:
     return EarliestDeadlineFirst(**options)  # type: ignore[arg-type]
 
 
-POLICIES: dict[str, Callable[[_Options], Policy]] = {"edf": _edf, "calm-thesis": _calm, "concord": _concord}
+def _andes(options: _Options) -> Policy:
+    # Not loaded before it is used: it needs numpy.
+    from ramify.serving.policy.andes.packing import Objective
+    from ramify.serving.policy.andes.policy import Andes, AndesOptions
+
+    named = {**options, "objective": Objective(str(options["objective"]))} if "objective" in options else options
+    return Andes(AndesOptions(**named))  # type: ignore[arg-type]
+
+
+POLICIES: dict[str, Callable[[_Options], Policy]] = {
+    "edf": _edf,
+    "calm-thesis": _calm,
+    "andes": _andes,
+    "concord": _concord,
+}
 
 
 def make_live_policy(name: str = DEFAULT, **options: OptionValue) -> Policy:

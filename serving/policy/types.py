@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType, Protocol
+from typing import NewType, Protocol, runtime_checkable
 
 from ramify.serving.protocol.length_sketch import LengthSketch
+from ramify.serving.qoe import Reading
 
 RequestId = NewType("RequestId", int)
 
@@ -27,6 +28,7 @@ class State(StrEnum):
 
 class SloClass(StrEnum):
     LATENCY = "latency"  # tokens by a timeline: time to first token, then time between tokens
+    STREAM = "stream"  # read as it comes: judged by the quality of experience, which is never all or nothing
     DEADLINE = "deadline"  # the whole answer by a time
     COMPOUND = "compound"  # part of a workflow that is due as a whole
     BEST_EFFORT = "best_effort"
@@ -87,13 +89,16 @@ class RequestView:
     group: GroupView | None = None
     replica: int = 0
     max_tokens: int | None = None  # longest answer
+    reading: Reading | None = None  # a stream's reader, who has no deadlines (ttft and tbt are None); else None
 
     @property
     def to_prefill(self) -> int:
         """Tokens to be computed before its next new token: the price of starting it, or of starting it again."""
         return max(1, self.prompt_tokens + self.generated - max(self.computed, self.cached_tokens))
 
-    def moved_on(self, state: State, generated: int, computed: int, cached_tokens: int) -> RequestView:
+    def moved_on(
+        self, state: State, generated: int, computed: int, cached_tokens: int, reading: Reading | None = None
+    ) -> RequestView:
         """Return what `dataclasses.replace` would, in half its time: an engine renews a dozen views in each step."""
         return RequestView(
             self.id,
@@ -114,6 +119,7 @@ class RequestView:
             self.group,
             self.replica,
             self.max_tokens,
+            reading,
         )
 
 
@@ -166,6 +172,7 @@ class Capacity:
     can_pause: bool = False  # a running call can keep its KV and give up its slot
     can_cancel: bool = False  # a running call can be ended for good
     queue: int = 0  # calls that it takes beyond those that it works on
+    pause_room: int | None = None  # so many more calls can be paused; None: no limit is known
 
     @property
     def free(self) -> int:
@@ -214,7 +221,7 @@ class Verdict:
 
     admit: tuple[RequestId, ...] = ()  # start now, best first; a prefix of `order`; never more than slots become free
     order: tuple[RequestId, ...] = ()  # all of View.waiting except the dropped, best first
-    preempt: tuple[RequestId, ...] = ()  # some of View.running, worst first; only with can_preempt
+    preempt: tuple[RequestId, ...] = ()  # some of View.running or View.paused, worst first; only with can_preempt
     pause: tuple[RequestId, ...] = ()  # others of View.running, worst first; only with can_pause
     resume: tuple[RequestId, ...] = ()  # some of View.paused, best first; each takes a slot
     drop: tuple[Refusal, ...] = ()  # waiting calls, or with can_cancel any; they are in no other list
@@ -230,6 +237,22 @@ class Finished:
     at: float
     met: bool  # it met its SLO; True for best effort that was answered
     delivered: int = 0  # tokens that were in time
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the engine works on, for a policy that may want to decide although nobody waits."""
+
+    step_s: float  # time of the present batch's step
+    tightest_s: float  # least time for a token of a running stream's reader; infinite without one
+
+
+@runtime_checkable
+class SelfTriggered(Protocol):
+    """A policy that also decides while nothing waits. Others are not asked then: there is no choice for them."""
+
+    def must_decide(self, load: Load, now: float) -> bool:
+        """Is a decision due at the time `now`?"""
 
 
 class Policy(Protocol):

@@ -16,7 +16,7 @@ from ramify.serving.errors import BadTags
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
 HEADER = "x-ramify-tags"
-CLASSES = ("latency", "deadline", "compound", "best_effort")
+CLASSES = ("latency", "stream", "deadline", "compound", "best_effort")
 
 # The thesis's body fields (§3), and the tags that they mean.
 _THESIS_FIELDS = {
@@ -49,7 +49,7 @@ class SLOTags:
     slo_tbt_s: float | None = None  # time between tokens
     slo_waiting_s: float | None = None  # longest wait before admission
     slo_think_s: float | None = None  # left until the model must have finished thinking; then slo_tbt_s applies
-    slo_class: str | None = None  # "latency" | "deadline" | "compound" | "best_effort"
+    slo_class: str | None = None  # one of CLASSES
     compound_id: str | None = None  # the workflow run
     compound_stage: int | None = None  # index of this stage
     compound_stages: int | None = None  # number of stages
@@ -72,6 +72,8 @@ class SLOTags:
             problem = None if value is None else problem_with(value)
             if problem:
                 raise BadTags(name, f"{problem}, got {_shown(value)}")
+        if self.slo_class == "stream" and self.slo_tbt_s == 0:
+            raise BadTags("slo_tbt_s", "a stream's reader takes time for a token: name it, or leave it out")
         for part, whole in (("compound_stage", "compound_stages"), ("fork_need", "fork_size")):
             a, b = getattr(self, part), getattr(self, whole)
             if a is not None and b is not None and a > b:

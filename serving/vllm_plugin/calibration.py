@@ -18,7 +18,7 @@ class StepCalibrator:
 
     A step is timed from the end of the one before it, or from its scheduling if that was later, to its own end.
     This holds whether or not steps overlap. Times are added up before they are divided: the mean of single ratios
-    would be far off where prompts make one step thirty times as long as the next (docs/decisions/049).
+    would be far off where prompts make one step thirty times as long as the next (docs/decisions/046).
     """
 
     def __init__(self, start: StepModel, calibrate: bool) -> None:

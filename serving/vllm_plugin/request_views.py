@@ -6,6 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ramify.serving.errors import BadTags
 from ramify.serving.policy.types import (
@@ -19,9 +20,11 @@ from ramify.serving.policy.types import (
 )
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.qoe import READING_TBT_S, Reading, usual_ttft_s
 from ramify.serving.vllm_plugin.version_adapters import RequestLike
 
 _KEEP_COMPOUNDS = 10_000  # workflows whose first arrival is remembered
+_STREAM_TOKENS = 4  # a stream's view is renewed after so many tokens: its reader's buffer counts
 _RANDOM, _INDEX = re.compile(r"-[0-9a-f]{8}$"), re.compile(r"[-_][0-9]+$")
 
 
@@ -33,6 +36,7 @@ class TrackedRequest:
     view: RequestView
     problem: str | None = None  # why its tags cannot be read: it is refused with this
     late_tokens: int = 0  # tokens that came after their due time
+    reading: Reading | None = None  # of a stream, token by token
 
 
 class RequestViews:
@@ -45,7 +49,7 @@ class RequestViews:
 
     def __init__(self, cached_tokens: Callable[[RequestLike], int], refresh_tokens: int) -> None:
         self._cached_tokens = cached_tokens
-        self._refresh_tokens = refresh_tokens
+        self._refresh_tokens, self._stream_tokens = refresh_tokens, min(_STREAM_TOKENS, refresh_tokens)
         self._next_id = 0
         self._seen: dict[str, TrackedRequest] = {}
         self._streams: dict[str, TrackedRequest] = {}  # requests whose tokens, or whose first token, have a due time
@@ -67,9 +71,10 @@ class RequestViews:
             sketch = None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles)
         except (BadTags, ValueError) as error:
             tags, sketch, problem = SLOTags(), None, str(error)
-        seen = TrackedRequest(request, self._view(id_, request, tags, sketch), problem)
+        view = self._view(id_, request, tags, sketch)
+        seen = TrackedRequest(request, view, problem, reading=view.reading)
         self._seen[request.request_id] = seen
-        if seen.view.ttft is not None or seen.view.tbt is not None:
+        if view.ttft is not None or view.tbt is not None or view.reading is not None:
             self._streams[request.request_id] = seen
         self._by_id[id_] = seen
         for name in _names(request.request_id):
@@ -86,10 +91,11 @@ class RequestViews:
         for name in _names(request_id):
             if self._known_as.get(name) is seen:
                 del self._known_as[name]
-        return replace(seen.view, generated=seen.request.num_output_tokens), seen.late_tokens
+        return replace(seen.view, generated=seen.request.num_output_tokens, reading=seen.reading), seen.late_tokens
 
     def delivered(self, places: Mapping[str, int], tokens: Sequence[Sequence[int]], now: float) -> None:
-        """Count late tokens among new ones. The n-th token is due at TTFT + n · TBT (thesis, chapter 3).
+        """Count late tokens among new ones, and what readers have. The n-th token is due at TTFT + n · TBT (thesis,
+        chapter 3).
 
         Args:
             places: each request's index in `tokens`.
@@ -100,10 +106,17 @@ class RequestViews:
             at = places.get(request_id)
             if at is None or at >= len(tokens) or not (new := len(tokens[at])):  # no tokens in a step without any
                 continue
+            if seen.reading is not None:
+                seen.reading = seen.reading.delivered(now, new)
+                continue
             view, before = seen.view, seen.request.num_output_tokens
             begin = view.arrived if view.ttft is None else view.ttft
             if (before == 0 or view.tbt is not None) and now > begin + (before + new - 1) * (view.tbt or 0.0):
                 seen.late_tokens += new
+
+    def tightest_s(self) -> float:
+        """Return the least time for a token of a stream's reader; infinite without one."""
+        return min([one.reading.tbt_s for one in self._streams.values() if one.reading is not None], default=inf)
 
     def seen(self, id_: RequestId) -> TrackedRequest:
         return self._by_id[id_]
@@ -137,7 +150,7 @@ class RequestViews:
         view, generated = seen.view, request.num_output_tokens
         if (
             view.state is state
-            and generated - view.generated < self._refresh_tokens
+            and generated - view.generated < (self._refresh_tokens if view.reading is None else self._stream_tokens)
             and (generated > 0) == (view.generated > 0)
         ):
             return view
@@ -145,7 +158,7 @@ class RequestViews:
         cached = view.cached_tokens
         if state is State.PREEMPTED:  # its tokens may still be in the prefix cache
             cached = self._cached_tokens(request)
-        seen.view = view.moved_on(state, generated, computed, cached)
+        seen.view = view.moved_on(state, generated, computed, cached, seen.reading)
         return seen.view
 
     def refine(self, request_id: str, sketch: LengthSketch) -> bool:
@@ -179,13 +192,17 @@ class RequestViews:
             deadline = compound.deadline if deadline is None else min(deadline, compound.deadline)
         elif tags.compound_deadline_at is not None:
             deadline = tags.compound_deadline_at if deadline is None else min(deadline, tags.compound_deadline_at)
+        kind, reading = slo_class_of(tags), None
+        if kind is SloClass.STREAM:
+            ttft_s = usual_ttft_s(request.num_prompt_tokens) if tags.slo_ttft_s is None else tags.slo_ttft_s
+            reading = Reading(arrived + ttft_s, tags.slo_tbt_s or READING_TBT_S)
         return RequestView(
             id_,
             arrived,
-            slo_class_of(tags),
+            kind,
             deadline,
-            _after(arrived, tags.slo_ttft_s),
-            tags.slo_tbt_s,
+            _after(arrived, tags.slo_ttft_s) if reading is None else None,
+            tags.slo_tbt_s if reading is None else None,
             _after(arrived, tags.slo_waiting_s),
             prompt_tokens=request.num_prompt_tokens,
             cached_tokens=self._cached_tokens(request),
@@ -194,6 +211,7 @@ class RequestViews:
             compound=compound,
             group=_group(tags),
             max_tokens=request.max_tokens,
+            reading=reading,
         )
 
     def _compound(self, tags: SLOTags, now: float) -> CompoundView | None:

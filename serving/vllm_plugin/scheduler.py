@@ -25,7 +25,18 @@ from vllm.v1.request import Request, RequestStatus
 
 from ramify.serving.policy.refusal_probe import RefusalProbe
 from ramify.serving.policy.registry import UnknownPolicy, make_live_policy
-from ramify.serving.policy.types import Capacity, Finished, Policy, Refusal, RequestId, State, Verdict, View
+from ramify.serving.policy.types import (
+    Capacity,
+    Finished,
+    Load,
+    Policy,
+    Refusal,
+    RequestId,
+    SelfTriggered,
+    State,
+    Verdict,
+    View,
+)
 from ramify.serving.protocol.wire import refusal_to_line
 from ramify.serving.vllm_plugin.calibration import StepCalibrator
 from ramify.serving.vllm_plugin.errors import BadOptions
@@ -173,12 +184,22 @@ class ConcordScheduler(AsyncScheduler):
     # The policy's view
 
     def _must_decide(self, now: float) -> bool:
-        """Is a decision due? Never if nothing waits: then there is no choice."""
+        """Is a decision due? If nothing waits there is no choice, but for a policy with a trigger of its own."""
         if len(self.waiting) == 0 and not self._paused:
-            return False
+            return self._triggered(now)
         if self._changed or (self._wake_at is not None and now >= self._wake_at):
             return True
         return bool(self.current_step - self._decided_step >= self._options.refresh_steps)
+
+    def _triggered(self, now: float) -> bool:
+        policy = self._decider
+        if (
+            not isinstance(policy, SelfTriggered)
+            or self.current_step - self._decided_step < self._options.refresh_steps
+        ):
+            return False
+        step_s = self._calibrator.model.step_ms(len(self.running), self._context) / 1000
+        return policy.must_decide(Load(step_s, self._views.tightest_s()), now)
 
     def _view(self) -> View:
         views, paused = self._views, self._paused
@@ -197,6 +218,7 @@ class ConcordScheduler(AsyncScheduler):
             can_preempt=self._options.preempt,
             can_pause=self._options.pause and self._room_to_pause > 0,
             can_cancel=True,
+            pause_room=max(0, self._room_to_pause),
         )
         return View(capacity, waiting, running, held)
 
@@ -221,7 +243,12 @@ class ConcordScheduler(AsyncScheduler):
         pause = verdict.pause[: self._room_to_pause]
         preempt = (*verdict.preempt, *verdict.pause[len(pause) :]) if self._options.preempt else verdict.preempt
         for id_ in preempt:
-            self._adapter.preempt(self, seen(id_).request, self.stamp())
+            request = seen(id_).request
+            if request.request_id in self._paused:
+                self._adapter.release(self, request)
+                self._paused.discard(request.request_id)
+                self._totals.resumed(request.request_id, now)
+            self._adapter.preempt(self, request, self.stamp())
         for id_ in pause:
             request = seen(id_).request
             self._adapter.hold(self, request)

@@ -1,6 +1,8 @@
 """Kills a scenario at its nth crash point, resumes it, and holds what is left against an unkilled run.
 
-All of it happens in forks of one warm process, which has no thread and no event loop of its own.
+All of it happens in forks of one warm process, which has no thread and no event loop of its own. A trial takes 0.3 s
+of CPU, where a new interpreter takes 2 s. Worlds are scripted (real trees, no processes): test_kill.py in
+runtime/execution kills runs with real ones. Homes may be in memory, because SIGKILL leaves what the kernel has.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ _OURS = ("ramify", "harness", "scenarios", "lives")
 TELLS = {"hello": 1, "bye": 1}
 Kill = tuple[str, str, int]
 """The file that records the kill, the crash point, and at which passage of that point to kill."""
+Wholes = dict[tuple[Scenario, str], "Trial"]
+"""The unkilled run of each scenario on each database."""
 
 
 @dataclass
@@ -150,7 +154,7 @@ def _child(trial: Trial, folder: Path, database: str, kill: Kill | None = None, 
         os._exit(1)
 
 
-def wholes(databases: dict[str, str | None], folder: Path) -> dict[tuple[Scenario, str], Trial]:
+def wholes(databases: dict[str, str | None], folder: Path) -> Wholes:
     """Run each scenario unkilled on each database: the others are compared with it, and it counts the crash
     points."""
     made = {}
@@ -183,7 +187,7 @@ def _warm(folder: Path) -> None:
     gc.freeze()  # the collector ignores existing objects, so that forks share their memory
 
 
-def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> list[Trial]:
+def plan(known: Wholes, points: int, seed: int) -> list[Trial]:
     """Return `points` trials: first each point name of each scenario, then every passage of every point, in random
     order and repeated as needed. Every second trial is killed again while it resumes."""
     chance = random.Random(seed)
@@ -207,7 +211,7 @@ def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> li
 
 
 def until_killed(
-    known: dict[tuple[Scenario, str], Trial],
+    known: Wholes,
     databases: dict[str, str | None],
     folder: Path,
     *,
@@ -233,7 +237,7 @@ class OtherLog(Exception):
     """The log belongs to other code, or to another plan of kills."""
 
 
-def begin_log(log: Path, known: dict[tuple[Scenario, str], Trial], seed: int) -> None:
+def begin_log(log: Path, known: Wholes, seed: int) -> None:
     """Bind a log by its first line to the code, the seed and the databases. It also keeps the points from which kills
     are drawn: their number varies a little (siblings share commits), and a continued series must draw the same.
 
@@ -271,7 +275,7 @@ def _in(log: Path) -> list[dict[str, Any]]:
 
 def in_parallel(
     trials: Sequence[Trial],
-    known: dict[tuple[Scenario, str], Trial],
+    known: Wholes,
     databases: dict[str, str | None],
     folder: Path,
     workers: int,
@@ -301,7 +305,7 @@ def in_parallel(
 
 def _worker(
     trials: Sequence[tuple[int, Trial]],
-    known: dict[tuple[Scenario, str], Trial],
+    known: Wholes,
     databases: dict[str, str | None],
     folder: Path,
     log: TextIO,

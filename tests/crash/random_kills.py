@@ -1,24 +1,21 @@
-"""SIGKILL at random moments of the scenarios, on SQLite. Prints one JSON object a trial.
-
-Usage: random_kills.py FOLDER TRIALS
-"""
+"""SIGKILL at random moments of the scenarios, on SQLite."""
 
 from __future__ import annotations
 
-import json
 import random
-import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import harness
+from harness import Wholes
 
 _TRIES = 5
 """Kills that may fall behind the end before the trial counts as one that was not killed."""
 
 
-def main() -> None:
-    folder, trials = Path(sys.argv[1]), int(sys.argv[2])
-    known = harness.wholes({"sqlite": None}, folder)
+def killed_at_random(folder: Path, known: Wholes, trials: int) -> Iterator[dict[str, Any]]:
+    """Yield for each trial what is `wrong` with its end, and whether it was `resumed`."""
     chance, scenarios = random.Random(7), list(harness.Scenario)
     took = {}
     for scenario in scenarios:
@@ -30,7 +27,7 @@ def main() -> None:
         assert whole is not None
         tried = until_killed(scenario, whole, folder / str(number), took, chance)
         wrong = [one for trial in tried for one in trial.wrong]
-        print(json.dumps({"wrong": wrong, "resumed": tried[-1].resumed}), flush=True)
+        yield {"wrong": wrong, "resumed": tried[-1].resumed}
 
 
 def until_killed(
@@ -50,7 +47,3 @@ def until_killed(
         if not trial.resumed:
             took[scenario] = delay_s
     return tried
-
-
-if __name__ == "__main__":
-    main()

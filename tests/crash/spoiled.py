@@ -1,7 +1,7 @@
-"""Runtimes that lose or repeat something on purpose, killed and resumed: what the harness finds. Prints one JSON
-object.
+"""Runtimes that lose or repeat something on purpose, killed and resumed: what the harness finds; and kills at random
+moments. Both in one process, because most of its time is what it does once, to be warm. Prints one JSON object.
 
-Usage: spoiled.py FOLDER
+Usage: spoiled.py FOLDER TRIALS
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from unittest import mock
 
 import harness
 from lives import Scenario
+from random_kills import killed_at_random
 
 from ramify.runtime.effects.fence import Fence, KnownEffect
 from ramify.runtime.journal.journal import Journal
@@ -81,6 +82,13 @@ SPOILED: dict[str, tuple[str, Callable[..., Any], Scenario, str, int]] = {
 def main() -> None:
     folder = Path(sys.argv[1])
     known = harness.wholes({"sqlite": None}, folder)
+    print(
+        json.dumps({"found": found_in(folder, known), "trials": [*killed_at_random(folder, known, int(sys.argv[2]))]})
+    )
+
+
+def found_in(folder: Path, known: harness.Wholes) -> dict[str, list[str]]:
+    """What the harness sees of each spoiled runtime."""
     found = {}
     for what, (place, by, scenario, point, nth) in SPOILED.items():
         trial = harness.Trial(scenario, "sqlite", point, nth)
@@ -91,7 +99,7 @@ def main() -> None:
         seen = {one.partition(":")[0] for one in trial.wrong}
         seen |= {name for name in ("lost", "duplicated") if getattr(trial, name)}
         found[what] = sorted(seen) if trial.killed_at else ["not killed"]
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Kills at named crash points, and as many resumes: the runs end as if never killed. Sixty by default; CI runs
+"""Kills at named crash points, and as many resumes: the runs end as if never killed. A few by default; CI runs
 more."""
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
+from tests.samples import sample
+
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
 import lives
 import random_kills
 
 ROOT = Path(__file__).parents[2]
-POINTS = int(os.environ.get("RAMIFY_CRASH_POINTS", "60"))
+POINTS = int(os.environ.get("RAMIFY_CRASH_POINTS", "24"))
 ALL = 500  # with so many every named point is hit
 
 
@@ -121,13 +123,19 @@ def test_every_crash_point_is_covered() -> None:
     assert points == EVERYWHERE - {"about to send", "sent"} | COLLECTION | CHECKOUT
 
 
-@pytest.mark.timeout(600)
-def test_a_runtime_that_loses_or_repeats_something_is_detected(tmp_path: Path) -> None:
-    """Each is broken in one place; the comparison with an unkilled run must name it."""
-    program = [sys.executable, str(Path(__file__).with_name("spoiled.py")), str(tmp_path)]
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("spoiled")
+    program = [sys.executable, str(Path(__file__).with_name("spoiled.py")), str(folder), str(sample(6, 12))]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=590, env=dict(os.environ))
     assert ran.returncode == 0, ran.stderr
-    found: dict[str, list[str]] = json.loads(ran.stdout.splitlines()[-1])
+    return dict(json.loads(ran.stdout.splitlines()[-1]))
+
+
+@pytest.mark.timeout(600)
+def test_a_runtime_that_loses_or_repeats_something_is_detected(spoiled: dict[str, Any]) -> None:
+    """Each is broken in one place; the comparison with an unkilled run must name it."""
+    found: dict[str, list[str]] = spoiled["found"]
     assert len(found) > 5
     assert {what: seen for what, seen in found.items() if what not in seen} == {}
 
@@ -148,11 +156,8 @@ def test_random_moments_adapt_to_the_speed_of_the_machine(tmp_path: Path, monkey
 
 
 @pytest.mark.timeout(600)
-def test_runs_killed_at_random_moments_are_resumed(tmp_path: Path) -> None:
+def test_runs_killed_at_random_moments_are_resumed(spoiled: dict[str, Any]) -> None:
     """Not only at named points: wherever SIGKILL strikes."""
-    program = [sys.executable, str(Path(__file__).with_name("random_kills.py")), str(tmp_path), "12"]
-    ran = subprocess.run(program, capture_output=True, text=True, timeout=590, env=dict(os.environ))
-    assert ran.returncode == 0, ran.stderr
-    trials = [json.loads(line) for line in ran.stdout.splitlines()]
+    trials = spoiled["trials"]
     assert [trial["wrong"] for trial in trials if trial["wrong"]] == []
     assert sum(trial["resumed"] for trial in trials) >= len(trials) // 3, "most kills fell outside the run"

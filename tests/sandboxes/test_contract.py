@@ -17,6 +17,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import MIB, Backend, Limits, World, WorldSpec, required_features
+from ramify.sandboxes.egress.settings import Egress
 from ramify.sandboxes.errors import SandboxError, Unsupported, WorldDied, WorldStartFailed
 
 Out = Callable[[World, str], Awaitable[str]]
@@ -184,6 +185,7 @@ async def test_a_fork_that_fails_leaves_no_world(
 ASKED: dict[Feature, dict[str, Any]] = {
     Feature.IMAGES: {"image": Path("/nowhere/image.tar")},
     Feature.HOST_NETWORK: {"network": True},
+    Feature.EGRESS: {"egress": Egress(["pypi.org"])},
     Feature.COMMANDS: {"startup": ("true",)},
     Feature.MEMORY_LIMIT: {"limits": Limits(memory_bytes=500 * MIB)},
     Feature.PROCESS_LIMIT: {"limits": Limits(processes=100)},

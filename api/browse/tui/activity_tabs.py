@@ -216,6 +216,8 @@ def _ledger(times: CallTimes, result: ChatResult) -> Iterator[tuple[str, str]]:
 def _where_time_went(ledger: Ledger) -> str:
     told = [f"queued {seconds(ledger.queue_s)}", f"first token {seconds(ledger.first_token_s)}"]
     told += [f"decoded {seconds(ledger.decode_s)}"] if ledger.decode_s else []
+    if ledger.qoe is not None:
+        told.append(f"quality of experience {ledger.qoe:.2f}")
     if ledger.preemptions:
         told.append(f"preempted {ledger.preemptions} times for {seconds(ledger.preempted_s)}")
     told += [f"{ledger.attempts} attempts"] if ledger.attempts > 1 else []

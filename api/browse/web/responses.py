@@ -69,6 +69,7 @@ class CallRow:
     end_s: float
     deadline_s: float | None
     met: bool | None  # None: best effort
+    qoe: float | None  # quality of experience of a stream, from 0 to 1; None: no stream
     prompt_tokens: int
     completion_tokens: int
     note: str  # stage, attempts

@@ -100,6 +100,7 @@ def moment_row(moment: Moment) -> MomentRow:
             end_s=call.end_s,
             deadline_s=call.deadline_s,
             met=call.met,
+            qoe=call.qoe,
             prompt_tokens=call.prompt_tokens,
             completion_tokens=call.completion_tokens,
             note=call.tags_line,

@@ -57,9 +57,14 @@ if TYPE_CHECKING:
     help="The model of local and vllm: a name from `ramify models ls` or a GGUF file; for vllm also a Hugging Face "
     "folder or model id.",
 )
+@click.option(
+    "--replicas",
+    metavar="LEAST:MOST",
+    help="Replicas of local, as many as the load needs, as in --replicas 1:4.  [default: 1]",
+)
 @click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine runs at once.")
 @click.option(
-    "--policy", default="concord", show_default=True, help="The scheduling policy: concord, calm-thesis, edf."
+    "--policy", default="concord", show_default=True, help="The scheduling policy: concord, andes, calm-thesis, edf."
 )
 @click.option(
     "--policy-option",
@@ -133,6 +138,7 @@ def serve_command(
     allow_hosts: tuple[str, ...],
     insecure_no_keys: bool,
     model: str | None,
+    replicas: str | None,
     slots: int | None,
     policy: str,
     policy_options: tuple[str, ...],
@@ -159,7 +165,7 @@ def serve_command(
     Example: ramify serve --port 8000
     """
     from ramify.serving.engine.contract import EngineSpec
-    from ramify.serving.errors import Exposed
+    from ramify.serving.errors import Exposed, ScalingError
     from ramify.serving.gateway.server import serve
     from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
     from ramify.serving.http_guard import stays_here
@@ -176,6 +182,7 @@ def serve_command(
         engines=specs,
         upstream_key=api_key,
         model=model,
+        replicas=None if replicas is None else _replicas(replicas),
         slots=slots,
         host=host,
         port=port,
@@ -209,8 +216,17 @@ def serve_command(
 
     try:
         run_async(serve(settings, log=sys.stderr if log else None, ready=ready))
-    except (UnknownPolicy, Exposed) as error:
+    except (UnknownPolicy, Exposed, ScalingError) as error:
         raise click.UsageError(str(error)) from error
+
+
+def _replicas(text: str) -> tuple[int, int]:
+    """The least and the most replicas. Raises UsageError."""
+    least, found, most = text.partition(":")
+    try:
+        return int(least), int(most if found else least)
+    except ValueError:
+        raise click.UsageError(f"--replicas {text!r} is not LEAST:MOST, such as 1:4") from None
 
 
 def _option(text: str) -> tuple[str, OptionValue]:

@@ -79,11 +79,16 @@ def _has_only_worlds(home: Home) -> bool:
 
 async def _collect(home: Home, budget: int | None, dry_run: bool) -> Collected:
     from ramify.fork_engine.gc_pins import Pins
+    from ramify.images.catalogue import Catalogue
     from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
     from ramify.worlds.references import References
 
     pins, marks = Pins(paths.locks(home.folder)), EvictionMarks(paths.evicted(home.folder))
-    named = References(paths.references(home.folder)).snapshots
+    worlds, images = References(paths.references(home.folder)), Catalogue(paths.images(home.folder))
+
+    def named() -> set[SnapshotId]:
+        return worlds.snapshots() | images.snapshots()
+
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(home.store()) if home.has_runs else None
         return await collect(store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run, named=named)
@@ -167,10 +172,12 @@ def _expected(home: Home) -> set[SnapshotId]:
     If several homes may share the database, only runs that were worked on from this home: snapshots of the others are
     in their own homes.
     """
+    from ramify.images.catalogue import Catalogue
     from ramify.runtime.worlds.garbage_collection import EvictionMarks
     from ramify.worlds.references import References
 
     worlds = References(paths.references(home.folder)).snapshots()
+    worlds |= Catalogue(paths.images(home.folder)).snapshots()
     if not home.has_runs:
         return worlds
     own = home.database == paths.database(home.folder, home.folder / "ramify.db")

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ramify.cli.attach import interact, pass_through, terminal_size
+from ramify.cli.commands.world_connections import (
+    allow_command,
+    allow_option,
+    connections_command,
+    credential_option,
+    read_credentials,
+)
 from ramify.cli.console import pass_home, run_async, say, say_all, say_json
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, table
 
 if TYPE_CHECKING:
     from ramify.fork_engine.types import Change
+    from ramify.sandboxes.contract import RunResult
     from ramify.worlds.home import WorldHome
+    from ramify.worlds.world import World
 
 T = TypeVar("T")
+TIMED_OUT = 124
 
 _LETTERS = {"added": "A", "removed": "D", "modified": "M", "type": "T", "mode": "P"}
 
@@ -43,12 +54,27 @@ def _sandbox_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--user", "-u", metavar="USER", help="A name or an id of the world, also NAME:GROUP."),
+        click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="May be repeated."),
+        click.option("--cwd", metavar="DIR", help="Absolute, or relative to the world's tree."),
+    ):
+        command = option(command)
+    return command
+
+
 @world_group.command("new")
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", help="The world's name (default: a new one).")
 @click.option("--from", "state", metavar="STATE", help="Start from a tag, a world or a snapshot instead of a folder.")
-@click.option("--image", metavar="IMAGE", help="A root file system: a folder, a tar, or an image of the engine.")
+@click.option(
+    "--image",
+    metavar="IMAGE",
+    help="An image (python:3.12, oci:FOLDER, docker:NAME), or a root file system: a folder or a tar.",
+)
 @click.option("--network", is_flag=True, help="Use this machine's network.")
+@allow_option
 @_sandbox_option
 @pass_home
 def new_command(
@@ -58,6 +84,7 @@ def new_command(
     state: str | None,
     image: str | None,
     network: bool,
+    allow: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
     """Make a world from FOLDER, from a state, or empty, and print its name. The folder is never changed."""
@@ -69,7 +96,14 @@ def new_command(
 
     async def make() -> None:
         opening = World.create(
-            folder, snapshot=state, name=called, image=image, network=network, home=home.folder, sandbox=sandbox
+            folder,
+            snapshot=state,
+            name=called,
+            image=image,
+            network=network,
+            egress=allow or None,
+            home=home.folder,
+            sandbox=sandbox,
         )
         async with opening:
             pass
@@ -104,10 +138,13 @@ def ls_command(home: Home, tags: bool, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--shell", is_flag=True, help="Run in the world's persistent shell: `cd` and `export` last.")
-@click.option("--cwd", metavar="DIR", help="Relative to the world's tree.")
-@click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
-@click.option("--timeout", type=float, metavar="SECONDS")
-@click.option("-i", "--interactive", is_flag=True, help="Pass standard input to the command.")
+@_place_options
+@click.option(
+    "--timeout", type=float, metavar="SECONDS", help="Then kill what the command started; the status is 124."
+)
+@click.option("-i", "--stdin", "--interactive", "stdin", is_flag=True, help="Pass standard input to the command.")
+@click.option("-t", "--tty", is_flag=True, help="Give it a terminal, connected with this one. Needs a terminal here.")
+@credential_option
 @_sandbox_option
 @pass_home
 def exec_command(
@@ -117,45 +154,72 @@ def exec_command(
     shell: bool,
     cwd: str | None,
     env: tuple[str, ...],
+    user: str | None,
     timeout: float | None,
-    interactive: bool,
+    stdin: bool,
+    tty: bool,
+    credentials: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
     """Run COMMAND in the world NAME, and store what it changed. Options stand before NAME. One word is run by bash,
-    several as they are. The exit status is the command's own.
+    several as they are. Output comes as the command writes it. The exit status is the command's own.
 
     \b
-    Example: ramify world exec --timeout 60 one -- pytest -q
+    Examples:
+      ramify world exec --timeout 60 one -- pytest -q
+      ramify world exec -i one 'tar x' < files.tar
+      ramify world exec -t one -- vim notes
     """
-    from ramify.worlds.world import World
-
-    given = [one.partition("=") for one in env]
-    if bad := [name for name, sign, _ in given if not sign or not name]:
-        raise click.BadParameter(f"{bad[0]!r} is not NAME=VALUE", param_hint="--env")
     words = command[1:] if command[0] == "--" else command
     if not words:
         raise click.UsageError("name a command to run")
     line = words[0] if len(words) == 1 else list(words)
-    stdin = sys.stdin.buffer.read() if interactive else None
+    if shell and (user is not None or tty):
+        raise click.UsageError("the world's shell runs as the world's user and has no terminal: leave out --shell")
+    if tty and not sys.stdin.isatty():
+        raise click.UsageError("--tty needs a terminal as standard input: leave it out, or use -i")
+    options: dict[str, Any] = {"env": _variables(env)}
 
-    async def act() -> int:
-        async with World.open(name, home=home.folder, sandbox=sandbox or _backend_of(home, name)) as world:
-            options: dict[str, Any] = {"stdin": stdin, "env": {n: v for n, _, v in given}, "timeout": timeout}
-            if shell:
-                result = await world.run(line, cwd=cwd, **options)
-            else:
-                result = await world.exec(line, cwd=cwd or ".", **options)
-            sys.stdout.buffer.write(result.stdout_bytes)
-            sys.stdout.buffer.flush()
-            sys.stderr.buffer.write(result.stderr_bytes)
-            sys.stderr.buffer.flush()
-            if result.limit:
-                say(f"the limit {result.limit.value!r} ended the command", err=True)
-            return result.exit_code
+    async def act(world: World) -> int:
+        if shell:
+            given = sys.stdin.buffer.read() if stdin else None
+            return _shown(await world.run(line, cwd=cwd, stdin=given, timeout=timeout, **options))
+        if tty:
+            return await _within(timeout, _in_terminal(world, line, cwd=cwd, user=user, **options))
+        return await _within(timeout, _streamed(world, line, stdin=stdin, cwd=cwd, user=user, **options))
 
-    status = run_async(act())
-    if status:
-        raise SystemExit(status)
+    _in_world(home, name, sandbox, act, credentials)
+
+
+@world_group.command("shell")
+@click.argument("name")
+@_place_options
+@credential_option
+@_sandbox_option
+@pass_home
+def shell_command(
+    home: Home,
+    name: str,
+    cwd: str | None,
+    env: tuple[str, ...],
+    user: str | None,
+    credentials: tuple[str, ...],
+    sandbox: str | None,
+) -> None:
+    """An interactive bash in the world NAME, in a terminal of its own; what it changes is stored at its end. If
+    standard input is no terminal, bash runs it as a script. The exit status is the shell's own.
+
+    \b
+    Example: ramify world shell one
+    """
+    options: dict[str, Any] = {"env": _variables(env), "cwd": cwd, "user": user}
+
+    async def act(world: World) -> int:
+        if sys.stdin.isatty():
+            return await _in_terminal(world, None, **options)
+        return await _streamed(world, 'exec "$BASH"', stdin=True, **options)
+
+    _in_world(home, name, sandbox, act, credentials)
 
 
 @world_group.command("fork")
@@ -276,6 +340,75 @@ def rm_command(home: Home, names: tuple[str, ...], tags: bool) -> None:
                 opened.references.delete(Kind.WORLD, name)
 
     _in_home(home, act)
+
+
+world_group.add_command(connections_command)
+world_group.add_command(allow_command)
+
+
+def _variables(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if bad := [name for name, sign, _ in pairs if not sign or not name]:
+        raise click.BadParameter(f"{bad[0]!r} is not NAME=VALUE", param_hint="--env")
+    return {name: value for name, _, value in pairs}
+
+
+def _in_world(
+    home: Home,
+    name: str,
+    sandbox: str | None,
+    act: Callable[[World], Awaitable[int]],
+    credentials: tuple[str, ...],
+) -> None:
+    """Open a world, act, store it, and end with the exit status that `act` returns."""
+    from ramify.worlds.world import World
+
+    keys = read_credentials(credentials)
+
+    async def whole() -> int:
+        backend = sandbox or _backend_of(home, name)
+        async with World.open(name, credentials=keys, home=home.folder, sandbox=backend) as world:
+            return await act(world)
+
+    status = run_async(whole())
+    if status:
+        raise SystemExit(status)
+
+
+async def _streamed(world: World, command: str | list[str], *, stdin: bool, **options: Any) -> int:
+    async with world.start(command, stdin=stdin, **options) as process:
+        status = await pass_through(process, stdin=stdin)
+        if process.limit:
+            say(f"the limit {process.limit.value!r} ended the command", err=True)
+        return status
+
+
+async def _in_terminal(world: World, command: str | list[str] | None, **options: Any) -> int:
+    rows, columns = terminal_size()
+    async with world.pty(command, rows=rows, columns=columns, **options) as terminal:
+        return await interact(terminal)
+
+
+async def _within(timeout: float | None, running: Awaitable[int]) -> int:
+    import asyncio
+
+    try:
+        async with asyncio.timeout(timeout):
+            return await running
+    except TimeoutError:
+        say(f"the limit 'timeout' ended the command after {timeout:g} s", err=True)
+        return TIMED_OUT
+
+
+def _shown(result: RunResult) -> int:
+    """Show the output of a command of the shell."""
+    sys.stdout.buffer.write(result.stdout_bytes)
+    sys.stdout.buffer.flush()
+    sys.stderr.buffer.write(result.stderr_bytes)
+    sys.stderr.buffer.flush()
+    if result.limit:
+        say(f"the limit {result.limit.value!r} ended the command", err=True)
+    return result.exit_code
 
 
 def _in_home(home: Home, act: Callable[[WorldHome], Any]) -> Any:

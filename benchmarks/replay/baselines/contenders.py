@@ -154,7 +154,7 @@ REFUSING: tuple[Contender, ...] = (
     ),
 )
 # No real scheduler: programs that the LP bound leaves out never reach it. What it meets, a schedule of this engine
-# can meet, so that much of the bound can be reached (docs/decisions/066). It keeps no reserve, since everything is
+# can meet, so that much of the bound can be reached (docs/decisions/065). It keeps no reserve, since everything is
 # known to fit.
 CLAIRVOYANT = Contender(
     "clairvoyant",

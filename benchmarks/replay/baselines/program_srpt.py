@@ -68,7 +68,7 @@ _MOST = 0.7  # largest share of the GPU's time that counts as taken by prompts
 class PacedProgramSrpt(ProgramSrpt):
     """Program-level SRPT with Concord's pace: the share of each second that prompts took lately is not the streams'.
 
-    Without it, and more so with tight limits, calls are kept that cannot be met (docs/decisions/049).
+    Without it, and more so with tight limits, calls are kept that cannot be met (docs/decisions/046).
     """
 
     def __init__(self, refuse: float = 0.1) -> None:

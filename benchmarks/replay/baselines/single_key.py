@@ -56,7 +56,7 @@ def ltr_refusing(quantile: float = 0.1, displace: bool = False) -> Ordered:
     return Ordered(score, partial(late_at, quantile=quantile), 0.0 if displace else None)
 
 
-ORDER = (SloClass.LATENCY, SloClass.DEADLINE, SloClass.COMPOUND, SloClass.BEST_EFFORT)
+ORDER = (SloClass.LATENCY, SloClass.STREAM, SloClass.DEADLINE, SloClass.COMPOUND, SloClass.BEST_EFFORT)
 
 
 def by_class(call: RequestView, scene: Scene, order: tuple[SloClass, ...] = ORDER) -> float:

@@ -110,7 +110,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The step time of a measured run: `StepModel` with two terms more (docs/decisions/064).
+    """The step time of a measured run: `StepModel` with two terms more (docs/decisions/055).
 
     The first tokens of a step cost almost nothing: the weights are read in any case, and a matrix kernel works on
     many rows at once. And a step with prompt tokens is not replayed as one captured graph. Without these terms a

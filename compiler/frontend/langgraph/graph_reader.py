@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ramify.compiler.errors import SourceError, WorkflowError
 from ramify.compiler.frontend.langgraph.graph_checks import check_nodes, check_schemas, parallel_successors
 from ramify.compiler.frontend.langgraph.nodes import action_of, node_codes, with_code
-from ramify.compiler.frontend.python.code_parts import CodeIndex, digest_of
+from ramify.compiler.frontend.python.code_parts import CodeIndex
 from ramify.compiler.frontend.python.name_resolution import plain_function, step_info, takes_world
+from ramify.compiler.frontend.python.part_digests import digest_of
 from ramify.compiler.frontend.python.sources import Sources, closure_values
 from ramify.compiler.spec import END, Machine, MachineNode, Spec, StepCall, StepSpec, Unseen
 

@@ -20,10 +20,10 @@ from types import FunctionType
 from typing import Any
 
 from ramify.compiler.errors import SourceError
-from ramify.compiler.frontend.python.code_parts import digest_of
 from ramify.compiler.frontend.python.file_access import files_of
 from ramify.compiler.frontend.python.modules import dependencies
 from ramify.compiler.frontend.python.name_resolution import plain_function, step_info, takes_world
+from ramify.compiler.frontend.python.part_digests import digest_of
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources, own_nodes
 from ramify.compiler.plan import Effect
 from ramify.compiler.spec import FileAccess, StepSpec, ToolSpec

@@ -4,17 +4,19 @@ A part is a function, a class, a constant or an import. Parts are found by name,
 An import inside a function is followed by file, and so are the imports of that file: whether a module is loaded
 already may differ between two processes of one run.
 
-Not found: code that is reached only through an object (a method of a value without annotation), closure values that
-are not functions, what changes at run time, and names made by `setattr` or `exec`.
+A registry brings what is registered in it (`registrations`), and code that looks names up as it runs
+(`globals()[name]`) brings what these names may mean (`lookups`).
 
-A digest covers the canonical texts of the parts in the order in which they are met, with what their names mean. It is
-the same under every version of Python, wherever a part stands, and whatever a function of the project is called. In
-plans of format 5 and earlier it covers `ast.dump` of the parts, without an order.
+Not found: code that is reached only through an object (a method of a value without annotation), closure values that
+are not functions, and what changes at run time.
+
+`part_digests` makes digests of them.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,17 +25,15 @@ from types import FunctionType
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import (
-    FreeName,
-    Piece,
     ast_dump_for,
-    body_of,
-    is_plain_function,
-    pieces_of,
     text_of,
 )
+from ramify.compiler.frontend.python.import_graph import imported_by_call
+from ramify.compiler.frontend.python.lookups import lookups_in
 from ramify.compiler.frontend.python.modules import ProjectModule, ProjectModules, dumped
-from ramify.compiler.frontend.python.name_resolution import plain_function, step_info
-from ramify.compiler.frontend.python.names import Use, names_passed, reads_function_names, uses_of
+from ramify.compiler.frontend.python.name_resolution import plain_function, step_info, workflow_info
+from ramify.compiler.frontend.python.names import ANYWHERE, Use, names_passed, uses_of
+from ramify.compiler.frontend.python.registrations import ANY_NAME, Registration, Registrations
 from ramify.compiler.frontend.python.sources import (
     Function,
     Sources,
@@ -76,12 +76,24 @@ class CodeIndex:
         self._modules = ProjectModules(sources)
         self._uses: dict[Key, tuple[tuple[Use, Key], ...]] = {}
         self._resolving: set[tuple[str, str, tuple[str, ...]]] = set()
+        self._entry: Function | None = None
+        self._registrations: Registrations | None = None
         self.parts: dict[Key, Part] = {}
         self.steps: dict[Key, str] = {}
         self.used_by: dict[Key, set[str]] = {}
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether digests cover the order in which parts are met, as they do since format 6."""
+        return self._sources.since_format_6
+
+    def start_from(self, workflow: Function) -> None:
+        """Look for registrations in the modules that the workflow's module imports."""
+        self._entry = workflow
+
     def part(self, function: Function) -> Key:
         """Add a function as a part, and return its key."""
+        self._entry = self._entry or function
         key = self._key(function)
         if key not in self.parts:
             module = self._modules.of(function)
@@ -118,19 +130,6 @@ class CodeIndex:
             return text_of(node)
         return dumped(node) if self._sources.minor is None else ast_dump_for(node, self._sources.minor)
 
-    def digest(self, starts: Iterable[Key], *, into_steps: bool) -> str:
-        """Return the digest of these parts and all that they use; see `closure`."""
-        if self._sources.since_format_6:
-            return self.writer(starts := list(starts), into_steps=into_steps).digest_of(starts)
-        keys = self.closure(starts, into_steps=into_steps)
-        texts = sorted(text for key in keys for text in self.parts[key].texts)
-        return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-    def writer(self, starts: Iterable[Key], *, into_steps: bool) -> DigestWriter:
-        """Return a writer for the digest of these parts and all that they use."""
-        nodes = (node for key in self.closure(starts, into_steps=into_steps) for node in self.parts[key].nodes)
-        return DigestWriter(self, into_steps=into_steps, names_matter=any(map(reads_function_names, nodes)))
-
     def patches(self) -> tuple[str, ...]:
         """Return the names of the patches that the parts ask for by `patched(name)`."""
         found = set[str]()
@@ -160,8 +159,54 @@ class CodeIndex:
             part = self.parts[key]
             uses = (use for node in part.nodes for use in uses_of(node))
             found = ((use, to) for use in uses for to in self._resolve(part.module, use.name, use.chain, use.module))
-            known = self._uses[key] = tuple((use, to) for use, to in found if to != key)
+            named = tuple((use, to) for use, to in found if to != key)
+            looked_up = tuple((ANYWHERE, to) for to in self._looked_up(part) if to != key)
+            known = self._uses[key] = (*named, *looked_up, *((ANYWHERE, to) for to in self._registered_in(key)))
         return known
+
+    def implied(self, key: Key) -> tuple[Key, ...]:
+        """Return the parts that a part uses without naming them: what is registered in it, and what it looks up."""
+        return tuple(to for use, to in self.uses(key) if use is ANYWHERE)
+
+    def _registered_in(self, key: Key) -> tuple[Key, ...]:
+        """Return the parts that are registered in what a part binds, by name."""
+        part = self.parts[key]
+        found = {
+            self._registration(part, each) for each in self._registered(*key) if each.statement not in part.nodes
+        }
+        return tuple(sorted(found - {key}, key=lambda one: one[1]))
+
+    def _registered(self, path: str, name: str) -> tuple[Registration, ...]:
+        if not self._sources.since_format_7 or self._entry is None:
+            return ()
+        if self._registrations is None:
+            self._registrations = Registrations(self._modules, self._modules.of(self._entry), self._sources)
+        return self._registrations.of(path, name)
+
+    def _registration(self, part: Part, found: Registration) -> Key:
+        module = found.module
+        if found.name is not None:
+            plain = [node for node in module.bindings[found.name] if not _is_import(node)]
+            return self._bound(module, found.name, plain)
+        changing = [each.statement for each in self._registered(part.module.path, part.name) if each.name is None]
+        nodes: list[ast.AST] = [node for node in changing if node in self._sources.tree(module.path).body]
+        return self._bound(module, f"registrations in {part.name}", nodes)
+
+    def _looked_up(self, part: Part) -> Iterator[Key]:
+        """Yield what the names may mean that the code looks up as it runs. Workflows are left out: steps cannot call
+        them, and a workflow changes with its steps."""
+        if not self._sources.since_format_7:
+            return
+        module = part.module
+        found = set[Key]()
+        for lookup in dict.fromkeys(each for node in part.nodes for each in lookups_in(node)):
+            for name in (ANY_NAME, *module.bindings):
+                if (name == ANY_NAME or lookup.may_mean(name)) and workflow_info(module.values.get(name)) is None:
+                    found.update(self._resolve(module, name, ()))
+        for name in dict.fromkeys(each for node in part.nodes for each in imported_by_call(module, node)):
+            target = self._modules.beside(module, name)
+            found.update(self._all_of(target) if target is not None else ())
+        yield from sorted((key for key in found if self.parts[key].nodes), key=lambda one: one[1])
 
     def _resolve(
         self, module: ProjectModule, name: str, chain: tuple[str, ...], base: str | None = None
@@ -194,6 +239,16 @@ class CodeIndex:
             stars = module.bindings.get("*", ())
             starred = [key for node in stars for key in self._starred(module, node, name, chain)]
             yield from starred or self._by_value(module, module.values.get(name))
+            yield from self._bound_at_run_time(module, name)
+
+    def _bound_at_run_time(self, module: ProjectModule, name: str) -> Iterator[Key]:
+        """Yield the statements that bind a name by `globals()[…] = …`, `setattr` or `exec`."""
+        if hasattr(builtins, name):
+            return
+        for each in (name, ANY_NAME):
+            nodes: list[ast.AST] = [found.statement for found in self._registered(module.path, each)]
+            if nodes:
+                yield self._bound(module, f"{each} (bound at run time)", nodes)
 
     def _bound(self, module: ProjectModule, name: str, nodes: list[ast.AST]) -> Key:
         key = (module.path, name)
@@ -292,81 +347,9 @@ class CodeIndex:
                 yield from self._resolve(target, name, ())
 
 
-class DigestWriter:
-    """Writes parts into one digest, each once, under the number by which other parts refer to it."""
-
-    def __init__(self, index: CodeIndex, *, into_steps: bool, names_matter: bool) -> None:
-        self._index, self._into_steps, self._names_matter = index, into_steps, names_matter
-        self._numbers: dict[Key, int] = {}
-        self._todo: list[Key] = []
-        self._hash = hashlib.sha256()
-
-    def digest_of(self, starts: Iterable[Key]) -> str:
-        for key in starts:
-            self._number(key)
-        return self.digest()
-
-    def digest(self) -> str:
-        """Return the digest of all that was written so far, with what it uses."""
-        while self._todo:
-            key = self._todo.pop(0)
-            part = self._index.parts[key]
-            self._hash.update(f"\n#{self._numbers[key]} ".encode())
-            for node in part.nodes:
-                self.write(key, body_of(node) if self._is_anonymous(key) else pieces_of(node))
-            for text in part.texts if not part.nodes else ():
-                self._hash.update(text.encode())
-        return self._hash.hexdigest()
-
-    def write(self, key: Key, pieces: Iterable[Piece]) -> None:
-        """Add text that belongs to this part."""
-        meanings: dict[tuple[str, tuple[str, ...], str | None], list[Key]] = {}
-        for use, to in self._index.uses(key):
-            found = meanings.setdefault((use.name, use.chain, use.module), [])
-            if to not in found:
-                found.append(to)
-        for piece in pieces:
-            text = piece if isinstance(piece, str) else self._filled(piece, meanings)
-            self._hash.update(text.encode("utf-8", "surrogatepass"))
-
-    def _filled(self, free: FreeName, meanings: dict[tuple[str, tuple[str, ...], str | None], list[Key]]) -> str:
-        keys = meanings.get((free.name, free.chain, free.module), [])
-        known = len(keys) == 1 and not free.chain and not free.hidden and free.module is None
-        if known and (self._is_step(keys[0]) or self._is_anonymous(keys[0])):
-            return self._reference(keys[0])
-        references = ",".join(f"{key[1]} {self._reference(key)}" for key in keys)
-        return f"<{free} {references}>"
-
-    def _reference(self, key: Key) -> str:
-        return f"<step {self._index.steps[key]}>" if self._is_step(key) else f"<#{self._number(key)}>"
-
-    def _number(self, key: Key) -> int:
-        if key not in self._numbers:
-            self._numbers[key] = len(self._numbers)
-            self._todo.append(key)
-        return self._numbers[key]
-
-    def _is_step(self, key: Key) -> bool:
-        return key in self._index.steps and not self._into_steps
-
-    def _is_anonymous(self, key: Key) -> bool:
-        """Return whether a function may have any name, because no code reads the names of functions."""
-        nodes = self._index.parts[key].nodes
-        return len(nodes) == 1 and is_plain_function(nodes[0]) and not self._names_matter
-
-
 def _is_in_project(home: Function, function: FunctionType) -> bool:
     return in_same_project(home, function.__module__, function.__code__.co_filename)
 
 
 def _is_import(node: ast.AST) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
-
-
-def digest_of(functions: Iterable[Function], sources: Sources, steps: Iterable[str]) -> str:
-    """Return the digest of functions with all that they use. Record that a change there may affect these steps."""
-    index = sources.analysis(CodeIndex)
-    starts = [index.part(function) for function in functions]
-    for key in index.closure(starts, into_steps=True):
-        index.used_by.setdefault(key, set()).update(steps)
-    return index.digest(starts, into_steps=True)

@@ -175,7 +175,7 @@ def bound_names(statement: ast.AST) -> set[str]:
             return _stored(statement)
 
 
-_MUTATORS = frozenset(
+MUTATORS = frozenset(
     (
         *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem"),
         *("popleft", "remove", "reverse", "setdefault", "sort", "update"),
@@ -195,7 +195,7 @@ def changed_names(statement: ast.AST) -> set[str]:
             continue
         if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
             found |= _base_name(node)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUTATORS:
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
             found |= _base_name(node.func)
         todo += ast.iter_child_nodes(node)
     return found

@@ -39,6 +39,9 @@ class Use:
     module: str | None = None  # set for an import statement: the module imported from; "" for `import name`
 
 
+ANYWHERE = Use("", (), (0, 0), _END_OF_FILE, frozenset())
+"""The use of code that no name in the text leads to."""
+
 _known_uses: WeakKeyDictionary[ast.AST, tuple[Use, ...]] = WeakKeyDictionary()
 
 

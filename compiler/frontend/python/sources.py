@@ -92,6 +92,7 @@ class Sources:
     ) -> None:
         self.since_format_5 = version > 4
         self.since_format_6 = version > 5  # digests of canonical text; before, of `ast.dump` without an order
+        self.since_format_7 = version > 6  # digests cover what is registered, and what is looked up by name
         self.minor, self.without = minor, without
         self._trees: dict[str, ast.Module] = {}
         self._texts: dict[str, str] = {}

@@ -13,11 +13,12 @@ from typing import Any
 from ramify.compiler.declarations import StepInfo
 from ramify.compiler.frontend.python.calls import CallReader
 from ramify.compiler.frontend.python.canonical_text import statements_of
-from ramify.compiler.frontend.python.code_parts import CodeIndex, Key, digest_of
+from ramify.compiler.frontend.python.code_parts import CodeIndex, Key
 from ramify.compiler.frontend.python.file_access import files_of
 from ramify.compiler.frontend.python.modules import dependencies, digest, used_names
 from ramify.compiler.frontend.python.name_resolution import is_llm, is_wrapped, workflow_info
 from ramify.compiler.frontend.python.names import Position
+from ramify.compiler.frontend.python.part_digests import digest_of, digest_of_parts, writer_for
 from ramify.compiler.frontend.python.prompt_prefixes import first_prefix
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources
 from ramify.compiler.frontend.python.step_checks import (
@@ -57,6 +58,7 @@ def read_workflow(
     """
     sources, info = Sources(version=version, minor=minor, without=without), workflow_info(function)
     workflow = sources.function(function)
+    sources.analysis(CodeIndex).start_from(workflow)
     calls = CallReader(workflow, sources, caught=is_wrapped(function))
     body, counts = calls.read()
     steps = tuple(_step(step, of, calls.codes[step.name], sources) for step, of in calls.steps.values())
@@ -136,7 +138,7 @@ def workflow_digest(index: CodeIndex, workflow: Function, helpers: Mapping[Defin
         for key in keys:
             found |= _steps_after(index, key, part, uses, steps)
         index.used_by.setdefault(part, set()).update(found)
-    return index.digest(starts, into_steps=False)
+    return digest_of_parts(index, starts, into_steps=False)
 
 
 def statement_digests(index: CodeIndex, workflow: Function) -> tuple[str, ...]:
@@ -144,9 +146,10 @@ def statement_digests(index: CodeIndex, workflow: Function) -> tuple[str, ...]:
     if isinstance(workflow.node, ast.Lambda):
         return ()
     root = index.part(workflow)
-    writer = index.writer([root], into_steps=False)
+    writer = writer_for(index, [root], into_steps=False)
     head, *statements = statements_of(workflow.node)
     writer.write(root, head)
+    writer.write_implied(root)
     found = []
     for pieces in statements:
         writer.write(root, pieces)

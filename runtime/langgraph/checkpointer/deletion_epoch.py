@@ -3,7 +3,7 @@
 A writer remembers ids of the threads and values that it wrote. Each deletion increments a number in the database, the
 deletion epoch. Each writing transaction first checks that the epoch is the one it knows; otherwise the writer forgets
 what it remembers. SQLite has one writer at a time. On a server, writers share a lock on the number, and a deleting
-transaction waits for them and locks it alone (decision 018).
+transaction waits for them and locks it alone (decision 017).
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class DockerBackend(WorldBackend):
     @classmethod
     def missing(cls) -> dict[Feature, str]:
         return {
+            Feature.EGRESS: "the broker cannot listen inside a container: use namespaces, with image= for an image",
             Feature.FORK_BY_MOUNT: "a fork copies the tree into a folder that its container mounts: use namespaces",
             Feature.REPL: "a session is forked inside its world, not from world to world",
             Feature.CRIU: "processes in a container are not dumped: use namespaces",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -21,6 +22,7 @@ from ramify.sandboxes.backends.namespaces.world import NamespaceWorld, mount_tre
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.egress.broker import EgressBroker, Slots
 from ramify.sandboxes.errors import WorldStartFailed, explain_file_limit
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import run_all_to_end
@@ -51,6 +53,7 @@ class NamespaceBackend(AgentBackend):
         self._images: dict[tuple[str, int], LayerId] = {}
         self._pool = WarmPool(self._session.folder, self._helper.trees)
         self._mounted_tops: dict[Path, os.stat_result] = {}
+        self._connections = Slots.of_process()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -64,7 +67,8 @@ class NamespaceBackend(AgentBackend):
 
     def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        world = NamespaceWorld(resources, self._helper, self._overlays, snapshot, spec)
+        broker = None if spec.egress is None else EgressBroker(spec.egress, self._connections, time.time)
+        world = NamespaceWorld(resources, self._helper, self._overlays, snapshot, spec, broker)
         top = self._mounted_tops.pop(resources.folder, None)
         if top is not None:
             world.next_tree_overlay()  # its tree was mounted earlier

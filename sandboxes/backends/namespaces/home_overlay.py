@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
 from ramify.sandboxes.agent.mount_server import LayerEntry, Overlay
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.mount_server_client import MountServerClient
@@ -36,6 +37,7 @@ CREDENTIALS = (
 NO_HOME = "/tmp/home"  # for a user who has no home
 IN_EVERY_ROOT = ("dev", "proc", "sys", "run", "tmp", "var", "var/tmp")
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"
+APT_SETTINGS = 'APT::Sandbox::User "root";\n'
 BASHES = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
@@ -64,7 +66,7 @@ class HomeOverlays:
         self._around_session = self.home is not None and session.is_relative_to(self.home.resolve())
         self._made: dict[str, asyncio.Future[None]] = {}  # what the mount server was asked to make once, by name
         self._skeletons: dict[tuple[Path, ...], str] = {}  # their names, by the places that they were made for
-        self._named: dict[Path, tuple[str, ...]] = {}  # by image: the layer with a hosts file, if the image needs one
+        self._added: dict[tuple[Path, ...], tuple[str, ...]] = {}  # by image: the layer of what it lacks, if it does
 
     @property
     def inside(self) -> str:
@@ -89,26 +91,26 @@ class HomeOverlays:
         return [home] if self.home.is_relative_to("/tmp") else [tmp, home]  # no upper inside an overlay
 
     async def overlays_over_image(
-        self, folder: Path, image: Path, layers: Sequence[Path], places: Iterable[Path]
+        self, folder: Path, image: Sequence[Path], layers: Sequence[Path], places: Iterable[Path]
     ) -> list[SideOverlay]:
-        """The overlay of one world's whole root."""
+        """The overlay of one world's whole root. `image`: its layers, lowest first; `layers`: those above it."""
         lowers = (
             f"{await self._skeleton(places)}/root",
-            str(image),
-            *await self._hosts_layer(image),
+            *map(str, image),
+            *await self._added_to(tuple(image)),
             *map(str, layers),
         )
         return [SideOverlay("/", lowers, str(folder / "outside"))]
 
-    async def _hosts_layer(self, image: Path) -> tuple[str, ...]:
-        """The layer that defines localhost, for an image that leaves this to its runtime, as most do."""
-        if image not in self._named:
-            pieces = await asyncio.to_thread(hosts_entries, image)
-            point = f"names-{image.parent.name}"
+    async def _added_to(self, image: tuple[Path, ...]) -> tuple[str, ...]:
+        """The layer with what an image leaves to its runtime, as most do with the names of this machine."""
+        if image not in self._added:
+            pieces = await asyncio.to_thread(added_entries, image, only_user=os.geteuid() != 0)
+            point = f"names-{image[-1].parent.name}" if len(image) == 1 else f"names-{_digest(map(str, image))}"
             if pieces:
                 await self._once(point, lambda: self._trees.make_layer(point, pieces))
-            self._named[image] = (f"@{point}",) if pieces else ()
-        return self._named[image]
+            self._added[image] = (f"@{point}",) if pieces else ()
+        return self._added[image]
 
     async def _once(self, name: str, make: Callable[[], Coroutine[object, object, None]]) -> None:
         if name not in self._made:
@@ -146,7 +148,7 @@ class HomeOverlays:
         key = tuple(places)
         if key not in self._skeletons:
             wanted = sorted({str(place) for place in (*key, self.inside)})
-            name = "skeleton-" + hashlib.sha256(os.fsencode("\0".join(wanted))).hexdigest()[:16]
+            name = f"skeleton-{_digest(wanted)}"
             await self._once(name, lambda: self._trees.make_layer(name, skeleton(wanted, self.home)))
             self._skeletons[key] = f"@{name}"
         return self._skeletons[key]
@@ -170,18 +172,39 @@ def skeleton(places: Sequence[str], home: Path | None) -> list[LayerEntry]:
     return list(pieces.values())
 
 
-def hosts_entries(image: Path) -> list[LayerEntry]:
-    """A hosts file for an image that has none, or an empty one, as `docker export` writes it. Blocks."""
-    etc, hosts = image / "etc", image / "etc/hosts"
-    if etc.is_symlink() or (os.path.lexists(hosts) and (hosts.is_symlink() or hosts.lstat().st_size)):
+def added_entries(image: Sequence[Path], *, only_user: bool = False) -> list[LayerEntry]:
+    """What an image leaves to its runtime: a hosts file, if it has none, or an empty one as `docker export` writes.
+
+    `image`: its layers, lowest first. `only_user`: its root is the only user inside, so apt must not change to
+    another. Blocks.
+    """
+    etc, hosts = find_in_stack(image, "etc"), find_in_stack(image, "etc/hosts")
+    if etc is not None and not _is_folder(etc):
         return []
-    folder = LayerEntry("etc", "folder")
-    if etc.is_dir():
-        status = etc.stat()
-        folder = LayerEntry("etc", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-    status = image.stat()
-    root = LayerEntry("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-    return [root, folder, LayerEntry("etc/hosts", "file", 0o644, text=HOSTS)]
+    added: list[LayerEntry] = []
+    if hosts is None or not (hosts.is_symlink() or hosts.lstat().st_size):
+        added.append(LayerEntry("etc/hosts", "file", 0o644, text=HOSTS))
+    apt = {path: find_in_stack(image, path) for path in ("etc/apt", "etc/apt/apt.conf.d")}
+    if only_user and all(found is not None and _is_folder(found) for found in apt.values()):
+        added += [_like(found, path) for path, found in apt.items() if found is not None]
+        added.append(LayerEntry("etc/apt/apt.conf.d/00ramify", "file", 0o644, text=APT_SETTINGS))
+    if not added:
+        return []
+    return [_like(image[-1], ""), LayerEntry("etc", "folder") if etc is None else _like(etc, "etc"), *added]
+
+
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(path.lstat().st_mode)
+
+
+def _like(folder: Path, path: str) -> LayerEntry:
+    """An entry at `path` with the mode and the time of a folder."""
+    status = folder.lstat()
+    return LayerEntry(path, "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+
+
+def _digest(words: Iterable[str]) -> str:
+    return hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()[:16]
 
 
 def mask_entries(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEntry], list[str]]:
@@ -221,10 +244,10 @@ def _white_out(path: Path, home: Path, pieces: dict[str, LayerEntry]) -> None:
     pieces[str(inside)] = LayerEntry(str(inside), "whiteout")
 
 
-def bash_of_image(image: Path) -> str:
-    """The path of the image's bash, from inside. Raises `WorldStartFailed`."""
+def bash_of_image(layers: Sequence[Path]) -> str:
+    """The path of the image's bash, from inside. `layers`: of its root, lowest first. Raises `WorldStartFailed`."""
     for name in BASHES:
-        if os.path.lexists(image / name):
+        if find_in_stack(layers, name) is not None:
             return f"/{name}"
     raise WorldStartFailed(
         f"the image has no bash ({', '.join(BASHES)}), in which worlds run their commands: install it in the image"

@@ -24,13 +24,17 @@ from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
 from ramify.sandboxes.agent.mount_server import Overlay
 from ramify.sandboxes.agent.mount_view import PRIVATE
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
+from ramify.sandboxes.backends.namespaces.image_users import ImageUser, image_user
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.egress.broker import EgressBroker
+from ramify.sandboxes.egress.settings import environment
 from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import run_all_to_end
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
+from ramify.sandboxes.host.port_client import PortClient
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
@@ -47,8 +51,10 @@ class NamespaceWorld(AgentWorld):
         overlays: HomeOverlays,
         snapshot: Snapshot,
         spec: WorldSpec,
+        broker: EgressBroker | None = None,
     ) -> None:
         super().__init__(resources, snapshot, spec)
+        self._broker = broker
         self._fresh = self._folder.exists()  # the folders for its first mount exist, empty
         self._helper, self._overlays = helper, overlays
         self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
@@ -69,7 +75,18 @@ class NamespaceWorld(AgentWorld):
         return str(self._spec.mount_at)
 
     def _default_env(self) -> dict[str, str]:
-        return {"PATH": DEFAULT_PATH, "HOME": self._overlays.inside}
+        proxies = {} if self._broker is None else environment()
+        user = self._image_user(self._snapshot)
+        return {"PATH": DEFAULT_PATH, "HOME": self._overlays.inside if user is None else user.home, **proxies}
+
+    def _image_user(self, snapshot: Snapshot) -> ImageUser | None:
+        if snapshot.image is None:
+            return None
+        return image_user(self._resources.store.outside_dirs(snapshot), self._spec.user)
+
+    @property
+    def broker(self) -> EgressBroker | None:
+        return self._broker
 
     # Life
 
@@ -79,12 +96,12 @@ class NamespaceWorld(AgentWorld):
         if not self._has_tree:
             await mount_trees([self], snapshot)
         self._has_tree = False
-        image = None if snapshot.image is None else self._resources.store.outside_dirs(snapshot)[0]
-        await self._lay_out(snapshot, image)
+        image = snapshot.image is not None
+        await self._lay_out(snapshot)
         return Start(
             tree=self._tree_inside(),
             private=PRIVATE,
-            bash=self._resources.bash if image is None else bash_of_image(image),
+            bash=self._resources.bash if not image else bash_of_image(self._resources.store.outside_dirs(snapshot)),
             env=self._shell_env(snapshot),
             cwd=snapshot.cwd,
             max_output=self._spec.max_output,
@@ -95,15 +112,26 @@ class NamespaceWorld(AgentWorld):
                 hidden=[*map(str, self._resources.hidden), *self._overlays.exposed],
                 visible=[str(path) for path in self._visible()],
                 network=self._spec.network,
-                image=image is not None,
+                image=image,
+                user=self._only_user(snapshot),
+                egress=self._broker is not None,
             ),
         )
 
-    async def _lay_out(self, snapshot: Snapshot, image: Path | None) -> None:
+    def _only_user(self, snapshot: Snapshot) -> list[int]:
+        """The user and group that stand for the user of Ramify in an image. Nothing for root over root's store, which
+        has all the users that there are."""
+        user = self._image_user(snapshot)
+        if user is None or (os.geteuid() == 0 and user.uid == user.gid == 0):
+            return []
+        return [user.uid, user.gid]
+
+    async def _lay_out(self, snapshot: Snapshot) -> None:
         places = [self._spec.mount_at, *self._visible()]
         layers = self._resources.store.outside_dirs(snapshot)
-        if image is not None:
-            self._beside = await self._overlays.overlays_over_image(self._folder, image, layers[1:], places)
+        if count := len(snapshot.image_stack):
+            image, above = layers[:count], layers[count:]
+            self._beside = await self._overlays.overlays_over_image(self._folder, image, above, places)
         else:
             self._beside = await self._overlays.overlays_over_host(self._folder, layers, places)
 
@@ -135,11 +163,18 @@ class NamespaceWorld(AgentWorld):
             await self._mount_beside(given)
         finally:
             given.append(await tree)
+        if self._broker is not None:
+            await self._broker.hang_up()  # what an earlier start, which failed, has left
+            ports = PortClient()
+            self._broker.open_ports(ports)
+            given.append(ports.give())
 
     async def _end_processes(self) -> None:
         try:
             await super()._end_processes()
         finally:
+            if self._broker is not None:
+                await self._broker.hang_up()
             await self._helper.trees.unmount(self._id, lazily=True)
             if self._tidying is not None:
                 await asyncio.wait({self._tidying})
@@ -267,7 +302,7 @@ class NamespaceWorld(AgentWorld):
         try:
             await self._mount_tree()
             if outside:
-                await self._lay_out(self._base, None)
+                await self._lay_out(self._base)
             await self._attach(outside=outside)
         except SandboxError:
             await self._end_processes()  # commands would see the host's folder in the tree's place

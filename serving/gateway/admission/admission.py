@@ -57,6 +57,9 @@ class Admission(ABC):
         self._leaving: set[RequestId] = set()  # interrupted, but still in their slots
         self._timer: asyncio.TimerHandle | None = None
         self._due: asyncio.Handle | None = None
+        self.left_waiting: Callable[[], None] = lambda: (
+            None
+        )  # called after a decision that leaves calls without a slot
 
     @property
     def running(self) -> int:
@@ -124,6 +127,8 @@ class Admission(ABC):
         now = self._clock()
         wakes = (self._perform(now), self._replicas.wakes_at(now) if self._waiting else None)
         self._wake(min((at for at in wakes if at is not None), default=None))
+        if self._waiting:
+            self.left_waiting()
 
     def _ask(self, policy: Policy, view: View, now: float) -> Verdict:
         begun = time.perf_counter()

@@ -67,6 +67,7 @@ class Replica:
     restarts: int = 0
     false_starts: int = 0  # failed restarts in a row
     queue: int = 0
+    parked: bool = False  # it takes no new calls: its pool has enough replicas (see elastic_replicas)
     doubt: RefusalProbe = field(default_factory=RefusalProbe)
     # For an engine of ours that has lost a call: has it ended, and will it be restarted?
     comes_back: Callable[[], Awaitable[bool]] | None = None
@@ -78,7 +79,7 @@ class Replica:
     )  # seconds and tokens, the last
 
     def up(self, now: float) -> bool:
-        return self.upstream is not None and now >= self.down_until
+        return self.upstream is not None and not self.parked and now >= self.down_until
 
     @property
     def free(self) -> int:
@@ -185,14 +186,15 @@ class Replicas:
 
     def usable(self, now: float) -> list[Replica]:
         """The replicas that are up; if there are none, those that have a process: their error is then the answer."""
-        return [r for r in self.all if r.up(now)] or [r for r in self.all if r.upstream is not None]
+        there = [r for r in self.all if not r.parked]
+        return [r for r in there if r.up(now)] or [r for r in there if r.upstream is not None]
 
     def able(self, now: float, avoid: frozenset[int]) -> list[Replica]:
         """The replicas that a call which those in `avoid` have failed may wait for; never empty. A replica that is
         restarting counts if no other is up that has not failed the call."""
         usable = self.usable(now)
         others = [r for r in usable if r.index not in avoid]
-        return others or self._away(avoid) or usable or list(self.all)
+        return others or self._away(avoid) or usable or [r for r in self.all if not r.parked]
 
     def capacity(
         self, now: float, *, can_cancel: bool = True, leaving: Mapping[int, int] = MappingProxyType({})
@@ -243,7 +245,7 @@ class Replicas:
 
     def others(self, avoid: frozenset[int]) -> list[Replica]:
         """The replicas that may yet do a call which those in `avoid` have failed."""
-        hoped = (r for r in self.all if r.upstream is not None or not r.false_starts)
+        hoped = (r for r in self.all if not r.parked and (r.upstream is not None or not r.false_starts))
         return [r for r in hoped if r.index not in avoid]
 
     def home(self, affinity: str | None) -> Replica | None:
@@ -264,7 +266,10 @@ class Replicas:
 
     def wakes_at(self, now: float) -> float | None:
         """When a replica that is down may be tried again."""
-        return min((r.down_until for r in self.all if r.upstream is not None and r.down_until > now), default=None)
+        return min(
+            (r.down_until for r in self.all if not r.parked and r.upstream is not None and r.down_until > now),
+            default=None,
+        )
 
 
 _QUICK = 1.3  # faster than expected by this factor: the prompt may have come from a cache

@@ -38,7 +38,7 @@ class Upstream:
         server `queues` calls inside and may pause them, only silence on all of them.
     whole_s: the same for an answer that does not stream, which is silent until its end however hard the engine works
         on it; at least `hang_s` (docs/decisions/060). If an engine that queues serves other calls but no longer knows
-        a call, that call counts as lost after `whole_s` (docs/decisions/283).
+        a call, that call counts as lost after `whole_s` (docs/decisions/060).
     loops: the engine works on all calls in one loop, which also serves its metrics. While a call with an output
         constraint may block that loop, the metrics show whether it turns; its `/health` does not, because llama.cpp
         answers that from other threads.

@@ -89,6 +89,7 @@ class Records:
                 gone=outcome is Outcome.GONE,
                 tags=call.tags,
                 spent=call.track.spent(call.ended),
+                qoe=call.track.qoe(call.ended),
             )
         return True
 
@@ -97,6 +98,20 @@ class Records:
         wanted = [c for c in self._open.values() if compound_id or fork_group]
         wanted = [c for c in wanted if compound_id is None or c.tags.compound_id == compound_id]
         return [c for c in wanted if fork_group is None or c.tags.fork_group == fork_group]
+
+    def live(self, most: int = 256) -> list[tuple[Compound, float]]:
+        """Workflows with stages to come, and when the present stage of each began: the first arrival of its open
+        calls, or the end of its last call while it has none. At most so many, the last heard of first."""
+        since: dict[str, float] = {}
+        for call in self._open.values():
+            if call.compound is not None:
+                since[call.compound.id] = min(call.arrived, since.get(call.compound.id, call.arrived))
+        out: list[tuple[Compound, float]] = []
+        for compound in itertools.islice(reversed(self._compounds.values()), most):
+            began = since.get(compound.id, compound.ended_at)
+            if began is not None and compound.stage is not None and compound.stage.rest:
+                out.append((compound, began))
+        return out
 
     def infeasible(self, step: Callable[[Call], StepModel]) -> Counter[str]:
         """By kind, how many calls in progress cannot keep their promise any more. `step`: gives a call's
@@ -139,6 +154,7 @@ class Records:
                     "left_s": None if c.deadline is None else c.deadline - now,
                     "feasible": c.feasible(now) and c.id not in lost,
                     "spent": asdict(c.spent),
+                    "qoe": c.qoe,
                 }
                 for c in compounds
             ],

@@ -13,10 +13,11 @@ from ramify.serving.policy.cost_model import before_token_s
 from ramify.serving.policy.types import GroupView, RequestId, RequestView, SloClass, StageEstimate, State, StepModel
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.qoe import READING_TBT_S, Reading, usual_ttft_s
 from ramify.serving.types import Ledger
 
 _SHORT = 0.1  # the quantile of its length that counts as a short answer
-_VIEW_EVERY = 16  # tokens after which the policy gets a new view
+_VIEW_EVERY, _STREAM_EVERY = 16, 4  # tokens after which the policy gets a new view; of a stream
 
 
 class Outcome(StrEnum):
@@ -73,12 +74,13 @@ class Call:
     track: RequestTrack = field(init=False)  # its phases and ledger
 
     def __post_init__(self) -> None:
-        self.track = RequestTrack(self.view())
+        self._view = self._new_view(self._reader())
+        self.track = RequestTrack(self._view)
 
     def view(self) -> RequestView:
         """The policy's view. It stays the same object until something that matters has changed."""
         if self._view is None:
-            self._view = self._new_view()
+            self._view = self._new_view(self.track.reading)
         return self._view
 
     @property
@@ -149,7 +151,7 @@ class Call:
 
     def token(self, now: float, *, thought: bool = False) -> None:
         """Count a piece of the answer that goes out. With `slo_tbt_s`, the n-th is due n steps after the first."""
-        self.track.token(now)
+        self.track.token(now, thought=thought)
         if self.first_token is None:
             self.first_token, self._view = now, None
         if thought:
@@ -160,14 +162,17 @@ class Call:
             self.late_chunks += now > self._timeline() + (self.chunks - self._off_timeline) * self.tags.slo_tbt_s
         self.chunks += 1
         self.last_token = now
-        if self.chunks % _VIEW_EVERY == 0:
+        if self.chunks % (_VIEW_EVERY if self.track.reading is None else _STREAM_EVERY) == 0:
             self._view = None
 
     def met(self) -> bool | None:
-        """Was everything delivered as promised? None while it runs, and for best effort."""
+        """Was everything delivered as promised? None while it runs, for best effort, and for streams without a
+        deadline, which `Ledger.qoe` judges."""
         ttft, think = self.tags.slo_ttft_s, self.tags.slo_think_s
         if self.ended is None or not self._promised:
             return None
+        if self.kind is SloClass.STREAM:
+            return self.outcome is Outcome.DONE and self.deadline is not None and self.ended <= self.deadline
         in_time = self.deadline is None or self.ended <= self.deadline
         begun = ttft is None or (self.first_token is not None and self.first_token <= self.arrived + ttft)
         thought = think is None or (self.first_answer is not None and self.first_answer <= self.arrived + think)
@@ -182,7 +187,7 @@ class Call:
             return None
         think = self.tags.slo_think_s
         thought_late = think is not None and (self.first_answer or 0.0) > self.arrived + think
-        if self.late_chunks or thought_late:
+        if self.kind is not SloClass.STREAM and (self.late_chunks or thought_late):
             return False
         left = 1.0 if self.sketch is None else self.sketch.quantile(_SHORT, self.chunks) - self.chunks
         if self.max_tokens is not None:
@@ -196,6 +201,8 @@ class Call:
     @property
     def _promised(self) -> bool:
         tags = self.tags
+        if self.kind is SloClass.STREAM:
+            return self.deadline is not None
         limits = (self.deadline, tags.slo_ttft_s, tags.slo_tbt_s, tags.slo_think_s)
         return any(limit is not None for limit in limits)
 
@@ -217,7 +224,17 @@ class Call:
             thought_s=None if not self.thoughts or self.first_answer is None else self.first_answer - first,
             preemptions=self.track.preemptions,
             replica=self.replica,
+            qoe=self.track.qoe(end),
         )
+
+    def _reader(self) -> Reading | None:
+        """The reader of a stream. The answer begins when the thoughts are due to end, if that is promised."""
+        tags = self.tags
+        if tags.slo_class != SloClass.STREAM:
+            return None
+        begin_s = tags.slo_ttft_s if tags.slo_think_s is None else tags.slo_think_s
+        begin_s = usual_ttft_s(self.prompt_tokens) if begin_s is None else begin_s
+        return Reading(self.arrived + begin_s, tags.slo_tbt_s or READING_TBT_S)
 
     @property
     def _off_timeline(self) -> int:
@@ -232,7 +249,7 @@ class Call:
         assert self.first_token is not None
         return self.first_token if self.tags.slo_ttft_s is None else self.arrived + self.tags.slo_ttft_s
 
-    def _new_view(self) -> RequestView:
+    def _new_view(self, reading: Reading | None) -> RequestView:
         tags = self.tags
         deadline, ttft = self.deadline, None if tags.slo_ttft_s is None else self.arrived + tags.slo_ttft_s
         tbt = tags.slo_tbt_s
@@ -243,6 +260,8 @@ class Call:
             ttft = (
                 self.first_answer - self.thoughts * tbt
             )  # the policy counts from the first token, thoughts included
+        if reading is not None:
+            ttft = tbt = None
         running = self.entered is not None
         return RequestView(
             self.id,
@@ -262,6 +281,7 @@ class Call:
             group=_group(tags),
             replica=self.replica,
             max_tokens=self.max_tokens,
+            reading=reading,
         )
 
 

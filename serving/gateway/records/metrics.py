@@ -66,6 +66,8 @@ class EngineCosts:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_QOE = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+_LENGTHS = ((32, "1-31"), (256, "32-255"), (float("inf"), "256-"))  # a second of delay costs a short answer most
 _POLICY = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 
 
@@ -83,6 +85,7 @@ class Metrics:
             "ramify_first_token_seconds", "Arrival to first token", ["kind"], buckets=_SECONDS, registry=r
         )
         self._total = Histogram("ramify_total_seconds", "Arrival to end", ["kind"], buckets=_SECONDS, registry=r)
+        self._qoe = Histogram("ramify_qoe", "Quality of experience of streams", ["tokens"], buckets=_QOE, registry=r)
         self._tokens = Counter("ramify_tokens", "Tokens passed on", ["kind"], registry=r)
         self._preempted = Counter("ramify_preemptions", "Running calls that gave up their slot", registry=r)
         self._recomputed = Counter("ramify_preempted_tokens", "Tokens prefilled again for that", registry=r)
@@ -127,6 +130,9 @@ class Metrics:
             self._first.labels(kind).observe(ledger.first_token_s)
             self._total.labels(kind).observe(ledger.total_s)
         self._tokens.labels(kind).inc(call.chunks)
+        if ledger.qoe is not None and call.outcome is Outcome.DONE:
+            bucket = next(name for most, name in _LENGTHS if call.chunks < most)
+            self._qoe.labels(bucket).observe(ledger.qoe)
         if call.track.preemptions:
             self._recomputed.inc(call.recomputed)
             self._away.inc(ledger.preempted_s)

@@ -14,6 +14,7 @@ from operator import add
 
 from ramify.serving.policy.types import CompoundView, RequestView, StageEstimate
 from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.qoe import Reading
 
 
 class Phase(StrEnum):
@@ -67,11 +68,13 @@ class RequestTrack:
     ended_at: float | None = None
     completed: bool = False  # ended with its whole answer
     preemptions: int = 0
+    reading: Reading | None = field(init=False)  # of a stream
     _since: float = field(init=False)
     _spent: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
 
     def __post_init__(self) -> None:
         self._since = self.view.arrived
+        self.reading = self.view.reading
 
     def token_due(self, index: int) -> float | None:
         """When token `index` (from 0) is due: TTFT + index · TBT (thesis, chapter 3). None without such a promise."""
@@ -93,8 +96,9 @@ class RequestTrack:
         if phase is Phase.ENDED:
             self.ended_at = now
 
-    def token(self, now: float, count: int = 1) -> None:
-        """Count `count` tokens that came now. The first one after a start or a preemption begins decoding."""
+    def token(self, now: float, count: int = 1, *, thought: bool = False) -> None:
+        """Count `count` tokens that came now. The first one after a start or a preemption begins decoding.
+        Nobody reads a thought."""
         if self.phase in (Phase.PREFILL, Phase.PREEMPTED):
             self.move(Phase.DECODE, now)
         elif self.phase is not Phase.DECODE and self.phase is not Phase.PAUSED:  # a token may be in flight at a pause
@@ -105,6 +109,14 @@ class RequestTrack:
             due = self.token_due(index)
             self.on_time += due is None or now <= due
         self.tokens += count
+        if self.reading is not None and not thought:
+            self.reading = self.reading.delivered(now, count)
+
+    def qoe(self, now: float) -> float | None:
+        """The quality of experience of a stream, 0 to 1: of its whole answer, or until `now`; None for others."""
+        if self.reading is None:
+            return None
+        return self.reading.qoe() if self.completed else self.reading.qoe_at(self.ended_at or now)
 
     def spent(self, now: float) -> Spent:
         """The ledger, up to now or to the end."""
@@ -177,6 +189,8 @@ class Compound:
     expected: tuple[StageEstimate, ...] = ()  # the stages after `matched`, by history
     dues: dict[int, float] = field(default_factory=dict)  # by stage: when its share of the deadline ends
     _answered: bool = False  # at least one call of the latest stage has its answer
+    qoe_sum: float = 0.0  # of its streams that have ended,
+    streams: int = 0  # which are so many
     _said: int = 0  # number of stages, if a call said so
     _latest_calls: int = 0  # calls of the latest stage that have come,
     _latest_width: int = 1  # of so many,
@@ -216,7 +230,7 @@ class Compound:
 
     def left(
         self, now: float, *, whole: bool, off: bool = False, gone: bool = False,
-        tags: SLOTags = _PLAIN, spent: Spent = _NOTHING,
+        tags: SLOTags = _PLAIN, spent: Spent = _NOTHING, qoe: float | None = None,
     ) -> None:  # fmt: skip
         """Count a call that has ended.
 
@@ -224,6 +238,8 @@ class Compound:
         same. Any other call that a client leaves stays undone.
         """
         self.spent = Spent(*map(add, astuple(self.spent), astuple(spent)))
+        if qoe is not None:
+            self.qoe_sum, self.streams = self.qoe_sum + qoe, self.streams + 1
         self.open -= 1
         self.done += whole
         self._latest_done += whole and (tags.compound_stage or 0) == self.latest
@@ -233,6 +249,11 @@ class Compound:
         loser = gone and group is not None and self._joined.get(group, 0) >= need
         self.ended_at, self.ended_well, self.ended_surely = now, whole or off or loser, whole or off
         self._answered = self._answered or self.ended_well
+
+    @property
+    def qoe(self) -> float | None:
+        """The mean quality of experience of its streams that have ended; None if it has none."""
+        return self.qoe_sum / self.streams if self.streams else None
 
     @property
     def over(self) -> bool:

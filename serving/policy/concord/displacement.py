@@ -113,7 +113,7 @@ def trade_pays(
 
     If slots are contested and no weight tells the two apart, the choice rests on estimates of length, and the best
     of many differences is mostly error. So `contested_margin` is required then, and a victim that is late by the
-    estimate still has its price (docs/decisions/048).
+    estimate still has its price (docs/decisions/047).
     """
     contested = contested_margin is not None
     if contested_margin is not None and job.given <= victim.given:

@@ -10,7 +10,7 @@ CALM in six ways. Each is there for what it brought in replay (docs/decisions/04
 3. **Order.** The request that must start first goes first. If not all can be met, this holds for a set that can,
    with room for later arrivals. The others follow, the densest first (`feasibility`, docs/decisions/047). This
    matters only if something has to wait: for a slot, or with slots free for the prompts before it
-   (docs/decisions/049).
+   (docs/decisions/046).
 4. **Floors.** Each class with a floor gets a share of the slots, so that no objective starves latency-sensitive
    requests, or best effort whose default deadline has passed.
 5. **Fork groups.** A fork group is one unit: its prompt counts once, its length is that of the k-th of n answers,
@@ -176,7 +176,7 @@ class Concord:
     def _slowdown(self, now: float) -> float:
         """Return how many times longer a token takes than in a step without prompts.
 
-        Of each second, the share that prompts took lately is missing to the streams (docs/decisions/049).
+        Of each second, the share that prompts took lately is missing to the streams (docs/decisions/046).
         """
         over = self._tuning.prompts_s
         if over <= 0.0:

@@ -13,6 +13,8 @@ from pathlib import Path
 import effects_app
 import pytest
 
+from tests.warm_process import WarmInterpreter
+
 FLOW = """
 import asyncio
 from effects_app import *
@@ -46,46 +48,38 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def call(tmp_path: Path, env: dict[str, str]) -> Call:
+def call(tmp_path: Path, env: dict[str, str], warm: WarmInterpreter) -> Call:
     (tmp_path / "flow.py").write_text(FLOW)
     (tmp_path / "workspace").mkdir()
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*arguments), cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=90
-        )
-
-    return run
+    return lambda *arguments: warm.run(["--home", "home", *arguments], cwd=tmp_path, env=env)
 
 
 def outbox(place: Path) -> list[str]:
     return [line.partition(" ")[2] for line in (place / "outbox").read_text().splitlines()]
 
 
-def run_and_kill(tmp_path: Path, env: dict[str, str], flow: str) -> None:
+def run_and_kill(tmp_path: Path, env: dict[str, str], warm: WarmInterpreter, flow: str) -> None:
     """Its process dies in the effect, after that has happened."""
     kill = 'import effects_app, sys; effects_app.STOP.append("after"); from ramify.cli.main import main; main()'
-    killed = subprocess.run(
-        [sys.executable, "-c", kill, "--home", "home", "run", f"flow.py:{flow}", "hi", "--workspace", "workspace"],
-        cwd=tmp_path,
-        env={**env, "EFFECTS_KILL": "1"},
-        capture_output=True,
-        timeout=90,
-        check=False,
-    )
-    assert killed.returncode == -9, killed.stderr.decode()
+    words = ["--home", "home", "run", f"flow.py:{flow}", "hi", "--workspace", "workspace"]
+    killed = warm.run(words, cwd=tmp_path, env={**env, "EFFECTS_KILL": "1"}, program=kill)
+    assert killed.returncode == -9, killed.stderr
 
 
-def test_a_run_killed_in_its_first_effect_has_begun(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+def test_a_run_killed_in_its_first_effect_has_begun(
+    tmp_path: Path, call: Call, env: dict[str, str], warm: WarmInterpreter
+) -> None:
     """No row of the journal says so, the ledger does."""
-    run_and_kill(tmp_path, env, "posts_first")
+    run_and_kill(tmp_path, env, warm, "posts_first")
     assert "effects    1 begun, outcome unknown: post (`ramify --home home effects " in call("show").stdout
     told = call("resume").stderr.splitlines()
     assert told[0].endswith(" continues") and told[1].startswith("[root] ✗ post: in doubt"), told
 
 
-def test_killed_effect_is_in_doubt_until_approved(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
-    run_and_kill(tmp_path, env, "posts")
+def test_killed_effect_is_in_doubt_until_approved(
+    tmp_path: Path, call: Call, env: dict[str, str], warm: WarmInterpreter
+) -> None:
+    run_and_kill(tmp_path, env, warm, "posts")
     doubt = call("resume")
     (run,) = json.loads(call("ls", "--json").stdout)
     assert doubt.returncode == 4  # a person is asked: not 1, and not 3, whose answer is `resume --answer`
@@ -110,8 +104,10 @@ def test_killed_effect_is_in_doubt_until_approved(tmp_path: Path, call: Call, en
     assert outbox(tmp_path) == ["hi"]
 
 
-def test_repeated_effect_is_listed_twice(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
-    run_and_kill(tmp_path, env, "posts")
+def test_repeated_effect_is_listed_twice(
+    tmp_path: Path, call: Call, env: dict[str, str], warm: WarmInterpreter
+) -> None:
+    run_and_kill(tmp_path, env, warm, "posts")
     assert call("resume").returncode == 4
     call("approve", "@", "post", "--again")
     assert call("resume", "-q").stdout == "receipt for hi\n"

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm_process import COMMAND_LINE, WarmInterpreter
+
 FLOW = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -53,22 +55,21 @@ async def sends() -> str:
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def call(tmp_path: Path) -> Call:
-    (tmp_path / "flow.py").write_text(FLOW)
+def caller(tmp_path: Path, interpreter: WarmInterpreter) -> Call:
+    """Runs a command line in `tmp_path`. `ends`: a program in its place."""
 
-    def run(*words: str, pauses: str = "", ends: str = "") -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "ramify.cli.main"]
-        if ends:
-            program = [sys.executable, "-c", ends]
+    def run(*words: str, pauses: str = "", ends: str = COMMAND_LINE) -> subprocess.CompletedProcess[str]:
         sandbox = ["--sandbox", "copy"] if words[0] == "run" else []
-        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "PAUSES": pauses, "HOME": str(tmp_path)}
-        return subprocess.run(
-            [*program, "--home", "home", *words, *sandbox],
-            cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
+        env = {"PATH": "/usr/bin:/bin", "PAUSES": pauses, "HOME": str(tmp_path)}
+        return interpreter.run(["--home", "home", *words, *sandbox], cwd=tmp_path, env=env, program=ends)
 
     return run
+
+
+@pytest.fixture
+def call(tmp_path: Path, warm: WarmInterpreter) -> Call:
+    (tmp_path / "flow.py").write_text(FLOW)
+    return caller(tmp_path, warm)
 
 
 def ids(call: Call) -> dict[str, str]:
@@ -204,9 +205,12 @@ def test_inbox_imports_little(call: Call, tmp_path: Path) -> None:
         "import sys; from ramify.cli.main import run_command_line; run_command_line(); "
         "sys.exit(bool({'sqlalchemy', 'asyncio', 'langgraph'} & set(sys.modules)))"
     )
-    assert call("inbox", ends=program).returncode == 0
+    words = [sys.executable, "-c", program, "--home", "home", "inbox"]  # an interpreter in which nothing is loaded
+    shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert shown.returncode == 0 and "drop the only database" in shown.stdout, shown.stderr
 
 
+STARTS = "import os, runpy; runpy.run_path(os.path.abspath('graph.py'), run_name='__main__')"
 GRAPH = """
 import operator
 from pathlib import Path
@@ -238,12 +242,11 @@ if __name__ == "__main__":
 """
 
 
-def begin(tmp_path: Path, call: Call, stops: str = "", program: str = GRAPH) -> None:
-    (tmp_path / "graph.py").write_text(program.replace(", INTERRUPTS", stops))
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "RAMIFY_HOME": str(tmp_path / "home")}
-    ran = subprocess.run(
-        [sys.executable, "graph.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120
-    )
+def begin(tmp_path: Path, interpreter: WarmInterpreter, stops: str = "", program: str = GRAPH) -> None:
+    program = program.replace(", INTERRUPTS", stops)
+    (tmp_path / "graph.py").write_text(program)
+    env = {"PATH": "/usr/bin:/bin", "RAMIFY_HOME": str(tmp_path / "home")}
+    ran = interpreter.run([], cwd=tmp_path, env=env, program=STARTS)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -251,8 +254,11 @@ def of_thread(call: Call) -> dict[str, dict[str, Any]]:
     return {item["question"]: item for item in json.loads(call("inbox", "--json").stdout)}
 
 
-def test_a_thread_with_two_interrupts_takes_each_answer_where_it_belongs(tmp_path: Path, call: Call) -> None:
-    begin(tmp_path, call)
+def test_a_thread_with_two_interrupts_takes_each_answer_where_it_belongs(
+    tmp_path: Path, warm_langgraph: WarmInterpreter
+) -> None:
+    call = caller(tmp_path, warm_langgraph)
+    begin(tmp_path, warm_langgraph)
     items = of_thread(call)
     assert sorted(items) == ["drop the production database?", "drop the staging database?"]
     refused = call("resume", "--answer", "yes")
@@ -275,9 +281,10 @@ def test_a_thread_with_two_interrupts_takes_each_answer_where_it_belongs(tmp_pat
 
 
 def test_an_answer_that_an_interrupt_took_before_its_node_failed_is_not_the_next_ones(
-    tmp_path: Path, call: Call
+    tmp_path: Path, warm_langgraph: WarmInterpreter
 ) -> None:
-    begin(tmp_path, call)
+    call = caller(tmp_path, warm_langgraph)
+    begin(tmp_path, warm_langgraph)
     items = of_thread(call)
     (tmp_path / "broken").touch()
     named = [f"--answer={items[f'drop the {name} database?']['id']}={name}" for name in ("production", "staging")]
@@ -331,9 +338,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_task_that_took_its_answer_and_waits_for_others_asks_no_more(tmp_path: Path, call: Call) -> None:
+def test_a_task_that_took_its_answer_and_waits_for_others_asks_no_more(
+    tmp_path: Path, warm_langgraph: WarmInterpreter
+) -> None:
+    call = caller(tmp_path, warm_langgraph)
     """LangGraph keeps its interrupt until its superstep ends."""
-    begin(tmp_path, call, program=FAN)
+    begin(tmp_path, warm_langgraph, program=FAN)
     left = {"worker a?", "worker b?", "nothing?", "first?", "leaf?"}
     for said in ("worker b?", "first?", "nothing?", "leaf?", "second?"):
         open_now = of_thread(call)
@@ -350,7 +360,8 @@ def test_a_task_that_took_its_answer_and_waits_for_others_asks_no_more(tmp_path:
     assert of_thread(call) == {}
 
 
-def test_a_thread_that_stops_by_its_settings_is_an_approval(tmp_path: Path, call: Call) -> None:
-    begin(tmp_path, call, ", interrupt_before=['staging']")
+def test_a_thread_that_stops_by_its_settings_is_an_approval(tmp_path: Path, warm_langgraph: WarmInterpreter) -> None:
+    call = caller(tmp_path, warm_langgraph)
+    begin(tmp_path, warm_langgraph, ", interrupt_before=['staging']")
     (item,) = json.loads(call("inbox", "--json").stdout)
     assert (item["kind"], item["id"], item["commands"]) == ("approval", None, [f"ramify resume {item['run']}"])

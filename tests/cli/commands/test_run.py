@@ -16,7 +16,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from ramify.cli.commands.execution import summarized
 from ramify.runtime.records import RunStatus
+from tests.warm_process import WarmInterpreter
 
+Call = Callable[..., subprocess.CompletedProcess[str]]
 FLOW = """
 from pathlib import Path
 from ramify import Sandbox, fork, step, workflow
@@ -67,13 +69,8 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def call(place: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*arguments), cwd=place, capture_output=True, text=True, check=False, timeout=90, **more
-        )
-
-    return run
+def call(place: Path, warm: WarmInterpreter) -> Call:
+    return lambda *arguments: warm.run(["--home", "home", *arguments], cwd=place)
 
 
 def command(*arguments: object) -> list[str]:
@@ -81,7 +78,6 @@ def command(*arguments: object) -> list[str]:
 
 
 COPY = ("--sandbox", "copy", "--workspace", "workspace")
-Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_the_result_goes_to_stdout_and_the_rest_to_stderr(place: Path, call: Call) -> None:

@@ -88,11 +88,29 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     whole = (seen[-1].hang_s, seen[-1].whole_s, seen[-1].restart_s, seen[-1].drain_s, seen[-1].analyzer)
     assert whole == (120.0, 600.0, 60.0, 30.0, True)
     assert (seen[-1].placed, seen[-1].placement_k) == (Placement.ONE_QUEUE, 2)
+    assert seen[-1].replicas is None
+    for said, means in (("1:4", (1, 4)), ("2", (2, 2))):
+        assert ramify("serve", "--replicas", said).status == 0 and seen[-1].replicas == means
     ramify("serve", "--policy", "calm-thesis")
     assert seen[-1].placed is Placement.POWER_OF_K, "as the thesis has it"
     assert ramify("serve", "--policy", "calm-thesis", "--placement", "one-queue").status == 0
     assert seen[-1].placed is Placement.ONE_QUEUE
     assert "--placement power-of-k" in ramify("serve", "--placement-k", "3").err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--replicas", "many"), "'many' is not LEAST:MOST"),
+        (("--replicas", "3:1"), "3:1"),
+        (("--replicas", "1:2", "--engine", "http://127.0.0.1:9/v1"), "not ours to start"),
+        (("--replicas", "1:2", "--engine", "vllm"), "repeat --engine vllm"),
+        (("--replicas", "1:2", "--placement", "power-of-k"), "one-queue"),
+    ],
+)
+def test_replicas_that_cannot_change_are_refused(ramify: Any, words: tuple[str, ...], named: str) -> None:
+    said = ramify("serve", "--port", "0", *words)
+    assert said.status == 2 and named in said.err
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

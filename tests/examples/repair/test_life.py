@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.samples import sample
+
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "examples" / "repair" / "programs"
-KILLS = 4
+KILLS = sample(2, 4)
 
 
 @pytest.mark.slow

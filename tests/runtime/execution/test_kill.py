@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.samples import sample
+
 HARNESS = Path(__file__).parents[2] / "apps" / "kill_harness.py"
-TRIALS, UNSEALED_TRIALS = 12, 3
+TRIALS, UNSEALED_TRIALS = sample(4, 12), sample(2, 3)
 
 
 @pytest.mark.parametrize("sandbox", ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)])

@@ -24,6 +24,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import World, WorldSpec
+from tests.samples import PATIENT, sample
 from tests.sandboxes.attack_helpers import PATIENCE, python
 
 pytestmark = pytest.mark.linux_ns
@@ -352,6 +353,8 @@ def test_a_mount_inside_the_home_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not ROOT, reason="this is one")
 def test_host_files_are_protected_from_worlds_of_an_ordinary_user() -> None:
+    """Every test of this file, as that user; unless CI asks for all, those whose data folder is in the home."""
+    which = [] if PATIENT else ["-k", "home or below or proc or names"]
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, tempfile.TemporaryDirectory(dir=area()) as theirs:
         environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": f"{folder}/site"}
         environment |= {"HOME": folder, "TMPDIR": folder, GIVEN_AREA: theirs}
@@ -378,7 +381,7 @@ def test_host_files_are_protected_from_worlds_of_an_ordinary_user() -> None:
         else:
             pytest.skip("no Python that an ordinary user can run has what tests need")
         done = subprocess.run(
-            [*words, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", f"{folder}/tmp", __file__],
+            [*words, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", f"{folder}/tmp", *which, __file__],
             env=environment,
             cwd=Path(__file__).parents[3],
             capture_output=True,
@@ -386,4 +389,5 @@ def test_host_files_are_protected_from_worlds_of_an_ordinary_user() -> None:
             timeout=500,
         )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    assert re.search(r"\b[3-9]\d passed", done.stdout), done.stdout
+    passed = re.search(r"\b(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) >= sample(10, 30), done.stdout

@@ -7,7 +7,6 @@ files of another breaks its numbering, though a database that is checked for dam
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +16,10 @@ from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.linux import ptrace
+from tests.samples import PATIENT
 
 pytestmark = pytest.mark.linux_ns
-HUNDRED = pytest.mark.skipif("RAMIFY_SLOW" not in os.environ, reason="takes minutes: RAMIFY_SLOW=1 runs it")
+HUNDRED = pytest.mark.skipif(not PATIENT, reason="takes minutes: RAMIFY_SLOW=1 runs it")
 
 BANK = """
 import itertools, sqlite3, time

@@ -160,3 +160,19 @@ def test_tags_that_cannot_be_read_are_a_problem_that_names_the_field(tags: dict[
     assert seen.problem is not None
     assert said in seen.problem
     assert seen.view.slo_class is SloClass.BEST_EFFORT
+
+
+def test_a_streams_reader_is_followed_token_by_token_and_its_view_every_few() -> None:
+    seen = views()
+    request = fake(slo_class="stream", slo_ttft_s=1.0, slo_tbt_s=0.5)
+    first = seen.add(request).view
+    assert (first.slo_class, first.ttft, first.tbt) == (SloClass.STREAM, None, None)
+    begun = []
+    for at in range(1, 7):
+        seen.delivered({"r": 0}, [[7]], 100.0 + at)
+        request.made = at
+        begun.append(seen.view_of(request, State.RUNNING).reading)
+    assert [one.tokens for one in begun if one is not None] == [1, 1, 1, 1, 5, 5]
+    left = seen.remove("r")
+    assert left is not None and left[0].reading is not None
+    assert (left[0].reading.tokens, left[0].reading.read_at, left[1]) == (6, 106.0, 0)

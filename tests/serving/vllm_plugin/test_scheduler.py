@@ -319,3 +319,21 @@ def test_a_call_that_cannot_start_in_time_is_refused_on_arrival(engine: Make) ->
     assert len(refused) == 4, "a fourth round would end after 3.2 s, which is too near to be sure of"
     ours.until(lambda: len(ours.ended) == 12)
     assert len([name for name in ours.tokens if len(ours.tokens[name]) == 16]) == 6
+
+
+def test_under_andes_a_reader_ahead_lends_its_slot_and_gets_it_back_before_it_has_read_all(engine: Make) -> None:
+    tags = {"slo_class": "stream", "slo_ttft_s": 1.0, "slo_tbt_s": 1.0}
+    made = engine({**STEADY, "policy": "andes"}, slots=2, room=4)
+    start = made.now
+    for name in ("early0", "early1"):
+        add(made, name, tags, max_tokens=120)
+    made.step(60)  # a minute to read in 3 s
+    begun = made.now
+    add(made, "late", tags, max_tokens=120, salt=3)
+    made.until(lambda: bool(made.tokens["late"]))
+    assert made.now - begun < 1.0
+    made.until(lambda: len(made.ended) == 3)
+    for name in ("early0", "early1", "late"):
+        times = made.tokens[name]
+        first = (begun if name == "late" else start) + 1.0
+        assert all(at <= first + i for i, at in enumerate(times)), name

@@ -152,6 +152,7 @@ function callView(call, moment) {
     facts([
       ['queued', seconds(took.queued_s)], ['first token', seconds(took.first_token_s)], ['end', seconds(took.end_s)],
       ['deadline', took.deadline_s === null ? 'none: best effort' : [seconds(took.deadline_s), ' left on arrival: ', took.met ? 'met' : 'missed']],
+      ['experience', took.qoe === null ? null : `${took.qoe.toFixed(2)} of 1 while it was read`],
       ['tokens', `${took.prompt_tokens} in, ${took.completion_tokens} out`], ['stage', took.note === 'none' ? null : took.note],
       ['model', `${call.model}, ${settings.map(([name, value]) => `${name} ${value}`).join(', ')}`],
     ]),

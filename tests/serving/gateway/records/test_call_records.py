@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
+from ramify.serving.errors import BadTags
 from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.policy.types import StepModel
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.qoe import READING_TBT_S
 
 
 class Clock:
@@ -111,6 +115,7 @@ def test_compound_is_in_time_if_its_last_stage_is() -> None:
         "left_s": 5.0,
         "feasible": None,
         "spent": {"queue_s": 0.0, "prefill_s": 2.0, "decode_s": 3.0, "paused_s": 0.0, "preempted_s": 0.0},
+        "qoe": None,
     }
     book.close(book.open("/", SLOTags(compound_id="run", compound_last=1)), Outcome.FAILED)
     assert compound()["met"] is False, "its last call failed, if in time"
@@ -182,3 +187,28 @@ def test_workflow_is_feasible_only_if_all_its_calls_are() -> None:
     assert (compound()["left_s"], compound()["feasible"]) == (8.0, True)
     clock.now = 60.0
     assert (compound()["left_s"], compound()["feasible"]) == (0.0, False)
+
+
+def test_a_stream_is_soft_and_has_its_quality_of_experience_in_the_ledger() -> None:
+    book, clock = records()
+    tags = SLOTags(slo_class="stream", slo_ttft_s=1.0, slo_tbt_s=0.5, compound_id="run")
+    smooth = run(book, clock, tags, 0.1, [0.5, 0.6, 0.7], 1.0)
+    late = run(book, clock, tags, 0.1, [3.0, 3.1, 3.2], 3.5)
+    view = late.view()
+    assert view.reading is not None
+    assert (view.slo_class, view.ttft, view.tbt, view.reading.tokens) == ("stream", None, None, 3)
+    assert (smooth.met(), late.met()) == (None, None)
+    worst = late.ledger(clock.now).qoe
+    assert (smooth.ledger(clock.now).qoe, worst) == (1.0, pytest.approx(1 - 6 / 7.5))
+    assert book.snapshot()["compounds"][0]["qoe"] == pytest.approx((1 + 1 - 6 / 7.5) / 2)  # type: ignore[index]
+    other = run(book, clock, SLOTags(), 0.1, [0.5], 1.0)
+    assert (other.ledger(clock.now).qoe, other.view().reading) == (None, None)
+
+
+def test_a_reader_whose_speed_nobody_knows_gets_the_tables_mean() -> None:
+    book, clock = records()
+    reading = book.open("/", SLOTags(slo_class="stream"), prompt_tokens=10_000).view().reading
+    assert reading is not None
+    assert (reading.first_due, reading.tbt_s) == (clock.now + 2.0, READING_TBT_S)
+    with pytest.raises(BadTags, match="slo_tbt_s"):
+        SLOTags(slo_class="stream", slo_tbt_s=0.0)

@@ -362,9 +362,11 @@ def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, Option
     assert verdict.order[: len(verdict.admit)] == verdict.admit
     moved = [*verdict.preempt, *verdict.pause]
     assert len(set(moved)) == len(moved)
-    assert set(moved) <= ran
-    assert set(verdict.resume) <= {c.id for c in seen.paused}
-    assert len(verdict.admit) + len(verdict.resume) <= seen.capacity.free + len(moved)
+    paused = {c.id for c in seen.paused}
+    assert set(verdict.pause) <= ran
+    assert set(verdict.preempt) <= ran | paused
+    assert set(verdict.resume) <= paused - set(moved)
+    assert len(verdict.admit) + len(verdict.resume) <= seen.capacity.free + len(ran.intersection(moved))
     assert seen.capacity.can_preempt or not verdict.preempt
     assert seen.capacity.can_pause or not verdict.pause
     assert verdict.wake_at is None or verdict.wake_at > NOW

@@ -1,0 +1,121 @@
+"""What the store holds of runs, for the program that started them: rows, questions, effects and changed files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ramify import paths
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Change, Snapshot
+from ramify.runtime.codec import codec
+from ramify.runtime.effects import ledger
+from ramify.runtime.journal.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
+from ramify.runtime.records import ROOT, EffectRecord, EffectStatus, LLMRecord, OpRecord, RunId, RunRecord
+from ramify.runtime.store import RunStore
+
+NO_ANSWER = object()
+
+
+def given_answers(answer: Any, answers: Mapping[str, Any]) -> Given:
+    """The answers, encoded. Raises `NotSerialisable`."""
+    by_id = {id: codec.encode(value, f"the answer to question {id}") for id, value in answers.items()}
+    return Given(by_id, None if answer is NO_ANSWER else codec.encode(answer, "the answer"))
+
+
+class RecordedRuns:
+    """The part of a `Runtime` that reads runs and settles what they wait for. It starts nothing.
+
+    A method that takes no run's id is about the run that was started or resumed last.
+    """
+
+    home: Path
+    database: str | Path
+    store: RunStore
+    snapshots: SnapshotStore
+    last_run_id: RunId | None
+    _clock: Callable[[], float]
+
+    async def questions(self, run_id: str | None = None) -> list[OpenQuestion]:
+        """The open questions of a run (by default the last one), in the order in which they were asked.
+
+        For a LangGraph thread, the questions of its interrupts; raises `ThreadElsewhere` if another saver stores it.
+        """
+        return (await self._inbox(await self.record(run_id))).open
+
+    async def answer(self, run_id: str, question: str, answer: Any) -> None:
+        """Store the answer to a question, named by its id, without continuing the run.
+
+        A process that works on the run takes it at once; otherwise the next `resume` does. Raises `AlreadyAnswered`
+        if somebody was first.
+        """
+        record = await self.record(run_id)
+        await self.store_answers_of(record, given_answers(NO_ANSWER, {question: answer}), "Runtime.answer")
+
+    async def store_answers_of(self, record: RunRecord, given: Given, by: str) -> None:
+        if not given.is_empty:
+            await store_answers(self.store, await self._inbox(record), given, clock=self._clock, by=by)
+
+    async def _inbox(self, record: RunRecord) -> Inbox:
+        if record.thread_id is None:
+            return await inbox_of(self.store, record.id)
+        from ramify.runtime.langgraph.thread.stored_interrupts import open_interrupts
+
+        asked = await asyncio.to_thread(open_interrupts, self.database, record)
+        return Inbox.of_interrupts(record.id, asked, await self.store.answers(record.id))
+
+    async def changes(self, run_id: str | None = None) -> list[Change]:
+        """What a run (by default the last one) changed so far: its workspace against its root branch's last state."""
+        before, after = await self._ends(run_id)
+        return await asyncio.to_thread(self.snapshots.changes, before, after)
+
+    async def apply(self, run_id: str | None = None) -> list[Change]:
+        """Write these changes into the run's workspace. Raises `CheckoutRefused` if the workspace has changed
+        meanwhile.
+        """
+        before, after = await self._ends(run_id)
+        folder = Path((await self.record(run_id)).workspace)
+        return await asyncio.to_thread(self.snapshots.checkout, after, folder, only_changes_from=before)
+
+    async def _ends(self, run_id: str | None) -> tuple[Snapshot, Snapshot]:
+        run = await self.record(run_id)
+        checkpoints = await self.store.checkpoints(run.id)
+        last = max((one for one in checkpoints if one.branch == ROOT), key=lambda one: one.seq)
+        return self.snapshots.get(run.base_snapshot), self.snapshots.get(last.snapshot_id)
+
+    async def approve(self, run_id: str, step: str, *, happened: bool, result: Any = None) -> EffectRecord:
+        """Say whether an irreversible step of unknown outcome happened, and with which result; then `resume`.
+
+        `step`: its name, or the beginning of its idempotency key. Raises `RunNotFound`, `AmbiguousRef`, `RunLocked`.
+        """
+        verdict = EffectStatus.APPROVED if happened else EffectStatus.AGAIN
+        result_json = codec.encode(result) if happened else None
+        locks = paths.locks(self.home)
+        return await ledger.approve(self.store, locks, RunId(run_id), step, verdict, result_json, clock=self._clock)
+
+    async def effects(self, run_id: str | None = None, *, earlier: bool = False) -> list[EffectRecord]:
+        """The irreversible effects of a run (by default the last one), in the order in which they started.
+
+        Of each effect the last attempt; with `earlier` also those before it, such as one before
+        `approve(happened=False)`.
+        """
+        return await self.store.effects(RunId(run_id or self._last()), earlier=earlier)
+
+    async def journal(self, run_id: str | None = None) -> list[OpRecord]:
+        """The journal of a run (by default the last one), in order."""
+        return await self.store.ops(RunId(run_id or self._last()))
+
+    async def llm_calls(self, run_id: str | None = None) -> list[LLMRecord]:
+        """The model calls of a run (by default the last one), in order."""
+        return await self.store.llm(RunId(run_id or self._last()))
+
+    async def record(self, run_id: str | None = None) -> RunRecord:
+        """The row of a run (by default the last one)."""
+        return await self.store.run(RunId(run_id or self._last()))
+
+    def _last(self) -> str:
+        if self.last_run_id is None:
+            raise ValueError("no run has been started by this runtime: name one")
+        return self.last_run_id

@@ -1,0 +1,1 @@
+"""Simulation of pools of replicas under agent pipelines, for benchmarks/scaling.py."""

@@ -1,0 +1,115 @@
+"""The digests of parts of the code: one hash over canonical texts, in the order in which the parts are met.
+
+A digest is the same under every version of Python, wherever a part stands, and whatever a function of the project is
+called. In plans of format 5 and earlier it covers `ast.dump` of the parts, without an order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from ramify.compiler.frontend.python.canonical_text import (
+    FreeName,
+    Piece,
+    body_of,
+    is_plain_function,
+    pieces_of,
+)
+from ramify.compiler.frontend.python.code_parts import CodeIndex, Key
+from ramify.compiler.frontend.python.names import reads_function_names
+from ramify.compiler.frontend.python.sources import Function, Sources
+
+
+def digest_of(functions: Iterable[Function], sources: Sources, steps: Iterable[str]) -> str:
+    """Return the digest of functions with all that they use. Record that a change there may affect these steps."""
+    index = sources.analysis(CodeIndex)
+    starts = [index.part(function) for function in functions]
+    for key in index.closure(starts, into_steps=True):
+        index.used_by.setdefault(key, set()).update(steps)
+    return digest_of_parts(index, starts, into_steps=True)
+
+
+def digest_of_parts(index: CodeIndex, starts: Iterable[Key], *, into_steps: bool) -> str:
+    """Return the digest of these parts and all that they use; see `CodeIndex.closure`."""
+    starts = list(starts)
+    if index.is_ordered:
+        return writer_for(index, starts, into_steps=into_steps).digest_of(starts)
+    keys = index.closure(starts, into_steps=into_steps)
+    texts = sorted(text for key in keys for text in index.parts[key].texts)
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def writer_for(index: CodeIndex, starts: Iterable[Key], *, into_steps: bool) -> DigestWriter:
+    """Return a writer for the digest of these parts and all that they use."""
+    nodes = (node for key in index.closure(starts, into_steps=into_steps) for node in index.parts[key].nodes)
+    return DigestWriter(index, into_steps=into_steps, names_matter=any(map(reads_function_names, nodes)))
+
+
+class DigestWriter:
+    """Writes parts into one digest, each once, under the number by which other parts refer to it."""
+
+    def __init__(self, index: CodeIndex, *, into_steps: bool, names_matter: bool) -> None:
+        self._index, self._into_steps, self._names_matter = index, into_steps, names_matter
+        self._numbers: dict[Key, int] = {}
+        self._todo: list[Key] = []
+        self._hash = hashlib.sha256()
+
+    def digest_of(self, starts: Iterable[Key]) -> str:
+        for key in starts:
+            self._number(key)
+        return self.digest()
+
+    def digest(self) -> str:
+        """Return the digest of all that was written so far, with what it uses."""
+        while self._todo:
+            key = self._todo.pop(0)
+            part = self._index.parts[key]
+            self._hash.update(f"\n#{self._numbers[key]} ".encode())
+            for node in part.nodes:
+                self.write(key, body_of(node) if self._is_anonymous(key) else pieces_of(node))
+            for text in part.texts if not part.nodes else ():
+                self._hash.update(text.encode())
+            self.write_implied(key)
+        return self._hash.hexdigest()
+
+    def write_implied(self, key: Key) -> None:
+        """Add references to what the part uses without naming it."""
+        for to in self._index.implied(key):
+            self._hash.update(f" +{to[1]} {self._reference(to)}".encode("utf-8", "surrogatepass"))
+
+    def write(self, key: Key, pieces: Iterable[Piece]) -> None:
+        """Add text that belongs to this part."""
+        meanings: dict[tuple[str, tuple[str, ...], str | None], list[Key]] = {}
+        for use, to in self._index.uses(key):
+            found = meanings.setdefault((use.name, use.chain, use.module), [])
+            if to not in found:
+                found.append(to)
+        for piece in pieces:
+            text = piece if isinstance(piece, str) else self._filled(piece, meanings)
+            self._hash.update(text.encode("utf-8", "surrogatepass"))
+
+    def _filled(self, free: FreeName, meanings: dict[tuple[str, tuple[str, ...], str | None], list[Key]]) -> str:
+        keys = meanings.get((free.name, free.chain, free.module), [])
+        known = len(keys) == 1 and not free.chain and not free.hidden and free.module is None
+        if known and (self._is_step(keys[0]) or self._is_anonymous(keys[0])):
+            return self._reference(keys[0])
+        references = ",".join(f"{key[1]} {self._reference(key)}" for key in keys)
+        return f"<{free} {references}>"
+
+    def _reference(self, key: Key) -> str:
+        return f"<step {self._index.steps[key]}>" if self._is_step(key) else f"<#{self._number(key)}>"
+
+    def _number(self, key: Key) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self._numbers)
+            self._todo.append(key)
+        return self._numbers[key]
+
+    def _is_step(self, key: Key) -> bool:
+        return key in self._index.steps and not self._into_steps
+
+    def _is_anonymous(self, key: Key) -> bool:
+        """Return whether a function may have any name, because no code reads the names of functions."""
+        nodes = self._index.parts[key].nodes
+        return len(nodes) == 1 and is_plain_function(nodes[0]) and not self._names_matter

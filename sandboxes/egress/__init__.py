@@ -1,0 +1,13 @@
+"""Egress: the connections that a world may make, made for it from outside by a broker.
+
+A world has no route. Inside it stands one listening socket, whose connections this process accepts. Read in this
+order:
+
+- `policy.py`: what is allowed: names, patterns, addresses, ports.
+- `credentials.py`: headers that the broker adds to requests, and the world never sees.
+- `settings.py`: `Egress`, the policy and the credentials together.
+- `addresses.py`, `resolver.py`, `dialing.py`: from an allowed name to a connection with a checked address.
+- `connection_log.py`: what became of every connection.
+- `broker.py`: accepts connections, and cuts them when the policy changes. `http_proxy.py`, `http_messages.py` and
+  `socks.py` are the protocols that it speaks.
+"""

@@ -1,0 +1,224 @@
+"""As many replicas of an engine of ours as the load needs, between two numbers.
+
+Each replica that there may be has its place and its index from the beginning. One that is not needed is *parked*: it
+gets no new calls and finishes those that it has. A parked replica stays loaded, so it can take calls at once; one
+more than are needed is loaded ahead. Parked replicas are ended, the least recently used first, while the host uses
+more than 85 % of its memory. `ramify.serving.scaling.lookahead` decides how many are needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ramify.serving.errors import EngineFailed
+from ramify.serving.gateway.engines.replicas import Replica
+from ramify.serving.gateway.engines.supervisor import SupervisedEngine
+from ramify.serving.gateway.gateway import Gateway
+from ramify.serving.gateway.records.logs import log
+from ramify.serving.scaling.forecast import LiveWorkflow, future_calls, planned
+from ramify.serving.scaling.key_stages import MOST_MEMORY, WarmReplica, to_end
+from ramify.serving.scaling.lookahead import Lookahead
+from ramify.serving.scaling.observation import Observation
+from ramify.serving.scaling.types import Controller, PoolLimits, PoolLoad
+
+PERIOD_S = 0.25
+_SOONEST_S = 0.02  # between two decisions, however many calls come
+_POOL = "replicas"
+_FIRST_GUESS_S = 2.0  # of a start and of a call, before one was seen
+_RETRY_S = 30.0  # after a replica that did not start
+
+
+class ElasticReplicas:
+    """The replicas of one engine. An async context manager; entering starts the least number, and raises
+    EngineFailed if one of them does not start.
+
+    engines: one for each replica that there may be. least: how many always take calls.
+    replica_bytes: the memory that one more replica may need.
+    memory: bytes of the host that are used, and all of them.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[SupervisedEngine],
+        least: int,
+        *,
+        replica_bytes: int = 0,
+        controller: Controller | None = None,
+        memory: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        self.engines = tuple(engines)
+        self._limits = PoolLimits(least, len(engines), _FIRST_GUESS_S)
+        self._bytes = replica_bytes
+        self.controller = controller or Lookahead(len(engines))
+        self._memory = memory or host_memory
+        self._loaded: set[int] = set()  # engines that are entered
+        self._starting: dict[int, asyncio.Task[None]] = {}
+        self._parked_at: dict[int, float] = {}
+        self._retry_at = 0.0
+        self._asked = asyncio.Event()  # calls wait: decide at once
+        self.demand = Observation(_FIRST_GUESS_S)
+
+    async def __aenter__(self) -> Self:
+        for one in self.engines:
+            one.replica.parked = one.replica.index not in self._places(self._limits.least)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._end_all)
+            for one in self.engines[: self._limits.least]:
+                await self._start(one)
+            stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end_all()
+
+    @property
+    def active(self) -> list[Replica]:
+        """The replicas that take calls."""
+        return [one.replica for one in self.engines if not one.replica.parked]
+
+    @asynccontextmanager
+    async def following(self, gateway: Gateway) -> AsyncIterator[None]:
+        """Follow the load of the gateway while entered."""
+        gateway.demand, gateway.admission.left_waiting = self.demand, self._asked.set
+        task = asyncio.create_task(self._follow(gateway))
+        task.add_done_callback(_unfollowed)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def step(self, gateway: Gateway) -> None:
+        """Decide once, and carry it out as far as replicas are loaded."""
+        now = gateway.records.clock()
+        load = self._load(gateway, now)
+        future = tuple(future_calls(self._workflows(gateway, now), {_POOL: load}))
+        wanted = self.controller.decide((load,), future, now).replicas[_POOL]
+        self._set(wanted, gateway, now)
+        await self._load_ahead(wanted, now)
+
+    def _load(self, gateway: Gateway, now: float) -> PoolLoad:
+        active = self.active
+        return PoolLoad(
+            _POOL,
+            self.demand.rate(now),
+            self.demand.service_rate,
+            len(active),
+            self.demand.cv(now),
+            gateway.admission.waiting,
+            sum(one.running for one in active),
+            slots=max((one.slots for one in active), default=1),
+            limits=self._limits,
+        )
+
+    def _workflows(self, gateway: Gateway, now: float) -> list[LiveWorkflow]:
+        step = gateway.replicas.fastest(now).model.step
+        token_s, prefill_s = step.step_ms(1, 0) / 1000, step.per_prefill_ms / 1000
+        return [
+            LiveWorkflow(
+                _POOL,
+                self.demand.service_s,
+                max(0.0, now - began),
+                planned(compound.stage.rest, _POOL, token_s, prefill_s),
+                tools=not compound.open,
+            )
+            for compound, began in gateway.records.live()
+            if compound.stage is not None
+        ]
+
+    def _set(self, wanted: int, gateway: Gateway, now: float) -> None:
+        """Unpark loaded replicas, or park those with the fewest calls."""
+        active = self.active
+        for replica in sorted(active, key=lambda one: (one.running, -one.index))[: max(0, len(active) - wanted)]:
+            replica.parked = True
+            self._parked_at[replica.index] = now
+            log("replica_parked", replica=replica.index, active=len(self.active))
+        ready = [one.replica for one in self.engines if one.replica.parked and one.replica.upstream is not None]
+        for replica in sorted(ready, key=lambda one: -one.running)[: max(0, wanted - len(active))]:
+            replica.parked = False
+            log("replica_added", replica=replica.index, active=len(self.active))
+            gateway.admission.decide()
+
+    async def _load_ahead(self, wanted: int, now: float) -> None:
+        """Load as many as are wanted and one more, one at a time; end parked ones while memory is short."""
+        used, total = self._memory()
+        idle = [
+            WarmReplica(str(one.replica.index), _POOL, self._bytes, self._parked_at.get(one.replica.index, 0.0))
+            for one in self.engines
+            if one.replica.parked and one.replica.index in self._loaded and not one.replica.running
+        ]
+        for warm in to_end(idle, used, total)[:1]:
+            await self._end(self._by_index(int(warm.id)))
+            log("replica_ended", replica=int(warm.id), why="memory")
+            return
+        unloaded = [one for one in self.engines if one.replica.index not in self._loaded | self._starting.keys()]
+        needed = min(wanted + 1, len(self.engines))
+        fits = used + self._bytes <= MOST_MEMORY * total or len(self._loaded) < wanted
+        short = len(self._loaded) < needed and not self._starting and now >= self._retry_at
+        if short and fits and unloaded:
+            one = unloaded[0]
+            self._starting[one.replica.index] = asyncio.create_task(self._start_or_log(one, now))
+
+    async def _start(self, one: SupervisedEngine) -> None:
+        begun = asyncio.get_running_loop().time()
+        await one.__aenter__()
+        self._loaded.add(one.replica.index)
+        took = asyncio.get_running_loop().time() - begun
+        self._limits = PoolLimits(self._limits.least, self._limits.most, took)
+
+    async def _start_or_log(self, one: SupervisedEngine, now: float) -> None:
+        try:
+            await self._start(one)
+        except EngineFailed as error:
+            self._retry_at = now + _RETRY_S
+            log("engine_failed", level=logging.ERROR, replica=one.replica.index, problem=str(error))
+        finally:
+            self._starting.pop(one.replica.index, None)
+
+    async def _end(self, one: SupervisedEngine) -> None:
+        self._loaded.discard(one.replica.index)
+        await one.__aexit__(None, None, None)
+
+    async def _end_all(self) -> None:
+        for task in (tasks := list(self._starting.values())):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        loaded = [one for one in self.engines if one.replica.index in self._loaded]
+        await asyncio.gather(*(self._end(one) for one in loaded))
+
+    async def _follow(self, gateway: Gateway) -> None:
+        while True:
+            self._asked.clear()
+            await self.step(gateway)
+            await asyncio.sleep(_SOONEST_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._asked.wait()
+
+    def _places(self, count: int) -> set[int]:
+        return {one.replica.index for one in self.engines[:count]}
+
+    def _by_index(self, index: int) -> SupervisedEngine:
+        return next(one for one in self.engines if one.replica.index == index)
+
+
+def _unfollowed(task: asyncio.Task[None]) -> None:
+    """Log a bug of the loop: otherwise the replicas would stay as many as they are without a word."""
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        log("replicas_unfollowed", level=logging.ERROR, problem=repr(fault))
+
+
+def host_memory(meminfo: Path = Path("/proc/meminfo")) -> tuple[int, int]:
+    """Bytes of memory that are used, and all of them."""
+    fields = dict(line.split(":", 1) for line in meminfo.read_text("utf-8").splitlines())
+    total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return total - free, total

@@ -1,0 +1,125 @@
+"""`StreamLending`: Concord for what has a deadline, Andes for streams, and slots that streams lend.
+
+A reader who has enough to read for the next seconds needs no slot. So Concord decides over all slots but those that
+streams need now, as if the others stood empty. Andes then serves the streams with what is left, and those stand aside
+that are furthest ahead. A stream that is itself due by a time (its own deadline, or its workflow's) is Concord's.
+Without streams the verdict is Concord's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ramify.serving.policy.concord.options import ConcordOptions
+from ramify.serving.policy.concord.policy import Concord
+from ramify.serving.policy.types import Capacity, Finished, RequestView, Verdict, View
+
+if TYPE_CHECKING:
+    from ramify.serving.policy.andes.policy import Andes
+
+_GROWTH = 256  # tokens of KV kept free for the answer of a call with a deadline that starts
+_PARTS = 8  # the slots kept for streams change in so many steps: Concord prices its jobs again at each change
+
+
+@dataclass(frozen=True, slots=True)
+class LendingOptions:
+    lend_s: float = 1.0  # a reader with more than so many seconds to read lends its slot
+    work_price: float = 4.0  # of preempting a stream: GPU time for its tokens counts so many times what serving gains
+    stream_share: float = 0.25  # share of the slots that streams in need get at least; more if more of the calls are
+
+
+class StreamLending:
+    """The policy `concord` where there are streams."""
+
+    def __init__(self, concord: ConcordOptions | None = None, options: LendingOptions | None = None) -> None:
+        self.options = options or LendingOptions()
+        self._concord = Concord(concord)
+        self._andes: Andes | None = None
+
+    def observe(self, done: Finished) -> None:
+        self._concord.observe(done)
+
+    def decide(self, view: View, now: float) -> Verdict:
+        calls = (view.waiting, view.running, view.paused)
+        if not any(any(call.reading is not None for call in some) for some in calls):
+            return self._concord.decide(view, now)
+        streams, due, capacity = _part(view, streams=True), _part(view, streams=False), view.capacity
+        held = len(due.running)
+        elsewhere = capacity.running - len(view.running)  # the host may not show all that runs
+        slots = capacity.slots - self._kept(streams, due, now)
+        none = int(slots < 1)  # a policy needs a slot to price by: it is one that is taken
+        mine = replace(capacity, slots=slots + none * (1 - slots), running=held + elsewhere + none)
+        first = self._concord.decide(replace(due, capacity=mine), now)
+        held += elsewhere + len(first.admit) + len(first.resume) - len(first.pause)
+        held -= len(set(first.preempt) & {call.id for call in due.running})
+        rest = replace(streams, capacity=_left(capacity, held, len(streams.running), due, first))
+        return _both(first, self._stream_policy().decide(rest, now))
+
+    def _kept(self, streams: View, due: View, now: float) -> int:
+        """Return how many slots are kept for streams: whose readers have soon read all, and who cannot be paused."""
+        slots, until = streams.capacity.slots, now + self.options.lend_s
+        calls = [*streams.waiting, *streams.running, *streams.paused]
+        needy = sum([call.reading is not None and call.reading.dry_at < until for call in calls])
+        others = len(due.waiting) + len(due.running) + len(due.paused)
+        share = max(self.options.stream_share, len(calls) / (len(calls) + others))
+        part = max(1, slots // _PARTS)
+        needed = min(needy, round(share * slots))
+        return min(-(-max(needed, _stay(streams)) // part) * part, slots)
+
+    def _stream_policy(self) -> Andes:
+        if self._andes is None:
+            # It needs numpy: not loaded without a stream.
+            from ramify.serving.policy.andes.policy import Andes, AndesOptions
+
+            self._andes = Andes(AndesOptions(work_price=self.options.work_price))
+        return self._andes
+
+
+def _part(view: View, *, streams: bool) -> View:
+    """Return the view of the streams alone, or of the others."""
+
+    def only(calls: Iterable[RequestView]) -> list[RequestView]:
+        return [call for call in calls if _is_stream(call) is streams]
+
+    return View(view.capacity, only(view.waiting), only(view.running), only(view.paused))
+
+
+def _is_stream(call: RequestView) -> bool:
+    return call.reading is not None and call.deadline is None
+
+
+def _stay(streams: View) -> int:
+    """Return how many running streams cannot stand aside: only a pause is free, and the engine has so much room."""
+    capacity, running = streams.capacity, len(streams.running)
+    if not capacity.can_pause:
+        return running
+    return 0 if capacity.pause_room is None else max(0, running - capacity.pause_room)
+
+
+def _left(capacity: Capacity, held: int, running: int, due: View, first: Verdict) -> Capacity:
+    """Return what the streams have: the other slots, and the KV that is free once Concord's calls have started."""
+    kv_free = capacity.kv_free
+    if kv_free is not None:
+        starts = {call.id: call for call in due.waiting}
+        kv_free -= sum([starts[id_].to_prefill + _GROWTH for id_ in first.admit])
+        gone = set(first.preempt)
+        kv_free += sum([call.computed for call in (*due.running, *due.paused) if call.id in gone])
+    return replace(capacity, slots=max(0, capacity.slots - held), running=running, kv_free=kv_free)
+
+
+def _both(first: Verdict, second: Verdict) -> Verdict:
+    admit = first.admit + second.admit
+    rest = first.order[len(first.admit) :] + second.order[len(second.admit) :]
+    wakes = [at for at in (first.wake_at, second.wake_at) if at is not None]
+    return Verdict(
+        admit=admit,
+        order=admit + rest,
+        preempt=second.preempt + first.preempt,
+        pause=second.pause + first.pause,
+        resume=first.resume + second.resume,
+        drop=first.drop,
+        budget=first.budget,
+        wake_at=min(wakes, default=None),
+    )

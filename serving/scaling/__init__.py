@@ -1,0 +1,6 @@
+"""How many replicas each pool of an agent pipeline needs: pure control code, and the loop that applies it.
+
+A pool serves one stage of a pipeline: engine replicas of one model, or ready worlds of one image. `types` has what a
+controller sees and says. `quart` is QUART's controller with its published formulas corrected,
+`lookahead` is ours: it also knows which calls the plans of live workflows will make. Neither reads a clock.
+"""

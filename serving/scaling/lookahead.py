@@ -1,0 +1,107 @@
+"""Ours: move replicas before the queue forms, to where the plans of live workflows will need them.
+
+A pool needs a replica's slot for each call that waits, runs, or will come before a new replica could have started.
+Replicas that the budget has left go to calls that come a little later, and then stay where they were needed lately.
+
+Where the needs of now exceed the budget, replicas go one by one to the pool with the most need for each replica that
+it has, weighed by 1 / √(work that a workflow has ahead from there): workflows near their end leave sooner. Full
+weight (1 / work) starves the first pools; a fluid prediction of the waiting for each allocation was worse than this
+rule, with plans and with the true future (docs/decisions/090-pools-look-ahead.md).
+
+Without a `future` this is a reactive rule on queue lengths.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from ramify.serving.errors import NoRoom
+from ramify.serving.scaling.key_stages import KeyStages
+from ramify.serving.scaling.types import FutureCalls, PoolLoad, Scaling
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadOptions:
+    """near_s: beyond a start time, the calls that count like those of now. far_s: those that get what is left.
+
+    hold_s: how long a replica stays that nobody needs.
+    """
+
+    near_s: float = 0.0
+    far_s: float = 8.0
+    hold_s: float = 60.0
+
+
+class Lookahead:
+    """budget: replicas of all pools together."""
+
+    def __init__(self, budget: int, options: LookaheadOptions | None = None) -> None:
+        self._budget, self._options = budget, options or LookaheadOptions()
+        self._keys = KeyStages()
+        self._needs: dict[str, deque[tuple[float, int]]] = {}
+
+    def decide(self, pools: Sequence[PoolLoad], future: Sequence[FutureCalls], now: float) -> Scaling:
+        given = {pool.name: pool.limits.least for pool in pools}
+        if (floor := sum(given.values())) > self._budget:
+            raise NoRoom(f"the pools need at least {floor} replicas, and there is room for {self._budget}")
+        near, far = self._wanted(pools, future)
+        weights = _weights(pools)
+        for wanted in (near, far, self._kept(pools, near, now)):
+            self._fill(given, wanted, weights)
+        for pool in pools:
+            if given[pool.name] > pool.replicas:
+                self._keys.scaled_up(pool.name, now)
+        return Scaling(given, self._keys.list(now))
+
+    def _wanted(
+        self, pools: Sequence[PoolLoad], future: Sequence[FutureCalls]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """By pool: the replicas for the calls of now and soon, and those with the calls of later."""
+        near = {pool.name: float(pool.queue + pool.running) for pool in pools}
+        later = dict.fromkeys(near, 0.0)
+        soon_s = {pool.name: pool.limits.start_s + self._options.near_s for pool in pools}
+        for calls in future:
+            if calls.pool in near and calls.after_s <= soon_s[calls.pool]:
+                near[calls.pool] += calls.calls
+            elif calls.pool in near and calls.after_s <= self._options.far_s:
+                later[calls.pool] += calls.calls
+        return (
+            {pool.name: pool.limits.within(ceil(near[pool.name] / pool.slots)) for pool in pools},
+            {
+                pool.name: pool.limits.within(ceil((near[pool.name] + later[pool.name]) / pool.slots))
+                for pool in pools
+            },
+        )
+
+    def _kept(self, pools: Sequence[PoolLoad], near: Mapping[str, int], now: float) -> dict[str, int]:
+        """The most that each pool needed lately, of the replicas that it has."""
+        kept = {}
+        for pool in pools:
+            needs = self._needs.setdefault(pool.name, deque())
+            while needs and needs[-1][1] <= near[pool.name]:  # the later and greater need covers it
+                needs.pop()
+            needs.append((now, near[pool.name]))
+            while needs[0][0] < now - self._options.hold_s:
+                needs.popleft()
+            kept[pool.name] = min(pool.replicas, needs[0][1])
+        return kept
+
+    def _fill(self, given: dict[str, int], wanted: Mapping[str, int], weights: Mapping[str, float]) -> None:
+        """Give what is left of the budget, one by one, until each pool has what it wants."""
+        for _ in range(self._budget - sum(given.values())):
+            short = [name for name in given if given[name] < wanted[name]]
+            if not short:
+                return
+            given[max(short, key=lambda name: weights[name] * wanted[name] / (given[name] + 0.5))] += 1
+
+
+def _weights(pools: Sequence[PoolLoad]) -> dict[str, float]:
+    """By pool, 1 / √(seconds of replicas that a workflow needs from there to its end)."""
+    ahead, weights = 0.0, {}
+    for pool in reversed(pools):
+        ahead += pool.width / pool.service_rate
+        weights[pool.name] = 1 / sqrt(ahead)
+    return weights

@@ -1,0 +1,39 @@
+"""A home's store, catalogue and library, and a builder of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.fork_engine import store_folder as stores
+from ramify.fork_engine.gc_pins import Pins
+from ramify.fork_engine.store import SnapshotStore
+from ramify.images.catalogue import Catalogue
+from ramify.images.library import ImageLibrary
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the flush of the whole file system: no test cuts the power."""
+    monkeypatch.setattr(stores, "sync_file_system", lambda _: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    return SnapshotStore(tmp_path / "home/store")
+
+
+@pytest.fixture
+def new_library(store: SnapshotStore, tmp_path: Path) -> Any:
+    def make(**options: Any) -> ImageLibrary:
+        return ImageLibrary(store, Catalogue(tmp_path / "home/images"), Pins(tmp_path / "home/locks"), **options)
+
+    return make
+
+
+@pytest.fixture
+def library(new_library: Any) -> ImageLibrary:
+    made: ImageLibrary = new_library()
+    return made

@@ -1,0 +1,253 @@
+"""Replicas come and go with the load; running calls are never cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from ramify.serving.client import LLMClient
+from ramify.serving.engine.contract import EngineKind, EngineSpec
+from ramify.serving.errors import BadPool, EngineFailed, ScalingUnsupported
+from ramify.serving.gateway.dialects import CHAT
+from ramify.serving.gateway.elastic_replicas import ElasticReplicas, host_memory
+from ramify.serving.gateway.engines.replicas import EngineTraits
+from ramify.serving.gateway.engines.supervisor import SupervisedEngine
+from ramify.serving.gateway.gateway import Gateway
+from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.gateway.records.calls import Outcome
+from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.settings import GatewaySettings, Placement, check_replicas
+from ramify.serving.policy.types import RequestId
+from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.scaling.types import Scaling
+from ramify.serving.types import ChatRequest, user
+
+GB = 1 << 30
+
+
+class Engine:
+    """An engine that starts when it is let."""
+
+    def __init__(self, house: House) -> None:
+        self.base_url, self.slots, self.alias = "http://127.0.0.1:9/v1", 1, "m"
+        self._house = house
+
+    async def __aenter__(self) -> Self:
+        if self._house.broken:
+            raise EngineFailed("it did not start")
+        self._house.started += 1
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._house.ended += 1
+
+    async def ended(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+
+@dataclass
+class House:
+    """A pool, a gateway in front of it, and the time and memory of their host."""
+
+    started: int = 0
+    ended: int = 0
+    broken: bool = False
+    used: int = GB
+    now: float = 0.0
+    pool: ElasticReplicas = field(init=False)
+    gateway: Gateway = field(init=False)
+
+    @asynccontextmanager
+    async def open(self, least: int, most: int) -> AsyncIterator[Self]:
+        engines = [SupervisedEngine(i, lambda: Engine(self), EngineTraits()) for i in range(most)]
+        self.pool = ElasticReplicas(engines, least, replica_bytes=GB, memory=lambda: (self.used, 10 * GB))
+        async with self.pool:
+            app = create_gateway([one.replica for one in engines], clock=lambda: self.now)
+            self.gateway = app.state.gateway
+            yield self
+
+    async def step(self, times: int = 1) -> list[int]:
+        """Let the controller decide. Returns the replicas that take calls."""
+        for _ in range(times):
+            await self.pool.step(self.gateway)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.now += 0.25
+        return [one.index for one in self.pool.active]
+
+    def run_calls(self, *at: int) -> None:
+        """Put calls into these replicas."""
+        for n, index in enumerate(at):
+            self.pool.engines[index].replica.enter(RequestId(n), self.now)
+
+    def end_calls(self, *at: int) -> None:
+        for n, index in enumerate(at):
+            self.pool.engines[index].replica.leave(RequestId(n), self.now)
+
+
+async def test_a_replica_is_loaded_ahead_and_takes_calls_only_when_needed() -> None:
+    async with House().open(1, 3) as house:
+        assert house.started == 1
+        assert await house.step(4) == [0] and house.started == 2, "one is warm"
+        house.run_calls(0)
+        spare = house.pool.engines[1].replica
+        assert spare.upstream is not None and not spare.up(house.now)
+        assert spare not in house.gateway.replicas.usable(house.now)
+        assert house.gateway.replicas.capacity(house.now).slots == 1
+    assert house.ended == 2
+
+
+async def test_the_queue_brings_replicas_and_the_next_is_loaded_already() -> None:
+    async with House().open(1, 3) as house:
+        await house.step(4)
+        waiting = [asyncio.create_task(_wait(house, n)) for n in range(3)]
+        await asyncio.sleep(0)
+        house.run_calls(0)
+        assert await house.step(6) == [0, 1, 2] and house.started == 3
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_plan_brings_replicas_before_its_calls_come() -> None:
+    plan = SLOTags(compound_id="w", compound_stage=0, compound_stages=2, plan_rest=(3.0, 10.0, 10.0, 2.0))
+    async with House().open(1, 3) as house:
+        await house.step(4)
+        call = house.gateway.open(CHAT, {"messages": []}, plan)
+        async with house.gateway.admission.slot(call):
+            assert await house.step(6) == [0, 1, 2], "the next stage makes three calls, soon"
+        house.gateway.close(call, Outcome.DONE)
+        assert await house.step(4) == [0, 1, 2], "its tools run"
+        house.now += 300.0
+        await house.step()
+        assert await house.step() == [0], "it did not come back"
+
+
+async def test_a_pool_shrinks_without_cutting_a_call() -> None:
+    async with House().open(1, 3) as house:
+        await house.step(4)
+        house.run_calls(0, 1, 2)
+        house.pool.engines[1].replica.parked = house.pool.engines[2].replica.parked = False
+        await house.step(2)
+        house.end_calls(0, 1)
+        house.now += 100.0
+        await house.step(2)
+        house.now += 100.0
+        assert await house.step(2) == [2], "the one with a call stays"
+        assert house.ended == 0, "and the others are warm"
+
+
+async def test_a_parked_replica_finishes_its_calls_before_it_is_ended() -> None:
+    async with House().open(1, 3) as house:
+        await house.step(4)
+        house.run_calls(1)
+        house.used = 9 * GB
+        await house.step(4)
+        assert house.ended == 0, "more than 85 % of memory, but a call runs"
+        house.end_calls(1)
+        await house.step(4)
+        assert (house.started, house.ended) == (2, 1), "it is ended, and none is loaded ahead"
+        house.used = GB
+        await house.step(4)
+        assert house.started == 3
+
+
+async def test_a_replica_that_does_not_start_is_tried_again_later() -> None:
+    async with House().open(1, 2) as house:
+        house.broken = True
+        await house.step(8)
+        assert house.started == 1
+        house.broken, house.now = False, house.now + 60
+        await house.step(4)
+        assert house.started == 2
+
+
+async def test_a_bug_of_the_loop_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def decide(self, *_: object) -> Scaling:
+            raise ZeroDivisionError
+
+    async with House().open(1, 2) as house:
+        house.pool.controller = Broken()
+        async with house.pool.following(house.gateway):
+            await asyncio.sleep(0.01)
+    assert "replicas_unfollowed" in caplog.messages
+
+
+async def test_a_start_that_fails_ends_those_before_it() -> None:
+    house = House(broken=True)
+    with pytest.raises(EngineFailed):
+        async with house.open(2, 2):
+            pass
+    assert house.started == house.ended == 0
+
+
+URL, VLLM, LOCAL = EngineSpec(EngineKind.URL, "http://a"), EngineSpec(EngineKind.VLLM), EngineSpec(EngineKind.LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("engines", "replicas", "error", "advice"),
+    [
+        ((URL,), (1, 2), ScalingUnsupported, "--engine of its own"),
+        ((VLLM,), (1, 2), ScalingUnsupported, "repeat --engine vllm"),
+        ((LOCAL, LOCAL), (1, 2), ScalingUnsupported, "one --engine local"),
+        ((LOCAL,), (0, 2), BadPool, "at all times"),
+        ((LOCAL,), (3, 2), BadPool, "between"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(
+    engines: tuple[EngineSpec, ...], replicas: tuple[int, int], error: type[Exception], advice: str
+) -> None:
+    with pytest.raises(error, match=advice):
+        check_replicas(GatewaySettings(home=Path(), engines=engines, replicas=replicas))
+
+
+def test_a_queue_for_each_replica_cannot_change_their_number() -> None:
+    with pytest.raises(ScalingUnsupported, match="one-queue"):
+        check_replicas(GatewaySettings(home=Path(), replicas=(1, 2), placement=Placement.POWER_OF_K))
+
+
+def test_memory_of_the_host(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n", "utf-8")
+    assert host_memory(tmp_path / "meminfo") == (600 * 1024, 1000 * 1024)
+    used, total = host_memory()
+    assert 0 < used < total
+
+
+@pytest.mark.model
+async def test_a_burst_is_answered_by_more_replicas(weights: Path) -> None:
+    settings = GatewaySettings(home=weights.parents[1], replicas=(1, 2))
+    async with LocalGateway(settings) as local, LLMClient(local.base_url) as client:
+        assert local.gateway is not None
+        replicas = local.gateway.replicas.all
+        await _until(lambda: replicas[1].upstream is not None)
+        assert replicas[1].parked, "loaded, and not needed"
+        asked = [
+            asyncio.create_task(client.chat(ChatRequest(user("Tell me a story."), max_tokens=80))) for _ in range(4)
+        ]
+        await _until(lambda: replicas[0].running == replicas[1].running == 1)
+        answers = await asyncio.gather(*asked)
+        assert all(answer.completion_tokens for answer in answers)
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def _wait(house: House, n: int) -> None:
+    """A call that waits for a slot, all of which are taken."""
+    call = house.gateway.open(CHAT, {"messages": []}, SLOTags())
+    async with house.gateway.admission.slot(call):
+        await asyncio.Event().wait()

@@ -1,0 +1,151 @@
+"""Processes forked from an interpreter that has its modules loaded.
+
+Most of what a short `ramify` command takes is the import of its modules: a second, which a fork saves.
+Otherwise such a process is like any other: it has its own arguments, folder, environment, streams, exit status and
+signals. Tests of how the program starts use real processes (`cli/test_main.py`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+COMMAND_LINE = "from ramify.cli.main import main; main()"
+
+
+class WarmInterpreter:
+    """An interpreter with `modules` loaded, which forks itself for each program. Not for several threads."""
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
+        self._server: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> WarmInterpreter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.communicate(timeout=30)  # it ends when it can be asked nothing more
+
+    def run(
+        self,
+        words: Sequence[object],
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        program: str = COMMAND_LINE,
+        stdin: str = "",
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `program`, Python source, as `python -c program *words` does. `env`: default this process's own."""
+        given = [str(word) for word in words]
+        with tempfile.TemporaryDirectory(prefix="warm-") as folder:
+            for name in ("stdin", "stdout", "stderr"):
+                Path(folder, name).write_text(stdin if name == "stdin" else "")
+            environment = dict(os.environ if env is None else env)
+            status = self._ask({"words": given, "cwd": str(cwd), "env": environment, "program": program,
+                                "streams": folder}, given, timeout)  # fmt: skip
+            out, err = (Path(folder, name).read_text() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(given, os.waitstatus_to_exitcode(status), out, err)
+
+    def _ask(self, request: dict[str, Any], words: list[str], timeout: float) -> int:
+        server = self._started()
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        child = int(server.stdout.readline())
+        if not select.select([server.stdout], [], [], timeout)[0]:
+            os.kill(child, signal.SIGKILL)
+            server.stdout.readline()
+            raise subprocess.TimeoutExpired(words, timeout)
+        return int(server.stdout.readline())
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._server is None:
+            self._server = subprocess.Popen(
+                [sys.executable, __file__, *self._modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        return self._server
+
+
+def _serve(requests: IO[str], answers: IO[str]) -> dict[str, Any] | None:
+    """Return the request in a child that is to perform it, and None when there are no more."""
+    for line in requests:
+        child = os.fork()
+        if not child:
+            return dict(json.loads(line))
+        print(child, file=answers, flush=True)
+        print(os.waitpid(child, 0)[1], file=answers, flush=True)
+    return None
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Give this process what a new one would have."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = os.open(Path(request["streams"], name), os.O_RDWR)
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    sys.path[:1] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.argv = ["-c", *request["words"]]
+
+
+def _main() -> None:
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # the collector ignores existing objects, so that forks share their memory
+    # its own pipes leave the numbers that a child's streams take
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    request = _serve(requests, answers)
+    if request is None:
+        return
+    requests.close()
+    answers.close()
+    _become(request)
+    _end(_status_of(request["program"]))
+
+
+def _status_of(program: str) -> int:
+    try:
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:  # noqa: BLE001  # as the interpreter does
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _end(status: int) -> None:
+    """End as an interpreter does, but without unloading every module, which takes most of a short program's time."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    _main()
