@@ -114,6 +114,8 @@ class WorldSpec:
 
     mount_at: Path
     env: Mapping[str, str] = field(default_factory=dict)  # the whole start environment: nothing is inherited
+    command_env: Mapping[str, str] = field(default_factory=dict)
+    """Over an image: its ENV, which single commands have besides `env`. A shell has it in its own state."""
     visible: tuple[Path, ...] = ()
     max_output: int = 16 * MIB  # bytes kept per command of each of stdout and stderr
     image: Path | None = None  # a root file system, folder or tar, instead of the host's

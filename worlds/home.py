@@ -143,6 +143,16 @@ class WorldHome:
         """The snapshot that stands for an image."""
         return self._get(image.snapshot)
 
+    def image_under(self, state: Snapshot) -> Image | None:
+        """The image that a state is over; None if it is over none, or it was forgotten."""
+        if state.image is None:
+            return None
+        for image in self.images.catalogue.all():
+            under = self.state_of(image)
+            if (state.image, *state.outside[: len(under.outside)]) == (under.image, *under.outside):
+                return image
+        return None
+
     def put_over(self, base: Snapshot, image: Image) -> Snapshot:
         """A snapshot's workspace over an image. Raises `WorldError` if it is over another image."""
         under = self.state_of(image)
@@ -219,6 +229,7 @@ class WorldHome:
             source=source,
             workdir=spec.workdir,
             user=spec.user,
+            command_env=dict(spec.command_env),
         )
         self.references.put(Kind.WORLD, reference, new=True)
         return reference

@@ -11,9 +11,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Reference:
     credentials: tuple[str, ...] = ()  # of a world: the hosts that it has credentials for, never their values
     workdir: str = ""  # of a world over an image: where its commands start
     user: str = ""  # of a world over an image: its USER
+    command_env: Mapping[str, str] = field(default_factory=dict)  # of a world over an image: its ENV
     source: str = ""  # what it was made from, for people
 
 

@@ -109,6 +109,7 @@ class World(WorldCommands, WorldEgress):
         if folder is not None and snapshot is not None:
             raise WorldError("a world is made from a folder or from a snapshot: name one of them")
         where = None if folder is None else Path(folder).expanduser().resolve()
+        allowed = None if egress is None else Egress.of(egress)
 
         def spec_over(under: str | Path | None) -> WorldSpec:
             usual = DEFAULT_MOUNT if under is None else IMAGE_MOUNT
@@ -118,7 +119,7 @@ class World(WorldCommands, WorldEgress):
                 secrets=secrets,
                 image=None if under is None else Path(under),
                 network=network,
-                egress=None if egress is None else Egress.of(egress),
+                egress=allowed,
                 limits=limits,
             )
 
@@ -129,7 +130,10 @@ class World(WorldCommands, WorldEgress):
                 spec = spec_over(image if image is not None else base.image)
                 if stored is not None:
                     base = await asyncio.to_thread(opened.put_over, base, stored)
-                    spec = replace(spec, user=stored.config.user)
+                under = stored or await asyncio.to_thread(opened.image_under, base)
+                if under is not None:
+                    theirs = {name: value for name, value in under.config.env.items() if name not in (env or {})}
+                    spec = replace(spec, user=under.config.user, command_env=theirs)
                 return await cls._start(opened, base, started_in(spec, base), name, source, keeps_home)
 
             if snapshot is not None:
@@ -172,7 +176,9 @@ class World(WorldCommands, WorldEgress):
                 if egress is not None and allowed is not None:
                     reference = opened.egress_changed(reference, allowed)
                 spec = world_spec(Path(reference.mount_at), image=image, network=reference.network, egress=allowed)
-                spec = replace(spec, workdir=reference.workdir, user=reference.user)
+                spec = replace(
+                    spec, workdir=reference.workdir, user=reference.user, command_env=reference.command_env
+                )
                 live = await (await opened.backend()).materialise(state, spec)
                 return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)
 

@@ -89,7 +89,7 @@ class WorldProcesses(WorldLifecycle):
         """Start what the snapshot and the specification keep running, before the world is used."""
 
     def _order(self, command: Command) -> StartProcess:
-        env = {**self._start_env(), **self._spec.secrets}
+        env = {**self._start_env(), **self._spec.command_env, **self._spec.secrets}
         if command.user:  # these are the user's own
             for name in ("HOME", "USER", "LOGNAME"):
                 env.pop(name, None)

@@ -66,10 +66,11 @@ def test_what_was_chosen_by_cost_and_what_that_cost(ramify: Any, tmp_path: Path,
 def test_code_that_has_changed_since_is_named(ramify: Any, tmp_path: Path, workspace: Path, monkeypatch: Any) -> None:
     asyncio.run(scripted(lambda model: run_once(tmp_path / "home", workspace, model)))
     from ramify.compiler.frontend.python import code_parts as code
+    from ramify.compiler.frontend.python import part_digests
 
-    whole, pieces = code.text_of, code.pieces_of  # as if the text of every statement were another
+    whole, pieces = code.text_of, part_digests.pieces_of  # as if the text of every statement were another
     monkeypatch.setattr(code, "text_of", lambda node: whole(node) + "x")
-    monkeypatch.setattr(code, "pieces_of", lambda node: (*pieces(node), "x"))
+    monkeypatch.setattr(part_digests, "pieces_of", lambda node: (*pieces(node), "x"))
     changed = ramify("explain", "--json").json["changed"]
     assert (changed["workflow"], changed["steps"], changed["ops"]) == (True, ["write"], ["run.1", "run.2"])
     assert "changed since: write; affected: run.1, run.2" in ramify("explain").out

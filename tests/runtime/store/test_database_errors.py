@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import subprocess
@@ -39,7 +40,10 @@ async def test_a_file_that_cannot_be_opened_leaves_no_thread_behind(tmp_path: Pa
         with pytest.raises(StoreError):
             async with opened(tmp_path):
                 pass
-        assert not [thread for thread in threading.enumerate() if "connection_worker" in thread.name]
+        for thread in threading.enumerate():
+            if "connection_worker" in thread.name:
+                await asyncio.to_thread(thread.join, 10)  # it was told to end
+                assert not thread.is_alive()
 
 
 async def test_a_damaged_database(tmp_path: Path, a_run: Make, an_op: Make) -> None:

@@ -14,7 +14,7 @@ from benchmarks.replay.baselines.program_srpt import PacedProgramSrpt, ProgramSr
 from benchmarks.replay.baselines.single_key import LearningToRank
 from benchmarks.replay.types import Knowledge, Lengths, Stock, Structure
 from ramify.serving.policy.calm import Calm
-from ramify.serving.policy.concord.policy import Concord
+from ramify.serving.policy.stream_lending import StreamLending
 from ramify.serving.policy.types import Capacity, Policy, View
 from tests.serving.policy.views import NOW, running, view
 
@@ -53,8 +53,8 @@ def policy(name: str) -> Policy:
         ("fcfs-drop, 1 s", Ordered, Lengths.NONE, Structure.HIDDEN),
         ("fcfs-drop, 0.5 s", Ordered, Lengths.NONE, Structure.HIDDEN),
         ("fcfs-drop, 0.25 s", Ordered, Lengths.NONE, Structure.HIDDEN),
-        ("concord", Concord, Lengths.PREDICTED, Structure.PLAN),
-        ("concord-oracle", Concord, Lengths.ORACLE, Structure.ORACLE),
+        ("concord", StreamLending, Lengths.PREDICTED, Structure.PLAN),
+        ("concord-oracle", StreamLending, Lengths.ORACLE, Structure.ORACLE),
         ("calm-thesis", Calm, Lengths.PREDICTED, Structure.PLAN),
         ("calm-thesis-oracle", Calm, Lengths.ORACLE, Structure.ORACLE),
     ],

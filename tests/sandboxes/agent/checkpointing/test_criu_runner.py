@@ -156,7 +156,7 @@ async def test_processes_that_cannot_be_dumped_run_on_and_the_record_says_so(
     await world.run("kill -9 $$")  # its jobs have no parent now
     sealed = await world.seal()
     assert (sealed.processes.tier, sealed.processes.dropped) == (ProcessTier.DROPPED, 2)
-    assert "ended" in sealed.processes.reason
+    assert "do not descend from the shell" in sealed.processes.reason
     assert await world.background_processes() == 2
 
 

@@ -13,6 +13,7 @@ from ramify.serving.policy.concord.options import ConcordOptions
 from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.registry import POLICIES, OptionValue, UnknownPolicy, make_policy
+from ramify.serving.policy.stream_lending import StreamLending
 from ramify.serving.policy.types import (
     Capacity,
     CompoundView,
@@ -397,8 +398,8 @@ def test_earlier_views_do_not_change_a_verdict(before: View, seen: View, later: 
 
 
 def test_an_unknown_policy_or_option_lists_what_there_is() -> None:
-    assert isinstance(make_policy(), Concord)
-    with pytest.raises(UnknownPolicy, match="no policy is called 'fifo': there are edf, calm-thesis, concord"):
+    assert isinstance(make_policy(), StreamLending)
+    with pytest.raises(UnknownPolicy, match="no policy is called 'fifo': there are edf, calm-thesis, andes, concord"):
         make_policy("fifo")
     with pytest.raises(UnknownPolicy, match=r"policy concord: .*wait"):
         make_policy("concord", wait=3)
