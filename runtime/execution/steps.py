@@ -42,6 +42,7 @@ from ramify.runtime.execution.step_outcomes import (
     seal_world,
     settle_failed_effect,
     state_after,
+    told_again,
 )
 from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse.fingerprints import code_fingerprint
@@ -110,6 +111,9 @@ async def _perform(call: StepCall) -> Any:
     try:
         async with run.journal.turns.of(call.key):
             return await _perform_on_branch(call)
+    except Exception as error:
+        run.journal.followers.told(call.key, error)
+        raise
     except asyncio.CancelledError as error:
         if LEFT in error.args:
             said = f"CancelledError: {LEFT}"
@@ -168,7 +172,7 @@ async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
     if (row := run.journal.served(call.key, at=branch.snapshot if on_world else None)) is not None:
         return await _serve(call, row, on_world=on_world)
     if (raised := run.journal.failed(call.key, at=branch.snapshot if on_world else None)) is not None:
-        raise raised
+        raise told_again(call, raised)
     _refuse_repetition(call)
     if not on_world:
         start_prefork(call.scope, call.op)
