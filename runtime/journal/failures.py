@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -86,6 +87,22 @@ class Followers:
         self._calls: list[_Call] = []
         self._knows: WeakKeyDictionary[asyncio.Task[object], int] = WeakKeyDictionary()
         self._straight: asyncio.Task[object] | None = None
+        self._given: int | None = None
+
+    @property
+    def known(self) -> int:
+        """How many failures the workflow was told so far."""
+        return len(self._told)
+
+    @contextmanager
+    def knowing(self, known: int) -> Iterator[None]:
+        """Mark the calls in this block: the runtime makes them, and they do not follow from failures after the first
+        `known`. The block must not await."""
+        self._given = known
+        try:
+            yield
+        finally:
+            self._given = None
 
     def told(self, key: str, error: Exception) -> None:
         """Note that the workflow gets this error from its operation `key`."""
@@ -106,7 +123,9 @@ class Followers:
         if not self._told:
             return
         task, knows = _task(), len(self._told)
-        if task is not None:
+        if self._given is not None:
+            knows = self._given
+        elif task is not None:
             if task is self._straight:
                 knows = self._knows.get(task, 0)
             self._knows[task] = knows
@@ -132,7 +151,10 @@ class Followers:
 
 
 def _task() -> asyncio.Task[object] | None:
-    return asyncio.current_task()
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread of a workflow that is not async
+        return None
 
 
 def _causes(error: BaseException | None, seen: set[int]) -> list[str]:

@@ -75,7 +75,7 @@ class RecordedRun:
         reuse hit (decision 005), or open questions (decision 075)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self.turns = Turns(_in_turns(ops, llm, failed.values()), self.followers.returned)
-        self._occurrences: Counter[str] = Counter()
+        self._occurrences: dict[str, Counter[str]] = {}  # by the first part of the place
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
@@ -90,19 +90,23 @@ class RecordedRun:
     def key(self, *parts: str) -> str:
         """Return the key of the next call at this place. Call it in program order: the occurrences are counted."""
         place = "|".join(parts)
-        occurrence = self._occurrences[place]
-        self._occurrences[place] += 1
+        counted = self._occurrences.setdefault(parts[0], Counter())
+        occurrence = counted[place]
+        counted[place] += 1
         key = f"{place}|{occurrence}"
         self._asked.add(key)
         self.followers.called(key)
         self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
         return key
 
-    def forget_place(self, *parts: str) -> None:
-        """Reset the occurrence counters inside a step that starts again."""
-        prefix = "|".join(parts)
-        for place in [p for p in self._occurrences if p.startswith(prefix)]:
-            del self._occurrences[place]
+    def forget_attempt(self, place: str) -> None:
+        """Reset the occurrence counters of calls whose place begins with the part `place`: an attempt of a step."""
+        self._occurrences.pop(place, None)
+
+    def forget_below(self, key: str) -> None:
+        """Reset the occurrence counters inside a step, its attempts and its inner steps: it starts again."""
+        for first in [first for first in self._occurrences if first.startswith(f"{key}|")]:
+            del self._occurrences[first]
 
     def next_place(self, branch: BranchPath, op: OpId) -> int:
         """Return the number of the next fork of that operation on that branch."""
