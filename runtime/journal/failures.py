@@ -5,8 +5,8 @@ failure *stands*: a resume raises it again, and the workflow takes the branch th
 step that fails, and a second one in its place, could both be performed.
 
 A failure with which the run ended is tried again. Which one that is, the error of the workflow tells: the nearest
-recorded failure in its chain of causes, or several in a group. If its chain has none (`raise GaveUp` after a loop),
-they are the failures after which the workflow called nothing more. But if an irreversible effect followed a failure,
+recorded failure in its chain of causes, or several in a group. So are failures after which the workflow called nothing
+more, such as the last one before `raise GaveUp`, or the second one in a `gather`. But if an irreversible effect followed a failure,
 the failure stands all the same: the effect may be there because of it.
 """
 
@@ -142,8 +142,7 @@ class Followers:
 
     def ended_with(self, error: BaseException) -> Collection[str]:
         """Return the keys of the failures with which the workflow ended, in raising `error`."""
-        causes = set(_causes(error, set()))
-        return causes or {one.key for one in self._told if not self.of(one.key)}
+        return {*_causes(error, set()), *(one.key for one in self._told if not self.of(one.key))}
 
     def has_caught(self, error: BaseException) -> bool:
         """Whether the workflow, which ended by raising `error`, caught failures and called something after each."""
