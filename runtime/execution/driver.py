@@ -210,7 +210,7 @@ async def drive(
         run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
         try:
             answered = {row.op_id for row in llm}
-            return await _unless_cancelled(_run_workflow(run, function, services, answered), services, record.id)
+            return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
         finally:
             journal.close()  # before the lock is released: then another process may work on the run
             await run.worlds.close()
@@ -261,8 +261,9 @@ def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
     return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)
 
 
-async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, run: RunId) -> Any:
+async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, journal: Journal) -> Any:
     """Await `work`; cancel it if `ramify cancel` is called for the run."""
+    run = journal.run_id
     take_cancel_request(services.locks, run)  # drop a request that came too late for an earlier process
     task = asyncio.ensure_future(work)
     asked = False
@@ -272,9 +273,10 @@ async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, 
             if not task.done() and (
                 take_cancel_request(services.locks, run) or await services.store.stop_requested(run)
             ):
-                asked = True
+                asked = journal.unwinds = True
                 task.cancel()
     except BaseException:  # we are cancelled, or the database fails
+        journal.unwinds = True
         task.cancel()
         await asyncio.wait({task})
         raise
@@ -318,6 +320,7 @@ async def _run_workflow(run: Run, function: Callable[..., Any], services: Servic
         if isinstance(error, Exception):
             raise failure_of(run, error) from error
         raise
+    run.journal.unwinds = True
     await run.settle(ROOT)
     if left:
         said = "steps that nobody waited for any more were cancelled when the workflow returned"
@@ -343,6 +346,7 @@ async def _call_workflow(
 
 async def _end_stopped_run(run: Run, error: BaseException, services: Services) -> None:
     """End a run whose workflow did not return: stop its running steps, and record why it ended."""
+    run.journal.unwinds = True
     await run.settle(ROOT)
     _report_unused_results(run, services, ended=False)
     unasked: Sequence[str] = ()

@@ -10,6 +10,7 @@ from ramify.compiler.plan import STAGES, OpId, OpKind, Plan
 from ramify.fork_engine import crash_points
 from ramify.runtime.codec import codec
 from ramify.runtime.journal import recorded_errors
+from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
 from ramify.runtime.journal.failures import STANDS
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, OpStatus, RunRecord
@@ -88,14 +89,19 @@ class LLMCalls:
             return await self._send_all(requests, rows, index)
         failed = rows[0].key
         known = [row.key for row in rows if self._journal.is_recorded(row.key)]
-        stands = self._journal.stands(failed)
+        stands, begun = self._journal.stands(failed), self._clock()
         try:
             async with self._journal.turns.of(*(known if stands else (row.key for row in rows))):
+                await until_cancelled_again(self._journal, failed, "model calls")
                 if stands and (error := self._journal.failed(failed)) is not None:
                     raise error
                 return await self._send_and_record_failure(requests, rows, index)
         except Exception as error:
             self._journal.followers.told(failed, error)
+            raise
+        except asyncio.CancelledError as error:
+            if not all(self._journal.is_answered(row.key) for row in rows):
+                await record_cancelled(self._journal, _row_of(rows[0], begun, self._clock()), error)
             raise
 
     async def _send_and_record_failure(
@@ -232,8 +238,13 @@ class LLMCalls:
 
 
 def _failed_row(first: LLMRecord, error: Exception, begun: float, now: float) -> OpRecord:
-    """Return the row of a stage that failed. `first`: the first of its calls, under whose key the row stands."""
     shown = f"{type(error).__name__}: {error}"
+    attrs = {STANDS: "yes", **recorded_errors.encoded(error)}
+    return replace(_row_of(first, begun, now), summary=shown.partition("\n")[0], error=shown, attrs=attrs)
+
+
+def _row_of(first: LLMRecord, begun: float, now: float) -> OpRecord:
+    """Return the row of a stage that failed, under the key of the first of its calls."""
     return OpRecord(
         run_id=first.run_id,
         seq=0,
@@ -244,7 +255,4 @@ def _failed_row(first: LLMRecord, error: Exception, begun: float, now: float) ->
         status=OpStatus.FAILED,
         started_at=begun,
         ended_at=now,
-        summary=shown.partition("\n")[0],
-        error=shown,
-        attrs={STANDS: "yes", **recorded_errors.encoded(error)},
     )

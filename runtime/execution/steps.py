@@ -44,6 +44,7 @@ from ramify.runtime.execution.step_outcomes import (
     state_after,
     told_again,
 )
+from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
 from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse.fingerprints import code_fingerprint
 from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
@@ -110,6 +111,7 @@ async def _perform(call: StepCall) -> Any:
     run.waits.watch(task)
     try:
         async with run.journal.turns.of(call.key):
+            await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
             return await _perform_on_branch(call)
     except Exception as error:
         run.journal.followers.told(call.key, error)
@@ -118,6 +120,8 @@ async def _perform(call: StepCall) -> Any:
         if LEFT in error.args:
             said = f"CancelledError: {LEFT}"
             run.left.append(call.row(status=OpStatus.FAILED, error=said, started_at=began, summary=said))
+        else:
+            await record_cancelled(run.journal, call.row(started_at=began), error)
         raise
     finally:
         run.begun.pop(call.key, None)

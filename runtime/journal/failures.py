@@ -5,9 +5,13 @@ failure *stands*: a resume raises it again, and the workflow takes the branch th
 step that fails, and a second one in its place, could both be performed.
 
 A failure with which the run ended is tried again. Which one that is, the error of the workflow tells: the nearest
-recorded failure in its chain of causes, or several in a group. So are failures after which the workflow called nothing
-more, such as the last one before `raise GaveUp`, or the second one in a `gather`. But if an irreversible effect followed a failure,
-the failure stands all the same: the effect may be there because of it.
+recorded failure in its chain of causes, or several in a group. So are failures after which the workflow called
+nothing more, such as the last one before `raise GaveUp`, or the second one in a `gather`. But if an irreversible
+effect followed a failure, the failure stands all the same: the effect may be there because of it.
+
+A step or model call that the workflow cancelled, by a timeout or because another one was first, is recorded in the
+same way. A resume does not begin it: it waits to be cancelled again. When a run has failed, cancelled calls are begun
+again unless an irreversible effect followed.
 """
 
 from __future__ import annotations
@@ -25,6 +29,10 @@ from ramify.runtime.records import CheckpointId, EffectRecord, LLMRecord, OpReco
 STANDS = "stands"
 """The attribute of a failed row: "yes" if a resume raises its error again, "no" once a run has ended with it. Rows of
 versions before 0.2 have none."""
+
+CANCELLED = "cancelled"
+"""The attribute of a failed row whose call the workflow cancelled: how many seconds after its process had begun. A
+timer of the workflow fires no later than that in another process, which has the results before it at once."""
 
 
 def standing_failures(
@@ -104,8 +112,8 @@ class Followers:
         finally:
             self._given = None
 
-    def told(self, key: str, error: Exception) -> None:
-        """Note that the workflow gets this error from its operation `key`."""
+    def told(self, key: str, error: BaseException) -> None:
+        """Note that the workflow gets this error from its operation `key`, or has cancelled that."""
         error.__ramify_failure__ = key  # type: ignore[attr-defined]
         self._told.append(_Told(key, _task(), len(self._calls)))
 
@@ -144,6 +152,10 @@ class Followers:
         """Return the keys of the failures with which the workflow ended, in raising `error`."""
         return {*_causes(error, set()), *(one.key for one in self._told if not self.of(one.key))}
 
+    def cancelled(self, rows: Mapping[str, OpRecord]) -> list[str]:
+        """Return the keys of the calls that the workflow cancelled in this process."""
+        return [one.key for one in self._told if one.key in rows and CANCELLED in rows[one.key].attrs]
+
     def has_caught(self, error: BaseException) -> bool:
         """Whether the workflow, which ended by raising `error`, caught failures and called something after each."""
         return bool(self._told) and not self.ended_with(error)
@@ -171,10 +183,11 @@ def _causes(error: BaseException | None, seen: set[int]) -> list[str]:
 def tried_again(
     error: BaseException, rows: Mapping[str, OpRecord], followers: Followers, happened: Callable[[str], bool]
 ) -> list[OpRecord]:
-    """Return the failed rows that do not stand any more, because the run ended with them by raising `error`.
+    """Return the failed rows that do not stand any more, because the run ended by raising `error`.
 
     rows: the failed rows that stand. happened: whether the step with that key had, or may have had, an effect.
     """
-    ended = (rows[key] for key in followers.ended_with(error) if key in rows)
+    keys = {*followers.ended_with(error), *followers.cancelled(rows)}
+    ended = (rows[key] for key in sorted(keys) if key in rows)
     free = (row for row in ended if not any(happened(key) for key in followers.of(row.key)))
     return [replace(row, attrs={**row.attrs, STANDS: "no"}) for row in free]

@@ -18,7 +18,7 @@ from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased
-from ramify.runtime.events import Event, LLMDone, OpDone
+from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
 from ramify.runtime.journal.failures import STANDS
 from ramify.runtime.journal.recorded_run import RecordedRun
 from ramify.runtime.records import (
@@ -83,12 +83,22 @@ class Journal(RecordedRun):
         self._timer = timer
         self._begun = timer()
         self._over = False
+        self.unwinds = False
+        """Whether the run itself is being stopped, so that what is cancelled is not cancelled by the workflow."""
         self._lost: BaseException | None = None  # why rows that nobody waited for were not committed
         self._soon: dict[asyncio.Future[None], Durable] = {}
 
+    def notice(self, what: str) -> None:
+        """Tell observers something about the run."""
+        self._emit(Noticed(self._run.id, what))
+
+    def age_s(self) -> float:
+        """Return the seconds since this process began to work on the run."""
+        return self._timer() - self._begun
+
     def consumed_s(self) -> float:
         """Return the seconds of the deadline that the run has used, over all processes that worked on it."""
-        return self._run.consumed_s + self._timer() - self._begun
+        return self._run.consumed_s + self.age_s()
 
     async def record(
         self,

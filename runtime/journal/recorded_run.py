@@ -10,7 +10,7 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
-from ramify.runtime.journal.failures import Followers, tried_again
+from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
 from ramify.runtime.journal.recorded_errors import decoded
 from ramify.runtime.journal.turns import Recorded, Turns
@@ -24,6 +24,7 @@ from ramify.runtime.records import (
     LLMRecord,
     OpRecord,
     OpStatus,
+    RunId,
     RunRecord,
     checkpoint_id,
 )
@@ -152,7 +153,7 @@ class RecordedRun:
         Raises `Diverged` if the error cannot be raised again, and an irreversible effect followed it.
         """
         row, effect = self._failed.get(key), self._effects.get(key)
-        if row is None or (effect is not None and effect.status in _SETTLED):
+        if row is None or CANCELLED in row.attrs or (effect is not None and effect.status in _SETTLED):
             return None
         error = decoded(row.attrs)
         if error is not None and (at is None or row.snapshot_in in (None, at.id)):
@@ -170,9 +171,21 @@ class RecordedRun:
             )
         return None
 
+    def cancelled_s(self, key: str) -> float | None:
+        """Return how many seconds after its beginning an earlier process cancelled the operation; None if it did not,
+        or if a person has said whether its effect happened."""
+        row, effect = self._failed.get(key), self._effects.get(key)
+        if row is None or CANCELLED not in row.attrs or (effect is not None and effect.status in _SETTLED):
+            return None
+        return float(row.attrs[CANCELLED])
+
     def stands(self, key: str) -> bool:
         """Whether a failure of the operation is recorded, and stands."""
         return key in self._failed
+
+    def is_answered(self, key: str) -> bool:
+        """Whether the model call with that key was answered."""
+        return key in self._llm
 
     def is_recorded(self, key: str) -> bool:
         """Whether a result of the operation, or a failure that stands, is recorded."""
@@ -191,6 +204,10 @@ class RecordedRun:
     def _happened(self, key: str) -> bool:
         effect = self._effects.get(key)
         return effect is not None and effect.status in HAPPENED
+
+    @property
+    def run_id(self) -> RunId:
+        return self._run.id
 
     @property
     def pulse(self) -> tuple[int, int]:

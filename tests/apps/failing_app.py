@@ -12,7 +12,7 @@ import httpx
 from ramify import idempotency_key, llm, step, workflow
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import LLMError
-from ramify.serving.testing import Fault, ScriptedModel
+from ramify.serving.testing import ScriptedModel
 
 LOG = Path(__file__)  # tests set it: lines of what was done outside
 RESUMED = False  # tests set it: in the process that resumes a run, whatever failed before would work
@@ -27,13 +27,22 @@ def done(text: str) -> int:
     return sum(line.startswith(text) for line in LOG.read_text().splitlines())
 
 
-def client() -> LLMClient:
-    """A model that fails until the run is resumed."""
+class Model(ScriptedModel):
+    """It refuses one prompt and is slow with another, until the run is resumed."""
 
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        if b"whom" in body and not RESUMED:
+            raise httpx.ConnectError("refused")
+        if b"slow" in body and not RESUMED:
+            await asyncio.sleep(5)
+        return await super().handle_async_request(request)
+
+
+def client() -> LLMClient:
     async def at_once(_: float) -> None: ...
 
-    faults = () if RESUMED else [Fault.ERROR_500] * 99
-    return LLMClient("http://model.test/v1", transport=ScriptedModel(lambda _: "good", faults=faults), sleep=at_once)
+    return LLMClient("http://model.test/v1", transport=Model(lambda _: "good"), sleep=at_once)
 
 
 class Declined(Exception):
@@ -143,9 +152,71 @@ async def of_a_model() -> str:
     return await pay(said)
 
 
+async def in_time() -> str:
+    """Whether the check is in time decides through whom it pays."""
+    try:
+        async with asyncio.timeout(0.2):
+            await check(5)
+    except TimeoutError:
+        return await pay("other")
+    return await pay("good")
+
+
+async def waited_for_in_time() -> str:
+    try:
+        await asyncio.wait_for(asyncio.gather(note("a"), check(5)), 0.2)
+    except TimeoutError:
+        return await pay("other")
+    return await pay("good")
+
+
+async def the_first_of_two() -> str:
+    first, other = asyncio.ensure_future(check(0)), asyncio.ensure_future(check(5.0))
+    _, left = await asyncio.wait([first, other], return_when=asyncio.FIRST_COMPLETED)
+    for task in left:
+        task.cancel()
+    await asyncio.wait([first, other])
+    return await pay("other" if other.cancelled() else "good")
+
+
+async def cancelled_with_another() -> str:
+    """A task of a group is cancelled, because another one failed."""
+    checks: asyncio.Task[str] | None = None
+    with suppress(BaseExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            checks = group.create_task(check(5))
+            group.create_task(pay("broken"))
+    assert checks is not None
+    return await pay("other" if checks.cancelled() else "good")
+
+
+async def a_model_in_time() -> str:
+    try:
+        async with asyncio.timeout(0.2):
+            await llm.chat("slow?")
+    except TimeoutError:
+        return await pay("other")
+    return await pay("good")
+
+
 SHAPES: dict[str, Callable[[], Awaitable[str]]] = {
     shape.__name__: shape
-    for shape in (in_except, of_a_client, in_a_loop, suppressed, gathered, waited_for, grouped, late_step, of_a_model)
+    for shape in (
+        in_except,
+        of_a_client,
+        in_a_loop,
+        suppressed,
+        gathered,
+        waited_for,
+        grouped,
+        late_step,
+        of_a_model,
+        in_time,
+        waited_for_in_time,
+        the_first_of_two,
+        cancelled_with_another,
+        a_model_in_time,
+    )
 }
 
 
