@@ -181,13 +181,18 @@ async def the_first_of_two() -> str:
 
 async def cancelled_with_another() -> str:
     """A task of a group is cancelled, because another one failed."""
-    checks: asyncio.Task[str] | None = None
-    with suppress(BaseExceptionGroup):
+    checks, paid = asyncio.ensure_future(check(5)), asyncio.ensure_future(pay("broken"))
+    try:
         async with asyncio.TaskGroup() as group:
-            checks = group.create_task(check(5))
-            group.create_task(pay("broken"))
-    assert checks is not None
-    return await pay("other" if checks.cancelled() else "good")
+            group.create_task(_result_of(checks))
+            group.create_task(_result_of(paid))
+    except BaseExceptionGroup:
+        return await pay("other" if checks.cancelled() else "good")
+    return paid.result()
+
+
+async def _result_of(task: asyncio.Task[str]) -> str:
+    return await task
 
 
 async def a_model_in_time() -> str:
