@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from ramify.runtime.effects.fence import idempotency_key as key_of
 from ramify.runtime.errors import NotInARun
-from ramify.runtime.execution.forks import Fork, refuse_inside_step
+from ramify.runtime.execution.forks import Fork
 from ramify.runtime.execution.questions import begin_asking
-from ramify.runtime.execution.run import RunScope, is_patched
+from ramify.runtime.execution.run import RunScope, is_patched, refuse_inside_step
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope

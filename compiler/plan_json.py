@@ -7,6 +7,7 @@ as in `plan.ops[3].kind`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 from collections.abc import Mapping
@@ -94,8 +95,13 @@ def _decode_object(cls: Any, value: object, path: str) -> Any:
         raise PlanError(f"{path}.{key}: the key is missing")
     for key in sorted(given.keys() - fields):
         raise PlanError(f"{path}.{key}: no such key; known are {', '.join(sorted(fields))}")
-    hints = get_type_hints(cls)
+    hints = _hints_of(cls)
     return cls(**{key: _decode(hints[key], item, f"{path}.{key}") for key, item in given.items()})
+
+
+@functools.cache
+def _hints_of(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _expect(kind: type, value: object, path: str) -> Any:

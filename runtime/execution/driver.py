@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
-import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, site_file
+from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime.codec import codec
-from ramify.runtime.errors import EffectInDoubt, ResultNotKept, RunCancelled, RunError, RunFailed, StepFailed
+from ramify.runtime.errors import RunCancelled
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
 from ramify.runtime.execution.model_calls import LLMCalls, LLMProvider
@@ -26,7 +25,9 @@ from ramify.runtime.execution.prefix_hints import send_prefix_hint
 from ramify.runtime.execution.question_waits import AnswersNeeded
 from ramify.runtime.execution.questions import asking_of, waiting
 from ramify.runtime.execution.run import Run, RunScope
+from ramify.runtime.execution.run_failure import failure_of
 from ramify.runtime.execution.streaming import outcome
+from ramify.runtime.journal.failures import standing_failures
 from ramify.runtime.journal.forked_runs import ancestor_runs
 from ramify.runtime.journal.journal import Journal, base_checkpoint
 from ramify.runtime.records import (
@@ -177,7 +178,7 @@ async def drive(
             llm=llm,
             effects=ledger,
             elsewhere=elsewhere,
-            caught=[row for row in ops if waited and row.status is OpStatus.FAILED],
+            failed=standing_failures(ops, llm, ledger, all_caught=waited),
             flush=services.snapshots.flush,
             clock=services.clock,
             emit=services.emit,
@@ -209,7 +210,7 @@ async def drive(
         run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
         try:
             answered = {row.op_id for row in llm}
-            return await _unless_cancelled(_run_workflow(run, function, services, answered), services, record.id)
+            return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
         finally:
             journal.close()  # before the lock is released: then another process may work on the run
             await run.worlds.close()
@@ -260,8 +261,9 @@ def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
     return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)
 
 
-async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, run: RunId) -> Any:
+async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, journal: Journal) -> Any:
     """Await `work`; cancel it if `ramify cancel` is called for the run."""
+    run = journal.run_id
     take_cancel_request(services.locks, run)  # drop a request that came too late for an earlier process
     task = asyncio.ensure_future(work)
     asked = False
@@ -271,9 +273,10 @@ async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, 
             if not task.done() and (
                 take_cancel_request(services.locks, run) or await services.store.stop_requested(run)
             ):
-                asked = True
+                asked = journal.unwinds = True
                 task.cancel()
     except BaseException:  # we are cancelled, or the database fails
+        journal.unwinds = True
         task.cancel()
         await asyncio.wait({task})
         raise
@@ -315,8 +318,9 @@ async def _run_workflow(run: Run, function: Callable[..., Any], services: Servic
         if isinstance(run.journal.stopped, AnswersNeeded):
             raise waiting(run, run.journal.stopped) from None
         if isinstance(error, Exception):
-            raise _failure(run, error) from error
+            raise failure_of(run, error) from error
         raise
+    run.journal.unwinds = True
     await run.settle(ROOT)
     if left:
         said = "steps that nobody waited for any more were cancelled when the workflow returned"
@@ -342,16 +346,19 @@ async def _call_workflow(
 
 async def _end_stopped_run(run: Run, error: BaseException, services: Services) -> None:
     """End a run whose workflow did not return: stop its running steps, and record why it ended."""
+    run.journal.unwinds = True
     await run.settle(ROOT)
     _report_unused_results(run, services, ended=False)
     unasked: Sequence[str] = ()
+    amended: Sequence[OpRecord] = ()
     if isinstance(run.journal.stopped, AnswersNeeded) and run.asking is not None:
         status, why, unasked = RunStatus.WAITING, "", run.asking.not_met
     elif isinstance(error, asyncio.CancelledError):
         status, why = RunStatus.CANCELLED, "cancelled"
     else:
         status, why = RunStatus.FAILED, f"{type(error).__name__}: {error}"
-    await run.journal.finish(RunUpdate(status=status, error=why), unasked=unasked)
+        amended = run.journal.ended_with(error)
+    await run.journal.finish(RunUpdate(status=status, error=why), unasked=unasked, amended=amended)
     services.emit(RunEnded(run.record, status))
 
 
@@ -371,30 +378,3 @@ def _report_effects_in_doubt(run: Run, services: Services) -> None:
 
 def _counted(names: Iterable[str]) -> str:
     return ", ".join(f"{name}{f' x {times}' if times > 1 else ''}" for name, times in Counter(names).items())
-
-
-def _failure(run: Run, error: Exception) -> RunError:
-    hint = (
-        f"The run is kept (`ramify show {run.record.id}`). If the cause lies outside the code, "
-        f"`ramify resume {run.record.id}` continues from here. After a change of the code, add --show-changes first"
-    )
-    if isinstance(error, EffectInDoubt | ResultNotKept):  # resuming before a person decides fails in the same way
-        hint = f"The run is kept: `ramify effects {run.record.id}` lists what it did outside"
-    where = getattr(error, "__ramify_step__", None)
-    shown = f"{type(error).__name__}: {error}"
-    if where is None:
-        said = f"workflow {run.record.name!r} raised {shown}{_double_await_hint(error)}"
-        return RunFailed(f"{said}\n{hint}", run_id=run.record.id)
-    notes = "\n".join(getattr(error, "__notes__", ()))
-    return StepFailed(f"{shown}\n{notes}\n{hint}", step=where[0], branch=where[1], run_id=run.record.id)
-
-
-def _double_await_hint(error: Exception) -> str:
-    """Return a hint for a coroutine that was awaited twice: Python's message names neither the place nor the fix."""
-    if not isinstance(error, RuntimeError) or str(error) != "cannot reuse already awaited coroutine":
-        return ""
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    return (
-        f"\n{site_file(at.filename)}:{at.lineno}: the awaitable of a step or a model call is awaited a second time. "
-        "Await it once and keep its result, or pass it to `asyncio.create_task`: a task may be awaited again"
-    )

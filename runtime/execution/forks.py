@@ -14,14 +14,14 @@ from ramify.fork_engine.types import MergeStrategy, Resolver
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.legacy_digests import digest_in_journal
 from ramify.runtime.effects.fence import compensate
-from ramify.runtime.errors import BranchReleased, NotInARun
+from ramify.runtime.errors import BranchReleased
 from ramify.runtime.execution.merges import Merge
-from ramify.runtime.execution.run import RunScope, new_row
+from ramify.runtime.execution.run import RunScope, new_row, refuse_inside_step
 from ramify.runtime.execution.step_call import StepDef
 from ramify.runtime.execution.steps import begin_step
 from ramify.runtime.records import BranchPath, EffectStatus
 from ramify.runtime.user_code.call_sites import CallSite, call_site
-from ramify.runtime.user_code.scope import current_scope, entered
+from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
 from ramify.runtime.worlds.world_pool import Branch as Line
 from ramify.runtime.worlds.world_pool import StateOrigin
@@ -374,11 +374,17 @@ async def _map(
     branches: Sequence[Branch[T]], step: HasStep, site: CallSite, extra: tuple[Any, ...], width: int, errors: str
 ) -> Outcomes[T, Any]:
     gate = asyncio.Semaphore(width)
+    if not branches:
+        return Outcomes()
+    followers = branches[0].parent.run.journal.followers
+    known = followers.known
 
     async def one(branch: Branch[T]) -> Outcome[T, Any]:
         async with gate:
             try:
-                return Outcome(branch, await branch.begin(step, site, (branch.item, *extra)))
+                with followers.knowing(known):
+                    begun = branch.begin(step, site, (branch.item, *extra))
+                return Outcome(branch, await begun)
             except Exception as error:  # noqa: BLE001  returned, or raised below
                 return Outcome(branch, error=error)
 
@@ -390,11 +396,3 @@ async def _map(
             if outcome.error is not None:
                 raise outcome.error
     return outcomes
-
-
-def refuse_inside_step(what: str) -> None:
-    """Raise `NotInARun` inside a step: a step is one operation on one world, and cannot fork, merge or start
-    steps."""
-    scope = current_scope(what)
-    if isinstance(scope, RunScope) and scope.step is not None:
-        raise NotInARun(f"{what} inside step {scope.step.name!r}: do it in the workflow")

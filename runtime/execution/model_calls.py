@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 
-from ramify.compiler.plan import STAGES, OpId, Plan
+from ramify.compiler.plan import STAGES, OpId, OpKind, Plan
 from ramify.fork_engine import crash_points
 from ramify.runtime.codec import codec
+from ramify.runtime.journal import recorded_errors
+from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
+from ramify.runtime.journal.failures import STANDS
 from ramify.runtime.journal.journal import Journal
-from ramify.runtime.records import BranchPath, LLMRecord, RunRecord
+from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Answers, compare_answers
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import DeadlineInfeasible
@@ -82,10 +85,36 @@ class LLMCalls:
         return self._record.deadline_s - self._journal.consumed_s()
 
     async def _send_in_turn(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
-        if rows and rows[0].step_key is not None:  # the step's own result has a turn
+        if not rows or rows[0].step_key is not None:  # the step's own result has a turn
             return await self._send_all(requests, rows, index)
-        async with self._journal.turns.of(*(row.key for row in rows)):
+        failed = rows[0].key
+        known = [row.key for row in rows if self._journal.is_recorded(row.key)]
+        stands, begun = self._journal.stands(failed), self._clock()
+        try:
+            async with self._journal.turns.of(*(known if stands else (row.key for row in rows))):
+                await until_cancelled_again(self._journal, failed, "model calls")
+                if stands and (error := self._journal.failed(failed)) is not None:
+                    raise error
+                return await self._send_and_record_failure(requests, rows, index)
+        except Exception as error:
+            self._journal.followers.told(failed, error)
+            raise
+        except asyncio.CancelledError as error:
+            if not all(self._journal.is_answered(row.key) for row in rows):
+                await record_cancelled(self._journal, _row_of(rows[0], begun, self._clock()), error)
+            raise
+
+    async def _send_and_record_failure(
+        self, requests: list[ChatRequest], rows: list[LLMRecord], index: int
+    ) -> list[ChatResult]:
+        """Send a stage. If it fails, record that: the workflow may catch the error and go on."""
+        begun = self._clock()
+        try:
             return await self._send_all(requests, rows, index)
+        except Exception as error:
+            if error is not self._journal.stopped:
+                await self._journal.record(_failed_row(rows[0], error, begun, self._clock()))
+            raise
 
     async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
         pairs = zip(requests, rows, strict=True)
@@ -206,3 +235,24 @@ class LLMCalls:
         in the code, or, if the code does not tell, one more than there will have been after this stage."""
         known = self._plan.stages
         return known - index if known is not None and known > index else index + 2
+
+
+def _failed_row(first: LLMRecord, error: Exception, begun: float, now: float) -> OpRecord:
+    shown = f"{type(error).__name__}: {error}"
+    attrs = {STANDS: "yes", **recorded_errors.encoded(error)}
+    return replace(_row_of(first, begun, now), summary=shown.partition("\n")[0], error=shown, attrs=attrs)
+
+
+def _row_of(first: LLMRecord, begun: float, now: float) -> OpRecord:
+    """Return the row of a stage that failed, under the key of the first of its calls."""
+    return OpRecord(
+        run_id=first.run_id,
+        seq=0,
+        key=first.key,
+        op_id=first.op_id,
+        kind=OpKind.CALL_LLM,
+        branch=first.branch,
+        status=OpStatus.FAILED,
+        started_at=begun,
+        ended_at=now,
+    )

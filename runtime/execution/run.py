@@ -26,7 +26,7 @@ from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import EffectfulStep
-from ramify.runtime.errors import NotAwaited
+from ramify.runtime.errors import NotAwaited, NotInARun
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.journal.journal import Journal
@@ -34,6 +34,7 @@ from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunReco
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.user_code.call_sites import CallSite, find_op
 from ramify.runtime.user_code.sandbox import Sandbox
+from ramify.runtime.user_code.scope import current_scope
 from ramify.runtime.user_code.task_waits import LEFT, BegunStep, TaskWaits
 from ramify.runtime.worlds.recovery import Recovery
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool
@@ -268,6 +269,14 @@ class RunScope:
             branch=self.branch.path,
             step_key=self.step.key if self.step else None,
         )
+
+
+def refuse_inside_step(what: str) -> None:
+    """Raise `NotInARun` inside a step: a step is one operation on one world, and cannot fork, merge or start
+    steps."""
+    scope = current_scope(what)
+    if isinstance(scope, RunScope) and scope.step is not None:
+        raise NotInARun(f"{what} inside step {scope.step.name!r}: do it in the workflow")
 
 
 _OP = OpId("patched")

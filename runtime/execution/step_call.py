@@ -172,7 +172,7 @@ def _encode_result(call: StepCall, value: Any) -> tuple[str, Any]:
 
 async def run_code(call: StepCall, face: Sandbox | None, attempt: int) -> Any:
     scope = replace(call.scope, step=StepFrame(call.step.name, call.key, call.op, face, attempt))
-    call.scope.run.journal.forget_place(f"{call.key}|a{attempt}")
+    call.scope.run.journal.forget_attempt(f"{call.key}|a{attempt}")
     with entered(scope):
         return await call_step(call.step, codec.decode(call.arguments), face)
 

@@ -17,7 +17,8 @@ from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.estimates.recorded_runs import files_written
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.step_call import StepCall, StepTimeout, run_code
-from ramify.runtime.journal.recorded_run import RAISED
+from ramify.runtime.journal import recorded_errors
+from ramify.runtime.journal.failures import STANDS
 from ramify.runtime.records import DOUBTFUL, EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.worlds.world_pool import StateOrigin
@@ -220,8 +221,8 @@ def as_effect_in_doubt(call: StepCall, fence: Fence, error: Exception, *, began:
 async def record_failure(
     call: StepCall, error: Exception, face: Sandbox | None, begun: float, entry: Snapshot | None
 ) -> None:
-    """Record a failed step for people to read, and add the same as a note to the error. A resume uses the row only if
-    the run was waiting for a person after it."""
+    """Record a failed step, and add the same as a note to the error. A resume raises the error again, unless the run
+    ended with it (`ramify.runtime.journal.failures`). An error that stopped the run is tried again in any case."""
     run = call.scope.run
     shown = f"{type(error).__name__}: {error}"
     where = f"step {call.step.name!r} on branch {call.scope.branch.path}"
@@ -239,18 +240,25 @@ async def record_failure(
             snapshot_in=entry.id if entry else None,
             started_at=begun,
             summary=EffectStatus.IN_DOUBT if isinstance(error, EffectInDoubt) else one_line(shown),
-            attrs={**({"last_output": last} if last else {}), **_encoded_error(error)},
+            attrs={
+                **({"last_output": last} if last else {}),
+                **({} if error is run.journal.stopped else {STANDS: "yes", **recorded_errors.encoded(error)}),
+            },
         )
     )
+    _say_where(call, error)
+
+
+def told_again(call: StepCall, error: Exception) -> Exception:
+    """Return an error that an earlier process recorded, with what a reader has to know of it."""
+    error.add_note(f"raised in step {call.step.name!r} on branch {call.scope.branch.path} in an earlier process")
+    _say_where(call, error)
+    return error
+
+
+def _say_where(call: StepCall, error: Exception) -> None:
     if not hasattr(error, "__ramify_step__"):
         error.__ramify_step__ = (call.step.name, call.scope.branch.path)  # type: ignore[attr-defined]
-
-
-def _encoded_error(error: Exception) -> dict[str, str]:
-    try:
-        return {RAISED: codec.encode(error)}
-    except NotSerialisable:
-        return {}
 
 
 def one_line(value: object) -> str:

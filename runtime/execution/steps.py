@@ -42,7 +42,9 @@ from ramify.runtime.execution.step_outcomes import (
     seal_world,
     settle_failed_effect,
     state_after,
+    told_again,
 )
+from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
 from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse.fingerprints import code_fingerprint
 from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
@@ -109,11 +111,17 @@ async def _perform(call: StepCall) -> Any:
     run.waits.watch(task)
     try:
         async with run.journal.turns.of(call.key):
+            await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
             return await _perform_on_branch(call)
+    except Exception as error:
+        run.journal.followers.told(call.key, error)
+        raise
     except asyncio.CancelledError as error:
         if LEFT in error.args:
             said = f"CancelledError: {LEFT}"
             run.left.append(call.row(status=OpStatus.FAILED, error=said, started_at=began, summary=said))
+        else:
+            await record_cancelled(run.journal, call.row(started_at=began), error)
         raise
     finally:
         run.begun.pop(call.key, None)
@@ -168,7 +176,7 @@ async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
     if (row := run.journal.served(call.key, at=branch.snapshot if on_world else None)) is not None:
         return await _serve(call, row, on_world=on_world)
     if (raised := run.journal.failed(call.key, at=branch.snapshot if on_world else None)) is not None:
-        raise raised
+        raise told_again(call, raised)
     _refuse_repetition(call)
     if not on_world:
         start_prefork(call.scope, call.op)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum, auto
+from types import MappingProxyType
 
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased
-from ramify.runtime.events import Event, LLMDone, OpDone
+from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
+from ramify.runtime.journal.failures import STANDS
 from ramify.runtime.journal.recorded_run import RecordedRun
 from ramify.runtime.records import (
     LEGAL_SETTLEMENTS,
@@ -67,13 +69,13 @@ class Journal(RecordedRun):
         llm: Sequence[LLMRecord],
         effects: Sequence[EffectRecord] = (),
         elsewhere: Sequence[EffectRecord] = (),
-        caught: Sequence[OpRecord] = (),
+        failed: Mapping[str, OpRecord] = MappingProxyType({}),
         flush: Callable[[], None],
         clock: Callable[[], float],
         timer: Callable[[], float] = time.monotonic,
         emit: Callable[[Event], None],
     ) -> None:
-        super().__init__(run, ops=ops, llm=llm, effects=effects, elsewhere=elsewhere, caught=caught, emit=emit)
+        super().__init__(run, ops=ops, llm=llm, effects=effects, elsewhere=elsewhere, failed=failed, emit=emit)
         self._store = store
         self._clock = clock
         self._flush = flush
@@ -81,12 +83,22 @@ class Journal(RecordedRun):
         self._timer = timer
         self._begun = timer()
         self._over = False
+        self.unwinds = False
+        """Whether the run itself is being stopped, so that what is cancelled is not cancelled by the workflow."""
         self._lost: BaseException | None = None  # why rows that nobody waited for were not committed
         self._soon: dict[asyncio.Future[None], Durable] = {}
 
+    def notice(self, what: str) -> None:
+        """Tell observers something about the run."""
+        self._emit(Noticed(self._run.id, what))
+
+    def age_s(self) -> float:
+        """Return the seconds since this process began to work on the run."""
+        return self._timer() - self._begun
+
     def consumed_s(self) -> float:
         """Return the seconds of the deadline that the run has used, over all processes that worked on it."""
-        return self._run.consumed_s + self._timer() - self._begun
+        return self._run.consumed_s + self.age_s()
 
     async def record(
         self,
@@ -167,8 +179,8 @@ class Journal(RecordedRun):
         self._refuse_when_over()
         numbered = [replace(row, seq=self._next_seq()) for row in rows]
         for row in numbered:
-            if row.status is OpStatus.DONE:
-                self.turns.numbered(row.key, row.seq)
+            if row.status in (OpStatus.DONE, OpStatus.FAILED):
+                self.turns.numbered(row.key, row.seq, is_last=row.status is OpStatus.FAILED)
         made = [] if checkpoint is None else [self._checkpoint(numbered[-1], *checkpoint)]
         crash_points.point("rows numbered")
         return numbered, made
@@ -181,6 +193,7 @@ class Journal(RecordedRun):
     ) -> None:
         done = [row for row in numbered if row.status is OpStatus.DONE]
         self._ops.update({row.key: row for row in done})
+        self._failed.update({row.key: row for row in numbered if row.attrs.get(STANDS) == "yes"})
         self._computed.update({row.lineage_key: row for row in done if row.lineage_key is not None})
         if checkpoint is not None:
             checkpoint[0].checkpoint = made[0].id
@@ -254,11 +267,16 @@ class Journal(RecordedRun):
         if self._lost is not None:
             raise self._lost
 
-    async def finish(self, update: RunUpdate, *, unasked: Sequence[str] = ()) -> None:
-        """Commit the final update of the run's own row. `unasked`: keys of questions that are not open any more."""
+    async def finish(
+        self, update: RunUpdate, *, unasked: Sequence[str] = (), amended: Sequence[OpRecord] = ()
+    ) -> None:
+        """Commit the final update of the run's own row.
+
+        unasked: keys of questions that are not open any more. amended: rows with other attributes than before.
+        """
         touched = self._touch()
         update = replace(update, consumed_s=touched.consumed_s, updated_at=touched.updated_at)
-        await self._store.commit(self._run.id, unasked=unasked, update=update)
+        await self._store.commit(self._run.id, unasked=unasked, amended=amended, update=update)
         while self._soon:  # their rows were committed before this one or with it; wait for the callbacks
             await asyncio.wait(list(self._soon))
         self._refuse_what_does_not_follow()

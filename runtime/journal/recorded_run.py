@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
-from ramify.runtime.codec import codec
+from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
+from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
+from ramify.runtime.journal.recorded_errors import decoded
 from ramify.runtime.journal.turns import Recorded, Turns
 from ramify.runtime.records import (
     AGAIN,
@@ -22,12 +24,10 @@ from ramify.runtime.records import (
     LLMRecord,
     OpRecord,
     OpStatus,
+    RunId,
     RunRecord,
     checkpoint_id,
 )
-
-RAISED = "raised"
-"""The attribute of a FAILED row that holds its encoded error, if that can be encoded."""
 
 
 class RecordedRun:
@@ -35,7 +35,7 @@ class RecordedRun:
 
     ops, llm, effects: the recorded rows of the run.
     elsewhere: effects of the runs from which this run was forked, nearest first.
-    caught: rows of failures that the workflow is known to have caught.
+    failed: the failed rows that stand, by key (`ramify.runtime.journal.failures`).
     emit: gets an event for each operation that is served.
     """
 
@@ -47,7 +47,7 @@ class RecordedRun:
         llm: Sequence[LLMRecord],
         effects: Sequence[EffectRecord],
         elsewhere: Sequence[EffectRecord],
-        caught: Sequence[OpRecord],
+        failed: Mapping[str, OpRecord],
         emit: Callable[[Event], None],
     ) -> None:
         self._run = run
@@ -60,7 +60,8 @@ class RecordedRun:
         self._met_astray: set[str] = set()  # keys that were reached, but in another state than the recorded one
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
-        self._caught = {row.key: row for row in caught}
+        self._failed = dict(failed)
+        self.followers = Followers()
         self._effects = {effect.key: effect for effect in effects}
         self._unmet: dict[str, dict[str, None]] = {}  # keys of effects not reached yet, by branch and operation
         for key in self._effects:
@@ -74,8 +75,8 @@ class RecordedRun:
         """Why nothing new begins and the run ends, even if the workflow caught the error: an effect in doubt, a wrong
         reuse hit (decision 005), or open questions (decision 075)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
-        self.turns = Turns(_in_turns(ops, llm, caught))
-        self._occurrences: Counter[str] = Counter()
+        self.turns = Turns(_in_turns(ops, llm, failed.values()), self.followers.returned)
+        self._occurrences: dict[str, Counter[str]] = {}  # by the first part of the place
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
@@ -90,18 +91,23 @@ class RecordedRun:
     def key(self, *parts: str) -> str:
         """Return the key of the next call at this place. Call it in program order: the occurrences are counted."""
         place = "|".join(parts)
-        occurrence = self._occurrences[place]
-        self._occurrences[place] += 1
+        counted = self._occurrences.setdefault(parts[0], Counter())
+        occurrence = counted[place]
+        counted[place] += 1
         key = f"{place}|{occurrence}"
         self._asked.add(key)
+        self.followers.called(key)
         self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
         return key
 
-    def forget_place(self, *parts: str) -> None:
-        """Reset the occurrence counters inside a step that starts again."""
-        prefix = "|".join(parts)
-        for place in [p for p in self._occurrences if p.startswith(prefix)]:
-            del self._occurrences[place]
+    def forget_attempt(self, place: str) -> None:
+        """Reset the occurrence counters of calls whose place begins with the part `place`: an attempt of a step."""
+        self._occurrences.pop(place, None)
+
+    def forget_below(self, key: str) -> None:
+        """Reset the occurrence counters inside a step, its attempts and its inner steps: it starts again."""
+        for first in [first for first in self._occurrences if first.startswith(f"{key}|")]:
+            del self._occurrences[first]
 
     def next_place(self, branch: BranchPath, op: OpId) -> int:
         """Return the number of the next fork of that operation on that branch."""
@@ -142,17 +148,66 @@ class RecordedRun:
         return found
 
     def failed(self, key: str, at: Snapshot | None = None) -> Exception | None:
-        """Return the recorded error of an operation, which the workflow caught, if it is still valid and can be
-        decoded."""
-        row = self._caught.get(key)
-        if row is None or RAISED not in row.attrs or (at is not None and row.snapshot_in not in (None, at.id)):
+        """Return the recorded error of an operation if it stands; None if the operation is to be tried.
+
+        Raises `Diverged` if the error cannot be raised again, and an irreversible effect followed it.
+        """
+        row, effect = self._failed.get(key), self._effects.get(key)
+        if row is None or CANCELLED in row.attrs or (effect is not None and effect.status in _SETTLED):
             return None
-        try:
-            error = codec.decode(row.attrs[RAISED])
-        except Exception:  # noqa: BLE001  its class has changed: let the step run and raise its error itself
+        error = decoded(row.attrs)
+        if error is not None and (at is None or row.snapshot_in in (None, at.id)):
+            self._emit(OpDone(row, replayed=True))
+            return error
+        done = (one for one in self._effects.values() if one.status in HAPPENED and one.intended_at >= row.ended_at)
+        if (later := next(done, None)) is not None:
+            raise self.stop(
+                Diverged(
+                    f"{row.step or row.op_id} on branch {row.branch} failed ({row.error}), and the workflow went on "
+                    f"to the irreversible step {later.step!r}. The failure cannot be raised again: its error was not "
+                    "kept, or it began in another state. It is not tried again, since the workflow could then take "
+                    f"another way: `ramify resume {self._run.id} --from STATE` goes back to before it"
+                )
+            )
+        return None
+
+    def cancelled_s(self, key: str) -> float | None:
+        """Return how many seconds after its beginning an earlier process cancelled the operation; None if it did not,
+        or if a person has said whether its effect happened."""
+        row, effect = self._failed.get(key), self._effects.get(key)
+        if row is None or CANCELLED not in row.attrs or (effect is not None and effect.status in _SETTLED):
             return None
-        self._emit(OpDone(row, replayed=True))
-        return error if isinstance(error, Exception) else None
+        return float(row.attrs[CANCELLED])
+
+    def stands(self, key: str) -> bool:
+        """Whether a failure of the operation is recorded, and stands."""
+        return key in self._failed
+
+    def is_answered(self, key: str) -> bool:
+        """Whether the model call with that key was answered."""
+        return key in self._llm
+
+    def is_recorded(self, key: str) -> bool:
+        """Whether a result of the operation, or a failure that stands, is recorded."""
+        return key in self._ops or key in self._llm or key in self._failed
+
+    def ended_with(self, error: BaseException) -> list[OpRecord]:
+        """Return the failed rows that do not stand any more, because the run ends with them by raising `error`."""
+        if self.stopped is not None:
+            return []
+        return tried_again(error, self._failed, self.followers, self._happened)
+
+    def effect_after(self, failed: str) -> EffectRecord | None:
+        """Return an effect because of which the failure of that key stands; None if there is none."""
+        return next((self._effects[key] for key in self.followers.of(failed) if self._happened(key)), None)
+
+    def _happened(self, key: str) -> bool:
+        effect = self._effects.get(key)
+        return effect is not None and effect.status in HAPPENED
+
+    @property
+    def run_id(self) -> RunId:
+        return self._run.id
 
     @property
     def pulse(self) -> tuple[int, int]:
@@ -278,12 +333,15 @@ def _keys_of(
     return found | {effect.key: effect.branch for effect in effects if effect.status in HAPPENED}
 
 
-_IN_TURNS = (*_MET, OpKind.RELEASE)
+_IN_TURNS = (*_MET, OpKind.RELEASE, OpKind.CALL_LLM)  # the last: a stage of model calls that failed
+
+_SETTLED = (EffectStatus.APPROVED, EffectStatus.AGAIN)
+"""A person has said whether the effect happened, which counts for more than the error of then."""
 
 
-def _in_turns(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], caught: Sequence[OpRecord]) -> Iterator[Recorded]:
+def _in_turns(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], failed: Iterable[OpRecord]) -> Iterator[Recorded]:
     """Yield the results that a replay hands to the workflow."""
-    for row in chain((row for row in ops if row.status is OpStatus.DONE), caught):
+    for row in chain((row for row in ops if row.status is OpStatus.DONE), failed):
         if row.kind in _IN_TURNS:
             yield Recorded(row.key, row.seq, row.started_at, row.ended_at)
     for call in llm:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -45,9 +45,14 @@ class _Place:
 
 
 class Turns:
-    """Hands out results in the order of their rows. `recorded`: the results that a replay is expected to ask for."""
+    """Hands out results in the order of their rows.
 
-    def __init__(self, recorded: Iterable[Recorded]) -> None:
+    recorded: the results that a replay is expected to ask for.
+    returned: is called in the task that gets a result, right before it continues.
+    """
+
+    def __init__(self, recorded: Iterable[Recorded], returned: Callable[[], None] = lambda: None) -> None:
+        self.returned = returned
         self._recorded: dict[str, _Place] = {}
         self._active: dict[str, _Place] = {}
         self._order: list[tuple[int, int, _Place]] = []  # a heap
@@ -74,14 +79,15 @@ class Turns:
         """Whether a result waits for its turn."""
         return bool(self._waiting)
 
-    def numbered(self, key: str, seq: int) -> None:
-        """Note the number of the row that records the result of `key`."""
+    def numbered(self, key: str, seq: int, *, is_last: bool = False) -> None:
+        """Note the number of the row that records the result of `key`. `is_last`: the operation has no rows after it,
+        because it failed."""
         self._newest = max(self._newest, seq)
         place = self._active.get(key)
         if place is None or place.seq is not None:
             return
         place.unnumbered.discard(key)
-        if not place.unnumbered:
+        if is_last or not place.unnumbered:
             place.seq = seq
             self._push(place)
 
@@ -189,6 +195,7 @@ class Turn:
         try:
             if kind is None or issubclass(kind, Exception):
                 await self._turns.take(self._place)
+                self._turns.returned()
         finally:
             self._turns.end(self._place, self._keys)
 

@@ -31,7 +31,12 @@ def world_fingerprint(spec: WorldSpec, backend: str) -> str | None:
     if spec.network or spec.secrets:
         return None
     shown = replace(spec, image=None)  # the content key covers the image
-    return codec.digest([version("ramify"), backend, repr(shown), machine_fingerprint(spec.env.get("PATH", ""))])
+    return codec.digest([_own_version(), backend, repr(shown), machine_fingerprint(spec.env.get("PATH", ""))])
+
+
+@functools.cache
+def _own_version() -> str:
+    return version("ramify")
 
 
 def machine_fingerprint(path: str) -> str:

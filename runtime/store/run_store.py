@@ -171,6 +171,7 @@ class RunStore(StoreQueries):
         effects: Sequence[EffectRecord] = (),
         undone_after: int | None = None,
         unasked: Sequence[str] = (),
+        amended: Sequence[OpRecord] = (),
         update: RunUpdate | None = None,
         barrier: Barrier | None = None,
         coming: AnnouncedCommit | None = None,
@@ -181,6 +182,7 @@ class RunStore(StoreQueries):
         ops, llm, checkpoints, effects: new rows; effects replace existing ones with the same key.
         undone_after: DONE rows with a higher number become UNDONE, and answers to later questions become void.
         unasked: keys of questions that are not open any more.
+        amended: recorded rows with other attributes than before.
         update: changes of the run's own row.
         barrier: makes durable what the rows name; called once for all commits of a transaction with the same barrier.
         coming: the announcement that this commit fulfils.
@@ -190,7 +192,9 @@ class RunStore(StoreQueries):
         RUNNING loses its error. Raises `RunNotFound`, and `StoreError` for an illegal change of status, a row of
         another run, or a sequence number that is taken.
         """
-        job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked)
+        job = self._job(
+            run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked, amended
+        )
         await self._write(job, coming)
 
     def commit_soon(
@@ -231,8 +235,13 @@ class RunStore(StoreQueries):
         barrier: Barrier | None,
         begin: RunRecord | None = None,
         unasked: Sequence[str] = (),
+        amended: Sequence[OpRecord] = (),
     ) -> Job:
-        owners = {op.run_id for op in ops} | {call.run_id for call in llm} | {one.run_id for one in checkpoints}
+        owners = (
+            {op.run_id for op in (*ops, *amended)}
+            | {call.run_id for call in llm}
+            | {one.run_id for one in checkpoints}
+        )
         owners |= {effect.run_id for effect in effects}
         strangers = owners - {run_id}
         if strangers:
@@ -253,6 +262,8 @@ class RunStore(StoreQueries):
                 connection.execute(statements.undo(run_id, undone_after))
             if unasked:
                 connection.execute(statements.unask(run_id, unasked))
+            for op in amended:
+                connection.execute(statements.amend(op))
             statements.put(connection, tables.ops, [rows.op_row(op) for op in ops])
             statements.put(connection, tables.llm, [rows.llm_row(call) for call in llm])
             statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])

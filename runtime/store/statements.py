@@ -16,6 +16,7 @@ from ramify.runtime.records import (
     VOID,
     AnswerRecord,
     EffectRecord,
+    OpRecord,
     OpStatus,
     RunId,
     RunStatus,
@@ -143,6 +144,13 @@ def unask(run_id: RunId, keys: Sequence[str]) -> Update:
     ops = tables.ops
     asked = (ops.c.run_id == run_id, ops.c.status == OpStatus.ASKED, ops.c.key.in_(keys))
     return ops.update().where(*asked).values(status=OpStatus.UNASKED)
+
+
+def amend(op: OpRecord) -> Update:
+    """Give a recorded row its attributes of now."""
+    ops = tables.ops
+    mine = (ops.c.run_id == op.run_id, ops.c.seq == op.seq)
+    return ops.update().where(*mine).values(attrs_json=rows.op_row(op)["attrs_json"])
 
 
 def interrupts(run_id: RunId | None) -> Select[Any]:

@@ -7,6 +7,7 @@ plan's catch-all operation.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _MAX_DEPTH = 40
 NO_COLUMN, IN_LAMBDA = -1, -2
 """Stand for a column that Python does not report, as under PYTHONNODEBUGRANGES."""
 _site_file = functools.lru_cache(maxsize=1024)(site_file)  # each call looks up forty frames of the same few files
+_LOOP = asyncio.Handle._run.__code__  # what is above it is the loop's, and the program that runs the loop
 _MOST_POSITIONS = 4096
 _POSITIONS: dict[tuple[int, int], tuple[CodeType, tuple[int, int]]] = {}
 """Positions by the id of the code object and instruction. The code object is kept, so that its id is not reused. Ids
@@ -42,7 +44,7 @@ def call_site(depth: int = 1) -> CallSite:
     """Return the site of the caller `depth` frames up. Call it before anything is awaited."""
     frame: FrameType | None = sys._getframe(depth + 1)
     stack: list[tuple[str, int, int]] = []
-    while frame is not None and len(stack) < _MAX_DEPTH:
+    while frame is not None and frame.f_code is not _LOOP and len(stack) < _MAX_DEPTH:
         stack.append((_site_file(frame.f_code.co_filename), *_position(frame)))
         frame = frame.f_back
     return CallSite(tuple(stack))

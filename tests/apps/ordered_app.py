@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ramify import Sandbox, step, workflow
+from ramify import Sandbox, fork, interrupt, llm, step, workflow
+from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest
 
 LOG = Path(__file__)  # tests set it: lines of what was done, and of who got what
 
@@ -14,6 +17,18 @@ LOG = Path(__file__)  # tests set it: lines of what was done, and of who got wha
 def log(text: str) -> None:
     with LOG.open("a") as file:
         file.write(f"{text}\n")
+
+
+def client() -> LLMClient:
+    """A model whose answers to equal prompts differ."""
+
+    async def answer(_: ChatRequest) -> str:
+        log("asked")
+        said = LOG.read_text().splitlines().count("asked")
+        await asyncio.sleep(0.05 * (said % 2))
+        return str(said)
+
+    return LLMClient("http://model.test/v1", transport=ScriptedModel(answer))
 
 
 @step(effect="pure")
@@ -105,8 +120,46 @@ async def queued(tasks: Tasks) -> Result:
     return out
 
 
+async def of_all_kinds(tasks: Tasks) -> Result:
+    """Equal calls of a step, of a model and of a person, each after a step of another length."""
+
+    async def mixed(name: str, pauses: list[float]) -> list[int | str]:
+        out: list[int | str] = []
+        for at, pause in enumerate(pauses):
+            await work(f"{name}{at}", pause)
+            kind = (at + len(name)) % 3
+            answer = [nid, _model, _person][kind]()
+            out.append(await answer)
+            log(f"got {name}{at} {out[-1]}")
+        return out
+
+    return list(await asyncio.gather(*(mixed(*task) for task in tasks)))
+
+
+async def _model() -> str:
+    return (await llm.chat("a number")).text
+
+
+async def _person() -> str:
+    return str(await interrupt("which?"))
+
+
+async def forked(tasks: Tasks) -> Result:
+    """Equal forks of several tasks."""
+
+    async def in_branches(name: str, pauses: list[float]) -> list[int | str]:
+        await work(name, pauses[0])
+        async with fork(["left", "right"]) as branches:
+            seen = await asyncio.gather(*(branch.run(look) for branch in branches))
+        log(f"got {name} {seen}")
+        return [*seen]
+
+    return list(await asyncio.gather(*(in_branches(*task) for task in tasks)))
+
+
 SHAPES: dict[str, Callable[[Tasks], Awaitable[Result]]] = {
-    shape.__name__: shape for shape in (gathered, grouped, limited, as_they_come, first_of_them, queued)
+    shape.__name__: shape
+    for shape in (gathered, grouped, limited, as_they_come, first_of_them, queued, of_all_kinds, forked)
 }
 
 

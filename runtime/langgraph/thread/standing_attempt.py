@@ -106,7 +106,7 @@ class StandingAttempt:
                 await context.run.worlds.drop(branch)
                 branch.lost = False
             branch.snapshot, branch.checkpoint = start.snapshot, start.checkpoint
-        context.run.journal.forget_place(f"{context.task.key}|")
+        context.run.journal.forget_below(context.task.key)
         return cls(context, superstep, branch)
 
     @property

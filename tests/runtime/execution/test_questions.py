@@ -51,11 +51,14 @@ async def test_a_caught_failure_before_the_question_is_not_retried(
     assert await question(runtime.run(asking_app.asks_after_a_failure, workspace=workspace)) == "it said 7, go on?"
     run = str(runtime.last_run_id)
     monkeypatch.setattr(asking_app, "BROKEN", [False])
-    with pytest.raises(RunFailed):
+    with pytest.raises(RunFailed, match="stopped"):
         await runtime.resume(run, answer="no")
-    assert asking_app.DONE == ["fails"]
-    assert await question(runtime.resume(run)) == "it said done, go on?"
-    assert asking_app.DONE == ["fails", "fails"], "after the run itself has failed, any of them may be why"
+    with pytest.raises(RunFailed, match="stopped"):
+        await runtime.resume(run)
+    assert asking_app.DONE == ["fails"], "the workflow went on after it, so it is not why the run ended"
+    base = (await runtime.store.checkpoints(run))[0]
+    assert await question(runtime.resume(run, back_to=base.id)) == "it said done, go on?"
+    assert asking_app.DONE == ["fails", "fails"]
 
 
 async def test_the_workflow_takes_the_same_path_as_when_it_asked(

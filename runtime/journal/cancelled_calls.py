@@ -1,0 +1,47 @@
+"""Calls that the workflow cancels: recorded, and in a resume cancelled again instead of begun.
+
+Otherwise a step that a timeout ended, or the slower of two, could be the faster one the next time, and the workflow
+would take another way than the one that it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from ramify.runtime.journal.failures import CANCELLED, STANDS
+from ramify.runtime.journal.journal import Journal
+from ramify.runtime.records import OpRecord, OpStatus
+
+_SLACK, _LEAST_S = 1.5, 2.0
+"""A call that an earlier process cancelled N seconds after its beginning is begun after all if it is not cancelled
+within _SLACK * N + _LEAST_S seconds: the code may have changed since."""
+_SILENT_S = 5.0  # after how long observers are told that it waits
+
+
+async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
+    """If an earlier process cancelled this call, wait until it is cancelled again. Returns if none did, or if nobody
+    cancels it in time. `what`: the call, for observers."""
+    cancelled_s = journal.cancelled_s(key)
+    if cancelled_s is None:
+        return
+    left = _SLACK * cancelled_s + _LEAST_S - journal.age_s()
+    if left > _SILENT_S:
+        await asyncio.sleep(_SILENT_S)
+        left -= _SILENT_S
+        journal.notice(
+            f"an earlier process cancelled {what} after {cancelled_s:.0f} s: it waits for the same, and begins "
+            f"in {left:.0f} s if it is not"
+        )
+    await asyncio.sleep(max(0.0, left))
+
+
+async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.CancelledError) -> None:
+    """Record that the workflow cancelled the call of this row. Does nothing if the run itself is being stopped."""
+    if journal.unwinds or journal.stopped is not None or journal.knows(row.key):
+        return
+    if journal.cancelled_s(row.key) is None:
+        attrs = {STANDS: "yes", CANCELLED: f"{journal.age_s():.3f}"}
+        said = "CancelledError: the workflow cancelled it"
+        await journal.record(replace(row, status=OpStatus.FAILED, error=said, summary="cancelled", attrs=attrs))
+    journal.followers.told(row.key, error)
