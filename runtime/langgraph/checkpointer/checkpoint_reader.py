@@ -8,7 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple, get_checkpoint_id, writes_sort_key
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+    writes_sort_key,
+)
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection, Select, select, tuple_
 
@@ -68,6 +74,29 @@ class ThreadNamespace(NamedTuple):
     ns: str
 
 
+class Ancestors(BaseCheckpointSaver[Any]):
+    """A walk from a checkpoint to its ancestors, which ends where one comes again."""
+
+    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+        super().__init__(serde=saver.serde)
+        self._saver = saver
+        self._passed = set[str]()
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Raises `ValueError` for a checkpoint that the walk has passed."""
+        found = self._saver.get_tuple(config)
+        if found is None:
+            return None
+        id = found.checkpoint["id"]
+        if id in self._passed:
+            raise ValueError(
+                f"checkpoint {id} is its own ancestor: it was put with a config that names itself or a later one; "
+                "`put` takes the config of the parent. Put it again so, or delete the thread"
+            )
+        self._passed.add(id)
+        return found
+
+
 def one(
     connection: Connection, statements: Statements, place: ThreadNamespace, id: str | None, serde: SerializerProtocol
 ) -> tuple[CheckpointTuple | None, str | None]:
@@ -97,9 +126,9 @@ def several(config: RunnableConfig | None, before: RunnableConfig | None, limit:
         query = query.where(threads.c.name == str(conf["thread_id"]))
     if (ns := conf.get("checkpoint_ns")) is not None:
         query = query.where(checkpoints.c.ns == ns)
-    if config is not None and (wanted := get_checkpoint_id(config)) is not None:
+    if config is not None and (wanted := get_checkpoint_id(config)):
         query = query.where(checkpoints.c.id == wanted)
-    if before is not None and (until := get_checkpoint_id(before)) is not None:
+    if before is not None and (until := get_checkpoint_id(before)):
         query = query.where(checkpoints.c.id < until)
     return query if limit is None else query.limit(max(0, limit))
 
