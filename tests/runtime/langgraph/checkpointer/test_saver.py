@@ -386,27 +386,6 @@ def test_a_task_writes_more_than_one_statement_takes(saver: Saver) -> None:
     assert [value for _, _, value in found.pending_writes or ()] == list(range(7000))
 
 
-def copied_into(target: BaseCheckpointSaver[Any], source: BaseCheckpointSaver[Any]) -> None:
-    """Copy all threads by the public methods of a checkpointer, oldest checkpoint first."""
-    for saved in reversed(list(source.list(None))):
-        conf = dict(saved.config["configurable"])
-        parent = saved.parent_config["configurable"]["checkpoint_id"] if saved.parent_config else None
-        above: Any = {"configurable": {**conf, "checkpoint_id": parent}}
-        target.put(above, saved.checkpoint, saved.metadata, saved.checkpoint["channel_versions"])
-        for task, channel, value in saved.pending_writes or ():
-            target.put_writes(saved.config, [(channel, value)], task)
-
-
-@pytest.mark.parametrize("into", ["ours", "theirs"])
-def test_a_copied_thread_goes_on_under_the_other_saver(saver: Saver, into: str) -> None:
-    theirs = InMemorySaver()
-    first, second = (theirs, saver) if into == "ours" else (saver, theirs)
-    assert graph(first).invoke({"log": []}, CONFIG)["__interrupt__"]
-    copied_into(second, first)
-    assert graph(second).invoke(Command(resume="yes"), CONFIG)["log"] == ["a", "b", "c", "yes"]
-    assert graph(second).invoke({"log": ["again"]}, CONFIG)["__interrupt__"]
-
-
 def test_an_empty_checkpoint_id_means_the_latest(saver: Saver) -> None:
     app = graph(saver)
     app.invoke({"log": []}, CONFIG)
