@@ -1,4 +1,4 @@
-"""A node that runs outside of its graph, `app.nodes[name].invoke(state)`, as LangGraph's manual tests single nodes."""
+"""A node that runs outside of its graph by `app.nodes[name].invoke(state)`, as LangGraph's manual tests nodes."""
 
 from __future__ import annotations
 
