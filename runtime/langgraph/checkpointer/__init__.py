@@ -17,6 +17,7 @@ tables.py             the tables
 statements.py         the statements of the hot path, and rows that wait for the end of a transaction
 database.py           from an address to a database; what the three classes have in common
 item_store.py         Store, LangGraph's long-term store
+ttl_sweeper.py        delete expired items of a store
 node_cache.py         Cache, LangGraph's cache of node results
 compat.py             private names of langgraph-checkpoint
 """
