@@ -19,6 +19,8 @@ database.py           from an address to a database; what the three classes have
 item_store.py         Store, LangGraph's long-term store
 ttl_sweeper.py        delete expired items of a store
 node_cache.py         Cache, LangGraph's cache of node results
+filters.py            the values that a filter's keys name
+ready.py              results that may be awaited
 compat.py             private names of langgraph-checkpoint
 """
 

@@ -19,6 +19,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection, Select, select, tuple_
 
 from ramify.runtime.langgraph.checkpointer.delta_encoding import Packed, ValueId, unpack
+from ramify.runtime.langgraph.checkpointer.filters import value_at
 from ramify.runtime.langgraph.checkpointer.statements import Statements, one_trip
 from ramify.runtime.langgraph.checkpointer.tables import checkpoints, threads, writes
 from ramify.runtime.langgraph.checkpointer.values import closure
@@ -75,7 +76,8 @@ class ThreadNamespace(NamedTuple):
 
 
 class Ancestors(BaseCheckpointSaver[Any]):
-    """A walk from a checkpoint to its ancestors, which ends where one comes again."""
+    """A walk from a checkpoint to its ancestors. It ends where one comes again, as that of LangGraph's savers: a
+    checkpoint that was put again, with another parent, may be its own ancestor."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         super().__init__(serde=saver.serde)
@@ -83,17 +85,11 @@ class Ancestors(BaseCheckpointSaver[Any]):
         self._passed = set[str]()
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Raises `ValueError` for a checkpoint that the walk has passed."""
+        """Return None for a checkpoint that the walk has passed."""
         found = self._saver.get_tuple(config)
-        if found is None:
+        if found is None or found.checkpoint["id"] in self._passed:
             return None
-        id = found.checkpoint["id"]
-        if id in self._passed:
-            raise ValueError(
-                f"checkpoint {id} is its own ancestor: it was put with a config that names itself or a later one; "
-                "`put` takes the config of the parent. Put it again so, or delete the thread"
-            )
-        self._passed.add(id)
+        self._passed.add(found.checkpoint["id"])
         return found
 
 
@@ -174,7 +170,7 @@ def _body(row: Row, words: Mapping[int, Packed], serde: SerializerProtocol) -> t
 
 
 def _matches(metadata: CheckpointMetadata, wanted: Mapping[str, Any] | None) -> bool:
-    return all(metadata.get(name) == value for name, value in (wanted or {}).items())
+    return all(value_at(metadata, name) == value for name, value in (wanted or {}).items())
 
 
 def _named(row: Row, tasks: Iterable[Written]) -> set[ValueId]:

@@ -30,8 +30,10 @@ from sqlalchemy import ColumnElement, Connection, Dialect, Row, and_, or_, selec
 from sqlalchemy import Text as PlainText
 
 from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
+from ramify.runtime.langgraph.checkpointer.filters import value_at
+from ramify.runtime.langgraph.checkpointer.ready import ReadyCount
 from ramify.runtime.langgraph.checkpointer.tables import items, upsert
-from ramify.runtime.langgraph.checkpointer.ttl_sweeper import AwaitableCount, Sweeping, TTLSweeper
+from ramify.runtime.langgraph.checkpointer.ttl_sweeper import Sweeping, TTLSweeper
 from ramify.runtime.store.stored_texts import escaped, written
 
 _MINUTE = 60.0
@@ -107,10 +109,10 @@ class Store(DatabaseClient, BaseStore):
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         return await asyncio.to_thread(self.batch, list(ops))
 
-    def sweep_ttl(self) -> AwaitableCount:
+    def sweep_ttl(self) -> ReadyCount:
         """Delete expired items; return how many. It may be awaited, as that of LangGraph's async stores. Reads skip
         expired items whether or not they are deleted."""
-        return AwaitableCount(self._sweep())
+        return ReadyCount(self._sweep())
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeping:
         """Delete expired items every `sweep_interval_minutes` (default: the `ttl`'s, or 5), on a thread, until the
@@ -121,9 +123,9 @@ class Store(DatabaseClient, BaseStore):
         minutes = sweep_interval_minutes or self.ttl_config.get("sweep_interval_minutes") or 5
         return self._sweeper.start(minutes * _MINUTE)
 
-    def stop_ttl_sweeper(self, timeout: float | None = None) -> AwaitableCount:
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> ReadyCount:
         """Stop the sweeper. `timeout`: seconds to wait. Return whether it has stopped, as 1 or 0."""
-        return AwaitableCount(self._sweeper.stop(timeout))
+        return ReadyCount(self._sweeper.stop(timeout))
 
     def _sweep(self) -> int:
         gone = items.delete().where(items.c.expires_at <= self._clock())
@@ -255,18 +257,7 @@ def _item(row: Row[Any]) -> Item:
 
 
 def _matches(value: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
-    return all(_compare(_found(value, key), given) for key, given in (wanted or {}).items())
-
-
-def _found(value: Any, key: str) -> Any:
-    """Return the value under a key, as LangGraph's stores do: PostgresStore takes the key as it is, SqliteStore takes
-    "a.b" for "b" of the object "a"."""
-    if not isinstance(value, Mapping):
-        return None
-    if key in value or "." not in key:
-        return value.get(key)
-    first, _, rest = key.partition(".")
-    return _found(value.get(first), rest)
+    return all(_compare(value_at(value, key), given) for key, given in (wanted or {}).items())
 
 
 def _compare(value: Any, wanted: Any) -> bool:

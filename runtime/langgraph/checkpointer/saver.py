@@ -226,7 +226,7 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """As LangGraph's; raises `ValueError` if a checkpoint is its own ancestor, where LangGraph's never ends."""
+        """As LangGraph's."""
         ancestors = checkpoint_reader.Ancestors(self)
         return ancestors.get_delta_channel_history(config=config, channels=channels)
 

@@ -1,31 +1,19 @@
-"""Delete expired items from time to time, on a thread.
-
-LangGraph has a store of plain functions and one of coroutines, and ours is both. So what these functions return can
-be awaited, too, and gives itself.
-"""
+"""Delete expired items from time to time, on a thread."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Generator
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Self
+
+from ramify.runtime.langgraph.checkpointer.ready import Ready
 
 _log = logging.getLogger(__name__)
 
 
-class _Awaitable:
-    def __await__(self) -> Generator[Any, None, Self]:
-        yield from ()
-        return self
-
-
-class AwaitableCount(_Awaitable, int):
-    """A number that may be awaited."""
-
-
-class Sweeping(_Awaitable, concurrent.futures.Future[None]):
+class Sweeping(Ready, concurrent.futures.Future[None]):
     """A sweeper that was started. It is done when the sweeper has ended; `cancel` ends it. Awaiting it gives itself
     at once, since it stands for the task that LangGraph's async stores return."""
 
