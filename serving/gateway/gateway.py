@@ -85,6 +85,22 @@ class Gateway:
                 return one.upstream
         raise ApiError(503, "upstream_unavailable", "the engine is being started: try again")
 
+    async def models(self) -> dict[str, object]:
+        """The models of all engines that are up, each once. Raises the error of one of them if none lists any."""
+        self.upstream()  # raises if there is none
+        here = [one.upstream for one in self.replicas.usable(self.records.clock()) if one.upstream is not None]
+        answers = await asyncio.gather(*(one.get("/models") for one in here), return_exceptions=True)
+        lists = [one for one in answers if not isinstance(one, BaseException)]
+        if not lists:
+            raise next(one for one in answers if isinstance(one, BaseException))
+        models: dict[object, Mapping[str, object]] = {}
+        for listed in lists:
+            data = listed.get("data")
+            for model in data if isinstance(data, list) else ():
+                if isinstance(model, Mapping):
+                    models.setdefault(model.get("id"), model)
+        return {**lists[0], "data": list(models.values())}
+
     def step_of(self, call: Call) -> StepModel:
         """The step model of the engine that works on the call, or that would be the quickest."""
         if call.entered is not None:

@@ -1,9 +1,9 @@
 """The gateway as an ASGI application: an OpenAI-compatible server that lets calls into engines by their deadlines.
 
 A call arrives with its tags, waits in the policy's order for a slot of an engine, and is passed on. The engine's
-answer goes back unchanged, except for one addition: the `ramify` object (`types.Ledger`). It stands in the body of a
-whole answer, in one more chunk without choices before `[DONE]`, or in the response of the last event. The first token
-is measured where the client can first see it: in a stream when it passes, in a whole answer at its end.
+answer goes back unchanged, except for one addition: the `ramify` object (`types.Ledger`), in the body of a whole
+answer and in the last object of a stream (`formats.answer_format`). The first token is measured where the client can
+first see it: in a stream when it passes, in a whole answer at its end.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def create_gateway(
         routes=[
             *(Route(f"/v1{dialect.path}", Endpoint(gateway, dialect), methods=["POST"]) for dialect in DIALECTS),
             Route("/v1/models", control.models),
+            Route("/v1/models/{model:path}", control.model),
             Route("/v1/ramify/requests", control.requests),
             Route(f"/v1{wire.HISTORY_PATH}", control.history),
             Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
@@ -116,8 +117,16 @@ class _Control:
 
     async def models(self, request: Request) -> Response:
         self._gateway.authorise(request)
-        listed = await self._gateway.upstream().get("/models")
-        return JsonResponse(listed, headers={wire.GATEWAY_HEADER: "1"})
+        return JsonResponse(await self._gateway.models(), headers={wire.GATEWAY_HEADER: "1"})
+
+    async def model(self, request: Request) -> Response:
+        self._gateway.authorise(request)
+        asked = request.path_params["model"]
+        listed = (await self._gateway.models())["data"]
+        for one in listed if isinstance(listed, list) else ():
+            if one.get("id") == asked:
+                return JsonResponse(one)
+        raise ApiError(404, "model_not_found", f"model: {asked[:200]!r} is not served here: see /v1/models", "model")
 
     async def requests(self, request: Request) -> Response:
         self._gateway.authorise(request)

@@ -21,7 +21,6 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import (
     Details,
     Dialect,
-    ResponseEventNumbers,
     answer_id,
     continued,
     details_of,
@@ -44,6 +43,7 @@ from ramify.serving.gateway.errors import (
     broken_off,
     infeasible,
 )
+from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat, ResponseFormat
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of
 from ramify.serving.gateway.records.calls import Call, Outcome
@@ -69,8 +69,7 @@ class _Work:
     text: list[str] = field(default_factory=list)  # the answer so far, kept where it may have to be resumed
     usage: tuple[int | None, int | None] = (None, None)  # tokens of the answer, of the prompt
     details: Details = field(default_factory=Details)
-    closing: Mapping[str, object] | None = None  # the event that holds the whole answer
-    places: ResponseEventNumbers = field(default_factory=ResponseEventNumbers)  # completes typed events
+    format: AnswerFormat = field(default_factory=ChunkFormat)  # of this attempt
     ended: bool = False
     whole: bool = True  # it ended as the engine wanted, not by a failure
 
@@ -219,7 +218,7 @@ class Endpoint:
         usage, details = usage_of(answer), details_of(answer)
         gateway.answered(call, replica, work.body, self._dialect, usage, answer.get("id"), details)
         gateway.close(call, Outcome.DONE)
-        await work.out.whole({**answer, wire.LEDGER_KEY: self._ledger(call)})
+        await work.out.whole(self._format().whole(answer, self._ledger(call)))
 
     async def _stream(self, work: _Work, replica: Replica) -> None:
         call, gateway, upstream = work.call, self._gateway, _of(replica)
@@ -230,7 +229,7 @@ class Endpoint:
         else:
             work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
-            work.places = ResponseEventNumbers()
+            work.format = self._format()
         done = False
         async with aclosing(upstream.stream(self._dialect.path, _encoded(body))) as batches:
             async for batch in batches:
@@ -279,34 +278,30 @@ class Endpoint:
             if piece.ends:
                 work.ended, work.whole, call.cut = True, piece.whole, piece.cut
                 call.resumable = False  # only the end is still to come
-                if dialect.last_is_whole:
-                    work.closing = chunk
-                    return True
-            if not again:
-                typed = work.places.completed(chunk) if dialect.last_is_whole else None
-                work.held.append(event.raw + b"\n\n" if typed is None else sse.event(typed, str(chunk.get("type"))))
-            elif (joined := rejoin_chunk(chunk, work.head, again)) is not None:
-                work.held.append(sse.event(joined))
+            raw: bytes | None = event.raw
+            if again:
+                raw, joined = None, rejoin_chunk(chunk, work.head, again)
+                if joined is None:
+                    continue
+                chunk = joined
+            if said := work.format.event(raw, chunk, piece):
+                work.held.append(said)
+            if piece.ends and dialect.last_is_whole:
+                return True
         return False
 
     async def _finish(self, work: _Work, replica: Replica) -> None:
-        """Send the end of a stream, with the ledger where clients of each dialect look for more."""
+        """Send the end of a stream, with the ledger."""
         call, gateway = work.call, self._gateway
-        last = None if work.closing is None else work.closing.get("response")
-        answer = last if isinstance(last, Mapping) else {}
         if work.whole:
-            gateway.answered(call, replica, work.body, self._dialect, work.usage, answer.get("id"), work.details)
+            gateway.answered(call, replica, work.body, self._dialect, work.usage, work.name, work.details)
         gateway.close(call, Outcome.DONE if work.whole else Outcome.FAILED)
-        ledger = self._ledger(call)
-        if work.closing is not None:
-            whole = {**answer, wire.LEDGER_KEY: ledger}
-            closing = work.places.completed(work.closing) or work.closing
-            work.held.append(sse.event({**closing, "response": whole}, str(closing.get("type"))))
-        else:
-            work.held.append(sse.event({**work.head, "choices": [], wire.LEDGER_KEY: ledger}))
-            work.held.append(b"data: [DONE]\n\n")
+        work.held.append(work.format.end(self._ledger(call)))
         await work.out.bytes(b"".join(work.held))
         await work.out.end()
+
+    def _format(self) -> AnswerFormat:
+        return ResponseFormat() if self._dialect.last_is_whole else ChunkFormat()
 
     def _ledger(self, call: Call) -> dict[str, object]:
         return asdict(call.ledger(self._gateway.records.clock()))
