@@ -59,6 +59,45 @@ class ChunkFormat:
         return {**answer, wire.LEDGER_KEY: ledger}
 
 
+class LlamaCppTextFormat(ChunkFormat):
+    """Text completions of llama.cpp, which gives log-probabilities in the shape of chats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[object, int] = {}  # characters so far, by choice
+
+    def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        changed = self._with_logprobs(chunk)
+        return super().event(raw if changed is chunk else None, changed, piece)
+
+    def whole(self, answer: Json, ledger: Json) -> Json:
+        return super().whole(self._with_logprobs(answer), ledger)
+
+    def _with_logprobs(self, chunk: Json) -> Json:
+        choices = chunk.get("choices")
+        if not isinstance(choices, list) or not any(one.get("logprobs") for one in choices):
+            return chunk
+        return {**chunk, "choices": [self._choice(one) for one in choices]}
+
+    def _choice(self, choice: Json) -> Json:
+        logprobs = choice.get("logprobs")
+        content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+        if not isinstance(content, list):
+            return choice
+        offsets, at = [], self._said.get(choice.get("index"), 0)
+        for entry in content:
+            offsets.append(at)
+            at += len(entry["token"])
+        self._said[choice.get("index")] = at
+        said = {
+            "tokens": [entry["token"] for entry in content],
+            "token_logprobs": [entry["logprob"] for entry in content],
+            "top_logprobs": [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in content],
+            "text_offset": offsets,
+        }
+        return {**choice, "logprobs": said}
+
+
 class ResponseFormat:
     """Responses: typed events, of which the last holds the whole answer."""
 

@@ -1,4 +1,4 @@
-"""The three endpoints that give answers: one call, from its arrival to the last byte of its answer.
+"""The endpoints that give answers: one call, from its arrival to the last byte of its answer.
 
 Nothing of an answer goes out before its first token is there. Until then, a replica that dies costs the client
 nothing: the call returns to the queue with its old arrival and deadline, and another replica does it. After the first
@@ -43,7 +43,8 @@ from ramify.serving.gateway.errors import (
     broken_off,
     infeasible,
 )
-from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat, ResponseFormat
+from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat
+from ramify.serving.gateway.formats.apis import Api, at_engine
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of
 from ramify.serving.gateway.records.calls import Call, Outcome
@@ -61,7 +62,9 @@ class _Work:
     """The state of one call on its way through an endpoint."""
 
     call: Call
-    body: Mapping[str, object]
+    asked: Mapping[str, object]  # by the client
+    body: Mapping[str, object]  # the same in the dialect of the engine that works on it
+    dialect: Dialect
     out: ClientResponse
     held: list[bytes] = field(default_factory=list)  # events not sent yet
     head: dict[str, object] = field(default_factory=dict)  # the fields that every chunk of the answer begins with
@@ -77,29 +80,26 @@ class _Work:
 class Endpoint:
     """Plain ASGI, because it must notice at any moment that its client has left."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, api: Api) -> None:
         self._gateway = gateway
-        self._dialect = dialect
+        self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, request = self._gateway, Request(scope, receive)
         gateway.authorise(request)
-        body = await body_of(request)
-        tags = tags_of(request, body)
-        check_prompt(self._dialect, body)
-        check_constraints(body, llama_cpp=gateway.replicas.llama_cpp)
+        asked = await body_of(request)
+        tags = tags_of(request, asked)
+        body, dialect = self._checked(asked), self._api.dialect
         stream = _flag(body, "stream")
-        if _flag(body, "background"):
-            raise bad_request("background", "background: not supported: a call here ends with its connection")
         if stream and scope.get("http_version") == "1.0":
             raise bad_request(
                 "stream", "stream: HTTP/1.0 cannot carry a stream: use HTTP/1.1, or set stream to false"
             )
         if gateway.stopping:
             raise STOPPING
-        call = gateway.open(self._dialect, body, tags)
-        out = ClientResponse(scope, receive, send, f"req-{call.id}", typed_events=self._dialect.last_is_whole)
-        answer = call.task = asyncio.create_task(self._answer(_Work(call, body, out), stream))
+        call = gateway.open(dialect, body, tags)
+        out = ClientResponse(scope, receive, send, f"req-{call.id}", self._api.errors)
+        answer = call.task = asyncio.create_task(self._answer(_Work(call, asked, body, dialect, out), stream))
         gone = asyncio.create_task(client_left(receive))
         gateway.answers.add(answer)
         try:
@@ -115,12 +115,23 @@ class Endpoint:
         if not answer.cancelled():
             answer.result()
 
+    def _checked(self, asked: Mapping[str, object]) -> Mapping[str, object]:
+        """The request in the API's dialect. Raises ApiError for one that no engine can answer."""
+        llama_cpp = self._gateway.replicas.llama_cpp
+        body = self._api.request(asked)
+        check_prompt(self._api.dialect, body)
+        check_constraints(body, llama_cpp=llama_cpp)
+        if _flag(body, "background"):
+            raise bad_request("background", "background: not supported: a call here ends with its connection")
+        at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+        return body
+
     async def _answer(self, work: _Work, stream: bool) -> None:
         """Try until one attempt is the last one; then send the client what came of it."""
         call, close = work.call, self._gateway.close
         try:
             with _interruptible(call):
-                await self._gateway.analyse(call, self._dialect, work.body)
+                await self._gateway.analyse(call, self._api.dialect, work.body)
             while not await self._attempt(work, stream):
                 pass
         except Refused as refused:
@@ -159,6 +170,9 @@ class Endpoint:
                     ):
                         raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
                     upstream = _of(replica)
+                    api = at_engine(self._api, llama_cpp=replica.traits.llama_cpp)
+                    work.body, work.dialect = api.request(work.asked), api.dialect
+                    work.format = work.format if call.chunks else api.answer(work.asked)
                     async with limited(upstream, call, work.body, loops=replica.traits.llama_cpp):
                         await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
@@ -211,27 +225,26 @@ class Endpoint:
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway
         body = gateway.forwarded(call, work.body, replica)
-        answer = await _of(replica).post(self._dialect.path, _encoded(body))
+        answer = await _of(replica).post(work.dialect.path, _encoded(body))
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
         call.cut = was_cut(answer)
         usage, details = usage_of(answer), details_of(answer)
-        gateway.answered(call, replica, work.body, self._dialect, usage, answer.get("id"), details)
+        gateway.answered(call, replica, work.body, work.dialect, usage, answer.get("id"), details)
         gateway.close(call, Outcome.DONE)
-        await work.out.whole(self._format().whole(answer, self._ledger(call)))
+        await work.out.whole(work.format.whole(answer, self._ledger(call)))
 
     async def _stream(self, work: _Work, replica: Replica) -> None:
         call, gateway, upstream = work.call, self._gateway, _of(replica)
         body = gateway.forwarded(call, work.body, replica)
         again, work.name = call.chunks, None
         if again:
-            body = continued(self._dialect, body, "".join(work.text), again)
+            body = continued(work.dialect, body, "".join(work.text), again)
         else:
             work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
-            work.format = self._format()
         done = False
-        async with aclosing(upstream.stream(self._dialect.path, _encoded(body))) as batches:
+        async with aclosing(upstream.stream(work.dialect.path, _encoded(body))) as batches:
             async for batch in batches:
                 done = self._take(work, batch, again)
                 if work.held and call.first_token is not None:
@@ -240,13 +253,13 @@ class Endpoint:
                 if done:
                     break
         # If several answers were asked for, the end of one says nothing about the others.
-        if not work.ended or (not done and several(self._dialect, work.body)):
+        if not work.ended or (not done and several(work.dialect, work.body)):
             raise upstream.broken("it ended its stream before the answer's end")
         await self._finish(work, replica)
 
     def _take(self, work: _Work, batch: list[sse.Event], again: int) -> bool:
         """Add events that came together to `held`. True with the last one."""
-        call, dialect, now = work.call, self._dialect, self._gateway.records.clock()
+        call, dialect, now = work.call, work.dialect, self._gateway.records.clock()
         analysis = self._gateway.analysis
         for event in batch:
             if event.data == sse.DONE:
@@ -294,14 +307,11 @@ class Endpoint:
         """Send the end of a stream, with the ledger."""
         call, gateway = work.call, self._gateway
         if work.whole:
-            gateway.answered(call, replica, work.body, self._dialect, work.usage, work.name, work.details)
+            gateway.answered(call, replica, work.body, work.dialect, work.usage, work.name, work.details)
         gateway.close(call, Outcome.DONE if work.whole else Outcome.FAILED)
         work.held.append(work.format.end(self._ledger(call)))
         await work.out.bytes(b"".join(work.held))
         await work.out.end()
-
-    def _format(self) -> AnswerFormat:
-        return ResponseFormat() if self._dialect.last_is_whole else ChunkFormat()
 
     def _ledger(self, call: Call) -> dict[str, object]:
         return asdict(call.ledger(self._gateway.records.clock()))
