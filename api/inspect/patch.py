@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ramify.fork_engine.line_matching import LineMatcher
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind, Snapshot
+from ramify.inspect.text import quoted_path
 
 LARGEST = 1_000_000  # bytes per side; larger files are neither read nor shown
 CONTEXT = 3  # equal lines around a change
@@ -138,11 +139,12 @@ def _content(snapshots: SnapshotStore, snapshot: Snapshot, path: str, entry: Ent
 
 def stat_lines(patches: list[FilePatch], width: int = 40) -> Iterator[bytes]:
     """As `git diff --stat`: a line per file, then the sum."""
-    longest = max((len(patch.path) for patch in patches), default=0)
+    names = [_quoted(patch.path) for patch in patches]
+    longest = max(map(len, names), default=0)
     most = max(((patch.added or 0) + (patch.removed or 0) for patch in patches), default=0)
     scale = min(1.0, width / most) if most else 1.0
-    for patch in patches:
-        name = os.fsencode(patch.path.ljust(longest))
+    for patch, quoted in zip(patches, names, strict=True):
+        name = quoted.ljust(longest)
         if patch.added is None or patch.removed is None:
             yield b" %s | binary or large\n" % name
             continue
@@ -175,15 +177,13 @@ def _mode(entry: Entry) -> str:
 
 
 def _names(change: Change) -> tuple[bytes, bytes]:
-    path = os.fsencode(change.path)
-    old = b"/dev/null" if change.before is None else _quoted(b"a/" + path)
-    new = b"/dev/null" if change.after is None else _quoted(b"b/" + path)
+    old = b"/dev/null" if change.before is None else _quoted(f"a/{change.path}")
+    new = b"/dev/null" if change.after is None else _quoted(f"b/{change.path}")
     return old, new
 
 
 def _head(change: Change) -> Iterator[bytes]:
-    path = os.fsencode(change.path)
-    yield b"diff --git %s %s\n" % (_quoted(b"a/" + path), _quoted(b"b/" + path))
+    yield b"diff --git %s %s\n" % (_quoted(f"a/{change.path}"), _quoted(f"b/{change.path}"))
     before, after = change.before, change.after
     if before is None and after is not None:
         yield f"new file mode {_mode(after)}\n".encode()
@@ -193,12 +193,5 @@ def _head(change: Change) -> Iterator[bytes]:
         yield f"old mode {_mode(before)}\nnew mode {_mode(after)}\n".encode()
 
 
-def _quoted(path: bytes) -> bytes:
-    """As git writes a path with a quote, a backslash, a control character or a byte beyond ASCII."""
-    if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in path):
-        return path
-    escaped = b"".join(
-        b"\\" + bytes([byte]) if byte in b'"\\' else bytes([byte]) if 0x20 <= byte < 0x7F else b"\\%03o" % byte
-        for byte in path
-    )
-    return b'"' + escaped + b'"'
+def _quoted(path: str) -> bytes:
+    return quoted_path(path).encode()

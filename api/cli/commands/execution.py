@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramify.cli.console import run_async, say, say_json
+from ramify.cli.console import run_async, say, say_json, say_text
 from ramify.cli.errors import Interrupted
 from ramify.inspect.home import Home
 from ramify.inspect.text import count, harmless
@@ -158,7 +158,7 @@ def show_result(finished: Finished, choices: RunOptions) -> None:
     if run.frontend != DECORATORS:
         result = summarized(result)
     if isinstance(result, str) or "__str__" in vars(type(result)):
-        click.echo(harmless(str(result), sys.stdout))
+        say_text(harmless(str(result), sys.stdout))
     elif result is not None:
         say_json(plain(result))
     if finished.changes and not choices.quiet:
