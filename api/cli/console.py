@@ -11,12 +11,15 @@ import sys
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ramify.inspect.home import Home
 from ramify.inspect.text import escaped, quoted_path
+
+if TYPE_CHECKING:
+    from ramify.fork_engine.types import Withheld
 
 T = TypeVar("T")
 
@@ -103,6 +106,20 @@ def say_paths(paths: Iterable[str], *, nul: bool) -> None:
         say_bytes(b"".join(os.fsencode(path) + b"\0" for path in listed))
     else:
         say_bytes(b"".join(quoted_path(path).encode() + b"\n" for path in listed))
+
+
+ACTIVE_FILES = "Also write what acts on entry: hooks and configuration of git, .envrc, editors' tasks."
+
+
+def say_withheld(withheld: Sequence[Withheld]) -> None:
+    """Name what a checkout left out. All of it: who overlooks one would not ask for it."""
+    from ramify.fork_engine.active_files import SET_ID
+
+    for one in withheld:
+        what = "set-uid and set-gid removed" if one.reason == SET_ID else "left out"
+        say(f"{what}: {quoted_path(one.path)}: {one.reason}", style="yellow", err=True)
+    if withheld:
+        say("--active-files writes them as they are", err=True)
 
 
 def redraw(line: str) -> None:

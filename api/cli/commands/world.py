@@ -18,12 +18,12 @@ from ramify.cli.commands.world_connections import (
     credential_option,
     read_credentials,
 )
-from ramify.cli.console import pass_home, run_async, say, say_all, say_json, say_paths
+from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_all, say_json, say_paths, say_withheld
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, quoted_path, table
 
 if TYPE_CHECKING:
-    from ramify.fork_engine.types import Change
+    from ramify.fork_engine.types import Change, Written
     from ramify.sandboxes.contract import RunResult
     from ramify.worlds.home import WorldHome
     from ramify.worlds.world import World
@@ -315,14 +315,20 @@ def merge_command(home: Home, name: str, other: str, base: str | None, strategy:
 @click.argument("state")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@click.option("--active-files", is_flag=True, help=ACTIVE_FILES)
 @pass_home
-def checkout_command(home: Home, state: str, folder: Path, force: bool) -> None:
-    """Write the files of a state (a world, a tag or a snapshot) into a folder."""
+def checkout_command(home: Home, state: str, folder: Path, force: bool, active_files: bool) -> None:
+    """Write the files of a state (a world, a tag or a snapshot) into a folder.
 
-    async def act(opened: WorldHome) -> int:
-        return len(opened.store.checkout(opened.resolve(state), folder, force=force))
+    Files that the world made or changed and that act on whoever enters the folder are left out and named.
+    """
 
-    say(f"{_in_home(home, act)} paths written to {folder}", err=True)
+    async def act(opened: WorldHome) -> Written:
+        return opened.store.checkout(opened.resolve(state), folder, force=force, active_files=active_files)
+
+    written: Written = _in_home(home, act)
+    say(f"{len(written)} paths written to {folder}", err=True)
+    say_withheld(written.withheld)
 
 
 @world_group.command("rm")
