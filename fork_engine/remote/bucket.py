@@ -83,6 +83,15 @@ class Bucket:
         `RemoteObjectMissing`."""
         if length == 0:
             return
+        try:
+            yield from self._stream(name, start, length)
+        except RemoteUnusable:
+            info = self.info(name)
+            if info is None or info.size > start:
+                raise
+            # services refuse a range that begins behind the end
+
+    def _stream(self, name: str, start: int, length: int) -> Iterator[bytes]:
         import obstore
 
         with self._errors(name):

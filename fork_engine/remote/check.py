@@ -67,6 +67,7 @@ _TOP = {
     records.CONDEMNED,
     records.RUNS,
     records.CLOCK,
+    records.CLAIMS,
     records.MARKER,
 }
 

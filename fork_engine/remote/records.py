@@ -21,7 +21,8 @@ from ramify.fork_engine.types import Snapshot, SnapshotId
 
 FORMAT = 1
 MARKER = "ramify-store.json"
-OBJECTS, RECORDS, NAMES, CONDEMNED, RUNS, CLOCK = "objects", "snapshots", "names", "condemned", "runs", "clock"
+OBJECTS, RECORDS, NAMES, CONDEMNED, CLOCK = "objects", "snapshots", "names", "condemned", "clock"
+RUNS, CLAIMS = "runs", "claims"
 
 Member = tuple[Part, str]
 """A layer, process image or blob, by its part of the store and its digest."""

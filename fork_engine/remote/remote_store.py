@@ -166,12 +166,18 @@ class RemoteStore:
             self.places.update(new)
             self.settings.add_places(self.marker.store, new)
 
-    def resolve(self, beginning: str) -> SnapshotId | None:
-        """Return the snapshot in the bucket whose id begins so; None if it is not exactly one."""
-        if len(beginning) == 64:
-            return SnapshotId(beginning) if self.record_names(SnapshotId(beginning)) else None
-        found = [one for one in self.bucket.folders(records.RECORDS) if one.startswith(beginning)]
-        return SnapshotId(found[0]) if len(found) == 1 else None
+    def snapshots_beginning(self, text: str) -> list[SnapshotId]:
+        """Return the snapshots in the bucket whose id begins so, sorted."""
+        return [SnapshotId(one) for one in self._folders_beginning(records.RECORDS, text)]
+
+    def runs_beginning(self, text: str) -> list[str]:
+        """Return the ids of the runs in the bucket that begin so, sorted."""
+        return self._folders_beginning(records.RUNS, text)
+
+    def _folders_beginning(self, prefix: str, text: str) -> list[str]:
+        if next(self.bucket.objects(f"{prefix}/{text}"), None) is not None:  # one request, for a whole id
+            return [text]
+        return [one for one in self.bucket.folders(prefix) if one.startswith(text)]
 
 
 def _parsed_marker(bucket: Bucket) -> Marker:

@@ -101,6 +101,7 @@ def test_a_name_is_created_once(tmp_path: Path) -> None:
     assert [bucket.create("a/b", b"first"), bucket.create("a/b", b"second")] == [True, False]
     assert bucket.get("a/b") == b"first" and b"".join(bucket.stream("a/b", 1, 3)) == b"irs"
     assert b"".join(bucket.stream("a/b", 3, 100)) == b"st"
+    assert list(bucket.stream("a/b", 5, 1)) == list(bucket.stream("a/b", 9, 1)) == []
     assert bucket.folders("") == ["a"]
     bucket.delete("a/b")
     bucket.delete("a/b")
