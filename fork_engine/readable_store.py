@@ -52,6 +52,11 @@ class ReadableStore:
         self._outside_view = LRUCache(_VIEWS_KEPT, self._make_outside)
         self._base_digest = LRUCache(_VIEWS_KEPT, self._make_base_digest)
 
+    @property
+    def parts(self) -> OpenStore:
+        """The parts of the store, for what copies whole objects: checks and the remote tier."""
+        return self._parts
+
     # Reading snapshots
 
     def get(self, id: SnapshotId) -> Snapshot:

@@ -58,6 +58,8 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "threads": Entry(
             "commands.threads", "threads_group", "Move LangGraph threads between LangGraph's savers and Ramify's."
         ),
+        "push": Entry("commands.remote", "push_command", "Upload runs and states to a bucket."),
+        "pull": Entry("commands.remote", "pull_command", "Fetch a run or a state from a bucket."),
         "completion": Entry("completion", "completion_command", "Print the shell code for completion by Tab."),
     },
     "Worlds": {
