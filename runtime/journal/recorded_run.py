@@ -8,6 +8,7 @@ from itertools import chain
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
+from ramify.runtime.codec import codec
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
@@ -286,8 +287,7 @@ class RecordedRun:
         workflow has not reached in this process; None if there is none.
 
         Effects at the place of `key` do not count, since the calls of one place come in order. Effects of the run
-        from
-        which this run was forked do not count either: the fork performs its own.
+        from which this run was forked do not count either: the fork performs its own.
         """
         place = key.rpartition("|")[0]
         for effect in self._effects.values():
