@@ -6,7 +6,6 @@ For namespaces it makes a world, without an event loop, and writes a file in it.
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from ramify.sandboxes.host.fork_server_client import PATIENCE_S, end, find_bash,
 from ramify.sandboxes.host.scratch import ScratchSession
 from ramify.sandboxes.linux import cgroups, landlock, seccomp
 from ramify.sandboxes.linux.cgroups import Groups
-from ramify.sandboxes.linux.mount_table import MountTable
+from ramify.sandboxes.obstacles import Surroundings, obstacles
 
 INSIDE = "/tmp/tree"
 
@@ -111,13 +110,6 @@ def _converse(link: Link, start: Start, given: list[int], found: Found) -> str:
 
 
 MOST_UNCOVERED = 8  # places that are named individually
-OLDEST_KERNEL = (5, 12)  # overlayfs in a user namespace came with 5.11, mount_setattr with 5.12
-REFUSING_FILE_SYSTEMS = frozenset({"overlay", "nfs", "nfs4", "fuse", "9p", "vfat", "ecryptfs"})
-SWITCHES = (
-    ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
-    ("user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"),
-    ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
-)
 
 
 def capabilities(scratch: Path) -> tuple[Capabilities, ...]:
@@ -221,32 +213,8 @@ def _try_namespaces(scratch: Path) -> Found:
     try:
         found = probe(session.folder, bash)
         if found.failure:
-            found.failure = f"{found.failure}. {_cause(session.folder)}"
+            around = Surroundings.read(session.folder)
+            found.failure = f"{found.failure}. {'; '.join(obstacles(around, str(scratch)))}"
         return found
     finally:
         session.close()
-
-
-def _cause(folder: Path) -> str:
-    """The most likely obstacle on this machine, and what to do about it."""
-    found = []
-    abi_version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
-    if abi_version < OLDEST_KERNEL:
-        found.append(f"Linux {os.uname().release} is too old: 5.12 or later is needed")
-    for name, off, remedy in SWITCHES:
-        switch = Path("/proc/sys", name)
-        if switch.exists() and switch.read_text().strip() == off:
-            found.append(f"{name.replace('/', '.')} is {off}: run `{remedy}` as root")
-    kind = _file_system(folder)
-    if kind in REFUSING_FILE_SYSTEMS or kind.startswith("fuse."):
-        found.append(
-            f"{folder.parent} is on {kind}, which cannot hold an overlay's upper: use ext4, xfs, btrfs or tmpfs"
-        )
-    if not found:
-        found.append("a container or a security module may forbid user namespaces or mounts to this process")
-    return "; ".join(found)
-
-
-def _file_system(folder: Path) -> str:
-    """The type of the file system of `folder`, from the mount table."""
-    return MountTable.read().of(str(folder)).kind

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.server
 import itertools
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -84,9 +85,9 @@ class Pause:
 
 class ModelServer:
     """Serves a script on a free port of 127.0.0.1. A context manager. `key`: what every request must carry, as
-    `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    `Authorization: Bearer KEY` or `x-api-key: KEY`. `tls`: to serve HTTPS."""
 
-    def __init__(self, script: Script, key: str) -> None:
+    def __init__(self, script: Script, key: str, tls: ssl.SSLContext | None = None) -> None:
         self.script, self.key = script, key
         self.asked: list[Asked] = []
         self.refused: list[str] = []  # the paths of requests without the key
@@ -98,11 +99,16 @@ class ModelServer:
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     @property
     def url(self) -> str:
+        """Its address without TLS."""
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> ModelServer:
