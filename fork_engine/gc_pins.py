@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import close_in_children, close_lock, open_lock
 from ramify.fork_engine.types import SnapshotId
 
@@ -92,7 +93,7 @@ class Pins:
 
     def _locked_file(self, id: SnapshotId) -> tuple[int, str]:
         folder = self._folder / _KEPT
-        folder.mkdir(parents=True, exist_ok=True)
+        paths.make_private(folder)
         while True:
             fd, name = tempfile.mkstemp(prefix=f"{id}.", dir=folder)
             try:
@@ -107,7 +108,7 @@ class Pins:
             close_lock(fd)  # a collection removed the file before it was locked: try again
 
     def _open(self, name: str) -> int:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        paths.make_private(self._folder)
         return open_lock(self._folder / name, os.O_RDWR | os.O_CREAT)
 
 

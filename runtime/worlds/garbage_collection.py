@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ramify import paths
 from ramify.compiler.plan import OpId, OpKind, Plan
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
@@ -254,7 +255,7 @@ class EvictionMarks:
 
     def add(self, ids: Iterable[SnapshotId]) -> None:
         """Durable when this returns."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.make_private(self._folder)
         for id in ids:
             os.close(os.open(self._folder / id, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         sync_folder(self._folder)
