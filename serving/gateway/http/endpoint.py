@@ -45,7 +45,7 @@ from ramify.serving.gateway.errors import (
     infeasible,
 )
 from ramify.serving.gateway.gateway import Gateway, several
-from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of
+from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, is_large, tags_of
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
@@ -85,10 +85,13 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, request = self._gateway, Request(scope, receive)
         gateway.authorise(request)
-        body = await body_of(request)
+        body = await body_of(request, gateway.bodies)
         tags = tags_of(request, body)
         check_prompt(self._dialect, body)
-        check_constraints(body, llama_cpp=gateway.replicas.llama_cpp)
+        if is_large(request):
+            await asyncio.to_thread(check_constraints, body, llama_cpp=gateway.replicas.llama_cpp)
+        else:
+            check_constraints(body, llama_cpp=gateway.replicas.llama_cpp)
         stream = _flag(body, "stream")
         if _flag(body, "background"):
             raise bad_request("background", "background: not supported: a call here ends with its connection")
