@@ -47,12 +47,14 @@ class Pins:
             close_lock(pin)
 
     @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Hold the lock of a collection: no `held` block and no other collection runs. Blocks until it is free."""
+    def collecting(self, *, wait: bool = True) -> Iterator[None]:
+        """Hold the lock of a collection: no `held` block and no other collection runs. Blocks until it is free;
+        without `wait` raises `BlockingIOError` instead."""
         turnstile, pinned = self._open(_TURNSTILE), self._open(_PINNED)
+        how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
         try:
-            fcntl.flock(turnstile, fcntl.LOCK_EX)
-            fcntl.flock(pinned, fcntl.LOCK_EX)
+            fcntl.flock(turnstile, how)
+            fcntl.flock(pinned, how)
             yield
         finally:
             close_lock(pinned)

@@ -282,14 +282,15 @@ async def collect(
     dry_run: bool = False,
     grace_s: float = GRACE_S,
     named: Callable[[], set[SnapshotId]] = set,
+    wait: bool = True,
 ) -> Collected:
     """Delete snapshots that no row names and, for a budget in bytes, those that are cheapest to recompute.
 
     `store`: None for a home without runs. `named`: asked under the lock for snapshots to keep beside those that rows
     name. Safe to repeat after a kill. Blocks the event loop while it waits for the lock, so call it in a process of
-    its own.
+    its own. wait: False raises `BlockingIOError` instead of waiting.
     """
-    with pins.collecting():
+    with pins.collecting(wait=wait):
         alive = living([] if store is None else await histories(store))
         alive.stay(pins.kept() | named())
         marked = marks.all()
