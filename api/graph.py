@@ -180,7 +180,7 @@ def saver(home: str | Path | None = None, *, allow: Iterable[Allowed] = ()) -> S
     """
     address = paths.database(paths.home(home))
     if isinstance(address, Path):
-        address.parent.mkdir(parents=True, exist_ok=True)
+        paths.make_private(address.parent)
     return Saver(address, allow=allow)
 
 

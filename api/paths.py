@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
@@ -16,6 +18,51 @@ def home(explicit: str | Path | None = None) -> Path:
     if data := os.environ.get("XDG_DATA_HOME"):
         return Path(data) / "ramify"
     return usual(Path("~").expanduser())
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder, and those above it that are missing, with mode 0700 whatever the umask.
+
+    One that exists keeps its mode; `ramify doctor` tells if others may read the home. Raises `OSError`.
+    """
+    missing = []
+    for one in (folder, *folder.parents):
+        if one.exists():
+            break
+        missing.append(one)
+    if not missing and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    for one in reversed(missing):
+        try:
+            one.mkdir(mode=0o700)
+        except FileExistsError:  # another process made it meanwhile
+            if not one.is_dir():
+                raise
+        else:
+            one.chmod(0o700)
+
+
+def make_private_file(file: Path) -> None:
+    """Create an empty file with mode 0600 whatever the umask, unless it exists. Raises `OSError`."""
+    with suppress(FileExistsError):
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
+
+
+def exposed(home: Path, database: str | Path) -> tuple[Path, ...]:
+    """The home, and the files of a SQLite database elsewhere, if other users may reach into them by their modes."""
+    files = (one for one in _database_files(database) if not one.is_relative_to(home))
+    return tuple(one for one in (home, *sorted(files)) if _is_open_to_others(one))
+
+
+def _is_open_to_others(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & 0o077)
+    except OSError:
+        return False
 
 
 def usual(user: Path) -> Path:

@@ -130,7 +130,7 @@ class Runtime(RecordedRuns):
         self._entered = True
         async with AsyncExitStack() as stack:
             try:
-                self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                paths.make_private(self.home)
                 self.snapshots = await asyncio.to_thread(SnapshotStore, paths.snapshots(self.home))
             except OSError as error:
                 raise StoreError(

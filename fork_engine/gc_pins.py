@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import close_in_children, close_lock, open_lock
 from ramify.fork_engine.types import SnapshotId
 
@@ -46,12 +47,14 @@ class Pins:
             close_lock(pin)
 
     @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Hold the lock of a collection: no `held` block and no other collection runs. Blocks until it is free."""
+    def collecting(self, *, wait: bool = True) -> Iterator[None]:
+        """Hold the lock of a collection: no `held` block and no other collection runs. Blocks until it is free;
+        without `wait` raises `BlockingIOError` instead."""
         turnstile, pinned = self._open(_TURNSTILE), self._open(_PINNED)
+        how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
         try:
-            fcntl.flock(turnstile, fcntl.LOCK_EX)
-            fcntl.flock(pinned, fcntl.LOCK_EX)
+            fcntl.flock(turnstile, how)
+            fcntl.flock(pinned, how)
             yield
         finally:
             close_lock(pinned)
@@ -92,7 +95,7 @@ class Pins:
 
     def _locked_file(self, id: SnapshotId) -> tuple[int, str]:
         folder = self._folder / _KEPT
-        folder.mkdir(parents=True, exist_ok=True)
+        paths.make_private(folder)
         while True:
             fd, name = tempfile.mkstemp(prefix=f"{id}.", dir=folder)
             try:
@@ -107,7 +110,7 @@ class Pins:
             close_lock(fd)  # a collection removed the file before it was locked: try again
 
     def _open(self, name: str) -> int:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        paths.make_private(self._folder)
         return open_lock(self._folder / name, os.O_RDWR | os.O_CREAT)
 
 

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ramify import paths
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.close_on_fork import close_in_children, close_lock, open_lock
 from ramify.fork_engine.errors import SnapshotCorrupt, StoreUnusable
@@ -47,7 +48,8 @@ _DISK_ERRORS = {
 def make_folder(path: Path) -> None:
     """Create one of the store's folders if it is missing. Raises `StoreUnusable` if something else has its name."""
     try:
-        path.mkdir(mode=FOLDER_MODE, parents=True)
+        paths.make_private(path.parent)
+        path.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
         if not path.is_dir():
             raise unexpected_file_error(path) from None

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 
+from ramify.fork_engine.errors import ImageError
+from ramify.fork_engine.filesystem.tar_headers import UNREADABLE, BoundedHeaders, members_of
 from ramify.images import documents, layout
 from ramify.images.documents import Platform
 from ramify.images.errors import DamagedImage, ImageNotFound, TooLarge
@@ -50,14 +52,14 @@ def _opened(reference: ImageReference, platform: Platform, limits: ImageLimits, 
 def is_archive(path: Path) -> bool:
     """Whether a file is an image's archive, and not the tar of a root file system. Reads its beginning."""
     try:
-        with tarfile.open(path) as tar:
-            for count, member in enumerate(tar):
+        with tarfile.open(path, tarinfo=BoundedHeaders) as tar:
+            for count, member in enumerate(members_of(tar)):
                 name = _normal(member.name)
                 if name in ("manifest.json", "index.json", "oci-layout", "repositories"):
                     return True
                 if count > 2000 or not (name.startswith("blobs") or len(PurePosixPath(name).parts) <= 2):
                     return False
-    except (tarfile.TarError, OSError, EOFError, zlib.error):
+    except (*UNREADABLE, ImageError, OSError, zlib.error):
         return False
     return False
 
@@ -70,8 +72,8 @@ class _Archive:
         self._files: dict[str, BlobFile] = {}
         self._links: dict[str, str] = {}
         try:
-            with tarfile.open(path, "r:") as tar:
-                for count, member in enumerate(tar):
+            with tarfile.open(path, "r:", tarinfo=BoundedHeaders) as tar:
+                for count, member in enumerate(members_of(tar)):
                     if count > _MOST_MEMBERS:
                         raise TooLarge(f"{path}: more than {_MOST_MEMBERS} members, which no image's archive has")
                     name = _normal(member.name)
@@ -81,7 +83,7 @@ class _Archive:
                         self._links[name] = _normal(member.linkname)
                     elif member.isreg():
                         self._files[name] = BlobFile(path, member.offset_data, member.size)
-        except (tarfile.TarError, EOFError, UnicodeError, OverflowError) as error:
+        except (*UNREADABLE, ImageError) as error:
             raise DamagedImage(f"{path}: not a complete tar ({error}). Save it again") from None
         except OSError as error:
             raise ImageNotFound(f"{path}: {error.strerror or error}. Name an image's archive") from None

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ramify import paths
 from ramify.fork_engine.types import LayerId, SnapshotId
 from ramify.images.documents import ImageConfig, Platform
 from ramify.images.errors import BadReference, DamagedImage, ImageNotFound
@@ -152,7 +153,7 @@ class Catalogue:
         return self.folder / "layers" / f"{diff_id.removeprefix('sha256:')}.json"
 
     def _write(self, path: Path, fields: object) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.make_private(path.parent)
         handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(handle, "w") as file:

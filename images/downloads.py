@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 
 KEPT_S = 7 * 86400.0
@@ -51,7 +52,7 @@ class Downloads:
         self._folder = folder
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.make_private(self._folder)
         for path in self._folder.iterdir():
             if time.time() - path.stat().st_mtime > KEPT_S:
                 path.unlink(missing_ok=True)

@@ -107,9 +107,9 @@ class WorldSpec:
     absolute paths in configuration files still work. `visible` are host folders that must be readable inside although
     they lie under a place that the world hides (/tmp).
 
-    `secrets` are variables like `env`, but no snapshot, log or error ever holds their values, even if a command
-    copies one into another variable. A fork gets them only from its own specification. What a command writes into a
-    file is the command's own responsibility.
+    `secrets` are variables like `env`, but no log or error ever holds their values, and a snapshot's shell state
+    leaves out what holds one (`agent/secret_forms.py` says in which forms). A fork gets them only from its own
+    specification. What a command writes into a file is the command's own responsibility.
     """
 
     mount_at: Path

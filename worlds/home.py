@@ -67,7 +67,7 @@ class WorldHome:
         self._users = 0  # worlds that keep it open, if nobody entered it
 
     async def __aenter__(self) -> WorldHome:
-        self.place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        paths.make_private(self.place)
         self.store = await asyncio.to_thread(SnapshotStore, paths.snapshots(self.place))
         self.images = ImageLibrary(self.store, Catalogue(paths.images(self.place)), self.pins, clock=self._clock)
         self._open = True

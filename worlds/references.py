@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.types import SnapshotId
 from ramify.sandboxes.egress.connection_log import ConnectionFiles
@@ -75,7 +76,7 @@ class References:
     def put(self, kind: Kind, reference: Reference, *, new: bool = False) -> None:
         """Write a reference durably. With `new`, raises `NameTaken` if the name exists."""
         path = self._path(kind, reference.name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.make_private(path.parent)
         handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(handle, "w") as file:
@@ -109,7 +110,7 @@ class References:
         """Hold a named world alone while the block runs; the kernel lets go of it when the process dies. Raises
         `WorldInUse`."""
         path = self._path(Kind.WORLD, name).with_suffix(".lock")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.make_private(path.parent)
         handle = open_lock(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,6 +27,7 @@ from ramify.fork_engine.errors import ImageError
 from ramify.fork_engine.filesystem.file_content import write_all
 from ramify.fork_engine.filesystem.openat import OpenatWalker, parent_folders, remove_any
 from ramify.fork_engine.filesystem.scan import MAX_DEPTH, OPAQUE
+from ramify.fork_engine.filesystem.tar_headers import UNREADABLE, BoundedHeaders, members_of
 
 MAX_MEMBERS = 5_000_000
 _NO_SUCH_MEMBER = {
@@ -36,14 +37,8 @@ _NO_SUCH_MEMBER = {
 _CHUNK = 1 << 20
 _KEPT_XATTRS = "SCHILY.xattr.user."  # the spelling of user attributes in pax headers
 _OVERLAY_XATTRS = "SCHILY.xattr.user.overlay."  # overlayfs would act on them
-_MAX_HEADER = 1 << 20  # bytes of an extended header, which is read into memory
-_HEADERS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
+_MEMBER_BYTES = 4096  # what a member takes on the disk beside its bytes
+_RESERVE = 0.05  # of the free space, which an import leaves
 _WHITEOUT, _OPAQUE, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 
 
@@ -54,20 +49,12 @@ class _Unpacking:
     tree: OpenatWalker = field(init=False)
     linked: OpenatWalker = field(init=False)  # for the targets of hard links
     folders: dict[str, tuple[int, int]] = field(default_factory=dict)  # path → mode and time, set at the end
+    children: dict[str, set[str]] = field(default_factory=dict)  # folder → the folders in it
     count: int = 0
     layer: bool = False  # of an image: names with ".wh." are whiteouts
     implied: set[str] = field(default_factory=set)  # folders that no member declares
     whiteouts: set[str] = field(default_factory=set)
     opaque: set[str] = field(default_factory=set)
-
-
-class _BoundedHeaders(tarfile.TarInfo):
-    """A member whose extended headers cannot fill the memory."""
-
-    def _proc_member(self, opened: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in _HEADERS and self.size > _MAX_HEADER:
-            raise ImageError(f"a header of {self.size} bytes, more than {_MAX_HEADER}: the tar is damaged or hostile")
-        return cast("tarfile.TarInfo", super()._proc_member(opened))  # type: ignore[misc]
 
 
 def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
@@ -77,7 +64,7 @@ def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
     `room`: bytes that the tar may hold; by default the free space of the disk.
     """
     unpacking = _Unpacking(tar, room=_free(dest) if room is None else room)
-    with _explained(tar), tarfile.open(tar, errorlevel=2, tarinfo=_BoundedHeaders) as opened:
+    with _explained(tar), tarfile.open(tar, errorlevel=2, tarinfo=BoundedHeaders) as opened:
         _unpack_all(opened, dest, unpacking)
 
 
@@ -91,7 +78,7 @@ def unpack_layer(stream: IO[bytes], dest: Path, *, name: str, room: int | None =
     unpacking = _Unpacking(name, room=_free(dest) if room is None else room, layer=True)
     with (
         _explained(name),
-        tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK, errorlevel=2, tarinfo=_BoundedHeaders) as opened,
+        tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK, errorlevel=2, tarinfo=BoundedHeaders) as opened,
     ):
         opened.fileobj.seekable = lambda: True  # type: ignore[attr-defined,union-attr,unused-ignore]  # forwards only
         _unpack_all(opened, dest, unpacking)
@@ -100,13 +87,13 @@ def unpack_layer(stream: IO[bytes], dest: Path, *, name: str, room: int | None =
 
 def _free(dest: Path) -> int:
     status = os.statvfs(dest)
-    return status.f_bavail * status.f_frsize
+    return int(status.f_bavail * status.f_frsize * (1 - _RESERVE))
 
 
 def _unpack_all(opened: tarfile.TarFile, dest: Path, unpacking: _Unpacking) -> None:
     with OpenatWalker(dest, grant=0o700) as tree, OpenatWalker(dest, grant=0o700) as linked:
         unpacking.tree, unpacking.linked = tree, linked
-        for member in opened:
+        for member in members_of(opened):
             _unpack(member, opened, unpacking)
         if unpacking.layer:
             _hide(unpacking)
@@ -125,7 +112,7 @@ def _explained(tar: Path | str) -> Iterator[None]:
         if error.errno not in _NO_SUCH_MEMBER:
             raise
         raise ImageError(f"{tar}: a member that no file system can hold ({error}). Create the tar again") from None
-    except (tarfile.TarError, EOFError, UnicodeError, OverflowError, zlib.error, lzma.LZMAError) as error:
+    except (*UNREADABLE, zlib.error, lzma.LZMAError) as error:
         raise ImageError(f"{tar}: not a complete tar ({error}). Create it again with tar") from None
 
 
@@ -183,6 +170,7 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
     unpacking.count += 1
     if unpacking.count > MAX_MEMBERS:
         raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members, which no root file system has")
+    _take_room(_MEMBER_BYTES, member, unpacking)
     if unpacking.layer and _note_whiteout(path, member, unpacking):
         return
     if member.ischr() or member.isblk():
@@ -190,7 +178,7 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
     if member.isdir():
         _folder(path, unpacking)
         unpacking.implied.discard(path)
-        unpacking.folders[path] = (stat.S_IMODE(member.mode), _time_ns(member))
+        _note_folder(path, (stat.S_IMODE(member.mode), _time_ns(member)), unpacking)
         return
     if not path:
         raise _refused(unpacking.tar, member.name, "it is the root itself, but not a folder")
@@ -198,8 +186,7 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
     parent, name = unpacking.tree.parent(path)
     remove_any(name, parent)
     if path in unpacking.folders:
-        for lost in [known for known in unpacking.folders if known == path or known.startswith(path + "/")]:
-            del unpacking.folders[lost]
+        _forget_folder(path, unpacking)
     if member.issym():
         os.symlink(member.linkname, name, dir_fd=parent)
         os.utime(name, ns=(_time_ns(member),) * 2, dir_fd=parent, follow_symlinks=False)
@@ -213,6 +200,22 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
         _file(member, opened, unpacking, parent, name)
     else:
         raise _refused(unpacking.tar, member.name, f"its type {member.type!r} is unknown")
+
+
+def _forget_folder(path: str, unpacking: _Unpacking) -> None:
+    """Forget a folder and those below it. Costs what is forgotten: a tar may replace each of many folders."""
+    unpacking.children[path.rpartition("/")[0]].discard(path)
+    pending = [path]
+    while pending:
+        lost = pending.pop()
+        del unpacking.folders[lost]
+        pending += unpacking.children.pop(lost, ())
+
+
+def _note_folder(path: str, mode_and_time: tuple[int, int], unpacking: _Unpacking) -> None:
+    unpacking.folders[path] = mode_and_time
+    if path:
+        unpacking.children.setdefault(path.rpartition("/")[0], set()).add(path)
 
 
 def _member_path(name: str, tar: Path | str) -> str:
@@ -241,7 +244,7 @@ def _folder(path: str, unpacking: _Unpacking) -> None:
     except FileExistsError:
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             raise _refused(unpacking.tar, path, "another member replaced the folder by a link or a file") from None
-    unpacking.folders.setdefault(path, (0o755, 0))
+    _note_folder(path, (0o755, 0), unpacking)
     unpacking.implied.add(path)
 
 
@@ -259,9 +262,7 @@ def _link(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
 
 
 def _file(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpacking, parent: int, name: str) -> None:
-    unpacking.room -= member.size
-    if unpacking.room < 0:
-        raise _refused(unpacking.tar, member.name, "the tar claims more bytes than there is room for on the disk")
+    _take_room(member.size, member, unpacking)
     source = opened.extractfile(member)
     assert source is not None
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
@@ -278,6 +279,12 @@ def _file(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpackin
         raise _refused(unpacking.tar, member.name, f"no file can have its size, {member.size}") from None
     finally:
         os.close(fd)
+
+
+def _take_room(size: int, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
+    unpacking.room -= size
+    if unpacking.room < 0:
+        raise _refused(unpacking.tar, member.name, "the tar claims more bytes than there is room for on the disk")
 
 
 def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> Iterator[tuple[int, bytes]]:

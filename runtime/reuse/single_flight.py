@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 
 _FILE = "flights"
@@ -63,7 +64,7 @@ class SingleFlight:
 
     def _set(self, key: str, kind: int) -> bool:
         if self._fd is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            paths.make_private(self._path.parent)
             self._fd = open_lock(self._path, os.O_RDWR | os.O_CREAT)
         asked = _FLOCK.pack(kind, os.SEEK_SET, int(key[:16], 16) % _BYTES, 1, 0)
         try:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import close_in_children, refuse_in_child
 from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.store.address import Address
@@ -39,6 +40,7 @@ PRAGMAS = (
 def probe(path: Path) -> None:
     """Open and close the file, to raise early if that fails. aiosqlite would raise too, but leave a thread behind
     that calls an event loop which may be closed by then."""
+    paths.make_private_file(path)  # SQLite gives its mode to the files beside it
     sqlite3.connect(path).close()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.store_folder import flush_folder
 from ramify.runtime.errors import RunLocked, RunPushed
@@ -45,7 +46,7 @@ class RunLock:
         self._fd: int | None = None
 
     def __enter__(self) -> RunLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        paths.make_private(self._path.parent)
         fd = open_lock(self._path, os.O_RDWR | os.O_CREAT)
         if not _taken(fd):
             close_lock(fd)

@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 
 from sqlalchemy import Connection, Engine, text
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import (
@@ -66,7 +67,7 @@ class RunStore(StoreQueries):
     async def __aenter__(self) -> Self:
         with as_store_errors(self.address):
             if (file := self.address.file) is not None:
-                file.parent.mkdir(parents=True, exist_ok=True)
+                paths.make_private(file.parent)
                 await asyncio.to_thread(probe, file)
             self._reader, self._writer = reader(self.address), writer(self.address)
             try:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ramify import paths
 from ramify.compiler.plan import OpId, OpKind, Plan
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
@@ -254,7 +255,7 @@ class EvictionMarks:
 
     def add(self, ids: Iterable[SnapshotId]) -> None:
         """Durable when this returns."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.make_private(self._folder)
         for id in ids:
             os.close(os.open(self._folder / id, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         sync_folder(self._folder)
@@ -281,14 +282,15 @@ async def collect(
     dry_run: bool = False,
     grace_s: float = GRACE_S,
     named: Callable[[], set[SnapshotId]] = set,
+    wait: bool = True,
 ) -> Collected:
     """Delete snapshots that no row names and, for a budget in bytes, those that are cheapest to recompute.
 
     `store`: None for a home without runs. `named`: asked under the lock for snapshots to keep beside those that rows
     name. Safe to repeat after a kill. Blocks the event loop while it waits for the lock, so call it in a process of
-    its own.
+    its own. wait: False raises `BlockingIOError` instead of waiting.
     """
-    with pins.collecting():
+    with pins.collecting(wait=wait):
         alive = living([] if store is None else await histories(store))
         alive.stay(pins.kept() | named())
         marked = marks.all()

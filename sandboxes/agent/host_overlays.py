@@ -58,10 +58,10 @@ class HostOverlays:
         self.uncovered: list[str] = []  # folders that locks and watches reach, and why
         self._masks = 0
         self._shown = 0
-        kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0700")
+        kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,nr_inodes=16k,mode=0700")
         os.mkdir(f"{root}/{LOWEST}")
         self._workshop = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=0755")
+        kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,nr_inodes=64k,mode=0755")
 
     def close(self) -> None:
         """Close the folder that overlays are made with; the old root takes it along."""

@@ -25,7 +25,8 @@ from ramify.sandboxes.linux.mount_table import is_within
 PRIVATE = "/run/ramify"
 ROOT = "root"  # an empty folder in a backend's folder: the mount point of a world's root
 SCRATCH_PLACES = ("/tmp", *(place for place in host_overlays.TEMPORARY_PLACES if place != "/tmp"))
-TMPFS = "size=25%"
+TMPFS = "size=25%,nr_inodes=64k"
+"""Files without bytes take about a kilobyte of kernel memory each, which belongs to no process: so bound them."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 HARMLESS = ("driver", "pressure", "sysvipc", "tty")  # of /proc: read-only, or open to all anyway
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
@@ -238,7 +239,7 @@ def _make_mount_point(path: str, *, directory: bool) -> None:
 
 def _devices(dev: str) -> None:
     """Mount a minimal /dev. The nodes are bound before the root's own become `nodev`."""
-    kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID, "size=64k,mode=0755")
+    kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID, "size=64k,nr_inodes=1k,mode=0755")
     for name in DEVICES:
         if Path("/dev", name).exists():
             Path(dev, name).touch()

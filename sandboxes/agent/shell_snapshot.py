@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar
 
+from ramify.sandboxes.agent.secret_forms import SecretForms, forms_of
 from ramify.sandboxes.agent.shell_report import TRAP, VARIABLE, Report, Variable, parse_variables, words
 
 T = TypeVar("T")
 FORMAT = 2
-LEAST_SECRET = 4  # bytes: shorter values would be found everywhere, so such a secret is recognised only by its name
 
 HOUSEKEEPING = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 BASH_MANAGED = (
@@ -132,13 +132,16 @@ class ShellSnapshot:
         )
 
     def without(self, secrets: Mapping[str, str]) -> ShellSnapshot:
-        """Without anything that is a secret by name or contains a secret's value."""
-        values = recognisable_values(secrets)
+        """Without anything that is a secret by name or holds a secret in a form that `secret_forms` recognises."""
         if not secrets:
             return self
+        forms = _forms(secrets)
+
+        def is_clean(*texts: str) -> bool:
+            return not any(forms.are_in(_bytes(text)) for text in texts)
 
         def kept(items: Mapping[str, str]) -> dict[str, str]:
-            return {name: item for name, item in items.items() if not _holds(_bytes(item), values)}
+            return {name: item for name, item in items.items() if is_clean(name, item)}
 
         functions = kept(self.functions)
         return replace(
@@ -147,13 +150,16 @@ class ShellSnapshot:
                 name: line
                 for name, line in self.variables.items()
                 if name not in secrets
-                and not any(_holds(_value(item), values) for item in parse_variables(_bytes(line)))
+                and is_clean(name, line)
+                and not any(forms.are_in(_value(item)) for item in parse_variables(_bytes(line)))
             },
             functions=functions,
             attributes={name: line for name, line in self.attributes.items() if name in functions},
             aliases=kept(self.aliases),
             traps=kept(self.traps),
-            args=() if any(_holds(_bytes(word), values) for word in self.args) else self.args,
+            args=self.args if is_clean(*self.args, "".join(self.args)) else (),
+            oldpwd=self.oldpwd if is_clean(self.oldpwd) else "",
+            dirs=tuple(place for place in self.dirs if is_clean(place)),
         )
 
 
@@ -181,18 +187,18 @@ def _changed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
     return {name: value for name, value in now.items() if before.get(name) != value}
 
 
-def recognisable_values(secrets: Mapping[str, str]) -> list[bytes]:
-    """The secrets' values that are long enough to be recognised."""
-    return [value for value in map(os.fsencode, secrets.values()) if len(value) >= LEAST_SECRET]
+def _forms(secrets: Mapping[str, str]) -> SecretForms:
+    return forms_of(tuple(map(os.fsencode, secrets.values())))
 
 
 def environment_without(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    values = recognisable_values(secrets)
-    return {k: v for k, v in env.items() if k not in secrets and not _holds(os.fsencode(v), values)}
-
-
-def _holds(text: bytes, values: list[bytes]) -> bool:
-    return any(value in text for value in values)
+    """The variables that are no secret by name and hold none, in their names or values."""
+    forms = _forms(secrets)
+    return {
+        k: v
+        for k, v in env.items()
+        if k not in secrets and not forms.are_in(os.fsencode(k)) and not forms.are_in(os.fsencode(v))
+    }
 
 
 def _attributes_only(variable: Variable) -> bytes:

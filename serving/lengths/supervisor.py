@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from ramify import paths
 from ramify.serving.errors import AnalyzerDown
 
 _LONGEST_PATH = 107  # bytes: the limit of a Unix socket's address
@@ -62,7 +63,7 @@ class AnalyzerSupervisor:
     async def __aenter__(self) -> AnalyzerSupervisor:
         if len(os.fsencode(self.socket)) > _LONGEST_PATH:
             raise AnalyzerDown(f"{self.socket} is too long for a Unix socket: choose a folder with a shorter path")
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        paths.make_private(self.folder)
         self._locked = await self._lock()
         try:
             await self._start()

@@ -97,6 +97,7 @@ class Finished:
 
 
 def perform(home: Home, choices: RunOptions, work: Callable[[Runtime], Awaitable[Any]], sandbox: str | None) -> None:
+    from ramify.cli.commands.storage import collect_at_the_end
     from ramify.cli.progress import Progress
     from ramify.session import Runtime
 
@@ -115,6 +116,7 @@ def perform(home: Home, choices: RunOptions, work: Callable[[Runtime], Awaitable
         except KeyboardInterrupt:
             raise Interrupted(runtime.last_run_id) from None
     show_result(finished, choices)
+    collect_at_the_end(home)
 
 
 async def _run_to_end(runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]], choices: RunOptions) -> Finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import sqlite3
 import sys
 from importlib import metadata
@@ -110,6 +111,7 @@ def doctor_command(home: Home, context: click.Context, as_json: bool) -> None:
             {
                 "ok": works,
                 "home": str(home.folder),
+                "exposed": [str(one) for one in paths.exposed(home.folder, home.database)],
                 "sandboxes": [_object(one) for one in backends],
                 "models": models_here(home),
                 "versions": _versions(),
@@ -130,8 +132,10 @@ def _show(home: Home, backends: tuple[Capabilities, ...]) -> None:
         _say_why(one)
     say()
     say(f"home      {home.folder}" + ("" if home.has_runs else f" ({_why_no_runs(home)})"))
-    for name, place in models_here(home).items():
-        say(f"model     {name}: {place or 'not here: `ramify models pull`'}")
+    for place in paths.exposed(home.folder, home.database):
+        say(f"          other users may read {place}: chmod go= {shlex.quote(str(place))}", style="yellow")
+    for name, weights in models_here(home).items():
+        say(f"model     {name}: {weights or 'not here: `ramify models pull`'}")
     for name, version in _versions().items():
         say(f"{name:<9} {version}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,11 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
-def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+BUDGET_VARIABLE = "RAMIFY_DISK_BUDGET"
+_OFF = "off"
+
+
+def _size(context: click.Context | None, parameter: click.Parameter | None, value: str | None) -> int | None:
     if value is None:
         return None
     found = _SIZE.fullmatch(value.strip())
@@ -42,13 +48,14 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     callback=_size,
     help="Also delete states that can be computed again, cheapest first, until this size: 500M, 2G.",
 )
+@click.option("--auto", is_flag=True, help="Only if it is due, as after each `ramify run`; see below.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @click.option(
     "--remote", is_flag=True, help="In this home's bucket instead: what no home names for a day is deleted."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @pass_home
-def gc_command(home: Home, budget: int | None, dry_run: bool, remote: bool, as_json: bool) -> None:
+def gc_command(home: Home, budget: int | None, auto: bool, dry_run: bool, remote: bool, as_json: bool) -> None:
     """Delete the snapshots that no run needs.
 
     With --budget, also states that can be computed again: those that commands left for reuse, and those between the
@@ -58,6 +65,10 @@ def gc_command(home: Home, budget: int | None, dry_run: bool, remote: bool, as_j
 
     It is safe while runs go on, and if it is killed: call it again. Snapshots of the last 5 minutes are left for a
     later call.
+
+    `ramify run` and `resume` do the same by themselves at their end, at most once an hour, if less than 10 GB (or a
+    tenth of a smaller disk) is free, until that much is free; and if $RAMIFY_DISK_BUDGET is set (500M, 2G), until
+    the snapshots take no more than that. RAMIFY_DISK_BUDGET=off turns this off.
 
     \b
     Example: ramify gc --budget 2G --dry-run
@@ -73,11 +84,40 @@ def gc_command(home: Home, budget: int | None, dry_run: bool, remote: bool, as_j
         home.require_usable()
         say_json(_collected_object(None)) if as_json else say(f"no runs yet in {home.location}")
         return
-    done = run_async(_collect(home, budget, dry_run))
+    if auto and (budget is not None or dry_run):
+        raise click.UsageError("--auto takes its budget from $RAMIFY_DISK_BUDGET: leave out --budget and --dry-run")
+    done = run_async(_collect_if_due(home) if auto else _collect(home, budget, dry_run))
+    if done is None and not as_json:
+        say("not due")
+        return
     if as_json:
         say_json(_collected_object(done))
     else:
+        assert done is not None
         _show_collected(done, dry_run)
+
+
+def collect_at_the_end(home: Home) -> None:
+    """Collect after a command that made snapshots, if it is due. Says so only if it deleted something."""
+    done = run_async(_collect_if_due(home))
+    if done is not None and done.snapshots:
+        say(
+            f"the disk is nearly full, or above ${BUDGET_VARIABLE}: deleted {count(done.snapshots, 'snapshot')}, "
+            f"{_bytes(done.bytes)}. {BUDGET_VARIABLE}={_OFF} turns this off",
+            err=True,
+        )
+
+
+async def _collect_if_due(home: Home) -> Collected | None:
+    from ramify.runtime.worlds.automatic_collection import DiskPolicy, collect_if_due
+
+    said = os.environ.get(BUDGET_VARIABLE, "")
+    if said == _OFF or not home.has_runs:
+        return None
+    policy = DiskPolicy(budget=_size(None, None, said or None))
+    return await collect_if_due(
+        home.folder, policy, lambda budget, dry_run: _collect(home, budget, dry_run, wait=False), clock=time.time
+    )
 
 
 def _has_only_worlds(home: Home) -> bool:
@@ -87,7 +127,7 @@ def _has_only_worlds(home: Home) -> bool:
     return paths.snapshots(home.folder).is_dir() and not any(locks.glob("*.lock"))
 
 
-async def _collect(home: Home, budget: int | None, dry_run: bool) -> Collected:
+async def _collect(home: Home, budget: int | None, dry_run: bool, *, wait: bool = True) -> Collected:
     from ramify.fork_engine.gc_pins import Pins
     from ramify.images.catalogue import Catalogue
     from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
@@ -101,7 +141,9 @@ async def _collect(home: Home, budget: int | None, dry_run: bool) -> Collected:
 
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(home.store()) if home.has_runs else None
-        return await collect(store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run, named=named)
+        return await collect(
+            store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run, named=named, wait=wait
+        )
 
 
 def _show_collected(done: Collected, dry_run: bool) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
+from ramify import paths
 from ramify.runtime.langgraph.checkpointer.ready import Ready
 from ramify.runtime.langgraph.checkpointer.tables import make
 from ramify.runtime.store.address import parse
@@ -67,7 +68,8 @@ def _sqlite(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise ValueError("a saver stores its checkpoints: name a file, or use LangGraph's InMemorySaver")
     folder = Path(str(url.database)).absolute().parent
-    folder.mkdir(parents=True, exist_ok=True)
+    paths.make_private(folder)
+    paths.make_private_file(Path(str(url.database)).absolute())
     engine = create_engine(url.set(drivername="sqlite"))
     prepare(engine)
     engine.connect().close()

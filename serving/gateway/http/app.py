@@ -133,7 +133,7 @@ class _Control:
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens a request for messages would have, by the engine's own count."""
         self._gateway.authorise(request)
-        asked = await body_of(request)
+        asked = await body_of(request, self._gateway.bodies)
         chat_of_messages({"max_tokens": 1, **asked})
         return JsonResponse(await self._gateway.count_tokens(asked))
 
@@ -170,7 +170,7 @@ class _Control:
         """Cancel calls that a workflow no longer needs: `{"compound_id": …, "fork_group": …}`, one of them or
         both."""
         self._gateway.authorise(request)
-        body = await body_of(request)
+        body = await body_of(request, self._gateway.bodies)
         for name, value in body.items():
             if name not in ("compound_id", "fork_group") or not isinstance(value, str) or not value:
                 raise bad_request(name, f"{name}: give compound_id, fork_group or both, each as a string")
@@ -189,7 +189,7 @@ class _Control:
         Answers 200 when it is read, 202 with the reason when it is not. Cancelled when the client leaves.
         """
         self._gateway.authorise(request)
-        hint = hint_of(await body_of(request))
+        hint = hint_of(await body_of(request, self._gateway.bodies))
         check_constraints(hint, llama_cpp=self._gateway.replicas.llama_cpp)
         if self._gateway.stopping:
             raise STOPPING
@@ -211,14 +211,16 @@ class _Control:
         admission = self._gateway.admission
         return JsonResponse({"status": "ok", "running": admission.running, "waiting": admission.waiting})
 
-    async def ready(self, _: Request) -> Response:
-        """Readiness: the gateway takes calls, and an engine answers."""
+    async def ready(self, request: Request) -> Response:
+        """Readiness: the gateway takes calls, and an engine answers. Each question reaches an engine."""
+        self._gateway.authorise(request)
         if self._gateway.stopping:
             raise ApiError(503, "stopping", "the gateway is stopping")
         await self._gateway.upstream().get("/models")
         return JsonResponse({"status": "ready"})
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        self._gateway.authorise(request)
         gateway, now = self._gateway, self._gateway.records.clock()
         for one in await gateway.analysis.coverage() if gateway.analysis else ():
             gateway.metrics.coverage(one.generated, one.covered)

@@ -46,7 +46,7 @@ from ramify.serving.gateway.errors import (
 from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat
 from ramify.serving.gateway.formats.apis import Api, at_engine
 from ramify.serving.gateway.gateway import Gateway, several
-from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of
+from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, is_large, tags_of
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
@@ -87,9 +87,10 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, request = self._gateway, Request(scope, receive)
         gateway.authorise(request)
-        asked = await body_of(request)
+        asked = await body_of(request, gateway.bodies)
         tags = tags_of(request, asked)
-        body, dialect = self._checked(asked), self._api.dialect
+        body = await asyncio.to_thread(self._checked, asked) if is_large(request) else self._checked(asked)
+        dialect = self._api.dialect
         stream = _flag(body, "stream")
         if stream and scope.get("http_version") == "1.0":
             raise bad_request(

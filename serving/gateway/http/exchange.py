@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,11 +16,13 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.formats.apis import ErrorFormat
+from ramify.serving.gateway.request_bodies import BODY_S, UnfinishedBodies
 from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
 MAX_PARTS = 500_000  # objects and arrays: parsing so many blocks the event loop for half a second
-BODY_S = 60.0  # a body that takes longer comes from a client that means harm, or has left
+LARGE_BODY = 256 * 1024
+"""Bytes above which a body is parsed and checked in a thread, so that other calls go on meanwhile."""
 _MAX_DRAIN = 64 * 1024 * 1024  # bytes of a too long body that are read, so that its sender sees the answer
 _SAYS_TOO = ("instructions", "previous_response_id", "conversation", "prompt")  # a response's other kinds of input
 _SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -76,20 +78,33 @@ class ClientResponse:
             await response(*self._asgi)
 
 
-async def body_of(request: Request) -> Mapping[str, object]:
-    """Read the JSON object of a request. Raises ApiError, which says what is wrong."""
+async def body_of(request: Request, unfinished: UnfinishedBodies) -> Mapping[str, object]:
+    """Read the JSON object of a request. Raises ApiError, which says what is wrong. `unfinished`: all bodies that the
+    gateway is reading."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise bad_request(
             "content-encoding", f"content-encoding: {encoding[:40]!r} is not supported: send it plain", status=415
         )
     try:
-        async with asyncio.timeout(BODY_S):
-            kept = await _read(request)
+        async with unfinished.reading(BODY_S) as note:
+            kept = await _read(request, note)
     except TimeoutError:
-        raise bad_request("body", f"body: it did not arrive within {BODY_S:g} s", status=408) from None
+        raise bad_request(
+            "body", f"body: it did not arrive within {BODY_S:g} s, or before too many others", status=408
+        ) from None
     except ClientDisconnect:
         raise bad_request("body", "body: the client left before its end") from None
+    return _parsed(kept) if len(kept) <= LARGE_BODY else await asyncio.to_thread(_parsed, kept)
+
+
+def is_large(request: Request) -> bool:
+    """Whether to check a body in a thread. A body of unknown length counts as large."""
+    said = request.headers.get("content-length", "")
+    return not said.isdecimal() or int(said) > LARGE_BODY
+
+
+def _parsed(kept: bytes) -> Mapping[str, object]:
     if (parts := kept.count(b"{") + kept.count(b"[")) > MAX_PARTS:
         raise bad_request(
             "body", f"body: {parts} opening brackets: at most {MAX_PARTS} objects and arrays are allowed"
@@ -136,11 +151,12 @@ def check_prompt(dialect: Dialect, body: Mapping[str, object]) -> None:
         raise ApiError(400, "empty_array", "input: must hold at least one item", "input")
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, note: Callable[[int], None]) -> bytes:
     kept, size = bytearray(), 0
     async for chunk in request.stream():
         size += len(chunk)
         if size <= MAX_BODY:
+            note(len(chunk))
             kept += chunk
         elif size > _MAX_DRAIN:
             break

@@ -34,6 +34,16 @@ def test_doctor_output(ramify: Any, tmp_path: Any) -> None:
     assert f"ramify --home {tmp_path}/home models pull" in said.out
 
 
+def test_a_home_that_others_may_read(ramify: Any, tmp_path: Any) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o755)
+    assert ramify("doctor", "--json").json["exposed"] == [str(home)]
+    assert f"other users may read {home}: chmod go= {home}" in ramify("doctor").out
+    home.chmod(0o700)
+    assert ramify("doctor", "--json").json["exposed"] == []
+
+
 def test_a_machine_without_namespaces(ramify: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("ramify.sandboxes.doctor.namespaces", lambda scratch: _broken())
     said = ramify("doctor")

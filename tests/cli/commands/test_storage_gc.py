@@ -68,3 +68,27 @@ def test_budget_deletes_states_that_can_be_recomputed(ramify: Any, run: None, pl
 def test_malformed_size_is_refused(ramify: Any) -> None:
     said = ramify("gc", "--budget", "much")
     assert said.status == 2 and "is not a size" in said.err
+
+
+def test_auto_collects_above_the_budget_once_in_an_hour(
+    ramify: Any, run: None, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for record in (paths.snapshots(place) / "snapshots").iterdir():
+        os.utime(record, (1, 1))
+    monkeypatch.setenv("RAMIFY_DISK_BUDGET", "off")
+    assert ramify("gc", "--auto").out == "not due\n"
+    monkeypatch.setenv("RAMIFY_DISK_BUDGET", "0")
+    assert ramify("gc", "--auto", "--json").json["evicted"]
+    assert ramify("gc", "--auto").out == "not due\n"
+    assert ramify("fsck").status == 0
+    assert ramify("gc", "--auto", "--budget", "1").status == 2
+
+
+def test_a_run_collects_at_its_end(ramify: Any, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = tmp_path / "flow.py"
+    flow.write_text("from ramify import workflow\n\n\n@workflow\nasync def one() -> int:\n    return 1\n")
+    stamp = paths.locks(place) / "collected"
+    for budget, collects in (("off", False), ("100G", True)):
+        monkeypatch.setenv("RAMIFY_DISK_BUDGET", budget)
+        assert ramify("run", f"{flow}:one", "--sandbox", "copy", "--quiet").out == "1\n"
+        assert stamp.exists() is collects

@@ -95,6 +95,23 @@ async def test_files_on_memory_file_systems_are_memory(make: Make, out: Out) -> 
         assert result.limit is Limit.MEMORY
 
 
+async def test_file_systems_in_memory_hold_a_bounded_number_of_files(make: Make, out: Out) -> None:
+    """Empty files have no bytes that a limit on memory or on the disk would count."""
+    world = await make()
+    attack = (
+        "import os\n"
+        "mounts = [line.split() for line in open('/proc/mounts')]\n"
+        "places = [mount[1] for mount in mounts if mount[2] == 'tmpfs' and os.access(mount[1], os.W_OK)]\n"
+        "for place in places: print(place, os.statvfs(place).f_files)\n"
+        "for at in range(200_000): os.close(os.open(f'/dev/shm/{at}', os.O_CREAT))\n"
+    )
+    result = await world.run(["python3", "-c", attack], timeout=PATIENCE)
+    bounds = dict(line.split() for line in result.stdout.splitlines())
+    assert "/dev/shm" in bounds
+    assert all(0 < int(files) <= 1 << 16 for files in bounds.values()), bounds
+    assert "No space left on device" in result.stderr
+
+
 async def test_a_hog_left_by_an_earlier_command_is_killed_and_reported(make: Make, out: Out) -> None:
     world = await make(memory_bytes=100 * MIB)
     assert (await world.run(f"(sleep 0.3; exec {hog(300)}) >/dev/null 2>&1 &")).limit is Limit.NONE

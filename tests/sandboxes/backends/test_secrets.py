@@ -63,6 +63,28 @@ async def test_a_secret_is_in_the_environment_and_in_no_snapshot(
     assert SECRET not in (await bare.run("declare -p; declare -f; alias; trap")).stdout
 
 
+DISGUISED = (
+    'export UPPER=${API_TOKEN^^} LINES_OF="${API_TOKEN%%-*}\n${API_TOKEN#*-}"; left=${API_TOKEN:0:10}; '
+    'right=${API_TOKEN:10}; letters=("${API_TOKEN:0:5}" "${API_TOKEN:5:5}" "${API_TOKEN:10:5}" "${API_TOKEN:15}"); '
+    'coded=$(printf "Bearer %s" "$API_TOKEN" | base64); hexed=$(printf %s "$API_TOKEN" | od -An -tx1); '
+    'alias g="echo ${API_TOKEN^^}"; trap "echo ${API_TOKEN:1}" USR1; kept=yes'
+)
+
+
+async def test_secrets_in_other_forms_are_in_no_snapshot(
+    opened: Backend, base: Snapshot, kept: WorldSpec, store: SnapshotStore, out: Out
+) -> None:
+    world = await opened.materialise(base, kept)
+    await out(world, DISGUISED)
+    told = (await world.run("declare -p; alias; trap")).stdout
+    assert all(name in told for name in ("UPPER", "left", "right", "letters", "coded", "hexed", "alias g", "USR1"))
+    fork = await opened.materialise(await world.seal(), replace(kept, secrets={}))
+    told = (await fork.run("declare -p; alias; trap")).stdout
+    assert 'kept="yes"' in told
+    for name in ("UPPER", "LINES_OF", "left=", "right=", "letters", "coded", "hexed", "alias g", "USR1"):
+        assert name not in told
+
+
 async def test_a_shell_that_ends_and_a_rollback_keep_the_secret_to_the_world(
     opened: Backend, base: Snapshot, kept: WorldSpec, store: SnapshotStore, out: Out
 ) -> None:

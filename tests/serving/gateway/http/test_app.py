@@ -85,6 +85,9 @@ async def test_client_key_is_required_and_the_engine_gets_its_own() -> None:
     async with client_of(app) as client:
         for path in ("/models", "/ramify/requests"):
             assert (await client.get(path)).json()["error"]["code"] == "invalid_api_key"
+        for path in ("/metrics", "/ready"):
+            assert (await client.get(f"http://gateway{path}")).status_code == 401
+        assert (await client.get("http://gateway/health")).status_code == 200
         assert (await client.post("/chat/completions", json={"messages": MESSAGES})).status_code == 401
     async with client_of(app, authorization="Bearer ours") as client:
         assert (await client.post("/chat/completions", json={"messages": MESSAGES})).status_code == 200

@@ -223,4 +223,4 @@ async def test_valid_key_replaces_the_host_name_beyond_this_machine(tmp_path: Pa
         status, _, text = await said(port, f"{head}authorization: Bearer wrong\r\n")
         assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key")
         assert (await said(port, f"{head}authorization: Bearer k3y\r\norigin: http://evil.test\r\n"))[0] == 403
-        assert (await said(port, "GET /metrics HTTP/1.1\r\nhost: 10.0.0.1\r\n"))[0] == 200
+        assert (await said(port, "GET /health HTTP/1.1\r\nhost: 10.0.0.1\r\n"))[0] == 200
