@@ -56,7 +56,7 @@ _PLAIN = frozenset((NoneType, bool, int))
 _STR = frozenset((str,))
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # JSON would read it back as one character
 _LOOK_AT, _MANY_TIMES = 1_000_000, 100
-_OF_ITS_RUN = ("__notes__", "__ramify_step__", "__ramify_failure__")
+_OF_ITS_RUN = ("__notes__", "__ramify_step__")
 """Attributes that the runtime sets on errors. They are not stored."""
 
 _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {

@@ -37,14 +37,15 @@ from ramify.runtime.execution.step_outcomes import (
     commit_step,
     is_reusable_state,
     one_line,
+    raised_again,
     record_failure,
     restore_attrs,
     seal_world,
     settle_failed_effect,
     state_after,
-    told_again,
 )
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
+from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse.fingerprints import code_fingerprint
 from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
@@ -114,7 +115,7 @@ async def _perform(call: StepCall) -> Any:
             await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
             return await _perform_on_branch(call)
     except Exception as error:
-        run.journal.followers.told(call.key, error)
+        run.journal.followers.told(error, RaisedBy(call.key, call.step.name, branch.path))
         raise
     except asyncio.CancelledError as error:
         if LEFT in error.args:
@@ -176,7 +177,7 @@ async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
     if (row := run.journal.served(call.key, at=branch.snapshot if on_world else None)) is not None:
         return await _serve(call, row, on_world=on_world)
     if (raised := run.journal.failed(call.key, at=branch.snapshot if on_world else None)) is not None:
-        raise told_again(call, raised)
+        raise raised_again(call, raised)
     _refuse_repetition(call)
     if not on_world:
         start_prefork(call.scope, call.op)
