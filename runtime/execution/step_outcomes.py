@@ -257,7 +257,7 @@ def raised_again(call: StepCall, error: Exception) -> Exception:
 def one_line(value: object) -> str:
     if value is None:
         return ""
-    lines = str(value).splitlines()
+    lines = str(value)[: _SUMMARY + 1].splitlines()
     if not lines:
         return ""
     return lines[0] if len(lines[0]) <= _SUMMARY else f"{lines[0][: _SUMMARY - 1]}…"

@@ -15,6 +15,7 @@ from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.legacy_digests import digest_in_journal
+from ramify.runtime.codec.plain_digests import digest_of_text
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
     Diverged,
@@ -29,7 +30,14 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.run import RunScope, seal_before, start_prefork
-from ramify.runtime.execution.step_call import StepCall, StepDef, bind_with_defaults, reusable_commands, run_attempt
+from ramify.runtime.execution.step_call import (
+    StepCall,
+    StepDef,
+    bind_with_defaults,
+    is_plain,
+    reusable_commands,
+    run_attempt,
+)
 from ramify.runtime.execution.step_outcomes import (
     accept_effect,
     as_effect_in_doubt,
@@ -76,7 +84,8 @@ def begin_step(
     arguments = codec.encode(bound, f"step {step.name!r}: arguments")
     args_digest = _digest(scope, op, bound, defaults, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
-    performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults))
+    plain = bound if all(map(is_plain, bound.values())) else None
+    performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults, plain))
     assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name!r}"  # the name in Python's warning if it is never awaited
     caller = asyncio.current_task()
@@ -341,7 +350,7 @@ async def _execute_and_commit(
             raise
     row = call.row(
         result_json=result_json,
-        result_digest=codec.digest_text(result_json),
+        result_digest=digest_of_text(result_json),
         snapshot_in=entry.id if on_world else None,
         snapshot_out=sealed.id if sealed is not None else None,
         lineage_key=query.lineage_key if query is not None and is_reusable_state(sealed) else None,
