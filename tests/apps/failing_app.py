@@ -241,22 +241,22 @@ async def a_model_in_time() -> str:
 
 SHAPES: dict[str, Callable[[], Awaitable[str]]] = {
     shape.__name__: shape
-    for shape in (
+    for shape in (  # those that `make test` takes come first
         in_except,
         of_a_client,
         in_a_loop,
-        suppressed,
         gathered,
+        of_a_model,
+        in_time,
+        the_first_of_two,
+        in_a_world,
+        suppressed,
         waited_for,
         grouped,
         late_step,
-        of_a_model,
-        in_time,
         waited_for_in_time,
-        the_first_of_two,
         cancelled_with_another,
         a_model_in_time,
-        in_a_world,
         in_branches,
     )
 }
