@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ramify.compiler.plan import PLACES_VERSION, PLAN_VERSION, OpId, OpKind, Plan, site_file, text_digest
+from ramify.compiler.plan import CHANGED, PLACES_VERSION, PLAN_VERSION, Plan, site_file, text_digest
+from ramify.journal_results import ids_of, recorded_results
 from ramify.runtime.errors import WorkflowChanged
-from ramify.runtime.execution.driver import Adopt, Adoption
+from ramify.runtime.execution.driver import Adopt, Adoption, was_changed
 from ramify.runtime.records import (
-    HAPPENED,
     EffectRecord,
     LLMRecord,
     OpRecord,
-    OpStatus,
     RunRecord,
 )
 
 if TYPE_CHECKING:
-    from ramify.compiler.plan_matching import Matching, OperationLine, RecordedResults
+    from ramify.compiler.result_matching import Matching, OperationLine
     from ramify.compiler.spec import Spec
     from ramify.decorators import Workflow
 
@@ -128,6 +126,8 @@ class Changes:
     """What happens to a run's recorded results under the code as it is now. Each line: a step, where it stood, and
     how many results.
 
+    A line that says "refused if": in that case the run stops at that call, and does nothing twice. "runs again if":
+    in that case the step, which may safely run again, does so. A line without a case stays as it is.
     `refused`: results that cannot be assigned to a call with certainty, so the run cannot continue.
     """
 
@@ -188,12 +188,22 @@ def preview(
     llm: Sequence[LLMRecord],
     effects: Sequence[EffectRecord],
 ) -> Changes:
-    """What `standing(..., accept=True)` would do. Changes nothing."""
+    """What a resume with the plan of `standing(..., accept=True)` does. Changes nothing. Raises what that raises."""
     plan = Plan.from_json(record.plan_json)
-    found = since(plan, workflow)
-    if not found.workflow or found.unpatched is not None:
-        return Changes(found.parts if found.workflow else ())
-    matched, _ = matched_with(record, plan, _compiled_as_then(workflow, plan), ops, llm, effects)
+    stands = standing(record, workflow, accept=True)
+    found, now = stands.found, stands.plan
+    if found.unpatched is not None:
+        return Changes(found.parts)
+    if not found.workflow:
+        accepted = was_changed(plan, ops)
+        if plan.version < PLACES_VERSION or not (found.steps or accepted):
+            return Changes(())
+        # the plan of now has the ids and places of the stored one, and its steps may have other code
+        now = replace(now, steps=tuple(replace(s, code_digest=found.digests.get(s.name, "")) for s in now.steps))
+        matched, _ = matched_with(record, plan, now, ops, llm, effects, accepted=accepted)
+        kept, aside = (tuple(str(line) for line in lines if line.why) for lines in (matched.kept, matched.aside))
+        return Changes((), kept, (), aside)
+    matched, _ = matched_with(record, plan, now, ops, llm, effects)
     lines = (matched.kept, matched.again, matched.aside, matched.added, matched.refused)
     return Changes(found.parts, *(tuple(map(str, each)) for each in lines))
 
@@ -293,7 +303,7 @@ def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found:
     fresh = ", ".join(sorted(set(now.patches) - set(plan.patches)))
 
     def adopt(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> Adoption:
-        taken = {op.id for op in plan.ops} | _ids(ops, llm, effects)
+        taken = {op.id for op in plan.ops} | ids_of(ops, llm, effects)
         made = with_stored_ids(now, same, taken, plan.catch_all.id, how="patched")
         return Adoption(made, f"patched: {fresh}", {"patches": fresh})
 
@@ -307,21 +317,25 @@ def matched_with(
     ops: Sequence[OpRecord],
     llm: Sequence[LLMRecord],
     effects: Sequence[EffectRecord],
+    *,
+    accepted: bool = True,
 ) -> tuple[Matching, set[str]]:
     """The calls to which recorded results certainly belong; and the ids of operations that are in use."""
-    from ramify.compiler.plan_matching import matching
+    from ramify.compiler.result_matching import matching
 
-    there = recorded(ops, llm, effects)
+    there = recorded_results(ops, llm, effects)
     if plan.version < PLACES_VERSION and there:
         raise WorkflowChanged(f"{record.workflow} has changed since run {record.id} started. {_advice(record, plan)}")
-    return matching(plan, now, there), {op.id for op in plan.ops} | _ids(ops, llm, effects)
+    return matching(plan, now, there, accepted=accepted), {op.id for op in plan.ops} | ids_of(ops, llm, effects)
 
 
 def _adoption(plan: Plan, now: Plan, matched: Matching, taken: Iterable[str]) -> Adoption:
-    from ramify.compiler.plan_matching import with_stored_ids
+    from ramify.compiler.plan_matching import is_behind_change, with_stored_ids
 
     same = {new.id: old.id for old, new in matched.pairs}
-    made = with_stored_ids(now, same, taken, plan.catch_all.id if matched.catch_all_goes_on else None)
+    changed_ids = {new.id for old, new in matched.pairs if CHANGED in old.attrs or is_behind_change(old, new)}
+    catch_all = plan.catch_all.id if matched.catch_all_goes_on else None
+    made = with_stored_ids(now, same, taken, catch_all, changed=changed_ids)
     counts = (("kept", matched.kept), ("again", matched.again), ("aside", matched.aside), ("added", matched.added))
     attrs = {name: "; ".join(map(str, lines)) for name, lines in counts}
     again = f"; again: {_short(matched.again)}" if matched.again else ""
@@ -342,58 +356,3 @@ def _not_certain(record: RunRecord, found: CodeDiff, matched: Matching) -> Workf
         parts=found.parts,
         steps=tuple(line.what for line in matched.refused),
     )
-
-
-def _ids(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> set[str]:
-    return {row.op_id for row in ops} | {row.op_id for row in llm} | {_op_of(effect.key) for effect in effects}
-
-
-def _op_of(key: str) -> OpId:
-    return OpId(key.split("|")[1])
-
-
-def recorded(
-    ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
-) -> Mapping[str, RecordedResults]:
-    """What the journal holds, by the ids of operations."""
-    from ramify.compiler.plan_matching import RecordedResults
-
-    steps: dict[str, Counter[str]] = defaultdict(Counter)
-    under: dict[str, Counter[str]] = defaultdict(Counter)
-    others, repeated = Counter[str](), set[str]()
-    done = [row for row in ops if row.status is OpStatus.DONE]
-    keys = {row.key for row in done}
-    results = [(row.key, row.op_id, row.branch, row.step or "") for row in done if row.kind is OpKind.RUN]
-    results += [
-        (effect.key, _op_of(effect.key), effect.branch, effect.step)
-        for effect in effects
-        if effect.key not in keys and effect.status in HAPPENED
-    ]
-    for key, op, branch, step in results:
-        steps[op][step] += 1
-        for fork in _forks_of(branch):
-            under[fork][step] += 1
-        if _is_repeated(key):
-            repeated.add(op)
-    asked = (OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
-    more = [(row.key, row.op_id) for row in done if row.kind in asked]
-    more += [(call.key, call.op_id) for call in llm if call.step_key is None]
-    for key, op in more:
-        others[op] += 1
-        if _is_repeated(key):
-            repeated.add(op)
-    every = {*steps, *under, *others}
-    return {
-        op: RecordedResults(dict(steps.get(op, {})), others[op], op in repeated, dict(under.get(op, {})))
-        for op in every
-    }
-
-
-def _is_repeated(key: str) -> bool:
-    last = key.rpartition("|")[2]
-    return last.isdigit() and int(last) > 0
-
-
-def _forks_of(branch: str) -> list[str]:
-    """The forks that a branch lies under: its path names each with its place and the number of the branch."""
-    return [part.rsplit(".", 2)[0] for part in branch.split("/")[1:]]

@@ -32,6 +32,7 @@ from ramify.runtime.langgraph.app.time_travel import saved_at, with_env
 from ramify.runtime.langgraph.app.world_app import WorldApp, WorldGraph, copied, env_at, instrument
 from ramify.runtime.langgraph.checkpointer import Cache, Saver, Store
 from ramify.runtime.langgraph.checkpointer.serializers import Allowed
+from ramify.runtime.langgraph.checkpointer.thread_copies import CopiedThread, copy_threads
 from ramify.runtime.langgraph.errors import UnsupportedGraph, WorldLost
 from ramify.runtime.langgraph.node.node_execution import current_rerun
 from ramify.runtime.langgraph.thread.positions import ENV
@@ -43,12 +44,14 @@ from ramify.session import Runtime
 
 __all__ = [
     "Cache",
+    "CopiedThread",
     "Saver",
     "Store",
     "WorldApp",
     "WorldGraph",
     "changes",
     "compile",
+    "copy_threads",
     "edit",
     "read",
     "saver",

@@ -24,7 +24,7 @@ def usual(user: Path) -> Path:
 
 
 KEPT = (
-    *("store", "worlds", "locks", "references", "images", "evicted", "models", "analyzer", "criu"),
+    *("store", "worlds", "locks", "references", "images", "evicted", "remote", "models", "analyzer", "criu"),
     *("ramify.db", "ramify.db-wal", "ramify.db-shm", "ramify.db-journal"),
 )
 """The files and folders that Ramify creates in a home."""
@@ -76,6 +76,11 @@ def snapshots(home: Path) -> Path:
 def evicted(home: Path) -> Path:
     """Marks of snapshots that garbage collection deleted although runs name them."""
     return home / "evicted"
+
+
+def remote(home: Path) -> Path:
+    """What the home knows of the bucket that is its remote store."""
+    return home / "remote"
 
 
 def worlds(home: Path) -> Path:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import Change, Snapshot
+from ramify.fork_engine.types import Change, Snapshot, Written
 from ramify.runtime.codec import codec
 from ramify.runtime.effects import ledger
 from ramify.runtime.journal.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
@@ -71,13 +72,17 @@ class RecordedRuns:
         before, after = await self._ends(run_id)
         return await asyncio.to_thread(self.snapshots.changes, before, after)
 
-    async def apply(self, run_id: str | None = None) -> list[Change]:
+    async def apply(self, run_id: str | None = None, *, active_files: bool = False) -> Written:
         """Write these changes into the run's workspace. Raises `CheckoutRefused` if the workspace has changed
         meanwhile.
+
+        Changed files that act on entry (hooks and configuration of git, `.envrc`, editors' tasks) are left out,
+        unless `active_files`. The result's `withheld` names them.
         """
         before, after = await self._ends(run_id)
         folder = Path((await self.record(run_id)).workspace)
-        return await asyncio.to_thread(self.snapshots.checkout, after, folder, only_changes_from=before)
+        checkout = partial(self.snapshots.checkout, only_changes_from=before, active_files=active_files)
+        return await asyncio.to_thread(checkout, after, folder)
 
     async def _ends(self, run_id: str | None) -> tuple[Snapshot, Snapshot]:
         run = await self.record(run_id)

@@ -19,6 +19,7 @@ PLAN_VERSION = 7
 PLACES_VERSION = 6  # since this version, plans state the places of operations, and digests fit each version of Python
 PREFIX = "prefix"  # attribute of the operation whose first model call is hinted at when the run begins
 ADDED = "added"  # attribute of an operation that was added to the plan when a change of the code was accepted
+CHANGED = "changed"  # attribute of an operation that is reached through code that was changed since it was recorded
 ACCEPTED = "accepted"  # its value if a person accepted the change; otherwise the code supports both versions
 STAGES = "stages"  # the pass that changes no operation, only `Plan.stages` and `Plan.expected`
 

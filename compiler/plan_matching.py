@@ -9,9 +9,9 @@ loop apart, for example.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ramify.compiler.emit import places_of
@@ -20,9 +20,9 @@ from ramify.compiler.ir.lower import lower
 from ramify.compiler.plan import (
     ACCEPTED,
     ADDED,
+    CHANGED,
     PLACES_VERSION,
     PLAN_VERSION,
-    Effect,
     OpId,
     OpKind,
     Origin,
@@ -31,9 +31,6 @@ from ramify.compiler.plan import (
     Site,
 )
 from ramify.compiler.spec import Spec
-
-HARMLESS = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
-"""Effects of steps that may safely run again if it is not certain whether they ran: they change only their world."""
 
 _ID_ATTRS = ("fork", "during", "forks", "base", "dies")  # attributes that hold ids of operations
 _PLACED = (OpKind.RUN, OpKind.CALL_LLM, OpKind.FORK, OpKind.MERGE, OpKind.BREAK)
@@ -111,68 +108,36 @@ def adapted_to_new_code(stored: Plan, pairs: Iterable[tuple[PlanOp, PlanOp]], co
     return replace(stored, ops=tuple(map(adapted, stored.ops)), **current)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedResults:
-    """What a journal holds of one operation."""
-
-    steps: Mapping[str, int] = field(default_factory=dict)  # by step name: the number of results or intents
-    others: int = 0  # results of model calls, answers and forks
-    repeated: bool = False  # two results have equal arguments and are on one branch
-    under: Mapping[str, int] = field(default_factory=dict)  # of a fork: the steps on its branches
-
-
-@dataclass(frozen=True, slots=True)
-class OperationLine:
-    """One operation, as a line of text for people."""
-
-    what: str
-    where: str
-    results: int
-    why: str = ""
-
-    def __str__(self) -> str:
-        many = f" ({self.results} results)" if self.results > 1 else ""
-        return f"{self.what} at {self.where}{many}{f': {self.why}' if self.why else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class Matching:
-    """How the operations of a stored plan and of the current one correspond."""
-
-    pairs: tuple[tuple[PlanOp, PlanOp], ...]  # certainly the same: (stored, current)
-    kept: tuple[OperationLine, ...]  # recorded, and the results are used
-    again: tuple[OperationLine, ...]  # recorded, and run again, which is safe
-    aside: tuple[OperationLine, ...]  # recorded, and no longer called
-    added: tuple[OperationLine, ...]  # not in the stored plan
-    refused: tuple[OperationLine, ...]  # recorded, and it is not certain whether it is the same
-    catch_all_goes_on: bool = True  # nothing is recorded under the catch-all, or nothing of it may be reached again
-
-
 def certain_pairs(stored: Plan, now: Plan) -> list[tuple[PlanOp, PlanOp]]:
     """Return the operations of both plans that are certainly the same."""
-    old, new = _own(stored), _own(now)
+    old, new = placed_operations(stored), placed_operations(now)
     pairs = _in_front(old, new)
     met = ({one.id for one, _ in pairs}, {one.id for _, one in pairs})
     rest_old, rest_new = ([op for op in ops if op.id not in ids] for ops, ids in zip((old, new), met, strict=True))
-    sure = [(one, other) for one, other in pairs if _origin(one).last == _origin(other).last]
+    sure = [(one, other) for one, other in pairs if not is_behind_change(one, other)]
     by_identity = _by_identity(rest_old), _by_identity(rest_new)
     for identity, (one, *more) in by_identity[0].items():
         others = by_identity[1].get(identity, [])
         if more or len(others) != 1 or one.kind is not others[0].kind or one.step != others[0].step:
             continue
-        if not (_origin(one).repeats or _origin(others[0]).repeats):
+        if not (origin_of(one).repeats or origin_of(others[0]).repeats):
             sure.append((one, others[0]))
     return sure
 
 
-def _own(plan: Plan) -> list[PlanOp]:
+def placed_operations(plan: Plan) -> list[PlanOp]:
     """Return the operations with a place in the code, in reading order."""
-    return sorted((op for op in plan.ops if op.origin is not None), key=lambda op: _origin(op).place)
+    return sorted((op for op in plan.ops if op.origin is not None), key=lambda op: origin_of(op).place)
 
 
-def _origin(op: PlanOp) -> Origin:
+def origin_of(op: PlanOp) -> Origin:
     assert op.origin is not None
     return op.origin
+
+
+def is_behind_change(stored: PlanOp, now: PlanOp) -> bool:
+    """Whether the code that leads to an operation has changed, so that it may get other arguments."""
+    return origin_of(stored).last != origin_of(now).last
 
 
 def _in_front(old: Iterable[PlanOp], new: Iterable[PlanOp]) -> list[tuple[PlanOp, PlanOp]]:
@@ -180,8 +145,8 @@ def _in_front(old: Iterable[PlanOp], new: Iterable[PlanOp]) -> list[tuple[PlanOp
     groups: tuple[dict[str, list[PlanOp]], dict[str, list[PlanOp]]] = defaultdict(list), defaultdict(list)
     for group, ops in zip(groups, (old, new), strict=True):
         for op in ops:
-            if _origin(op).first:
-                group[_origin(op).first].append(op)
+            if origin_of(op).first:
+                group[origin_of(op).first].append(op)
     found = []
     for through, ones in groups[0].items():
         others = groups[1].get(through, [])
@@ -193,115 +158,18 @@ def _in_front(old: Iterable[PlanOp], new: Iterable[PlanOp]) -> list[tuple[PlanOp
 def _by_identity(ops: Iterable[PlanOp]) -> dict[str, list[PlanOp]]:
     found: dict[str, list[PlanOp]] = defaultdict(list)
     for op in ops:
-        found[_origin(op).identity].append(op)
+        found[origin_of(op).identity].append(op)
     return found
 
 
-def matching(stored: Plan, now: Plan, recorded: Mapping[str, RecordedResults]) -> Matching:
-    """Match two plans of one workflow, and decide what happens to the recorded results.
-
-    Args:
-        stored: The plan of the run.
-        now: The plan of the code as it is now.
-        recorded: What the run's journal holds, by operation of the stored plan.
-    """
-    pairs, uncertain = [], dict[OpId, str]()
-    for one, other in certain_pairs(stored, now):
-        results = recorded.get(one.id)
-        if results is not None and results.repeated and _origin(one).last != _origin(other).last:
-            uncertain[one.id] = "it was called several times"
-        else:
-            pairs.append((one, other))
-    sure_old, sure_new = {one.id for one, _ in pairs}, {other.id for _, other in pairs}
-    free = Counter(op.step or "" for op in _own(now) if op.id not in sure_new)
-    names = {_origin(op).identity for op in _own(now) if op.id not in sure_new}
-    new_risky_steps = {s.name for s in now.steps if stored.step(s.name) is None and s.effect not in HARMLESS}
-    kept, again, aside, refused = (
-        list[OperationLine](),
-        list[OperationLine](),
-        list[OperationLine](),
-        list[OperationLine](),
-    )
-    for op in stored.ops:
-        results = recorded.get(op.id)
-        if results is None or (op.origin is None and op.id != stored.catch_all.id):
-            continue
-        count = sum(results.steps.values()) + results.others
-        line = OperationLine(_what(op, results), str(op.site or "no known place"), count)
-        if op.id in sure_old:
-            kept.append(line)
-            continue
-        steps = Counter({**results.steps}) + Counter({**results.under})
-        risky = [name for name in steps if _effect(name, stored, now) not in HARMLESS]
-        if op.kind is OpKind.BREAK:  # what runs here is not known ahead
-            may_be_called = True
-        elif op.kind is OpKind.FORK:
-            may_be_called = any(other.step in steps for other in _own(now))
-        else:
-            may_be_called = (op.step is not None and free[op.step] > 0) or (
-                op.origin is not None and op.origin.identity in names
-            )
-        other_names = (
-            sorted(free.keys() & new_risky_steps) if op.step is not None and now.step(op.step) is None else []
-        )
-        if not may_be_called and risky and other_names:
-            refused.append(replace(line, why=_renamed(op.step, other_names)))
-        elif not may_be_called:
-            aside.append(line)
-        elif risky:
-            why = uncertain.get(op.id) or _why(op, risky)
-            refused.append(replace(line, why=why))
-        else:
-            again.append(line)
-    known = {op.id for op in stored.ops}
-    lost = [id for id, results in recorded.items() if id not in known and (results.steps or results.under)]
-    aside += [
-        OperationLine(_named(recorded[id].steps), "code that is gone", sum(recorded[id].steps.values()))
-        for id in lost
-    ]
-    added = [OperationLine(op.step or op.kind.lower(), str(op.site), 0) for op in _own(now) if op.id not in sure_new]
-    catch_all_met = stored.catch_all.id in recorded
-    lines = tuple(kept), tuple(again), tuple(aside), tuple(added), tuple(refused)
-    return Matching(tuple(pairs), *lines, catch_all_goes_on=not catch_all_met)
-
-
-def _what(op: PlanOp, results: RecordedResults) -> str:
-    if op.step is not None:
-        return op.step
-    named = _named({**results.steps, **results.under})
-    return f"{op.kind.lower()}{f' of {named}' if named else ''}"
-
-
-def _named(steps: Mapping[str, int]) -> str:
-    return ", ".join(sorted(steps))
-
-
-def _why(op: PlanOp, risky: list[str]) -> str:
-    steps = ", ".join(sorted(risky))
-    if op.kind is OpKind.BREAK:
-        return f"{steps} ran in code that the compiler did not see"
-    if op.kind is OpKind.FORK:
-        return f"{steps} ran on its branches, and it is not certain whether they are the same"
-    if op.origin is not None and op.origin.repeats:
-        return "it may be called several times, and the calls cannot be told apart"
-    return "the code has a call like it, and it is not certain whether it is the same"
-
-
-def _renamed(step: str | None, others: list[str]) -> str:
-    return (
-        f"no step has this name any more, and {', '.join(others)} is new: it may be the same step, renamed. "
-        f"If it is, keep the old name: `@step(name={step!r})`"
-    )
-
-
-def _effect(step: str, stored: Plan, now: Plan) -> Effect:
-    known = [found.effect for plan in (stored, now) if (found := plan.step(step)) is not None]
-    risky = [effect for effect in known if effect not in HARMLESS]
-    return risky[0] if risky else known[0] if known else Effect.UNKNOWN
-
-
 def with_stored_ids(
-    now: Plan, same: Mapping[OpId, OpId], taken: Iterable[str], catch_all: OpId | None, *, how: str = ACCEPTED
+    now: Plan,
+    same: Mapping[OpId, OpId],
+    taken: Iterable[str],
+    catch_all: OpId | None,
+    *,
+    how: str = ACCEPTED,
+    changed: Container[OpId] = (),
 ) -> Plan:
     """Return the current plan with the ids of the stored plan, so that a journal's results are found.
 
@@ -311,6 +179,7 @@ def with_stored_ids(
         taken: The ids that were ever used. Other operations get new ones.
         catch_all: The id that the catch-all keeps; None: it gets a new one.
         how: The value of the attribute `added` on new operations.
+        changed: Current ids of operations that are the same, and reached through code that is not.
     """
     numbers = (int(last) for id in taken if (last := id.rpartition(".")[2]).isdigit())
     number = max(numbers, default=0)
@@ -335,6 +204,8 @@ def with_stored_ids(
         attrs = {key: named(value) if key in _ID_ATTRS else value for key, value in op.attrs.items()}
         if op.origin is not None and op.id not in same:
             attrs[ADDED] = how
+        if op.id in changed:
+            attrs[CHANGED] = True
         return replace(op, id=ids[op.id], attrs=attrs)
 
     return replace(

@@ -19,6 +19,13 @@ POINTS = (
     "written out",  # a path of a checkout, or the whole new folder, has its final name in the user's folder
     "forgotten",  # deletion: the records of the snapshots are gone, their layers still exist
     "removed",  # deletion: one layer, blob or image is removed
+    "named",  # push, pull: the bucket names the snapshot for this home
+    "uploaded",  # push: an object with layers or blobs is in the bucket
+    "recorded",  # push: the snapshot's record is in the bucket
+    "fetched",  # pull: a layer, image or blob of the snapshot is in the local store
+    "unnamed",  # remote collection: a name of this home is deleted
+    "condemned",  # remote collection: an object is marked for deletion
+    "swept",  # remote collection: a marked object is deleted, its mark still exists
 )
 
 at: Callable[[str], None] | None = None

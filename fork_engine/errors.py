@@ -8,7 +8,14 @@ ForkEngineError
 ├── SnapshotCorrupt       a layer or manifest does not match its digest, or is missing
 ├── PathNotFound          the snapshot holds no such file
 ├── CheckoutRefused       the destination must not be overwritten
-└── MergeConflict         both sides changed the same thing; `.conflicts` lists them
+├── MergeConflict         both sides changed the same thing; `.conflicts` lists them
+└── RemoteError           the remote tier of a store, in a bucket
+    ├── RemoteUnusable        it cannot be reached, refuses, or is not configured
+    ├── CredentialsRefused    the credentials are missing, expired, or not allowed to do this
+    ├── ClockOff              the bucket refuses requests because this machine's clock is wrong
+    ├── ForeignBucket         the bucket belongs to another store, or to something else
+    ├── RemoteObjectMissing   the bucket lacks a snapshot or one of its objects
+    └── RemoteObjectAltered   an object in the bucket does not match its digest
 """
 
 from __future__ import annotations
@@ -59,3 +66,31 @@ class MergeConflict(ForkEngineError):
             f"{len(conflicts)} conflict(s): {shown}{more}. Merge with a strategy ('ours', 'theirs', 'union'; "
             "`ramify merge --strategy`) or with a function that resolves them, or change one side"
         )
+
+
+class RemoteError(ForkEngineError):
+    """The base class of errors of a store's remote tier. The local store is unchanged."""
+
+
+class RemoteUnusable(RemoteError):
+    """The bucket cannot be reached, refuses a request, or is not configured."""
+
+
+class CredentialsRefused(RemoteError):
+    """The bucket refuses the credentials: missing, expired, or without the permission."""
+
+
+class ClockOff(RemoteError):
+    """The bucket refuses requests because this machine's clock is wrong."""
+
+
+class ForeignBucket(RemoteError):
+    """The bucket belongs to another store, or holds something else."""
+
+
+class RemoteObjectMissing(RemoteError):
+    """The bucket lacks a snapshot, or an object of one."""
+
+
+class RemoteObjectAltered(RemoteError):
+    """An object in the bucket does not match the digest that names its content."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ramify.fork_engine import checkout as checkouts
 from ramify.fork_engine import view as diff
+from ramify.fork_engine.active_files import SET_ID, without_active_files
 from ramify.fork_engine.errors import CheckoutRefused
 from ramify.fork_engine.filesystem.write import Place
 from ramify.fork_engine.fsck.check import OpenStore
@@ -17,7 +18,7 @@ from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
 from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, StackViews, VolatileGlobs, base_digest, content_key
 from ramify.fork_engine.snapshots import Blobs, Snapshots
 from ramify.fork_engine.store_folder import StoreFolder, translate_disk_errors
-from ramify.fork_engine.types import Change, ContentKey, Entry, EntryKind, LayerId, Snapshot, SnapshotId
+from ramify.fork_engine.types import Change, ContentKey, Entry, EntryKind, LayerId, Snapshot, SnapshotId, Written
 from ramify.fork_engine.view import HostOverlayView, View
 
 MAX_LAYERS = 48
@@ -50,6 +51,11 @@ class ReadableStore:
         self._view = LRUCache(_VIEWS_KEPT, self._make_view)
         self._outside_view = LRUCache(_VIEWS_KEPT, self._make_outside)
         self._base_digest = LRUCache(_VIEWS_KEPT, self._make_base_digest)
+
+    @property
+    def parts(self) -> OpenStore:
+        """The parts of the store, for what copies whole objects: checks and the remote tier."""
+        return self._parts
 
     # Reading snapshots
 
@@ -125,7 +131,8 @@ class ReadableStore:
         """Copy the whole workspace into `dest`, which is missing or empty, with hard links, times, attributes and
         holes."""
         dest.mkdir(parents=True, exist_ok=True)
-        with self._copies(snapshot) as (view, place):
+        view = self._view(snapshot.layers)
+        with self._copies(view) as place:
             checkouts.fill(view, dest, place)
 
     def checkout(
@@ -135,11 +142,14 @@ class ReadableStore:
         *,
         force: bool = False,
         only_changes_from: Snapshot | None = None,
-    ) -> list[Change]:
-        """Write a snapshot into a user's folder. Returns what was changed there.
+        active_files: bool = False,
+    ) -> Written:
+        """Write a snapshot into a user's folder. Returns what was changed there, and what was withheld.
 
         `dest` is missing or empty; with `force`, any folder. With `only_changes_from`, only the changes between the
         two snapshots are applied to an existing folder, which must still match the first snapshot at these paths.
+        Files that a world made or changed and that act on entry, such as hooks of git, are left out, unless
+        `active_files`; in their place stays, or is written, what the workspace held when it was imported.
         Raises `CheckoutRefused` before anything is written. Never writes outside `dest`, whatever links it or the
         snapshot holds.
         """
@@ -148,20 +158,23 @@ class ReadableStore:
             raise CheckoutRefused(f"{dest}: it is inside the store itself. Name a folder outside {self.root}")
         if dest.exists() and not dest.is_dir():
             raise CheckoutRefused(f"{dest}: not a folder. Name a folder")
-        with self._copies(snapshot) as (view, place):
+        whole = self._view(snapshot.layers)
+        view, withheld = (whole, ()) if active_files else without_active_files(whole)
+        with self._copies(view) as place:
             try:
                 if only_changes_from is None:
-                    return checkouts.write_view(view, dest, place, force=force)
+                    return Written(checkouts.write_view(view, dest, place, force=force), withheld)
                 if not dest.exists():
                     raise CheckoutRefused(f"{dest}: missing. Changes are applied to an existing folder")
-                changes = self.changes(only_changes_from, snapshot)
-                return checkouts.apply_changes(changes, view, dest, place, force=force)
+                left_out = {one.path for one in withheld if one.reason != SET_ID}
+                changes = diff.changes(self._view(only_changes_from.layers), view)
+                kept = [item for item in changes if item.path not in left_out]
+                return Written(checkouts.apply_changes(kept, view, dest, place, force=force), withheld)
             except PermissionError as error:
                 raise CheckoutRefused(f"{dest}: {error.strerror}: {error.filename}. Make it writable") from None
 
     @contextmanager
-    def _copies(self, snapshot: Snapshot) -> Iterator[tuple[View, Place]]:
-        view = self._view(snapshot.layers)
+    def _copies(self, view: View) -> Iterator[Place]:
         with LayerReader(self._layers) as reader:
 
             def place(path: str, entry: Entry, parent: int, name: str) -> None:
@@ -169,7 +182,7 @@ class ReadableStore:
                 assert located is not None
                 reader.copy(path, located, parent, name)
 
-            yield view, place
+            yield place
 
     # Cached values
 

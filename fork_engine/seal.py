@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ramify.fork_engine.filesystem.file_content import wait_past_tick
@@ -254,11 +254,11 @@ class LastSeal:
 def layer_since(read: ReadUpper, before: View) -> ReadUpper | None:
     """Return the same upper folder as a layer over `before`, with no entries if nothing changed.
 
-    Returns None if no such layer exists, as after a folder became opaque: the upper folder is then sealed whole.
+    Returns None if the upper folder alone cannot make such a layer: it is then sealed whole.
     """
     changed = set(differing(before, read.view))
     changed.update([member for path in changed for member in read.manifest.groups.get(path, ())])
-    made = Manifest(dict(_over(before, read.view, changed)), read.manifest.root)
+    made = Manifest(layer_between(before, read.view, changed), read.manifest.root)
     if any(
         entry.kind is EntryKind.FILE and path not in read.manifest.entries for path, entry in made.entries.items()
     ):
@@ -267,9 +267,3 @@ def layer_since(read: ReadUpper, before: View) -> ReadUpper | None:
     if stacked.root != read.view.root or differing(stacked, read.view):
         return None
     return ReadUpper(read.folder, read.scan, made, stacked)
-
-
-def _over(before: View, after: View, changed: set[str]) -> Iterator[tuple[str, Entry]]:
-    """Yield the layer's entries. A folder that exists in `before` must not hide what it holds there."""
-    for path, entry in layer_between(before, after, changed).items():
-        yield path, replace(entry, opaque=False) if entry.opaque and before.is_folder(path) else entry

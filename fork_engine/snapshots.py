@@ -96,6 +96,11 @@ class Snapshots:
         except FileNotFoundError:
             raise SnapshotNotFound(f"snapshot {id} is not in the store {self._store.root}") from None
 
+    def encoded(self, id: SnapshotId) -> bytes:
+        """Return a record's bytes, verified. Raises `SnapshotNotFound`, `SnapshotCorrupt`."""
+        self.load(id)
+        return read_store_file(self._path(id))
+
     def remove(self, ids: Iterable[SnapshotId]) -> None:
         """Delete records. The deletion is on disk when this returns, so that what they named may be deleted next."""
         for id in ids:

@@ -130,6 +130,7 @@ class SnapshotStore(ReadableStore):
         move: bool,
         flush: bool = True,
         last_seal: LastSeal | None = None,
+        follows: Snapshot | None = None,
     ) -> Snapshot:
         """Seal overlay upper folders: return the parent plus their content, or the parent itself if nothing changed.
 
@@ -137,7 +138,8 @@ class SnapshotStore(ReadableStore):
         upper folder with changes becomes the layer and is gone. Without it the folder stays, and the new layer holds
         what changed since the seal that `last_seal` remembers. Nothing may write to the folder during the seal or, if
         it is moved, afterwards. Without `flush` the snapshot is complete and can be forked, but it is lost if the
-        machine dies before the next `flush`.
+        machine dies before the next `flush`. `follows`: the state to record as the parent, if it is a later one than
+        `parent`, over which the upper folder is mounted.
         """
         with self._writing(flush):
             last_seal = LastSeal() if move or last_seal is None else last_seal
@@ -153,7 +155,7 @@ class SnapshotStore(ReadableStore):
             if beside is not None:
                 more = self._seal_stack(beside, parent, last_seal, outside=True, move=move)
             draft = replace(parent, layers=layers, outside=more, processes=processes)
-            sealed = self._save_child(draft, parent, env, env_unset, cwd)
+            sealed = self._save_child(draft, follows or parent, env, env_unset, cwd)
             last_seal.snapshot = sealed
             return sealed
 

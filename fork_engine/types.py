@@ -6,7 +6,7 @@ slash, decoded with `os.fsdecode` (so a name that is not UTF-8 has surrogate esc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -132,6 +132,22 @@ class Change:
     kind: ChangeKind
     before: Entry | None
     after: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """A path that a checkout left out, or whose set-uid bit it cleared, and the reason. See `active_files`."""
+
+    path: str
+    reason: str
+
+
+class Written(list[Change]):
+    """What a checkout changed in a folder, and what it withheld."""
+
+    def __init__(self, changes: Iterable[Change] = (), withheld: tuple[Withheld, ...] = ()) -> None:
+        super().__init__(changes)
+        self.withheld = withheld
 
 
 class ConflictKind(StrEnum):

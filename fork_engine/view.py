@@ -230,7 +230,8 @@ def layer_between(before: View, after: Mapping[str, Entry], changed: Iterable[st
     """Return the entries of the layer that turns `before` into `after`, which differ only in the paths `changed`.
 
     A layer also holds every folder above its paths. If the first path of a hard-linked file is not in the layer, the
-    first one that is takes its place.
+    first one that is takes its place. A folder of the layer hides what `before` has at its path only if `after` hides
+    more there than `before` does; then the layer holds all that is left in it.
     """
     layer: dict[str, Entry] = {}
     for path in sorted(changed):
@@ -243,6 +244,11 @@ def layer_between(before: View, after: Mapping[str, Entry], changed: Iterable[st
             continue  # removed together with its folder
         for folder in parent_folders(path):
             layer.setdefault(folder, after[folder])
+    for folder in [path for path, entry in layer.items() if entry.opaque and before.is_folder(path)]:
+        if before[folder].opaque:
+            layer[folder] = replace(layer[folder], opaque=False)
+        else:
+            layer.update((path, after[path]) for path in after if path.startswith(folder + "/"))
     groups: dict[str, list[str]] = {}
     for path, entry in layer.items():
         if entry.link:

@@ -17,6 +17,7 @@ RunError
 ├── AmbiguousRef          a prefix that names several
 │   └── SeveralQuestions  an answer that does not say which of a run's questions it is for
 ├── RunLocked             another process works on that run
+│   └── RunPushed         the run was pushed to another machine, where it goes on
 ├── UsedAfterFork         a forked child used an object that belongs to its parent process
 ├── RuntimeClosed         a Runtime was used after it was closed, or after its event loop ended
 ├── StoreError            the database is missing, of another version, or refuses to write
@@ -186,6 +187,10 @@ class SeveralQuestions(AmbiguousRef):
 
 class RunLocked(RunError):
     """Another process works on that run."""
+
+
+class RunPushed(RunLocked):
+    """The run was pushed, and goes on where it is pulled; or another machine has pulled it already."""
 
 
 class UsedAfterFork(RunError):

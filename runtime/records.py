@@ -245,6 +245,19 @@ class LLMRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RunRows:
+    """All rows of one run. effects: the last attempt of each; attempts: the earlier ones."""
+
+    run: RunRecord
+    ops: tuple[OpRecord, ...] = ()
+    llm: tuple[LLMRecord, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    effects: tuple[EffectRecord, ...] = ()
+    attempts: tuple[EffectRecord, ...] = ()
+    answers: tuple[AnswerRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunUpdate:
     """A change of a run's row. None: leave the column as it is."""
 

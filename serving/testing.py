@@ -126,7 +126,10 @@ class ScriptedModel(httpx.AsyncBaseTransport):
     async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Reply:
         """Answer one HTTP request. Raises httpx's errors where the connection is to break."""
         if method == "GET" and path.endswith("/models"):
-            return _json(200, {"object": "list", "data": [{"id": self.name, "object": "model"}]})
+            return _json(
+                200,
+                {"object": "list", "data": [{"id": self.name, "object": "model", "created": 1, "owned_by": "tests"}]},
+            )
         endpoint = next((e for e in self._endpoints if path.endswith(f"/v1{e}")), None)
         if method != "POST" or endpoint is None:
             return _json(404, {"error": {"message": f"no such path: {path}", "type": "invalid_request_error"}})
@@ -151,11 +154,14 @@ class ScriptedModel(httpx.AsyncBaseTransport):
                 return _Reply(200, "application/json", _chunks(b"<html>not what you asked for"))
             case Fault.HANG:
                 await asyncio.Event().wait()
-        chunks = self._answer(request, endpoint, stream=bool(asked.get("stream")), cut=fault is Fault.CUT)
+        options = asked.get("stream_options")
+        usage = isinstance(options, Mapping) and options.get("include_usage") is True
+        cut = fault is Fault.CUT
+        chunks = self._answer(request, endpoint, stream=bool(asked.get("stream")), usage=usage, cut=cut)
         return _Reply(200, "text/event-stream" if asked.get("stream") else "application/json", chunks)
 
     async def _answer(
-        self, request: ChatRequest, endpoint: Endpoint, *, stream: bool, cut: bool
+        self, request: ChatRequest, endpoint: Endpoint, *, stream: bool, usage: bool, cut: bool
     ) -> AsyncGenerator[bytes, None]:
         if self._slots:
             await self._slots.acquire()
@@ -165,7 +171,7 @@ class ScriptedModel(httpx.AsyncBaseTransport):
             await asyncio.sleep(self._delay_s)
             said = self._script(request)
             result = _as_result(await said if inspect.isawaitable(said) else said, request, self.name)
-            parts = _parts(result, endpoint, stream=stream)
+            parts = _parts(result, endpoint, stream=stream, usage=usage)
             whole = b"".join(parts)
             if cut:
                 yield whole[: len(whole) // 2]
@@ -290,11 +296,11 @@ def _as_result(said: Scripted, request: ChatRequest, model: str) -> ChatResult:
     return ChatResult(text, "stop", model, prompt_tokens, len(tokens(text)), said_logprobs)
 
 
-def _parts(result: ChatResult, endpoint: Endpoint, *, stream: bool) -> list[bytes]:
+def _parts(result: ChatResult, endpoint: Endpoint, *, stream: bool, usage: bool) -> list[bytes]:
     if endpoint is Endpoint.RESPONSES:
         return response_stream_of(result) if stream else [encoded(response_of(result))]
     chat = endpoint is Endpoint.CHAT
-    return stream_of(result, chat) if stream else [encoded(body_of(result, chat))]
+    return stream_of(result, chat, usage=usage) if stream else [encoded(body_of(result, chat))]
 
 
 async def _chunks(*chunks: bytes) -> AsyncGenerator[bytes, None]:

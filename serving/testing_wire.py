@@ -17,12 +17,14 @@ def body_of(result: ChatResult, chat: bool) -> dict[str, object]:
     choice = {"index": 0, "finish_reason": result.finish_reason, "logprobs": _logprobs_of(result.logprobs)}
     choice |= {"message": message} if chat else {"text": result.text}
     kind = "chat.completion" if chat else "text_completion"
-    return {"id": "scripted", "object": kind, "model": result.model, "choices": [choice], "usage": _usage_of(result)}
+    head = {"id": "scripted", "object": kind, "created": 1, "model": result.model}
+    return {**head, "choices": [choice], "usage": _usage_of(result)}
 
 
-def stream_of(result: ChatResult, chat: bool) -> list[bytes]:
+def stream_of(result: ChatResult, chat: bool, *, usage: bool) -> list[bytes]:
+    """A stream of chunks, of which one more has the usage where the request asked for that."""
     kind = "chat.completion.chunk" if chat else "text_completion"
-    head = {"id": "scripted", "object": kind, "model": result.model}
+    head = {"id": "scripted", "object": kind, "created": 1, "model": result.model}
     pieces: list[tuple[str, tuple[TokenLogprobs, ...]]] = [(e.token, (e,)) for e in result.logprobs]
     events: list[dict[str, object]] = []
     for text, entries in pieces or [(token, ()) for token in tokens(result.text)]:
@@ -32,7 +34,8 @@ def stream_of(result: ChatResult, chat: bool) -> list[bytes]:
     end: dict[str, object] = {"index": 0, "finish_reason": result.finish_reason}
     end["delta" if chat else "text"] = {} if chat else ""
     events.append({**head, "choices": [end]})
-    events.append({**head, "choices": [], "usage": _usage_of(result)})
+    if usage:
+        events.append({**head, "choices": [], "usage": _usage_of(result)})
     return [b"data: " + encoded(event) + b"\n\n" for event in events] + [b"data: [DONE]\n\n"]
 
 

@@ -100,6 +100,8 @@ WARM = (
     "ramify.cli.commands.listings",
     "ramify.cli.commands.resume",
     "ramify.cli.commands.run",
+    "ramify.cli.commands.storage",
+    "ramify.cli.commands.world",
     "ramify.cli.progress",
     "ramify.code_changes",
     "ramify.compiler.change_impact",
@@ -110,6 +112,7 @@ WARM = (
     "ramify.runtime.store.upgrade",
     "ramify.sandboxes.backends.copying",
     "ramify.session",
+    "ramify.worlds.world",
 )
 
 

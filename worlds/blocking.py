@@ -10,7 +10,7 @@ from typing import IO, Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
+from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
 from ramify.sandboxes.contract import RunResult
 from ramify.sandboxes.egress.connection_log import Connection
 from ramify.worlds.blocking_processes import SyncProcess, SyncShell, SyncTerminal
@@ -187,8 +187,8 @@ class SyncWorld:
         assert theirs is not None
         return self._portal.call(lambda: self._world.merge(theirs, base=base, strategy=strategy))
 
-    def checkout(self, folder: str | Path, *, force: bool = False) -> list[Change]:
-        return self._portal.call(lambda: self._world.checkout(folder, force=force))
+    def checkout(self, folder: str | Path, *, force: bool = False, active_files: bool = False) -> Written:
+        return self._portal.call(lambda: self._world.checkout(folder, force=force, active_files=active_files))
 
 
 def _async(other: SyncWorld | Snapshot | str | None) -> World | Snapshot | str | None:

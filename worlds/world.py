@@ -7,12 +7,13 @@ import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ramify.fork_engine.gc_pins import Ground
-from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot
+from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Limits, WorldSpec
 from ramify.sandboxes.egress.credentials import Header
@@ -365,12 +366,17 @@ class World(WorldCommands, WorldEgress):
         store = self._home.store
         return store.merge(base or common_ancestor(store, ours, theirs), ours, theirs, strategy=strategy)
 
-    async def checkout(self, folder: str | Path, *, force: bool = False) -> list[Change]:
+    async def checkout(self, folder: str | Path, *, force: bool = False, active_files: bool = False) -> Written:
         """Write the world's files into a folder of the host, missing or empty (with `force`, any). Raises
-        `CheckoutRefused`."""
+        `CheckoutRefused`.
+
+        What the world changed and what acts on entry (hooks and configuration of git, `.envrc`, editors' tasks) is
+        left out, unless `active_files`. The result is the list of what was written; its `withheld` names the rest.
+        """
         now = await self.snapshot()
         target = Path(folder).expanduser()
-        return await asyncio.to_thread(lambda: self._home.store.checkout(now, target, force=force))
+        checkout = partial(self._home.store.checkout, now, target, force=force, active_files=active_files)
+        return await asyncio.to_thread(checkout)
 
     async def _state_of(self, other: World | Snapshot | str) -> Snapshot:
         if isinstance(other, World):

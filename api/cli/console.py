@@ -11,11 +11,15 @@ import sys
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ramify.inspect.home import Home
+from ramify.inspect.text import escaped, quoted_path
+
+if TYPE_CHECKING:
+    from ramify.fork_engine.types import Withheld
 
 T = TypeVar("T")
 
@@ -72,7 +76,55 @@ def say(line: str = "", *, style: str = "", err: bool = False) -> None:
     """Print a line. The style is omitted if the output is not a terminal, or NO_COLOR is set."""
     context = click.get_current_context(silent=True)
     home = None if context is None else context.find_object(CommandHome)
-    click.echo(styled(line if home is None else home.typed.complete(line), style), err=err)
+    say_text(styled(line if home is None else home.typed.complete(line), style), err=err)
+
+
+def say_text(text: str, *, err: bool = False) -> None:
+    """Print lines, and nothing that a terminal would obey but colours.
+
+    All output of commands goes through this module, so that no name or content of a file reaches a terminal as a
+    command to it. Only what a program of a world prints does, in `ramify world exec` and `shell`.
+    """
+    terminal = (sys.stderr if err else sys.stdout).isatty()
+    click.echo(escaped(text, colours=True) if terminal else text, err=err)
+
+
+def say_bytes(data: bytes) -> None:
+    """Print bytes: in a pipe or a file as they are, on a terminal as `say_text` does."""
+    if sys.stdout.isatty():
+        say_text(data.decode(errors="replace").removesuffix("\n"))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def say_paths(paths: Iterable[str], *, nul: bool) -> None:
+    """Print a path per line, quoted as by git; with `nul`, as it is, each followed by a NUL, as by `git diff -z`."""
+    listed = list(paths)
+    if nul:
+        say_bytes(b"".join(os.fsencode(path) + b"\0" for path in listed))
+    else:
+        say_bytes(b"".join(quoted_path(path).encode() + b"\n" for path in listed))
+
+
+ACTIVE_FILES = "Also write what acts on entry: hooks and configuration of git, .envrc, editors' tasks."
+
+
+def say_withheld(withheld: Sequence[Withheld]) -> None:
+    """Name what a checkout left out. All of it: who overlooks one would not ask for it."""
+    from ramify.fork_engine.active_files import SET_ID
+
+    for one in withheld:
+        what = "set-uid and set-gid removed" if one.reason == SET_ID else "left out"
+        say(f"{what}: {quoted_path(one.path)}: {one.reason}", style="yellow", err=True)
+    if withheld:
+        say("--active-files writes them as they are", err=True)
+
+
+def redraw(line: str) -> None:
+    """Replace the last line of the terminal on standard error; an empty line ends it."""
+    click.echo(f"\r{escaped(line)}\x1b[K" if line else "", nl=not line, err=True)
 
 
 def styled(text: str, style: str) -> str:
@@ -87,7 +139,7 @@ def say_json(value: object) -> None:
         text = json.dumps(value, indent=2, allow_nan=False)
     except ValueError:  # NaN or infinity
         text = json.dumps(_finite(value), indent=2)
-    click.echo(text)
+    say_text(text)
 
 
 def _finite(value: object) -> object:
@@ -118,9 +170,9 @@ def say_pages(lines: Iterable[str]) -> None:
     """
     if not sys.stdout.isatty():
         for line in lines:
-            click.echo(line)
+            say_text(line)
         return
     os.environ.setdefault("LESS", "FRX")  # git's settings: quit if all fits, keep colours, do not clear the screen
     # click adds the last newline
-    parted = (f"\n{line}" if at else line for at, line in enumerate(lines))
+    parted = (f"\n{line}" if at else line for at, line in enumerate(escaped(one, colours=True) for one in lines))
     click.echo_via_pager(parted, color=click.get_current_context().color is not False)

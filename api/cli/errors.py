@@ -102,11 +102,11 @@ def _show_users_frames(error: Exception) -> None:
     frames = list(_users_frames(cause.__traceback__))
     if frames:
         click.echo("Traceback (most recent call last):", err=True)
-        click.echo("".join(traceback.format_list(frames)).rstrip("\n"), err=True)
+        click.echo(harmless("".join(traceback.format_list(frames)).rstrip("\n"), sys.stderr), err=True)
         first = "".join(traceback.format_exception_only(cause)).splitlines()[0]
         click.echo(harmless(first, sys.stderr), err=True)
     elif isinstance(cause, SyntaxError):
-        click.echo("".join(traceback.format_exception_only(cause)).rstrip("\n"), err=True)
+        click.echo(harmless("".join(traceback.format_exception_only(cause)).rstrip("\n"), sys.stderr), err=True)
 
 
 def _users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:

@@ -14,6 +14,7 @@ from ramify import __version__, paths
 from ramify.cli.console import CommandHome, LocationOptions
 from ramify.cli.errors import INTERRUPTED, report
 from ramify.cli.registry import Commands
+from ramify.inspect.text import harmless
 
 EPILOG = """\b
 States are named as in git. @ is the newest run. RUN is the id of a run, or
@@ -81,7 +82,7 @@ def run_command_line(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         said = io.StringIO()
         error.show(said)
-        click.echo(typed.complete(said.getvalue()), err=True, nl=False)
+        click.echo(harmless(typed.complete(said.getvalue()), sys.stderr), err=True, nl=False)
         return error.exit_code
     except click.Abort:
         return INTERRUPTED

@@ -55,6 +55,11 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "models": Entry("commands.machine", "models_group", "Download the weights of the embedded models."),
         "gc": Entry("commands.storage", "gc_command", "Delete snapshots that no run needs."),
         "fsck": Entry("commands.storage", "fsck_command", "Check the snapshots and repair them."),
+        "threads": Entry(
+            "commands.threads", "threads_group", "Move LangGraph threads between LangGraph's savers and Ramify's."
+        ),
+        "push": Entry("commands.remote", "push_command", "Upload runs and states to a bucket."),
+        "pull": Entry("commands.remote", "pull_command", "Fetch a run or a state from a bucket."),
         "completion": Entry("completion", "completion_command", "Print the shell code for completion by Tab."),
     },
     "Worlds": {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpKind, PlanError
-from ramify.inspect.text import age, count, fitted, instant, printable, seconds, table
+from ramify.inspect.text import age, count, fitted, instant, printable, quoted_path, seconds, table
 from ramify.runtime.records import RunId, RunRecord, RunStatus
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def call_lines(calls: Sequence[CallTimes]) -> list[str]:
 def change_lines(changes: list[Change]) -> list[str]:
     """A line per path, as `git status --short`: A, D, M, T (type) or P (permissions)."""
     letters = {"added": "A", "removed": "D", "modified": "M", "type": "T", "mode": "P"}
-    return [f"{letters[change.kind.value]} {printable(change.path)}" for change in changes]
+    return [f"{letters[change.kind.value]} {quoted_path(change.path)}" for change in changes]
 
 
 def variable_lines(between: StateDiff) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ramify.fork_engine.line_matching import LineMatcher
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind, Snapshot
+from ramify.inspect.text import quoted_path
 
-LARGEST = 1_000_000  # bytes per side; difflib's time grows with the square of the differing lines
+LARGEST = 1_000_000  # bytes per side; larger files are neither read nor shown
+CONTEXT = 3  # equal lines around a change
 _GIT_TYPE = {EntryKind.FILE: "100", EntryKind.SYMLINK: "120"}
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 
@@ -35,25 +37,95 @@ def file_patch(change: Change, before: bytes, after: bytes) -> FilePatch:
     head = b"".join(_head(change))
     if before == after:
         return FilePatch(change.path, head, 0, 0)
-    old, new = _names(change)
     if max(len(before), len(after)) > LARGEST or b"\0" in before or b"\0" in after:
-        return FilePatch(change.path, head + b"Binary files %s and %s differ\n" % (old, new))
-    lines = list(difflib.diff_bytes(difflib.unified_diff, _lines(before), _lines(after), old, new, lineterm=b"\n"))
+        return _not_shown(change)
+    lines = [line for hunk in _hunks(_lines(before), _lines(after)) for line in hunk]
     body = [line if line.endswith(b"\n") else line + b"\n" + _NO_NEWLINE for line in lines]
-    added = sum(line.startswith(b"+") for line in lines[2:])
-    removed = sum(line.startswith(b"-") for line in lines[2:])
-    return FilePatch(change.path, head + b"".join(body), added, removed)
+    names = b"--- %s\n+++ %s\n" % _names(change)
+    added, removed = (sum(line.startswith(sign) for line in lines) for sign in (b"+", b"-"))
+    return FilePatch(change.path, head + names + b"".join(body), added, removed)
+
+
+def _not_shown(change: Change) -> FilePatch:
+    """The patch of a binary or large file."""
+    before, after = change.before, change.after
+    if before is not None and after is not None and before.digest and before.digest == after.digest:  # only the mode
+        return FilePatch(change.path, b"".join(_head(change)), 0, 0)
+    return FilePatch(change.path, b"".join(_head(change)) + b"Binary files %s and %s differ\n" % _names(change))
+
+
+def _hunks(before: Sequence[bytes], after: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """The hunks of a unified diff, each with its head. Changes with at most twice `CONTEXT` equal lines between them
+    share a hunk."""
+    hunk: list[tuple[int, int, int, int]] = []
+    for change in _changed(before, after):
+        if hunk and change[0] - hunk[-1][1] > 2 * CONTEXT:
+            yield _hunk(hunk, before, after)
+            hunk = []
+        hunk.append(change)
+    if hunk:
+        yield _hunk(hunk, before, after)
+
+
+def _changed(before: Sequence[bytes], after: Sequence[bytes]) -> Iterator[tuple[int, int, int, int]]:
+    """Where the two differ: before[low:high] became after[other_low:other_high]."""
+    low = other_low = 0
+    for high, other_high, size in LineMatcher(None, before, after).get_matching_blocks():
+        if low < high or other_low < other_high:
+            yield low, high, other_low, other_high
+        low, other_low = high + size, other_high + size
+
+
+def _hunk(
+    changes: Sequence[tuple[int, int, int, int]], before: Sequence[bytes], after: Sequence[bytes]
+) -> list[bytes]:
+    start = max(0, changes[0][0] - CONTEXT)
+    end = min(len(before), changes[-1][1] + CONTEXT)
+    other_start = changes[0][2] - (changes[0][0] - start)
+    other_end = changes[-1][3] + (end - changes[-1][1])
+    lines = [b"@@ -%s +%s @@\n" % (_span(start, end), _span(other_start, other_end))]
+    at = start
+    for low, high, other_low, other_high in changes:
+        lines += [b" " + line for line in before[at:low]]
+        lines += [b"-" + line for line in before[low:high]]
+        lines += [b"+" + line for line in after[other_low:other_high]]
+        at = high
+    return lines + [b" " + line for line in before[at:end]]
+
+
+def _span(start: int, end: int) -> bytes:
+    """As in `diff`: lines count from 1, a count of 1 is omitted, and an empty span names the line before it."""
+    size = end - start
+    if size == 1:
+        return b"%d" % (start + 1)
+    return b"%d,%d" % (start + 1 if size else start, size)
 
 
 def patches(
-    snapshots: SnapshotStore, changes: Iterable[Change], before: Snapshot, after: Snapshot
+    snapshots: SnapshotStore,
+    changes: Iterable[Change],
+    before: Snapshot,
+    after: Snapshot,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[FilePatch]:
-    """The patches between two snapshots, for all changes that a diff can express."""
+    """The patches between two snapshots, for all changes that a diff can express.
+
+    `stopped` is asked before each file; once it is true, nothing follows.
+    """
     for change in changes:
+        if stopped():
+            return
+        if any(entry is not None and _is_large(entry) for entry in (change.before, change.after)):
+            yield _not_shown(change)
+            continue
         old = _content(snapshots, before, change.path, change.before)
         new = _content(snapshots, after, change.path, change.after)
         if old is not None or new is not None:
             yield file_patch(change, old or b"", new or b"")
+
+
+def _is_large(entry: Entry) -> bool:
+    return entry.kind is EntryKind.FILE and entry.size > LARGEST
 
 
 def _content(snapshots: SnapshotStore, snapshot: Snapshot, path: str, entry: Entry | None) -> bytes | None:
@@ -67,11 +139,12 @@ def _content(snapshots: SnapshotStore, snapshot: Snapshot, path: str, entry: Ent
 
 def stat_lines(patches: list[FilePatch], width: int = 40) -> Iterator[bytes]:
     """As `git diff --stat`: a line per file, then the sum."""
-    longest = max((len(patch.path) for patch in patches), default=0)
+    names = [_quoted(patch.path) for patch in patches]
+    longest = max(map(len, names), default=0)
     most = max(((patch.added or 0) + (patch.removed or 0) for patch in patches), default=0)
     scale = min(1.0, width / most) if most else 1.0
-    for patch in patches:
-        name = os.fsencode(patch.path.ljust(longest))
+    for patch, quoted in zip(patches, names, strict=True):
+        name = quoted.ljust(longest)
         if patch.added is None or patch.removed is None:
             yield b" %s | binary or large\n" % name
             continue
@@ -104,15 +177,13 @@ def _mode(entry: Entry) -> str:
 
 
 def _names(change: Change) -> tuple[bytes, bytes]:
-    path = os.fsencode(change.path)
-    old = b"/dev/null" if change.before is None else _quoted(b"a/" + path)
-    new = b"/dev/null" if change.after is None else _quoted(b"b/" + path)
+    old = b"/dev/null" if change.before is None else _quoted(f"a/{change.path}")
+    new = b"/dev/null" if change.after is None else _quoted(f"b/{change.path}")
     return old, new
 
 
 def _head(change: Change) -> Iterator[bytes]:
-    path = os.fsencode(change.path)
-    yield b"diff --git %s %s\n" % (_quoted(b"a/" + path), _quoted(b"b/" + path))
+    yield b"diff --git %s %s\n" % (_quoted(f"a/{change.path}"), _quoted(f"b/{change.path}"))
     before, after = change.before, change.after
     if before is None and after is not None:
         yield f"new file mode {_mode(after)}\n".encode()
@@ -122,12 +193,5 @@ def _head(change: Change) -> Iterator[bytes]:
         yield f"old mode {_mode(before)}\nnew mode {_mode(after)}\n".encode()
 
 
-def _quoted(path: bytes) -> bytes:
-    """As git writes a path with a quote, a backslash, a control character or a byte beyond ASCII."""
-    if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in path):
-        return path
-    escaped = b"".join(
-        b"\\" + bytes([byte]) if byte in b'"\\' else bytes([byte]) if 0x20 <= byte < 0x7F else b"\\%03o" % byte
-        for byte in path
-    )
-    return b'"' + escaped + b'"'
+def _quoted(path: str) -> bytes:
+    return quoted_path(path).encode()

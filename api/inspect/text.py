@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
-_CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_COLOUR = r"\x1b\[[0-9;]*m"
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+# Format characters (Unicode's Cf), which reverse the direction of text or are invisible, and separators of lines. Not
+# the joiners U+200C and U+200D, which emoji and several scripts need.
+_FORMAT = (
+    "[\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0001\U000e0020-\U000e007f]"
+)
+_UNSAFE = re.compile(rf"\r\n|{_CONTROL}|{_FORMAT}")
+_UNSAFE_BUT_COLOURS = re.compile(rf"{_COLOUR}|{_UNSAFE.pattern}")
 _WIDEST = 48  # of what a column is padded for
 
 
@@ -73,9 +84,43 @@ def fitted(text: str, width: int) -> str:
     return clipped(text, width) if sys.stdout.isatty() else text
 
 
+def escaped(text: str, *, colours: bool = False) -> str:
+    """Text of any number of lines whose control and format characters are written out, such as \\x1b and \\u202e.
+
+    Newlines, tabs and CRLF stay. `colours`: escape sequences that only choose colours stay, too.
+    """
+
+    def written(match: re.Match[str]) -> str:
+        found = match[0]
+        if len(found) > 1:  # CRLF, or a colour
+            return found
+        code = ord(found)
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+    return (_UNSAFE_BUT_COLOURS if colours else _UNSAFE).sub(written, text)
+
+
 def harmless(text: str, stream: TextIO) -> str:
-    """Text of a model or a user, of any number of lines; for a terminal without control characters."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if stream.isatty() else text
+    """Text of a model or a user, of any number of lines: `escaped` for a terminal, as it is otherwise."""
+    return escaped(text) if stream.isatty() else text
+
+
+def quoted_path(path: str) -> str:
+    """A path as git writes it: in quotes, with escapes, if it has a quote, a backslash, a control character or a byte
+    beyond ASCII."""
+    raw = os.fsencode(path)
+    if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in raw):
+        return path
+    return '"' + "".join(map(_quoted_byte, raw)) + '"'
+
+
+_NAMED = {0x07: "a", 0x08: "b", 0x09: "t", 0x0A: "n", 0x0B: "v", 0x0C: "f", 0x0D: "r", 0x22: '"', 0x5C: "\\"}
+
+
+def _quoted_byte(byte: int) -> str:
+    if byte in _NAMED:
+        return "\\" + _NAMED[byte]
+    return chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}"
 
 
 def clipped(text: str, width: int) -> str:

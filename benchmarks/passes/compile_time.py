@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +20,8 @@ from langgraph.graph import END, START, StateGraph
 import ramify
 from benchmarks.rows import Row, median_row, row
 from ramify import step
-from ramify.compiler.pipeline import compile_graph
+from ramify.compiler.pipeline import compile_graph, compile_workflow
+from tests.compiler.frontend.python.projects import write_project
 
 
 class State(TypedDict):
@@ -53,6 +56,7 @@ def compile_rows(quick: bool) -> list[Row]:
             times[nodes].append(time.process_time() - begun)
     growth = median(times[10_000]) / median(times[1_000])
     return [
+        *project_rows(quick),
         median_row("compile a graph of 1,000 nodes", times[1_000], "s CPU", target=1.0),
         median_row("compile a graph of 10,000 nodes", times[10_000], "s CPU", target=15.0),
         row(
@@ -63,6 +67,27 @@ def compile_rows(quick: bool) -> list[Row]:
             note="10 is linear; the target leaves room for caches",
         ),
     ]
+
+
+def project_rows(quick: bool) -> list[Row]:
+    """Compile a workflow whose steps and helpers are in all modules of a project. Each file is read anew, as in a
+    new process."""
+    found = []
+    for modules, often in ((100, 3), (300, 1 if quick else 5)):
+        with tempfile.TemporaryDirectory() as folder:
+            name, times = f"project_of_{modules}", list[float]()
+            write_project(Path(folder), name, modules)
+            sys.path.insert(0, folder)
+            flow = importlib.import_module(f"{name}.flow").flow
+            sys.path.remove(folder)
+            for _ in range(often):
+                gc.collect()
+                begun = time.process_time()
+                compile_workflow(flow, ref=f"{name}.flow:flow")
+                times.append(time.process_time() - begun)
+        target = 2.0 if modules == 300 else None
+        found.append(median_row(f"compile a workflow that uses {modules} modules", times, "s CPU", target=target))
+    return found
 
 
 @step(effect="pure")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, Protocol
 
+from ramify.serving.policy.kv_retention import Retention
 from ramify.serving.policy.types import Policy, SloClass, StepModel
 
 ProgramId = NewType("ProgramId", int)
@@ -96,6 +97,19 @@ class Stock:
     priorities: tuple[tuple[SloClass, int], ...] = ()  # for vLLM's priority policy, the least number first; (): FCFS
 
 
+class Gate(Protocol):
+    """Admits whole programs before the engine."""
+
+    def enters(self, program: int, tokens: int, now: float) -> bool:
+        """May a call with a prompt of so many tokens enter the engine now?"""
+
+    def acts(self, program: int, tokens: int, now: float) -> None:
+        """The program's calls have ended with so many tokens of context, and it waits for a tool."""
+
+    def ends(self, program: int) -> None:
+        """The program has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     """One scheduler of a comparison.
@@ -109,7 +123,9 @@ class Contender:
     knows: Knowledge = field(default_factory=Knowledge)
     ours: bool = False  # a form of Concord: not counted among the baselines
     about: str = ""  # one line for tables and plots
-    preempts: bool = False  # it often preempts, so a replay begins with vLLM's prefix cache; the results are the same
+    preempts: bool = False  # it often preempts, so a replay begins with vLLM's prefix cache: the results are the same
+    retention: Callable[[], Retention] | None = None  # of programs that wait for tools; None: vLLM's LRU
+    gate: Callable[[int], Gate] | None = None  # by the tokens of KV; None: every call enters at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def digest_fd(fd: int) -> str:
         return hasher.hexdigest()
     status = os.fstat(fd)
     if status.st_size - status.st_blocks * 512 >= _HOLES_WORTH:
-        for start, end in _segments(fd, status):
+        for start, end in segments(fd, status):
             _hash_zeros(hasher, start - offset)
             offset = _hash_bytes(hasher, fd, max(start, offset), end)
         _hash_zeros(hasher, status.st_size - offset)
@@ -71,7 +71,7 @@ def _digest_large(blocks: Iterable[tuple[int, bytes]], size: int) -> str:
 def _blocks(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield (number, bytes) of each block that is not entirely a hole."""
     next_ = 0
-    for start, end in _segments(fd, os.fstat(fd)):
+    for start, end in segments(fd, os.fstat(fd)):
         for block in range(max(next_, start // _CHUNK), -(-min(end, size) // _CHUNK)):
             yield block, os.pread(fd, min(_CHUNK, size - block * _CHUNK), block * _CHUNK)
             next_ = block + 1
@@ -164,13 +164,13 @@ def copy_bytes(source: int, dest: int) -> None:
     stat = os.fstat(source)
     os.ftruncate(dest, stat.st_size)
     in_kernel = True
-    for start, end in _segments(source, stat):
+    for start, end in segments(source, stat):
         in_kernel = in_kernel and _copy_in_kernel(source, dest, start, end)
         if not in_kernel:
             _copy_by_hand(source, dest, start, end)
 
 
-def _segments(fd: int, stat: os.stat_result) -> Iterator[tuple[int, int]]:
+def segments(fd: int, stat: os.stat_result) -> Iterator[tuple[int, int]]:
     """Yield the (start, end) ranges of a file that hold data."""
     if stat.st_blocks * 512 >= stat.st_size:
         yield 0, stat.st_size
@@ -209,7 +209,7 @@ def _copy_by_hand(source: int, dest: int, start: int, end: int) -> None:
         start += len(chunk)
 
 
-def write_all(fd: int, data: bytes, offset: int = 0) -> None:
+def write_all(fd: int, data: bytes | memoryview, offset: int = 0) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(fd, view, offset)

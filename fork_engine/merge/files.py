@@ -16,7 +16,7 @@ from typing import TypeVar
 from ramify.fork_engine.filesystem.file_content import digest_file
 from ramify.fork_engine.filesystem.openat import parent_folders
 from ramify.fork_engine.merge.conflicts import ConflictHandler
-from ramify.fork_engine.merge.lines import merge_lines
+from ramify.fork_engine.merge.lines import MOST_BYTES, merge_lines
 from ramify.fork_engine.snapshot_keys import VolatileGlobs
 from ramify.fork_engine.types import Conflict, ConflictKind, Entry, EntryKind, LayerId, MergeStrategy
 from ramify.fork_engine.view import LocatedEntry, View, differing
@@ -135,8 +135,7 @@ def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes
         return MergeStrategy.THEIRS if _is_gone(ours) else MergeStrategy.OURS
     files = ours is not None and theirs is not None and ours.kind is theirs.kind is EntryKind.FILE
     if conflict.kind is ConflictKind.BOTH_CHANGED and files and ours is not None and theirs is not None:
-        base = sides.bytes_of(sides.base, path) or b""
-        text = merge_lines(base, sides.read(sides.ours, path), sides.read(sides.theirs, path), union=True)
+        text = _merge_lines(path, sides.base.get(path), sides, union=True)
         if text is not None and ours.xattrs == theirs.xattrs:
             return text
     if (
@@ -199,7 +198,7 @@ def _merge_both(
     if xattrs is None:
         return sides.conflict(path, ConflictKind.BOTH_CHANGED, "extended attributes")
     if digest is None:
-        text = _merge_lines(path, alike, sides) if ours.kind is EntryKind.FILE else None
+        text = _merge_lines(path, alike, sides) if alike and ours.kind is EntryKind.FILE else None
         if text is None:
             return sides.conflict(path, ConflictKind.BOTH_CHANGED, "contents")
         merged.texts[path] = text
@@ -230,10 +229,13 @@ def _three_way(base: T | None, ours: T, theirs: T) -> T | None:
     return theirs if ours == base else None
 
 
-def _merge_lines(path: str, base: Entry | None, sides: Sides) -> bytes | None:
-    if base is None:
+def _merge_lines(path: str, base: Entry | None, sides: Sides, *, union: bool = False) -> bytes | None:
+    """Merge a file of both sides by line; None if that is not possible. Larger files are not read."""
+    ours, theirs = sides.ours.get(path), sides.theirs.get(path)
+    if any(entry is not None and entry.size > MOST_BYTES for entry in (base, ours, theirs)):
         return None
-    return merge_lines(*(sides.read(view, path) for view in (sides.base, sides.ours, sides.theirs)))
+    before = b"" if base is None else sides.bytes_of(sides.base, path) or b""
+    return merge_lines(before, sides.read(sides.ours, path), sides.read(sides.theirs, path), union=union)
 
 
 def _keep_links(sides: Sides, merged: Merged) -> None:
@@ -288,12 +290,12 @@ def _resolve_removals(sides: Sides, merged: Merged) -> None:
             continue
         kind = ConflictKind.CHANGED_REMOVED if _is_removed(merged.changes[path]) else ConflictKind.TYPE
         below = [child for child in sides.ours.below(path) if not _is_removed(_result_at(child, sides, merged))]
+        holding = {folder for child in below for folder in parent_folders(child)}
         kept: set[str] = set()
         for child in sorted(below, reverse=True):  # a kept child keeps its folder
             if child in kept:
                 continue
-            holds = any(other.startswith(child + "/") for other in below)
-            if not holds and _keeps_child(child, kind, path, sides, merged):
+            if child not in holding and _keeps_child(child, kind, path, sides, merged):
                 kept.update((child, *parent_folders(child)))
             else:
                 merged.changes[child] = None

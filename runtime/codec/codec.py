@@ -4,7 +4,8 @@ JSON's own types stay as they are; everything else becomes `{"$": kind, …}`. T
 name a dataclass, an enum, a pydantic model or another data class by module and qualified name. It never names code to
 run, nor a module that the program does not import itself (`type_names`). A decoded value is equal to the original and
 of the same type; otherwise `encode` refuses it. An object that is referenced twice is decoded as two equal objects.
-The order of a dict is kept. It is not part of the digest, except in `digest_as_given`.
+The order of a dict is kept. It is not part of the digest, except in `digest_as_given`. Nor is the state that is
+stored aside (`ASIDE`): a property that is cached, a note that is added to an error.
 
 `encoder` lists the kinds. A kind that was ever written stays readable.
 """
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from ramify.runtime.codec.decoder import OWN_KINDS, Decoder
 from ramify.runtime.codec.encoder import Encoder, sort_encoded
-from ramify.runtime.codec.object_state import TAG, find_cycle
+from ramify.runtime.codec.object_state import ASIDE, TAG, find_cycle
 from ramify.runtime.codec.type_names import resolve_own
 from ramify.runtime.errors import NotSerialisable
 
@@ -94,6 +95,12 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def is_same(text: str, other: str) -> bool:
+    """Whether two texts made by `encode` hold the same value, whatever the order of dict entries, such as that of
+    keyword arguments."""
+    return text == other or digest_text(text) == digest_text(other)
+
+
 def digest_as_given(text: str) -> str:
     """Like `digest_text`, but dependent on the order of dict entries: code that loops over a dict may compute another
     result for another order."""
@@ -110,10 +117,10 @@ def _canonical(value: Any) -> Any:
         return [_canonical(v) for v in value]
     if not isinstance(value, dict):
         return value
-    canonical = {k: _canonical(v) for k, v in value.items()}
+    canonical = {k: _canonical(v) for k, v in value.items() if k != ASIDE or TAG not in value}
     if value.get(TAG) in ("dict", "defaultdict") or (value.get(TAG) == "sub" and value.get("b") == "dict"):
         canonical["v"] = sort_encoded(canonical["v"])
     return canonical
 
 
-__all__ = ["decode", "decode_own", "digest", "digest_as_given", "digest_text", "encode"]
+__all__ = ["decode", "decode_own", "digest", "digest_as_given", "digest_text", "encode", "is_same"]

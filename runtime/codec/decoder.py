@@ -19,11 +19,12 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from types import FunctionType, NoneType
+from types import MemberDescriptorType, NoneType
 from typing import Any, cast
-from uuid import UUID
+from uuid import UUID, SafeUUID
 
-from ramify.runtime.codec.object_state import BASES, IPS, TAG, is_url
+from ramify.runtime.codec.exceptions import decode_error, decode_validation_error
+from ramify.runtime.codec.object_state import ASIDE, BASES, IPS, TAG, is_cached_property, is_url
 from ramify.runtime.codec.times import decode_zone
 from ramify.runtime.codec.type_names import resolve
 from ramify.runtime.errors import NotSerialisable
@@ -70,6 +71,9 @@ class Decoder:
     def _pairs(self, body: Any) -> list[tuple[Any, Any]]:
         return [(self.decode(key), self.decode(one)) for key, one in body]
 
+    def _uuid(self, body: str, value: Any) -> UUID:
+        return UUID(body, is_safe=SafeUUID(value.get(ASIDE, {}).get("safe")))
+
     def _complex(self, body: Any, _: Any) -> complex:
         return complex(*self._items(body))
 
@@ -108,20 +112,6 @@ class Decoder:
 
     def _slice(self, body: Any, _: Any) -> slice:
         return slice(*self._items(body))
-
-    def _validation(self, body: Any, _: Any) -> Any:
-        from pydantic_core import PydanticCustomError, ValidationError
-
-        title, errors, mode, hide, *cause = self._items(body)
-        lines: list[Any] = [
-            line if isinstance(line["type"], str) else {**line, "type": PydanticCustomError(*line["type"])}
-            for line in errors
-        ]
-        error = ValidationError.from_exception_data(title, lines, mode, hide)
-        error.args = ()
-        if cause:
-            error.__cause__ = cause[0]
-        return error
 
     # Objects
 
@@ -166,10 +156,20 @@ class Decoder:
 
     def _given_state(self, made: Any, value: Any) -> Any:
         for name, one in value.get("s", {}).items():
-            object.__setattr__(made, name, self.decode(one))
+            if isinstance(getattr(type(made), name, None), MemberDescriptorType):  # a slot
+                object.__setattr__(made, name, self.decode(one))
+            else:
+                vars(made)[name] = self.decode(one)
         if "orig" in value:
             object.__setattr__(made, "__orig_class__", resolve(value["orig"], self._find))
+        for name, one in self._cached(type(made), value):
+            vars(made)[name] = one
         return made
+
+    def _cached(self, cls: type, value: Any) -> list[tuple[str, Any]]:
+        """Return the stored values of the cached properties that the class still has."""
+        cached = value[ASIDE].get("cached", {}) if ASIDE in value else {}
+        return [(name, self.decode(one)) for name, one in cached.items() if is_cached_property(cls, name)]
 
     def _dataclass(self, cls: Any, body: Any, value: Any) -> Any:
         if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
@@ -216,14 +216,17 @@ class Decoder:
         made = cls.__new__(cls)
         state = self._fields(cls, body, value, fields, _model_default)
         state |= {name: self.decode(one) for name, one in value.get("more", {}).items()}
+        state.update(self._cached(cls, value))
+        aside = value.get(ASIDE, {})
         object.__setattr__(made, "__dict__", state)
-        object.__setattr__(made, "__pydantic_fields_set__", set(value.get("set", body)))
+        object.__setattr__(made, "__pydantic_fields_set__", set(value.get("set", aside.get("set", body))))
         if cls.__pydantic_root_model__:  # root models have no extra or private state
             return made
         object.__setattr__(made, "__pydantic_extra__", self.decode(value.get("extra")))
         told: dict[str, Any] | None = self.decode(value.get("private"))
         if private:
-            gained = {name: attr.get_default() for name, attr in private.items() if name not in (told or {})}
+            known = {*(told or {}), *aside.get("deleted", ())}
+            gained = {name: attr.get_default() for name, attr in private.items() if name not in known}
             told = (told or {}) | {name: one for name, one in gained.items() if one is not PydanticUndefined}
         object.__setattr__(made, "__pydantic_private__", told)
         return made
@@ -240,22 +243,6 @@ class Decoder:
             raise _not_any_more(cls, "url")
         made: Any = cls
         return made(body)
-
-    def _error(self, cls: Any, body: Any, _: Any) -> Any:
-        _is(cls, BaseException, "error")
-        args, state, *more = self._items(body)  # earlier versions stored only these two
-        # without the user's __init__, which may take other arguments than `args`
-        base = next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
-        error = base.__new__(cls, *args)
-        base.__init__(error, *args)
-        if not isinstance(cls.__init__, FunctionType) and cls.__init__ is not base.__init__:
-            cls.__init__(error, *args)
-        vars(error).update(state)
-        for name, one in (more[0] if more else {}).items():
-            setattr(error, name, one)
-        if more[1:]:
-            error.__cause__ = more[1]
-        return error
 
 
 @functools.lru_cache(maxsize=1024)
@@ -300,7 +287,7 @@ _READERS: Mapping[str, Callable[[Decoder, Any, Any], Any]] = {
     "bytes": lambda _, v, __: base64.b64decode(v),
     "bytearray": lambda _, v, __: bytearray(base64.b64decode(v)),
     "decimal": lambda _, v, __: Decimal(v),
-    "uuid": lambda _, v, __: UUID(v),
+    "uuid": Decoder._uuid,
     "fraction": lambda _, v, __: Fraction(*v),
     "complex": Decoder._complex,
     "path": Decoder._path,
@@ -323,7 +310,7 @@ _READERS: Mapping[str, Callable[[Decoder, Any, Any], Any]] = {
     "dict": lambda self, v, _: dict(self._pairs(v)),
     "ordered": lambda self, v, _: OrderedDict(self._pairs(v)),
     "defaultdict": Decoder._defaultdict,
-    "validation": Decoder._validation,
+    "validation": decode_validation_error,
 }
 
 _OBJECTS: Mapping[str, Callable[[Decoder, Any, Any, Any], Any]] = {
@@ -334,6 +321,6 @@ _OBJECTS: Mapping[str, Callable[[Decoder, Any, Any, Any], Any]] = {
     "dataclass": Decoder._dataclass,
     "model": Decoder._model,
     "pydantic": Decoder._pydantic,
-    "error": Decoder._error,
+    "error": decode_error,
     "url": Decoder._url,
 }

@@ -12,7 +12,7 @@
 | namedtuple, sub | the items, or the value of the built-in base type `b`; `s`: its state |
 | error, validation, url | an exception; pydantic's ValidationError; pydantic's addresses |
 
-`t` names the type, as `type_names` writes it.
+`t` names the type, as `type_names` writes it. `aside` is state that does not belong to the digest (`ASIDE`).
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ from fractions import Fraction
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from types import NoneType
 from typing import Any
-from uuid import UUID
+from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
 from ramify.runtime.codec.decoder import Decoder
+from ramify.runtime.codec.exceptions import encode_error, encode_validation_error
 from ramify.runtime.codec.object_state import (
+    ASIDE,
     IPS,
     TAG,
     dataclass_layout,
     distinct_parts,
-    error_slots,
     is_cached_property,
+    is_undefined,
     is_url,
     model_json,
-    pydantic_error_type,
+    private_defaults,
     refusal,
     slots_of,
+    without_aside,
 )
 from ramify.runtime.codec.times import encode_date, encode_datetime, encode_timedelta, encode_tzinfo
 from ramify.runtime.codec.type_names import ref_of
@@ -56,8 +59,6 @@ _PLAIN = frozenset((NoneType, bool, int))
 _STR = frozenset((str,))
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # JSON would read it back as one character
 _LOOK_AT, _MANY_TIMES = 1_000_000, 100
-_OF_ITS_RUN = ("__notes__", "__ramify_step__")
-"""Attributes that the runtime sets on errors. They are not stored."""
 
 _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -79,7 +80,13 @@ def _whole(texts: Iterable[str]) -> bool:
 
 
 def sort_encoded(encoded: list[Any]) -> list[Any]:
-    return sorted(encoded, key=lambda item: json.dumps(item, sort_keys=True))
+    """Return items in the order of their texts, to which the state aside does not belong."""
+
+    def text(item: Any) -> str:
+        full = json.dumps(item, sort_keys=True)
+        return full if ASIDE not in full else json.dumps(without_aside(item), sort_keys=True)
+
+    return sorted(encoded, key=text)
 
 
 class Encoder:
@@ -89,12 +96,14 @@ class Encoder:
         self.unsure = False
         self._written, self._look_at = 0, _LOOK_AT
         self._root: object = None
+        self._caching = set[int]()  # the objects whose cached properties are being encoded
 
     def encode(self, value: object, where: str) -> Any:
         self._root = value
-        return self._any(value, where)
+        return self.part(value, where)
 
-    def _any(self, value: Any, where: str) -> Any:
+    def part(self, value: Any, where: str) -> Any:
+        """Return a part of the value, encoded. `where`: its place, for errors."""
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -113,7 +122,7 @@ class Encoder:
 
     def _items(self, items: Iterable[Any], where: str) -> list[Any]:
         self._count()
-        return [one if type(one) in _PLAIN else self._any(one, f"{where}[{at}]") for at, one in enumerate(items)]
+        return [one if type(one) in _PLAIN else self.part(one, f"{where}[{at}]") for at, one in enumerate(items)]
 
     def _count(self) -> None:
         """Refuse values that share parts excessively: each shared part is written once per place, so n nested lists
@@ -134,19 +143,19 @@ class Encoder:
         return {TAG: "tuple", "v": self._items(value, where)}
 
     def _set(self, value: set[Any] | frozenset[Any], where: str) -> Any:
-        items = [self._any(one, f"{where}{{}}") for one in value]
+        items = [self.part(one, f"{where}{{}}") for one in value]
         return {TAG: type(value).__name__, "v": sort_encoded(items)}
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
         self._count()
         if set(map(type, value)) <= _STR and TAG not in value and (all(map(str.isascii, value)) or _whole(value)):
             return {
-                key: one if type(one) in _PLAIN else self._any(one, f"{where}[{key!r}]") for key, one in value.items()
+                key: one if type(one) in _PLAIN else self.part(one, f"{where}[{key!r}]") for key, one in value.items()
             }
         return {TAG: "dict", "v": self._pairs(value.items(), where)}
 
     def _pairs(self, items: Iterable[tuple[Any, Any]], where: str) -> list[Any]:
-        return [[self._any(key, f"{where} key"), self._any(one, f"{where}[{key!r}]")] for key, one in items]
+        return [[self.part(key, f"{where} key"), self.part(one, f"{where}[{key!r}]")] for key, one in items]
 
     def _ordered(self, value: OrderedDict[Any, Any], where: str) -> Any:
         self._refuse_state(value, where)
@@ -172,6 +181,10 @@ class Encoder:
     def _text(self, value: object, _: str) -> Any:
         return {TAG: type(value).__name__.lower(), "v": str(value)}
 
+    def _uuid(self, value: UUID, _: str) -> Any:
+        kept = {TAG: "uuid", "v": str(value)}
+        return kept if value.is_safe is SafeUUID.unknown else kept | {ASIDE: {"safe": value.is_safe.value}}
+
     def _complex(self, value: complex, where: str) -> Any:
         return {TAG: "complex", "v": [self._float(value.real, where), self._float(value.imag, where)]}
 
@@ -185,11 +198,11 @@ class Encoder:
         return {TAG: "fraction", "v": [value.numerator, value.denominator]}
 
     def _range(self, value: range | slice, where: str) -> Any:
-        parts = [self._any(one, where) for one in (value.start, value.stop, value.step)]
+        parts = [self.part(one, where) for one in (value.start, value.stop, value.step)]
         return {TAG: type(value).__name__, "v": parts}
 
     def _pattern(self, value: re.Pattern[Any], where: str) -> Any:
-        return {TAG: "pattern", "v": self._any(value.pattern, where), "n": value.flags & ~re.DEBUG}
+        return {TAG: "pattern", "v": self.part(value.pattern, where), "n": value.flags & ~re.DEBUG}
 
     def _const(self, value: object, _: str) -> Any:
         return {TAG: "const", "v": repr(value)}
@@ -206,9 +219,13 @@ class Encoder:
             self.unsure = True
             return {TAG: "url", "t": ref_of(cls, where), "v": str(value)}
         if cls.__module__.startswith("pydantic_core"):
-            return self._of_pydantic_core(value, where)
+            if cls.__name__ == "TzInfo":
+                return encode_tzinfo(self, value, where)
+            if cls.__name__ == "ValidationError":
+                return encode_validation_error(self, value, where)
+            raise refusal(value, where)
         if isinstance(value, BaseException):
-            return self._error(value, where)
+            return encode_error(self, value, where)
         if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
             return self._model(cls, value, where)
         if isinstance(value, tuple) and hasattr(cls, "_fields"):
@@ -236,13 +253,13 @@ class Encoder:
     def _by_value(self, value: Enum, where: str) -> Any:
         """Return the encoded value of an enum member. Raises `NotSerialisable` if decoding it gives another
         member."""
-        encoded = self._any(value.value, where)
+        encoded = self.part(value.value, where)
         if type(value)(Decoder().decode(encoded)) is not value:
             raise NotSerialisable(where)
         return encoded
 
     def _namedtuple(self, value: tuple[Any, ...], where: str) -> Any:
-        items = [self._any(one, f"{where}.{at}") for at, one in enumerate(tuple.__iter__(value))]
+        items = [self.part(one, f"{where}.{at}") for at, one in enumerate(tuple.__iter__(value))]
         kept = {TAG: "namedtuple", "t": ref_of(type(value), where), "v": items}
         return kept | self._state(value, where)
 
@@ -251,23 +268,13 @@ class Encoder:
             raise refusal(value, where)  # it is in no attribute that could be set again
         self.unsure = True
         plain = _BASE_VALUE[base](value)
-        items = self._pairs(plain.items(), where) if base is dict else self._any(plain, where)
+        items = self._pairs(plain.items(), where) if base is dict else self.part(plain, where)
         kept = {TAG: "sub", "t": ref_of(type(value), where), "b": base.__name__, "v": items}
         return kept | self._state(value, where)
 
     def _state(self, value: object, where: str) -> dict[str, Any]:
         """Return the attributes of an object that has items as well."""
-        state = {
-            name: one
-            for name, one in getattr(value, "__dict__", {}).items()
-            if not is_cached_property(type(value), name)
-        }
-        state |= slots_of(value)
-        origin = state.pop("__orig_class__", None)
-        kept = {} if origin is None else {"orig": ref_of(origin, where)}
-        if state:
-            kept["s"] = {name: self._any(one, f"{where}.{name}") for name, one in state.items()}
-        return kept
+        return self._more(value, {**getattr(value, "__dict__", {}), **slots_of(value)}, where, "s")
 
     def _dataclass(self, value: Any, where: str) -> Any:
         cls: Any = type(value)
@@ -279,7 +286,7 @@ class Encoder:
                 one = getattr(value, name)
             except AttributeError:  # a field with init=False that was never set
                 continue
-            fields[name] = one if type(one) in _PLAIN else self._any(one, f"{where}.{name}")
+            fields[name] = one if type(one) in _PLAIN else self.part(one, f"{where}.{name}")
         kept: dict[str, Any] = {TAG: "dataclass", "t": ref, "v": fields}
         if len(fields) < len(layout.fields):
             kept["unset"] = sorted(layout.fields.keys() - fields.keys())
@@ -287,16 +294,36 @@ class Encoder:
         if inside := getattr(value, "__dict__", None):
             state |= {name: one for name, one in inside.items() if name not in fields}
         if state:
-            kept |= self._more(cls, state, where)
+            kept |= self._more(value, state, where)
         return kept
 
-    def _more(self, cls: type, state: dict[str, Any], where: str) -> dict[str, Any]:
-        kept = {}
+    def _more(self, value: object, state: dict[str, Any], where: str, called: str = "more") -> dict[str, Any]:
+        """Return the state of an object besides its fields or items."""
+        kept: dict[str, Any] = {}
         if (origin := state.pop("__orig_class__", None)) is not None:
             kept["orig"] = ref_of(origin, where)
-        more = {name: one for name, one in state.items() if not is_cached_property(cls, name)}
-        if more:
-            kept["more"] = {name: self._any(one, f"{where}.{name}") for name, one in more.items()}
+        cached = {name: one for name, one in state.items() if is_cached_property(type(value), name)}
+        if len(cached) < len(state):
+            more = {name: one for name, one in state.items() if name not in cached}
+            kept[called] = {name: self.part(one, f"{where}.{name}") for name, one in more.items()}
+        if encoded := self._cached(value, cached, where):
+            kept[ASIDE] = {"cached": encoded}
+        return kept
+
+    def _cached(self, value: object, cached: dict[str, Any], where: str) -> dict[str, Any]:
+        """Return the cached properties that can be stored. The others are computed again when they are read."""
+        if not cached:
+            return {}
+        if id(value) in self._caching:
+            raise NotSerialisable(f"{where} is reached from a cached property of its own")
+        self._caching.add(id(value))
+        kept = {}
+        for name, one in cached.items():
+            try:
+                kept[name] = self.part(one, f"{where}.{name}")
+            except Exception:  # noqa: BLE001  the cached value may be of any class
+                continue
+        self._caching.discard(id(value))
         return kept
 
     def _model(self, cls: Any, value: Any, where: str) -> Any:
@@ -314,49 +341,25 @@ class Encoder:
 
     def _model_state(self, cls: Any, value: Any, where: str, ref: Any) -> Any:
         names, state = set(cls.model_fields), dict(value.__dict__)
-        fields = {name: self._any(one, f"{where}.{name}") for name, one in state.items() if name in names}
+        fields = {name: self.part(one, f"{where}.{name}") for name, one in state.items() if name in names}
         kept: dict[str, Any] = {TAG: "model", "t": ref, "v": fields}
         if names - state.keys():
             kept["unset"] = sorted(names - state.keys())
-        more = {name: one for name, one in state.items() if name not in names and not is_cached_property(cls, name)}
-        if more:
-            kept["more"] = {name: self._any(one, f"{where}.{name}") for name, one in more.items()}
-        if value.__pydantic_fields_set__ != names:
-            kept["set"] = sorted(value.__pydantic_fields_set__)
+        kept |= self._more(value, {name: one for name, one in state.items() if name not in names}, where)
+        given = value.__pydantic_fields_set__
+        if given != names:
+            kept["set"] = sorted(given)
+        elif given != fields.keys():  # a field was set, and deleted
+            kept.setdefault(ASIDE, {})["set"] = sorted(given)
         if value.__pydantic_extra__ is not None:
             kept["extra"] = self._dict(value.__pydantic_extra__, where)
         private = getattr(value, "__pydantic_private__", None)
         if private is not None and not cls.__pydantic_root_model__:
-            told = {name: one for name, one in private.items() if type(one).__name__ != "PydanticUndefinedType"}
+            told = {name: one for name, one in private.items() if not is_undefined(one)}
             kept["private"] = self._dict(told, where)
+            if deleted := private_defaults(cls) - told.keys():
+                kept.setdefault(ASIDE, {})["deleted"] = sorted(deleted)
         return kept
-
-    # Errors
-
-    def _error(self, value: BaseException, where: str) -> Any:
-        self.unsure = True
-        args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # OSError.args has no file names
-        state = {name: v for name, v in vars(value).items() if name not in _OF_ITS_RUN}
-        slots = error_slots(value)
-        if "obj" in slots and isinstance(value, AttributeError):  # the object may be of any type
-            try:
-                Encoder()._any(slots["obj"], where)
-            except NotSerialisable:
-                del slots["obj"]
-        parts = [args, state, slots, *([] if value.__cause__ is None else [value.__cause__])]
-        return {TAG: "error", "t": ref_of(type(value), where), "v": [self._any(one, where) for one in parts]}
-
-    def _of_pydantic_core(self, value: Any, where: str) -> Any:
-        cls = type(value)
-        if cls.__name__ == "TzInfo":
-            return encode_tzinfo(self, value, where)
-        if cls.__name__ != "ValidationError":
-            raise refusal(value, where)
-        self.unsure = True
-        title, errors, mode, hide = value.__reduce__()[1]
-        lines = [{**line, "type": pydantic_error_type(line["type"])} for line in errors]
-        parts = [title, lines, mode, hide, *([] if value.__cause__ is None else [value.__cause__])]
-        return {TAG: "validation", "v": [self._any(one, where) for one in parts]}
 
 
 WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
@@ -372,7 +375,7 @@ WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
     bytes: Encoder._bytes,
     bytearray: Encoder._bytes,
     Decimal: Encoder._text,
-    UUID: Encoder._text,
+    UUID: Encoder._uuid,
     Fraction: Encoder._fraction,
     complex: Encoder._complex,
     range: Encoder._range,

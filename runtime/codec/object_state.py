@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Iterator, Mapping
 from datetime import datetime, time
+from decimal import Decimal
 from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
@@ -16,12 +17,24 @@ from ramify.runtime.errors import NotSerialisable
 
 TAG = "$"
 """The key that marks an encoded object: `{"$": kind, …}`."""
+ASIDE = "aside"
+"""The part of an encoded object that is decoded but does not belong to its digest: cached properties, notes of
+errors, and other state that earlier versions did not store, so that the digests which they recorded are found."""
 IPS = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
 _URLS = ("_BaseUrl", "_BaseMultiHostUrl", "Url", "MultiHostUrl")
 BASES: Mapping[str, type] = {
     kind.__name__: kind for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset)
 }
 """Built-in types whose subclasses are stored by value."""
+
+
+def without_aside(encoded: Any) -> Any:
+    """Return an encoded value without the state that does not belong to its digest."""
+    if isinstance(encoded, list):
+        return [without_aside(one) for one in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    return {key: without_aside(one) for key, one in encoded.items() if key != ASIDE or TAG not in encoded}
 
 
 def find_cycle(value: object, what: str) -> str | None:
@@ -87,7 +100,7 @@ def same(one: Any, other: Any) -> bool:
     if dataclasses.is_dataclass(one):
         names = [field.name for field in dataclasses.fields(one)]
         return all(same(getattr(one, name, None), getattr(other, name, None)) for name in names)
-    if isinstance(one, float):
+    if isinstance(one, float | complex | Decimal):
         return repr(one) == repr(other)
     if isinstance(one, datetime | time):
         zones = [(type(each.tzinfo), str(each.tzinfo), each.fold) for each in (one, other)]
@@ -108,14 +121,6 @@ def _slot_names(cls: Any) -> tuple[str, ...]:
         for name, found in vars(owner).items()
         if isinstance(found, MemberDescriptorType) and owner.__module__ != "builtins" and not name.startswith("__")
     )
-
-
-def error_slots(error: BaseException) -> dict[str, Any]:
-    """Return the state that is not in `__dict__`: `__slots__`, and the attributes of built-in exception classes."""
-    classes = (cls for cls in type(error).__mro__ if cls not in (OSError, BaseExceptionGroup))  # theirs are in args
-    names = {name for cls in classes for name, d in vars(cls).items() if isinstance(d, MemberDescriptorType)}
-    found = ((name, getattr(error, name, None)) for name in sorted(names) if not name.startswith("__"))
-    return {name: v for name, v in found if v is not None and not any(v is one for one in error.args)}
 
 
 def is_cached_property(cls: type, name: str) -> bool:
@@ -150,16 +155,20 @@ def model_json(cls: Any, value: Any) -> Any:
         return None
     if type(back) is not type(value) or not same(back.__dict__, value.__dict__):
         return None
-    if (back.__pydantic_extra__ or {}) != (value.__pydantic_extra__ or {}):
+    hidden = ("__pydantic_extra__", "__pydantic_private__")
+    if not all(same(getattr(back, name, None) or {}, getattr(value, name, None) or {}) for name in hidden):
         return None
-    return (
-        body if getattr(back, "__pydantic_private__", None) == getattr(value, "__pydantic_private__", None) else None
-    )
+    return body
 
 
-def pydantic_error_type(told: Any) -> Any:
-    """Return the type of a pydantic error: pydantic's own name, or the parts of a validator's custom error."""
-    return told if isinstance(told, str) else (told.type, told.message_template, told.context)
+def is_undefined(value: object) -> bool:
+    return type(value).__name__ == "PydanticUndefinedType"
+
+
+def private_defaults(cls: Any) -> set[str]:
+    """Return the private attributes of a model class that every new model has."""
+    private = cls.__private_attributes__.items()
+    return {name for name, one in private if one.default_factory is not None or not is_undefined(one.default)}
 
 
 def refusal(value: object, where: str) -> NotSerialisable:

@@ -196,7 +196,7 @@ class Fence:
         before, now = json.loads(effect.args_json), json.loads(self.arguments)
         if before.keys() != now.keys():
             return f"the step took {_listed(before)} then, and takes {_listed(now)} now"
-        differ = [name for name in now if before[name] != now[name]]
+        differ = [name for name in now if not codec.is_same(*(json.dumps(given[name]) for given in (before, now)))]
         if differ and self.defaults.issuperset(differ):
             return f"the defaults of {_listed(differ)} have changed"
         return f"the changed code gives {_listed(differ)} another value" if differ and self.once else None

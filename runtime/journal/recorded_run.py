@@ -8,6 +8,7 @@ from itertools import chain
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
+from ramify.runtime.codec import codec
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
@@ -280,22 +281,21 @@ class RecordedRun:
         """Return a DONE effect of the same step with the same arguments, in this run or the runs it was forked
         from."""
         every = chain(self._effects.values(), self._elsewhere)
-        same = (e for e in every if (e.step, e.args_json) == (step, args_json))
-        return next((e for e in same if e.status is EffectStatus.DONE), None)
+        done = (e for e in every if e.step == step and e.status is EffectStatus.DONE)
+        return next((e for e in done if codec.is_same(e.args_json, args_json)), None)
 
     def unreached_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
         """Return an effect of the same step with the same arguments that took place, or may have, and that the
         workflow has not reached in this process; None if there is none.
 
         Effects at the place of `key` do not count, since the calls of one place come in order. Effects of the run
-        from
-        which this run was forked do not count either: the fork performs its own.
+        from which this run was forked do not count either: the fork performs its own.
         """
         place = key.rpartition("|")[0]
         for effect in self._effects.values():
-            if (effect.step, effect.args_json) != (step, args_json) or effect.status not in HAPPENED:
+            if effect.step != step or effect.status not in HAPPENED or effect.key in self._asked:
                 continue
-            if effect.key not in self._asked and effect.key.rpartition("|")[0] != place:
+            if effect.key.rpartition("|")[0] != place and codec.is_same(effect.args_json, args_json):
                 return effect
         return None
 

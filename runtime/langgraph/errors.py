@@ -8,6 +8,7 @@ RunError
     ├── AppClosed          the app was closed
     ├── ThreadElsewhere    a thread's checkpoints are not in this home's database, or cannot be read there
     ├── NoStateThere       the graph had no state of its own at that checkpoint
+    ├── ThreadNotCopied    a thread cannot be copied to another checkpointer; nothing was overwritten
     ├── TypeNotAllowed     a checkpoint names a type that this program does not have; nothing is imported or called
     └── LangGraphChanged   the installed LangGraph is not the one that Ramify was written for
 InvokedWhileLoaded         a user's file runs its graph while it is only searched for apps
@@ -106,6 +107,59 @@ class NoStateThere(GraphError):
             f"thread {thread} has no state of its own at checkpoint {checkpoint[:10]}: it lies inside a superstep, "
             "or it was pruned. Name a checkpoint before or after it; `ramify log` lists them"
         )
+
+
+class ThreadNotCopied(GraphError):
+    """A thread cannot be copied to another checkpointer."""
+
+    @classmethod
+    def unknown(cls, threads: Sequence[str]) -> ThreadNotCopied:
+        return cls(f"the source has no thread {_listed(threads)}: nothing was copied")
+
+    @classmethod
+    def elsewhere(cls, threads: Sequence[str]) -> ThreadNotCopied:
+        return cls(
+            f"the target's thread {_listed(threads)} has checkpoints that the source does not have: nothing was "
+            "copied. Delete it there (`saver.delete_thread`), or copy only other threads"
+        )
+
+    @classmethod
+    def changed(cls, thread: str) -> ThreadNotCopied:
+        return cls(
+            f"a checkpoint of thread {thread} was deleted while it was copied: stop the programs that use it, and "
+            "copy it again"
+        )
+
+    @classmethod
+    def numbered(cls) -> ThreadNotCopied:
+        return cls(
+            "the target counts the versions of channels in numbers, and the thread has versions of text, as "
+            "LangGraph's own savers make them: it could not go on there"
+        )
+
+    @classmethod
+    def serialised(cls, kind: str) -> ThreadNotCopied:
+        return cls(
+            f"a value was written by a serialiser of your own ({kind}): copy the threads in Python, "
+            "ramify.graph.copy_threads(source, target), with checkpointers that have that serialiser"
+        )
+
+    @classmethod
+    def nothing_there(cls, where: str) -> ThreadNotCopied:
+        return cls(f"there are no threads in {where}: it has no tables of that checkpointer")
+
+    @classmethod
+    def not_installed(cls, distribution: str) -> ThreadNotCopied:
+        return cls(f"{distribution} is not installed, which opens that database: pip install {distribution}")
+
+    @classmethod
+    def database(cls, where: str, why: str) -> ThreadNotCopied:
+        return cls(f"the threads in {where} cannot be used: {why.strip()}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    few = ", ".join(names[:5])
+    return few if len(names) <= 5 else f"{few} and {len(names) - 5} more"
 
 
 class TypeNotAllowed(GraphError):

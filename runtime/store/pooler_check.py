@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store.database_errors import SHARED_SESSIONS, sessions_are_shared
 
-ROUNDS = 3
+ROUNDS = 4
 
 
 class SessionsShared(StoreError):
@@ -65,22 +65,27 @@ def _is_direct(connection: Connection) -> bool:
 
 
 def _share(one: Connection, other: Connection) -> bool:
-    """Whether two connections share a session, or one of them changes its session."""
-    ones: set[int] = set()
-    others: set[int] = set()
+    """Whether two connections share a session, or one of them changes its session.
+
+    The connections take turns in who begins. A pool of two sessions that lends the one that was idle for longest
+    would otherwise give each connection the same one every time.
+    """
+    sessions: dict[Connection, set[int]] = {one: set(), other: set()}
 
     def seen() -> bool:
-        return len(ones) > 1 or len(others) > 1 or bool(ones & others)
+        return any(len(pids) > 1 for pids in sessions.values()) or bool(sessions[one] & sessions[other])
 
+    first, second = one, other
     for _ in range(ROUNDS):
-        with one.begin():
-            ones.add(session_of(one))
-        with other.begin():  # this connection keeps a session for the whole block
-            others.add(session_of(other))
+        with first.begin():
+            sessions[first].add(session_of(first))
+        with second.begin():  # this connection keeps a session for the whole block
+            sessions[second].add(session_of(second))
             if seen():  # checked at once: if the pool has only one session, the next line would wait for ever
                 return True
-            with one.begin():
-                ones.add(session_of(one))
+            with first.begin():
+                sessions[first].add(session_of(first))
         if seen():
             return True
+        first, second = second, first
     return False

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
-from ramify.runtime.errors import RunLocked
+from ramify.fork_engine.store_folder import flush_folder
+from ramify.runtime.errors import RunLocked, RunPushed
 from ramify.runtime.records import RunId
 
 if TYPE_CHECKING:  # the command line uses locks, and starts without SQLAlchemy
@@ -31,9 +34,12 @@ class LocksRuns(Protocol):
 
 
 class RunLock:
-    """The file lock of a run. Entering it raises `RunLocked` if another process holds it."""
+    """The file lock of a run. Entering it raises `RunLocked` if another process holds it, and `RunPushed` if the run
+    was pushed to another machine."""
 
-    def __init__(self, folder: Path, run: RunId) -> None:
+    def __init__(self, folder: Path, run: RunId, *, even_pushed: bool = False) -> None:
+        """`even_pushed`: also hold a run that was pushed to another machine."""
+        self._folder, self._even_pushed = folder, even_pushed
         self._path = folder / f"{run}.lock"
         self._run = run
         self._fd: int | None = None
@@ -44,6 +50,12 @@ class RunLock:
         if not _taken(fd):
             close_lock(fd)
             raise RunLocked(f"run {self._run} is being worked on by another process: wait for it or stop it")
+        if not self._even_pushed and (pushed := pushed_run(self._folder, self._run)) is not None:
+            close_lock(fd)
+            raise RunPushed(
+                f"run {self._run} was pushed to {pushed.url}, and goes on where it is pulled: "
+                f"`ramify pull {self._run}` brings it back, unless another machine has pulled it"
+            )
         self._fd = fd
         return self
 
@@ -68,11 +80,45 @@ def _taken(fd: int) -> bool:
 
 
 @asynccontextmanager
-async def hold_run(folder: Path, store: LocksRuns, run: RunId) -> AsyncIterator[None]:
-    """Hold a run on this machine and, if its database is on a server, on all machines. Raises `RunLocked`."""
-    with RunLock(folder, run):
+async def hold_run(folder: Path, store: LocksRuns, run: RunId, *, even_pushed: bool = False) -> AsyncIterator[None]:
+    """Hold a run on this machine and, if its database is on a server, on all machines. Raises `RunLocked`, and
+    `RunPushed` unless `even_pushed`."""
+    with RunLock(folder, run, even_pushed=even_pushed):
         async with store.held(run):
             yield
+
+
+@dataclass(frozen=True, slots=True)
+class PushedRun:
+    """Where a run was pushed to. generation: how often it had been pushed then, by any machine."""
+
+    url: str
+    generation: int
+
+
+def note_pushed(folder: Path, run: RunId, pushed: PushedRun) -> None:
+    """From now on, refuse the run on this machine (`RunPushed`). Durable when this returns. The caller holds it."""
+    aside = folder / f".{run}.pushed"
+    with aside.open("w") as file:
+        json.dump(asdict(pushed), file)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(folder / f"{run}.pushed")
+    flush_folder(folder)
+
+
+def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
+    """Return where the run was pushed to, or None if this machine may work on it."""
+    try:
+        return PushedRun(**json.loads((folder / f"{run}.pushed").read_bytes()))
+    except FileNotFoundError:
+        return None
+
+
+def note_brought_back(folder: Path, run: RunId) -> None:
+    """Let this machine work on a run again. The caller holds it."""
+    (folder / f"{run}.pushed").unlink(missing_ok=True)
+    flush_folder(folder)
 
 
 def request_cancel(folder: Path, run: RunId) -> None:

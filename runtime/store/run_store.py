@@ -28,6 +28,7 @@ from ramify.runtime.records import (
     OpRecord,
     RunId,
     RunRecord,
+    RunRows,
     RunUpdate,
 )
 from ramify.runtime.store import address as addresses
@@ -38,6 +39,7 @@ from ramify.runtime.store.migrate import bring_up_to_date
 from ramify.runtime.store.pooler_check import refuse_shared_sessions
 from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, Barrier, Job, RunCommitter
 from ramify.runtime.store.store_queries import StoreQueries
+from ramify.runtime.store.stored_texts import Packed
 
 T = TypeVar("T")
 
@@ -98,6 +100,20 @@ class RunStore(StoreQueries):
                 statements.put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
 
         await self._write(Job(work, run.id, rows.texts(tables.runs, run), begins=True))
+
+    async def put_rows(self, found: RunRows, *, replace: bool = False) -> None:
+        """Insert all rows of a run, in one transaction. With `replace`, the rows that are here are deleted first;
+        without it, raises `StoreError` if the run exists."""
+
+        texts = statements.all_texts(found)
+
+        def work(connection: Connection) -> None:
+            if replace:
+                statements.delete_run(connection, found.run.id)  # and with it texts that were put before
+                statements.put_blobs(connection, {rows.digest(one): Packed(one) for one in texts})
+            statements.put_rows(connection, found)
+
+        await self._write(Job(work, found.run.id, texts, begins=True))
 
     async def delete_run(self, run_id: RunId) -> None:
         """Delete a run with all its rows, and the texts that no other row names."""

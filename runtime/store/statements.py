@@ -19,6 +19,7 @@ from ramify.runtime.records import (
     OpRecord,
     OpStatus,
     RunId,
+    RunRows,
     RunStatus,
     RunUpdate,
 )
@@ -48,6 +49,30 @@ def put_blobs(connection: Connection, packed: Mapping[str, Packed]) -> None:
     if packed:
         values = [blobs.row(name, packed[name]) for name in sorted(packed)]
         connection.execute(insert(connection, tables.blobs).on_conflict_do_nothing(), values)
+
+
+def all_texts(found: RunRows) -> list[str]:
+    """Return the texts that must be in `blobs` before all rows of a run."""
+    named = rows.texts(tables.runs, found.run)
+    for table, records in (
+        (tables.ops, found.ops),
+        (tables.llm, found.llm),
+        (tables.effects, (*found.effects, *found.attempts)),
+        (tables.answers, found.answers),
+    ):
+        named += [text for one in records for text in rows.texts(table, one)]
+    return named
+
+
+def put_rows(connection: Connection, found: RunRows) -> None:
+    """Insert all rows of a run that this database does not have. The texts that they name are there."""
+    put(connection, tables.runs, [rows.run_row(found.run)])
+    put(connection, tables.ops, [rows.op_row(one) for one in found.ops])
+    put(connection, tables.llm, [rows.llm_row(one) for one in found.llm])
+    put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in found.checkpoints])
+    put(connection, tables.effects, [rows.effect_row(one) for one in found.effects])
+    put(connection, tables.attempts, [rows.effect_row(one) for one in found.attempts])
+    put(connection, tables.answers, [rows.answer_row(one) for one in found.answers])
 
 
 def put_effects(connection: Connection, effects: Sequence[EffectRecord]) -> None:

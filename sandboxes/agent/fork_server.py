@@ -50,6 +50,8 @@ def run(control: str, mount_server: str = "", *anchors: str) -> None:
 
 def serve(control: socket.socket, mount_server: socket.socket | None, anchors: list[str]) -> None:
     """Serve the host until it hangs up or ends, or the mount server ends."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the host blocks and ignores is inherited
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for name in LATE_CODECS:
         codecs.lookup(name)
     control.set_inheritable(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,7 +95,11 @@ def gap(taken: Sequence[Area], size: int, lowest: int = 0x1000_0000) -> int:
 
 
 def writes_by_mapping(pid: int) -> bool:
-    """Whether a process can write to a file by a mapping; not once it has ended."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    """Whether a process can write to a file by a mapping; not once it has ended. Assumed of a process whose map is
+    closed to us, as before it executes its program."""
+    try:
         return any(area.shared_file for area in areas(pid))
-    return False
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True

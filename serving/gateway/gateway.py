@@ -13,7 +13,6 @@ from starlette.requests import Request
 from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.admission.prefix_hints import HintResult, PrefixHints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
-from ramify.serving.gateway.engines.constraint_checks import with_response_format
 from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -22,6 +21,7 @@ from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
 from ramify.serving.gateway.records.metrics import Metrics
+from ramify.serving.gateway.sse import encode
 from ramify.serving.http_guard import Keys
 from ramify.serving.policy.types import Finished, StepModel
 from ramify.serving.protocol.length_sketch import LengthSketch
@@ -31,6 +31,7 @@ from ramify.serving.scaling.observation import Observation
 if TYPE_CHECKING:  # it imports numpy, which a gateway without an analyzer does not need
     from ramify.serving.gateway.records.length_forecasts import LengthForecasts
 
+COUNT_PATH = "/messages/count_tokens"  # after /v1; llama.cpp and vLLM have it
 _PREFIX = 1024  # characters that two prompts must share for the calls to belong on one replica
 
 
@@ -73,8 +74,11 @@ class Gateway:
                 await one.upstream.aclose()
 
     def authorise(self, request: Request) -> None:
-        shown = request.headers.get("authorization", "").encode("latin-1")
-        if self._keys and not self._keys.shown_in(shown):
+        """Raises ApiError unless the client shows a key: as OpenAI's clients do, or as Anthropic's."""
+        shown = request.headers.get("authorization", "")
+        if not shown and (key := request.headers.get("x-api-key")):
+            shown = f"Bearer {key}"
+        if self._keys and not self._keys.shown_in(shown.encode("latin-1")):
             raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
 
     def upstream(self) -> Upstream:
@@ -84,6 +88,28 @@ class Gateway:
             if one.upstream is not None:
                 return one.upstream
         raise ApiError(503, "upstream_unavailable", "the engine is being started: try again")
+
+    async def models(self) -> dict[str, object]:
+        """The models of all engines that are up, each once. Raises the error of one of them if none lists any."""
+        self.upstream()  # raises if there is none
+        here = [one.upstream for one in self.replicas.usable(self.records.clock()) if one.upstream is not None]
+        answers = await asyncio.gather(*(one.get("/models") for one in here), return_exceptions=True)
+        lists = [one for one in answers if not isinstance(one, BaseException)]
+        if not lists:
+            raise next(one for one in answers if isinstance(one, BaseException))
+        models: dict[object, Mapping[str, object]] = {}
+        for listed in lists:
+            data = listed.get("data")
+            for model in data if isinstance(data, list) else ():
+                if isinstance(model, Mapping):
+                    models.setdefault(model.get("id"), model)
+        return {**lists[0], "data": list(models.values())}
+
+    async def count_tokens(self, asked: Mapping[str, object]) -> Mapping[str, object]:
+        """The number of tokens of a request for messages. Raises ApiError if the engine cannot count."""
+        upstream = self.upstream()
+        counted = await upstream.post(COUNT_PATH, encode(without_tags(asked)))
+        return {"input_tokens": counted.get("input_tokens")}
 
     def step_of(self, call: Call) -> StepModel:
         """The step model of the engine that works on the call, or that would be the quickest."""
@@ -170,8 +196,6 @@ class Gateway:
         plain = without_tags(body)
         if to.alias is not None and plain.get("model", "default") == "default":
             plain["model"] = to.alias
-        if to.traits.llama_cpp:
-            plain = with_response_format(plain)
         if not to.traits.reads_tags:
             return plain
         now = self.records.clock()

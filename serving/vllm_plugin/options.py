@@ -24,6 +24,7 @@ class PluginOptions:
     refresh_steps: int = 16  # while requests wait, decide again at least every so many steps
     pause: bool = True  # allow pauses, if max_num_seqs is above max_num_active_seqs
     preempt: bool = True  # allow preemptions
+    keep_contexts: bool = True  # keep the KV of workflows that wait for a tool while that is worth its memory
     socket: str | None = None  # path of the Unix datagram socket for new length sketches
     report: str | None = None  # path of the file with totals of preemptions, pauses and refusals
     trace: str | None = None  # path of the decision log: a JSON line for each verdict that moved something
@@ -43,7 +44,7 @@ class PluginOptions:
         values = dict(given)
         if "step" in values:
             values["step"] = _step(values["step"])
-        for name in ("calibrate", "pause", "preempt"):
+        for name in ("calibrate", "pause", "preempt", "keep_contexts"):
             if not isinstance(values.get(name, True), bool):
                 raise BadOptions(name, f"must be true or false, got {values[name]!r}")
         for name in ("refresh_tokens", "refresh_steps"):

@@ -129,6 +129,11 @@ class RequestViews:
         seen = self._seen.get(request_id)
         return None if seen is None or seen.view.group is None else seen.view.group.id
 
+    def program_of(self, request_id: str) -> str | None:
+        """Return the id of the workflow that the request belongs to."""
+        seen = self._seen.get(request_id)
+        return None if seen is None or seen.view.compound is None else seen.view.compound.id
+
     def waiting(self, requests: Iterable[RequestLike]) -> list[RequestView]:
         """Return the views of waiting requests.
 

@@ -23,6 +23,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
+from ramify.serving.policy.kv_retention import CostAware, Retention
 from ramify.serving.policy.refusal_probe import RefusalProbe
 from ramify.serving.policy.registry import UnknownPolicy, make_live_policy
 from ramify.serving.policy.types import (
@@ -40,6 +41,7 @@ from ramify.serving.policy.types import (
 from ramify.serving.protocol.wire import refusal_to_line
 from ramify.serving.vllm_plugin.calibration import StepCalibrator
 from ramify.serving.vllm_plugin.errors import BadOptions
+from ramify.serving.vllm_plugin.kept_contexts import KeptContexts
 from ramify.serving.vllm_plugin.length_updates import LengthUpdates
 from ramify.serving.vllm_plugin.options import PluginOptions
 from ramify.serving.vllm_plugin.reports import DecisionLog, TotalsReport
@@ -76,6 +78,8 @@ class ConcordScheduler(AsyncScheduler):
         self._decided_step = 0
         self._calibrator = StepCalibrator(options.step, options.calibrate)
         self._context = 0  # tokens in KV of the running requests
+        self._contexts: KeptContexts | None = None
+        self.keep_by(CostAware() if options.keep_contexts else None)
         self._length_updates = LengthUpdates(options.socket)
         self.decision_log = DecisionLog(options.trace)
         self._totals = TotalsReport(options.report)
@@ -87,6 +91,14 @@ class ConcordScheduler(AsyncScheduler):
         """
         self._decider, self._refusal_probe = policy, None
 
+    def keep_by(self, retention: Retention | None) -> None:
+        """Use this retention for the contexts of programs that wait for tools; None: leave them to vLLM.
+
+        Call it before the first request.
+        """
+        held = None if retention is None else KeptContexts(retention, self._adapter, self._views.program_of)
+        self._contexts = held
+
     # Called by vLLM
 
     def add_request(self, request: Request) -> None:
@@ -97,6 +109,8 @@ class ConcordScheduler(AsyncScheduler):
             self._changed = True
             if seen.problem is not None:
                 self._unreadable.append(seen)
+            if self._contexts is not None and seen.view.compound is not None:
+                self._contexts.arrived(seen.view.compound, self.clock())
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -116,6 +130,9 @@ class ConcordScheduler(AsyncScheduler):
             # A prompt that may not be cut would wait for ever if it is longer than the budget.
             self._budget = verdict.budget if self.scheduler_config.enable_chunked_prefill else None
         self.max_num_active_reqs = min(self._slots + len(self._paused), self.max_num_running_reqs)
+        if self._contexts is not None:
+            first = next(iter(self.waiting), None)
+            self._contexts.make_room(self, first, self._calibrator.model, self._context, now)
         output = self._within_budget(throttle_prefills)
         if self.current_step % _CONTEXT_STEPS == 0:
             self._context = sum([request.num_computed_tokens for request in self.running])
@@ -125,6 +142,8 @@ class ConcordScheduler(AsyncScheduler):
             self._totals.scheduled(output.num_scheduled_tokens, computed, now)
         self._totals.stepped(now)
         for new in output.scheduled_new_reqs:
+            if self._contexts is not None and (program := self._views.program_of(new.req_id)) is not None:
+                self._contexts.started(self, program)
             if (group := self._views.group_of(new.req_id)) is not None:
                 self._changed = self._views.reprice_group(group) or self._changed
         return output
@@ -175,6 +194,8 @@ class ConcordScheduler(AsyncScheduler):
             ended_well = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
             met = ended_well and not late and (view.deadline is None or now <= view.deadline)
             self._decider.observe(Finished(view, now, met, view.generated - late if ended_well else 0))
+            if self._contexts is not None and view.compound is not None and ended_well:
+                self._contexts.ended(self, request, view.compound, now)
         freed = super()._free_request(request, delay_free_blocks)
         if self.decision_log.writes:
             kv_free, status = self._adapter.free_tokens(self), request.status.name

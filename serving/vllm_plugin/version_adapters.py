@@ -67,6 +67,22 @@ class Adapter(Protocol):
     def free_tokens(self, scheduler: Any) -> int:
         """Return how many tokens the free KV blocks hold."""
 
+    def keep_blocks(self, scheduler: Any, request: RequestLike) -> tuple[Any, int]:
+        """Add a reference to each of the request's KV blocks. Return them, and how many tokens they hold."""
+
+    def drop_blocks(self, scheduler: Any, blocks: Any) -> None:
+        """Drop the references that `keep_blocks` added."""
+
+    def growth_tokens(self, scheduler: Any) -> int:
+        """Return how many tokens of KV the running requests may need beyond what they have: the rest of their
+        prompts, and a block each.
+        """
+
+    def unheld_tokens(self, scheduler: Any, request: RequestLike) -> int:
+        """Return how many tokens of free KV the waiting request needs to start: what it finds in the prefix cache
+        takes none if a reference to it is held.
+        """
+
     def refuse(self, scheduler: Any, requests: Sequence[RequestLike]) -> None:
         """End the requests. Their KV and slots are free when this returns."""
 
@@ -121,6 +137,32 @@ class V032:
 
     def free_tokens(self, scheduler: Any) -> int:
         return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * scheduler.block_size)
+
+    def keep_blocks(self, scheduler: Any, request: RequestLike) -> tuple[Any, int]:
+        groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+        blocks = [block for group in groups for block in group if block.block_hash is not None]
+        scheduler.kv_cache_manager.block_pool.touch(blocks)
+        return blocks, len(blocks) * scheduler.block_size
+
+    def drop_blocks(self, scheduler: Any, blocks: Any) -> None:
+        scheduler.kv_cache_manager.block_pool.free_blocks(reversed(blocks))  # the end of a context is evicted first
+
+    def growth_tokens(self, scheduler: Any) -> int:
+        size, tokens = scheduler.block_size, 0
+        for request in scheduler.running:
+            tokens += size
+            if request.is_prefill_chunk:
+                tokens += max(0, request.num_prompt_tokens - request.num_computed_tokens)
+        return tokens
+
+    def unheld_tokens(self, scheduler: Any, request: RequestLike) -> int:
+        manager, size = scheduler.kv_cache_manager, scheduler.block_size
+        whole = -(-(request.num_prompt_tokens + request.num_output_tokens) // size)
+        if not manager.enable_caching:
+            return int(whole * size)
+        groups = manager.get_computed_blocks(request)[0].blocks
+        held = min((sum(block.ref_cnt > 0 for block in group) for group in groups), default=0)
+        return int((whole - held) * size)
 
     def refuse(self, scheduler: Any, requests: Sequence[RequestLike]) -> None:
         from vllm.v1.request import RequestStatus

@@ -37,7 +37,13 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, story: Story) -> Home:
+def more_files() -> dict[str, str]:
+    """Texts of files that the story's run left besides its own."""
+    return {}
+
+
+@pytest.fixture
+def home(tmp_path: Path, story: Story, more_files: dict[str, str]) -> Home:
     base, final = tmp_path / "base", tmp_path / "final"
     for folder in (base, final):
         (folder / "lib").mkdir(parents=True)
@@ -46,6 +52,8 @@ def home(tmp_path: Path, story: Story) -> Home:
     (base / "lib" / "gcd.py").write_text("def gcd(a, b):\n    return a\n")
     (final / "lib" / "gcd.py").write_text("def gcd(a, b):\n    return gcd(b, a % b) if b else a\n")
     (final / os.fsdecode(b"caf\xe9.txt")).write_text("latin\n")
+    for name, text in more_files.items():
+        (final / name).write_text(text)
     where = tmp_path / "home"
     snapshots = SnapshotStore(paths.snapshots(where))
     ids = {name: snapshots.import_tree(folder).snapshot.id for name, folder in (("base", base), ("final", final))}

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from blocks import PAGES, ROOT, Block, agrees, blocks, commands
 
 WHY = {
+    "claude": "needs Claude Code and a key of its API (tests/agents run it against a scripted server)",
     "gpu": "needs a GPU and vLLM",
     "docker": "needs a Docker Engine (its tests: -m docker)",
     "postgres": "needs a PostgreSQL server (its tests: make test-postgres)",

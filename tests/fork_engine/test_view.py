@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.types import Entry, EntryKind
-from ramify.fork_engine.view import View, differing, layer_between
+from ramify.fork_engine.view import HostOverlayView, View, differing, layer_between
 
 TOP = Entry(EntryKind.DIR, 0o755)
 NAMES = st.sampled_from(["a", "b", "a-", "0"])
@@ -79,6 +79,26 @@ def test_the_layer_between_two_views_leads_from_one_to_the_other(base: Tree, goa
     assert changed == sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p))
     layer = Manifest(layer_between(before, after, changed), TOP)
     assert dict(before.stacked(layer)) == dict(after)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(NAMES, TREES),
+    st.lists(st.dictionaries(NAMES, UPPERS), max_size=2),
+    st.lists(st.dictionaries(NAMES, UPPERS), min_size=1, max_size=2),
+)
+def test_a_layer_over_the_host_hides_only_what_it_is_to_hide(
+    host: Tree, below: list[Tree], above: list[Tree]
+) -> None:
+    """Also in a folder that hides the host's already, such as every folder that a world made in its home."""
+    before, shown = HostOverlayView(), View(Manifest(flatten(host), TOP))
+    for upper in below:
+        before, shown = before.stacked(Manifest(flatten(upper), TOP)), shown.stacked(Manifest(flatten(upper), TOP))
+    after, goal = before, shown
+    for upper in above:
+        after, goal = after.stacked(Manifest(flatten(upper), TOP)), goal.stacked(Manifest(flatten(upper), TOP))
+    layer = Manifest(layer_between(before, after, differing(before, after)), TOP)
+    assert dict(shown.stacked(layer)) == dict(goal)
 
 
 def test_hard_links_move_to_the_next_path_when_the_first_is_removed() -> None:

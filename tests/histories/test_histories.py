@@ -31,6 +31,7 @@ RECORDINGS = sorted(Path(__file__).parent.glob("*.tar.gz"), key=lambda path: pat
 
 @dataclass(frozen=True)
 class Recording:
+    version: str
     folder: Path
     runs: dict[str, str]
     app: ModuleType
@@ -58,7 +59,8 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     import history_app
 
     assert history_app.__file__ == str(tmp_path / "history_app.py")
-    yield Recording(tmp_path, json.loads((tmp_path / "runs.json").read_text()), history_app)
+    version = request.param.name.removesuffix(".tar.gz")
+    yield Recording(version, tmp_path, json.loads((tmp_path / "runs.json").read_text()), history_app)
     del sys.modules["history_app"]
 
 
@@ -178,4 +180,6 @@ def test_a_home_that_cannot_be_written_is_read_as_it_is(
     assert (refused[0], "Traceback" in refused[2]) == (1, False), refused[2]
     assert (len(asked), database.read_bytes()) == (2, before)
     assert looks() == still
-    assert database.read_bytes() != before
+    tables_were_old = before[60:64] != database.read_bytes()[60:64]  # `user_version` in the header of SQLite
+    assert (database.read_bytes() != before) == tables_were_old
+    assert tables_were_old == (recording.version == "v0.1.0")

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind
-from ramify.inspect.patch import LARGEST, FilePatch, file_patch, stat_lines
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind, Snapshot
+from ramify.inspect.patch import LARGEST, FilePatch, file_patch, patches, stat_lines
 
 FILE, PROGRAM, LINK = (Entry(EntryKind.FILE, 0o644), Entry(EntryKind.FILE, 0o755), Entry(EntryKind.SYMLINK, 0o777))
 
@@ -96,13 +97,32 @@ def test_binary_files_are_only_named() -> None:
         assert (made.added, made.removed) == (None, None)
 
 
+def test_large_files_are_not_read(tmp_path: Path) -> None:
+    class Counted(SnapshotStore):
+        def read(self, snapshot: Snapshot, path: str) -> bytes:
+            read.append(path)
+            return super().read(snapshot, path)
+
+    read: list[str] = []
+    store, tree = Counted(tmp_path / "store"), tmp_path / "tree"
+    tree.mkdir()
+    states = []
+    for text in ("1", "2"):
+        (tree / "large").write_text(text * (LARGEST + 1))
+        (tree / "small").write_text(text)
+        states.append(store.import_tree(tree).snapshot)
+    made = list(patches(store, store.changes(*states), *states))
+    assert [(one.path, one.added) for one in made] == [("large", None), ("small", 1)]
+    assert set(read) == {"small"}
+
+
 def test_stat() -> None:
-    patches = [
+    made = [
         patch("a.py", (FILE, b"1\n2\n"), (FILE, b"1\n3\n4\n")),
         patch("long/name.py", None, (FILE, b"x\n" * 78)),
         patch("blob", (FILE, b"\0"), (FILE, b"\0\0")),
     ]
-    assert list(stat_lines(patches)) == [
+    assert list(stat_lines(made)) == [
         b" a.py         | 3 +-\n",
         b" long/name.py | 78 " + b"+" * 40 + b"\n",
         b" blob         | binary or large\n",

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import subprocess
 import sys
+import unicodedata
+from pathlib import Path
 
 import pytest
 
-from ramify.inspect.text import age, clipped, count, fitted, harmless, seconds, table
+from ramify.inspect.text import age, clipped, count, escaped, fitted, harmless, quoted_path, seconds, table
 
 
 @pytest.mark.parametrize(
@@ -59,8 +62,39 @@ def test_clipped() -> None:
     assert (clipped("abc", 3), clipped("abcd", 3)) == ("abc", "ab…")
 
 
-def test_control_characters_are_removed_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "two\n\tlines,\r\n\N{FAMILY} é\x1b[2J\r\x07\x9b1m"
+def test_control_and_format_characters_are_written_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "two\n\tlines,\r\n\N{FAMILY} é\u200d\x1b[2J\r\x07\x9b1m\u202e\u2066\u2028\U000e0041"
     assert harmless(text, sys.stdout) == text, "in a pipe as it is"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert harmless(text, sys.stdout) == "two\n\tlines,\r\n\N{FAMILY} é�[2J���1m"
+    assert harmless(text, sys.stdout) == (
+        "two\n\tlines,\r\n\N{FAMILY} é\u200d\\x1b[2J\\x0d\\x07\\x9b1m\\u202e\\u2066\\u2028\\U000e0041"
+    )
+
+
+def test_every_character_that_a_terminal_may_obey_is_written_out() -> None:
+    kept = "\t\n\u200c\u200d"
+    for code in range(sys.maxunicode + 1):
+        char = chr(code)
+        if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char not in kept:
+            assert char not in escaped(char), f"{code:x}"
+
+
+def test_only_colours_are_kept() -> None:
+    colour, title, clipboard = "\x1b[1;31m", "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJm\x1b\\"
+    assert escaped(colour, colours=True) == colour
+    assert escaped(colour) == "\\x1b[1;31m"
+    for sequence in (title, clipboard, "\x1b[2J", "\x1b[1;31", "\x1bc"):
+        assert "\x1b" not in escaped(sequence, colours=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain name", "é", "a\nb", "\x1b[2J", 'quo"te', "back\\slash", "\u202etxt.exe", "\udce9", "\x7f\a"]
+)
+def test_paths_are_quoted_as_by_git(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    for command in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    listed = subprocess.run(
+        ["git", "-c", "core.quotePath=true", "ls-files"], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert quoted_path(name).encode() + b"\n" == listed.stdout

@@ -215,3 +215,31 @@ async def test_the_home_of_a_world_is_closed_with_its_last_fork(repo: Path, tmp_
     await fork.close()
     with pytest.raises(WorldClosed):
         await fork.exec("true")
+
+
+async def test_a_merge_knows_a_fork_that_was_made_while_a_process_ran(home: WorldHome) -> None:
+    """The fork's state is the base of the merge, though the world could not be remounted over it."""
+    async with World.create(home=home) as world:
+        await world.exec("echo 1 > file")
+        async with world.start("cat", stdin=True) as process:
+            (fork,) = await world.fork()  # at once: the process may not even have begun its program
+            await world.exec("echo 2 > file")
+            process.close_stdin()
+            await process.wait()
+        await fork.exec("echo 2 > other")
+        await world.merge(fork)
+        assert (await world.exec("cat file other")).stdout == "2\n2\n"
+        await fork.close()
+
+
+async def test_a_merge_keeps_what_both_sides_have_in_a_folder_of_the_home(home: WorldHome, sandbox: str) -> None:
+    if sandbox == "copy":
+        pytest.skip("a snapshot of the copy backend does not have the home")
+    async with World.create(home=home) as world:
+        await world.exec("mkdir -p ~/.ramify-test/new && echo 1 > ~/.ramify-test/new/first")
+        (fork,) = await world.fork()
+        await world.exec("echo 2 > ~/.ramify-test/new/second")
+        await fork.exec("echo 3 > ~/.ramify-test/new/third")
+        await world.merge(fork)
+        assert (await world.exec("cd ~/.ramify-test/new && cat first second third")).stdout == "1\n2\n3\n"
+        await fork.close()

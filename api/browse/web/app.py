@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from ramify.browse.web import views
+from ramify.browse.web.bounded_work import in_thread
 from ramify.browse.web.errors import NotThere
 from ramify.browse.web.responses import jsonable
 from ramify.browse.web.run_cache import RunCache
@@ -89,12 +90,14 @@ class _Answers:
 
     async def state(self, request: Request) -> object:
         history, one = await self._state(request, "run", "state")
-        return await asyncio.to_thread(views.state_view, history, self._reader.snapshots, one, self._reader.database)
+        snapshots, database = self._reader.snapshots, self._reader.database
+        return await in_thread(request, lambda stopped: views.state_view(history, snapshots, one, database, stopped))
 
     async def diff(self, request: Request) -> object:
         before = await self._state(request, "run", "state")
         after = await self._state(request, "other_run", "other_state")
-        return await asyncio.to_thread(views.diff_view, self._reader.snapshots, before, after, self._reader.database)
+        snapshots, database = self._reader.snapshots, self._reader.database
+        return await in_thread(request, lambda stopped: views.diff_view(snapshots, before, after, database, stopped))
 
     async def call(self, request: Request) -> object:
         history = await self._reader.history(_run(request))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ramify.browse.web.errors import NotThere
@@ -162,9 +162,18 @@ def moment(history: History, seq: int) -> Moment:
     return found
 
 
+def _never() -> bool:
+    return False
+
+
 def state_view(
-    history: History, snapshots: SnapshotStore, one: CheckpointRecord, database: str | Path | None = None
+    history: History,
+    snapshots: SnapshotStore,
+    one: CheckpointRecord,
+    database: str | Path | None = None,
+    stopped: Callable[[], bool] = _never,
 ) -> StateView:
+    """`stopped`: asked before each file is compared; once it is true, the other files are only named."""
     row = checkpoint_row(one)
     try:
         state = state_at(history, snapshots, one, database)
@@ -180,7 +189,7 @@ def state_view(
         environment=dict(snapshot.env),
         unset=snapshot.env_unset,
         processes=Processes(kept.tier.value, kept.dropped, kept.reason, bool(kept.shell)),
-        changes=None if state.change is None else changes(state.change),
+        changes=None if state.change is None else changes(state.change, stopped),
         channels=state.channels,
         moments=tuple(made.seq for made in state.moments),
         effects=tuple(map(effect_row, state.effects)),
@@ -192,8 +201,9 @@ def diff_view(
     before: tuple[History, CheckpointRecord],
     after: tuple[History, CheckpointRecord],
     database: str | Path | None = None,
+    stopped: Callable[[], bool] = _never,
 ) -> DiffView:
-    """Raises `SnapshotNotFound` if one of the two was deleted."""
+    """`stopped`: as for `state_view`. Raises `SnapshotNotFound` if one of the two was deleted."""
     old, new = (state_at(history, snapshots, one, database) for history, one in (before, after))
     mine, theirs = ({effect.idempotency_key: effect for effect in state.effects} for state in (old, new))
     return DiffView(
@@ -202,7 +212,7 @@ def diff_view(
         keys=tuple(
             KeyRow(name, _json(was), _json(now)) for name, was, now in changed_channels(old.channels, new.channels)
         ),
-        changes=changes(StateDiff(snapshots, old.snapshot, new.snapshot)),
+        changes=changes(StateDiff(snapshots, old.snapshot, new.snapshot), stopped),
         effects_before=tuple(effect_row(one) for key, one in mine.items() if key not in theirs),
         effects_after=tuple(effect_row(one) for key, one in theirs.items() if key not in mine),
     )
@@ -212,21 +222,24 @@ def _json(value: object) -> str | None:
     return None if value is MISSING else json.dumps(value)
 
 
-def changes(between: StateDiff) -> Changes:
+def changes(between: StateDiff, stopped: Callable[[], bool]) -> Changes:
     files = between.files
-    found = patches(between.snapshots, files[:_FILES], between.before, between.after)
+    found = patches(between.snapshots, files[:_FILES], between.before, between.after, stopped)
     made = {patch.path: patch for patch in found}
+    last = max((at for at, change in enumerate(files) if change.path in made), default=-1)
+    compared = last + 1 if stopped() else _FILES
     return Changes(
-        files=tuple(_file_row(change, made.get(change.path), at < _FILES) for at, change in enumerate(files)),
+        files=tuple(_file_row(change, made.get(change.path), at, compared) for at, change in enumerate(files)),
         variables=tuple(VariableRow(one.name, one.before, one.after) for one in between.variables),
         folder_before=between.before.cwd,
         folder_after=between.after.cwd,
     )
 
 
-def _file_row(change: Change, patch: FilePatch | None, compared: bool) -> FileRow:
+def _file_row(change: Change, patch: FilePatch | None, at: int, compared: int) -> FileRow:
+    """`compared`: only this many files were."""
     text = None if patch is None else patch.text.decode(errors="replace")
-    why = "" if compared else f"only the first {_FILES} files are compared here; `ramify diff` shows all"
+    why = "" if at < compared else f"only the first {compared} files are compared here; `ramify diff` shows all"
     if text is not None and len(text) > _PATCH:
         text, why = text[:_PATCH], "the rest is omitted; `ramify diff` shows all"
     added, removed = (None, None) if patch is None else (patch.added, patch.removed)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ramify.cli.completion import state_names
-from ramify.cli.console import pass_home, say_json, say_pages
+from ramify.cli.console import pass_home, say_bytes, say_json, say_pages, say_paths, styled
 from ramify.fork_engine.types import Change, Entry
 from ramify.inspect.facts import variable_lines
 from ramify.inspect.home import Home, find_state_with_history
-from ramify.inspect.text import fitted, printable
+from ramify.inspect.text import escaped, fitted, printable
 from ramify.runtime.journal.refs import Place
 from ramify.runtime.records import EffectRecord
 
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
     from ramify.runtime.store.reader import Reader
 
 _LONGEST = 60
-LOOKS = ((b"+++", "bold"), (b"---", "bold"), (b"diff ", "bold"), (b"@@", "cyan"), (b"+", "green"), (b"-", "red"))
+LOOKS = (("+++", "bold"), ("---", "bold"), ("diff ", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
 
 
 @click.command("diff")
 @click.argument("a", shell_complete=state_names)
 @click.argument("b", required=False, shell_complete=state_names)
 @click.option("--stat", is_flag=True, help="Only count the changed lines of each file.")
-@click.option("--name-only", is_flag=True, help="Only list the paths.")
+@click.option("--name-only", is_flag=True, help="Only list the paths, unusual ones quoted as by git.")
+@click.option("-z", "nul", is_flag=True, help="With --name-only: end each path with a NUL, and do not quote it.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object: files, state, environment, cwd, effects."
 )
 @pass_home
-def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool, as_json: bool) -> None:
+def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool, nul: bool, as_json: bool) -> None:
     """Show the differences between two states.
 
     They are: keys of the state (channels of a LangGraph thread, results of a workflow's steps), environment
@@ -51,6 +52,8 @@ def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool,
     """
     from ramify.inspect.state import StateDiff, changed_channels
 
+    if nul and not name_only:
+        raise click.UsageError("-z needs --name-only")
     sides = home.read(lambda store: _read(store, a, b))
     snapshots = home.snapshots()
     states = [side.state(snapshots, home.database) for side in sides]
@@ -69,7 +72,7 @@ def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool,
         )
         return
     if name_only:
-        sys.stdout.buffer.write(b"".join(os.fsencode(change.path) + b"\n" for change in between.files))
+        say_paths((change.path for change in between.files), nul=nul)
         return
     from ramify.inspect.patch import stat_lines
 
@@ -80,14 +83,14 @@ def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool,
     ]
     head = "".join(f"# {line}\n" for line in told).encode()  # `git apply` ignores these lines
     if stat:
-        sys.stdout.buffer.write(head + b"".join(stat_lines(list(between.patches))))
+        say_bytes(head + b"".join(stat_lines(list(between.patches))))
         return
-    colours = sys.stdout.isatty() and click.get_current_context().color is not False
-    text = head + b"".join(_coloured(one.text) if colours else one.text for one in between.patches)
-    if sys.stdout.isatty():
-        say_pages(text.decode(errors="replace").splitlines())
-    else:
-        sys.stdout.buffer.write(text)
+    if not sys.stdout.isatty():
+        say_bytes(head + b"".join(one.text for one in between.patches))
+        return
+    colours = click.get_current_context().color is not False
+    patches = (line for one in between.patches for line in _shown(one.text, colours))
+    say_pages(chain(head.decode().splitlines(), patches))
 
 
 def _known(value: object) -> object:
@@ -136,16 +139,11 @@ def _on_one_side(sides: Sequence[_Side], states: Sequence[State | None]) -> list
     return [(name, one) for name, one in only if one.idempotency_key not in mine.keys() & other.keys()]
 
 
-def _coloured(text: bytes) -> bytes:
-    lines = []
-    for line in text.splitlines(keepends=True):
-        look = next((look for start, look in LOOKS if line.startswith(start)), None)
-        if look is None:
-            lines.append(line)
-            continue
-        opening = click.style("", bold=True, reset=False) if look == "bold" else click.style("", fg=look, reset=False)
-        lines.append(opening.encode() + line.rstrip(b"\n") + b"\x1b[0m\n")
-    return b"".join(lines)
+def _shown(patch: bytes, colours: bool) -> Iterator[str]:
+    """The lines of a patch for a terminal."""
+    for line in patch.decode(errors="replace").removesuffix("\n").split("\n"):
+        look = next((look for start, look in LOOKS if line.startswith(start)), "") if colours else ""
+        yield styled(escaped(line), look)
 
 
 def change_object(change: Change) -> dict[str, object]:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramify.cli.console import run_async, say, say_json
+from ramify.cli.console import ACTIVE_FILES, run_async, say, say_json, say_text, say_withheld
 from ramify.cli.errors import Interrupted
 from ramify.inspect.home import Home
 from ramify.inspect.text import count, harmless
 from ramify.runtime.records import DECORATORS, RunRecord
 
 if TYPE_CHECKING:
-    from ramify.fork_engine.types import Change
+    from ramify.fork_engine.types import Change, Withheld
     from ramify.runtime.events import Event, Observer
     from ramify.session import Runtime
 
@@ -41,9 +41,14 @@ class RunOptions:
     model: str | None
     api_key: str | None
     apply: bool
+    active_files: bool
     as_json: bool
     quiet: bool
     metrics: Path | None
+
+    def __post_init__(self) -> None:
+        if self.active_files and not self.apply:
+            raise click.UsageError("--active-files needs --apply")
 
     def observer(self, progress: Observer) -> Observer:
         """The observer of the run: its progress, and the counters if they are asked for."""
@@ -70,6 +75,7 @@ def run_options(command: Command) -> Command:
             help="Write Prometheus counters of the run to this file when it ends.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object: run, status, result, changes."),
+        click.option("--active-files", is_flag=True, help=f"With --apply. {ACTIVE_FILES}"),
         click.option("--apply", is_flag=True, help="Write the run's changes into the workspace when it is done."),
         click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --base-url.  [default: $RAMIFY_API_KEY]"),
         click.option("--model", help="The model's name, at the server or among the embedded models."),
@@ -87,6 +93,7 @@ class Finished:
     result: Any
     changes: list[Change]
     applied: bool
+    withheld: tuple[Withheld, ...] = ()
 
 
 def perform(home: Home, choices: RunOptions, work: Callable[[Runtime], Awaitable[Any]], sandbox: str | None) -> None:
@@ -104,21 +111,23 @@ def perform(home: Home, choices: RunOptions, work: Callable[[Runtime], Awaitable
             observer=choices.observer(progress),
         )
         try:
-            finished = run_async(_run_to_end(runtime, work, apply=choices.apply))
+            finished = run_async(_run_to_end(runtime, work, choices))
         except KeyboardInterrupt:
             raise Interrupted(runtime.last_run_id) from None
     show_result(finished, choices)
 
 
-async def _run_to_end(runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]], *, apply: bool) -> Finished:
+async def _run_to_end(runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]], choices: RunOptions) -> Finished:
     async with runtime:
-        return await finish(runtime, await work(runtime), None, apply=apply)
+        return await finish(runtime, await work(runtime), None, choices)
 
 
-async def finish(runtime: Runtime, result: Any, run_id: str | None, *, apply: bool) -> Finished:
+async def finish(runtime: Runtime, result: Any, run_id: str | None, choices: RunOptions) -> Finished:
     run = await runtime.record(run_id)
-    changes = await (runtime.apply(run_id) if apply and run.workspace else runtime.changes(run_id))
-    return Finished(run, result, changes, applied=apply)
+    if choices.apply and run.workspace:
+        written = await runtime.apply(run_id, active_files=choices.active_files)
+        return Finished(run, result, written, applied=True, withheld=written.withheld)
+    return Finished(run, result, await runtime.changes(run_id), applied=choices.apply)
 
 
 def summarized(result: Any) -> Any:
@@ -152,13 +161,14 @@ def show_result(finished: Finished, choices: RunOptions) -> None:
                 "result": plain(result),
                 "changes": [change_object(change) for change in finished.changes],
                 "applied": finished.applied,
+                "withheld": [{"path": one.path, "reason": one.reason} for one in finished.withheld],
             }
         )
         return
     if run.frontend != DECORATORS:
         result = summarized(result)
     if isinstance(result, str) or "__str__" in vars(type(result)):
-        click.echo(harmless(str(result), sys.stdout))
+        say_text(harmless(str(result), sys.stdout))
     elif result is not None:
         say_json(plain(result))
     if finished.changes and not choices.quiet:
@@ -170,3 +180,4 @@ def show_result(finished: Finished, choices: RunOptions) -> None:
         where = f"written to {run.workspace}" if finished.applied else f"`ramify diff {run.id}` shows them, "
         how = "" if finished.applied else f"`ramify checkout {run.id} DIR` writes them out"
         say(f"{count(len(finished.changes), 'path')} changed: {where}{how}", err=True)
+    say_withheld(finished.withheld)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.completion import state_names
-from ramify.cli.console import pass_home, run_async, say, say_json
+from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_json, say_withheld
 from ramify.inspect.home import Home, find_state
 from ramify.inspect.text import count
 from ramify.runtime.errors import RunError
@@ -123,16 +123,19 @@ async def _checkpoint(runtime: Runtime, text: str) -> str:
 @click.option(
     "--force", is_flag=True, help="Write into a folder that is not empty; files that differ are overwritten."
 )
+@click.option("--active-files", is_flag=True, help=ACTIVE_FILES)
 @pass_home
-def checkout_command(home: Home, state: str, folder: Path, force: bool) -> None:
+def checkout_command(home: Home, state: str, folder: Path, force: bool, active_files: bool) -> None:
     """Write the files of a STATE into DIR, which is missing or empty.
 
-    With --force into any folder: files there that the state does not have are left alone.
+    With --force into any folder: files there that the state does not have are left alone. Files that the run made or
+    changed and that act on whoever enters the folder, such as hooks of git, are left out and named.
 
     \b
     Example: ramify checkout @~2 what-it-was
     """
     place = home.find(state)
     snapshots = home.snapshots()
-    changes = snapshots.checkout(snapshots.get(place.snapshot), folder, force=force)
-    say(f"{count(len(changes), 'path')} written to {folder}", err=True)
+    written = snapshots.checkout(snapshots.get(place.snapshot), folder, force=force, active_files=active_files)
+    say(f"{count(len(written), 'path')} written to {folder}", err=True)
+    say_withheld(written.withheld)

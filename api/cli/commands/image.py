@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ramify import paths
-from ramify.cli.console import pass_home, run_async, say, say_all, say_json
+from ramify.cli.console import pass_home, redraw, run_async, say, say_all, say_json
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, table
 
@@ -49,7 +49,7 @@ def pull_command(home: Home, names: tuple[str, ...], quiet: bool) -> None:
                     image = await opened.images.pull(name, progress=shown.note)
                 finally:
                     shown.end()
-                click.echo(image.id)
+                say(image.id)
 
     run_async(act())
 
@@ -69,7 +69,7 @@ def build_command(home: Home, folder: Path, name: str, dockerfile: Path | None) 
         async with WorldHome(home.folder) as opened:
             return (await opened.images.build(folder, name, dockerfile=dockerfile)).id
 
-    click.echo(run_async(act()))
+    say(run_async(act()))
 
 
 @image_group.command("ls")
@@ -160,8 +160,8 @@ class _Progress:
         if self._off or got * 100 // of == self._last:
             return
         self._last, self._drawn = got * 100 // of, True
-        click.echo(f"\r{self._name}: {got / 1e6:.1f} of {of / 1e6:.1f} MB\x1b[K", nl=False, err=True)
+        redraw(f"{self._name}: {got / 1e6:.1f} of {of / 1e6:.1f} MB")
 
     def end(self) -> None:
         if self._drawn:
-            click.echo(err=True)
+            redraw("")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ramify.cli.console import pass_home, run_async
+from ramify.cli.console import pass_home, run_async, say
 from ramify.inspect.home import Home
 
 KEY_VARIABLE = "RAMIFY_MCP_KEY"
@@ -65,7 +65,7 @@ async def _serve(home: Path, sandbox: str | None, folders: list[Path], address: 
         host, port = address
         key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
         shown = f"the key of {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else key
-        click.echo(f"MCP at http://{host}:{port}/mcp; clients send Authorization: Bearer {shown}", err=True)
+        say(f"MCP at http://{host}:{port}/mcp; clients send Authorization: Bearer {shown}", err=True)
         await _serve_http(http_app(server, key, host=host, port=port), host, port)
 
 

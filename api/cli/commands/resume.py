@@ -247,7 +247,7 @@ async def _thread_to_the_end(
     async with Runtime(home=home.folder, database=home.database) as runtime:
         checkpoint = None if how.back_to is None else await _checkpoint(runtime, how.back_to)
         result = await go_on(graph, runtime, record, how, checkpoint)
-        return await finish(runtime, result, record.id, apply=choices.apply)
+        return await finish(runtime, result, record.id, choices)
 
 
 async def _checkpoint(runtime: Runtime, text: str) -> str:

@@ -43,9 +43,12 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     help="Also delete states that can be computed again, cheapest first, until this size: 500M, 2G.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option(
+    "--remote", is_flag=True, help="In this home's bucket instead: what no home names for a day is deleted."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @pass_home
-def gc_command(home: Home, budget: int | None, dry_run: bool, as_json: bool) -> None:
+def gc_command(home: Home, budget: int | None, dry_run: bool, remote: bool, as_json: bool) -> None:
     """Delete the snapshots that no run needs.
 
     With --budget, also states that can be computed again: those that commands left for reuse, and those between the
@@ -59,6 +62,13 @@ def gc_command(home: Home, budget: int | None, dry_run: bool, as_json: bool) -> 
     \b
     Example: ramify gc --budget 2G --dry-run
     """
+    if remote:
+        from ramify.cli.commands.remote import collect_remote
+
+        if budget is not None:
+            raise click.UsageError("--budget is about this machine's disk: leave out --remote")
+        collect_remote(home, dry_run, as_json)
+        return
     if not home.has_runs and not _has_only_worlds(home):
         home.require_usable()
         say_json(_collected_object(None)) if as_json else say(f"no runs yet in {home.location}")
@@ -134,10 +144,15 @@ def _collected_object(done: Collected | None) -> dict[str, object]:
 @click.option(
     "--repair", is_flag=True, help="Repair what other copies allow, and move the rest aside. Stop all runs first."
 )
+@click.option(
+    "--remote",
+    is_flag=True,
+    help="Check this home's bucket instead. --repair: let the next push replace what is damaged.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 @pass_home
-def fsck_command(home: Home, context: click.Context, repair: bool, as_json: bool) -> None:
+def fsck_command(home: Home, context: click.Context, repair: bool, remote: bool, as_json: bool) -> None:
     """Check all snapshots against their digests: bytes, modes, times, attributes, links. Report snapshots that runs
     miss.
 
@@ -150,6 +165,10 @@ def fsck_command(home: Home, context: click.Context, repair: bool, as_json: bool
     \b
     Example: ramify fsck --repair
     """
+    if remote:
+        from ramify.cli.commands.remote import check_remote
+
+        context.exit(check_remote(home, repair, as_json))
     if not paths.snapshots(home.folder).is_dir():
         home.require_usable()
         if as_json:

@@ -18,12 +18,12 @@ from ramify.cli.commands.world_connections import (
     credential_option,
     read_credentials,
 )
-from ramify.cli.console import pass_home, run_async, say, say_all, say_json
+from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_all, say_json, say_paths, say_withheld
 from ramify.inspect.home import Home
-from ramify.inspect.text import age, table
+from ramify.inspect.text import age, quoted_path, table
 
 if TYPE_CHECKING:
-    from ramify.fork_engine.types import Change
+    from ramify.fork_engine.types import Change, Written
     from ramify.sandboxes.contract import RunResult
     from ramify.worlds.home import WorldHome
     from ramify.worlds.world import World
@@ -109,7 +109,7 @@ def new_command(
             pass
 
     run_async(make())
-    click.echo(called)
+    say(called)
 
 
 @world_group.command("ls")
@@ -234,7 +234,7 @@ def fork_command(home: Home, name: str, names: tuple[str, ...]) -> None:
         return [opened.copy(name, each).name for each in called]
 
     for made in _in_home(home, act):
-        click.echo(made)
+        say(made)
 
 
 @world_group.command("snapshot")
@@ -250,7 +250,7 @@ def snapshot_command(home: Home, name: str, tag: str | None) -> None:
             opened.tag(tag, state, source=name)
         return state.id
 
-    click.echo(_in_home(home, act))
+    say(_in_home(home, act))
 
 
 @world_group.command("restore")
@@ -273,9 +273,10 @@ def restore_command(home: Home, name: str, state: str) -> None:
 @click.argument("before")
 @click.argument("after")
 @click.option("--json", "as_json", is_flag=True, help="A list.")
+@click.option("-z", "nul", is_flag=True, help="End letters and paths with a NUL, and do not quote paths.")
 @pass_home
-def diff_command(home: Home, before: str, after: str, as_json: bool) -> None:
-    """The paths that differ between two states: worlds, tags or snapshots."""
+def diff_command(home: Home, before: str, after: str, as_json: bool, nul: bool) -> None:
+    """The paths that differ between two states: worlds, tags or snapshots. Unusual paths are quoted, as by git."""
 
     async def act(opened: WorldHome) -> list[Change]:
         return opened.store.changes(opened.resolve(before), opened.resolve(after))
@@ -284,8 +285,11 @@ def diff_command(home: Home, before: str, after: str, as_json: bool) -> None:
     if as_json:
         say_json([{"path": one.path, "kind": one.kind.value} for one in found])
         return
+    if nul:
+        say_paths((part for one in found for part in (_LETTERS[one.kind.value], one.path)), nul=True)
+        return
     for one in found:
-        click.echo(f"{_LETTERS[one.kind.value]} {one.path}")
+        say(f"{_LETTERS[one.kind.value]} {quoted_path(one.path)}")
 
 
 @world_group.command("merge")
@@ -304,21 +308,27 @@ def merge_command(home: Home, name: str, other: str, base: str | None, strategy:
 
         return opened.merge(name, other, base=base, strategy=MergeStrategy(strategy)).id
 
-    click.echo(_in_home(home, act))
+    say(_in_home(home, act))
 
 
 @world_group.command("checkout")
 @click.argument("state")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@click.option("--active-files", is_flag=True, help=ACTIVE_FILES)
 @pass_home
-def checkout_command(home: Home, state: str, folder: Path, force: bool) -> None:
-    """Write the files of a state (a world, a tag or a snapshot) into a folder."""
+def checkout_command(home: Home, state: str, folder: Path, force: bool, active_files: bool) -> None:
+    """Write the files of a state (a world, a tag or a snapshot) into a folder.
 
-    async def act(opened: WorldHome) -> int:
-        return len(opened.store.checkout(opened.resolve(state), folder, force=force))
+    Files that the world made or changed and that act on whoever enters the folder are left out and named.
+    """
 
-    say(f"{_in_home(home, act)} paths written to {folder}", err=True)
+    async def act(opened: WorldHome) -> Written:
+        return opened.store.checkout(opened.resolve(state), folder, force=force, active_files=active_files)
+
+    written: Written = _in_home(home, act)
+    say(f"{len(written)} paths written to {folder}", err=True)
+    say_withheld(written.withheld)
 
 
 @world_group.command("rm")

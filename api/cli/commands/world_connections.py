@@ -122,7 +122,7 @@ def allow_command(home: Home, name: str, entries: tuple[str, ...], nothing: bool
     references = References(paths.references(home.folder))
     if not nothing and not entries:
         for entry in references.get(Kind.WORLD, name).egress or ():
-            click.echo(entry)
+            say(entry)
         return
     egress = Egress(entries)
     with references.held(name):

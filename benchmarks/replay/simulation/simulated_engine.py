@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ramify.serving.policy.kv_retention import Retention
 from ramify.serving.policy.types import Policy, StepModel
 
 _TOKEN = 7  # the token that every request generates
@@ -64,11 +65,13 @@ class SimulatedEngine:
         step: Callable[[Any, Any], float],
         now: float = 0.0,
         policy: Policy | None = None,
+        retention: Retention | None = None,
     ) -> None:
         """`step` returns the seconds of a step from the scheduler and its output. `policy` replaces that of the
-        options.
+        options, and `retention` that of the plug-in.
         """
         self.settings, self.now, self.steps, self.generated = settings, now, 0, 0
+        self.prefilled = 0  # prompt tokens computed, those that were computed before too
         self.tokens: dict[str, list[float]] = {}  # times of each request's tokens
         self.ended: dict[str, Ended] = {}
         self.scheduler, self._request = _scheduler(folder, settings)
@@ -79,6 +82,7 @@ class SimulatedEngine:
             self.scheduler.clock = self.scheduler.stamp = lambda: self.now
             if policy is not None:
                 self.scheduler.decide_by(policy)
+            self.scheduler.keep_by(retention)
 
     def add(
         self,
@@ -126,6 +130,7 @@ class SimulatedEngine:
         requests = self.scheduler.requests
         names = list(output.num_scheduled_tokens)
         sampled = [[] if requests[name].is_prefill_chunk else [_TOKEN] for name in names]
+        self.prefilled += output.total_num_scheduled_tokens - sum(map(len, sampled))
         self._flying.append((output, names, sampled, self._step_s(self.scheduler, output)))
 
     def _land(self) -> list[str]:

@@ -45,6 +45,7 @@ class Replayed:
     preemptions: int = 0
     pauses: int = 0
     generated: int = 0  # tokens generated while programs still arrived
+    prefilled: int = 0  # prompt tokens computed, those that were computed before too
 
 
 @dataclass(slots=True)
@@ -132,6 +133,8 @@ class Simulation:
         heapq.heapify(self._due)
         self._runs = [ProgramRun() for _ in programs]
         self._flights: dict[str, CallInFlight] = {}
+        self._gate = None if contender.gate is None else contender.gate(setting.kv_tokens)
+        self._held: list[tuple[float, int, int]] = []  # as `_due`: what the gate holds back, by arrival
         self._inside = [0] * setting.replicas
         self._generated = [0] * setting.replicas
         # A stream is late in part, never as a whole: it is served to its end.
@@ -144,9 +147,10 @@ class Simulation:
             engine = min(self._busy() or self._engines, key=lambda engine: engine.now)
             at = self._engines.index(engine)
             if not self._inside[at]:
-                if not self._due:
+                if not self._due and not self._held:
                     break
-                engine.now = max(engine.now, self._due[0][0])
+                if self._due:
+                    engine.now = max(engine.now, self._due[0][0])
             self._arrive(engine.now)
             if not self._inside[at]:
                 continue  # the arrivals went to other engines
@@ -170,7 +174,16 @@ class Simulation:
     def _arrive(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
             at, number, stage = heapq.heappop(self._due)
-            self._add(number, stage, at)
+            if self._gate is None:
+                self._add(number, stage, at)
+            else:
+                self._held.append((at, number, stage))
+        for one in tuple(self._held):
+            at, number, stage = one
+            tokens = max(call.prompt for call in self._programs[number].stages[stage].calls)
+            if self._gate is not None and self._gate.enters(number, tokens, now):
+                self._held.remove(one)
+                self._add(number, stage, at)
 
     def _add(self, number: int, stage: int, at: float) -> None:
         program, course = self._programs[number], self._runs[number]
@@ -207,6 +220,10 @@ class Simulation:
 
     def _go_on(self, number: int, stage: int, now: float) -> None:
         program = self._programs[number]
+        if self._gate is not None:
+            self._gate.acts(number, max(call.prompt + call.output for call in program.stages[stage].calls), now)
+            if stage + 1 == len(program.stages):
+                self._gate.ends(number)
         if stage + 1 < len(program.stages):
             heapq.heappush(self._due, (now + program.stages[stage + 1].tool_s, number, stage + 1))
         else:
@@ -245,6 +262,7 @@ class Simulation:
             sum(log.preemptions for log in logs),
             sum(log.pauses for log in logs),
             sum(self._generated),
+            sum(engine.prefilled for engine in self._engines),
         )
 
 
@@ -281,7 +299,8 @@ def _engine(
         fast=fast,
     )
     policy = None if isinstance(contender.engine, Stock) else contender.engine()
-    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy)
+    retention = None if contender.retention is None else contender.retention()
+    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy, retention=retention)
 
 
 def prompt_ids(call: Call, number: int, place: int) -> list[int]:

@@ -74,7 +74,8 @@ class CallReader:
     def read(self) -> tuple[Body, tuple[int, ...]]:
         """Return the workflow's items, and for each of its statements the number of items up to its end."""
         node, scope = self.workflow.node, self._scope(self.workflow)
-        return StatementReader(self.call, scope, [], self.caught, _is_plain(node)).statements(node)
+        ordered = self.sources.since_format_7
+        return StatementReader(self.call, scope, [], self.caught, _is_plain(node), ordered).statements(node)
 
     def _scope(self, function: Function, outer: Scope | None = None) -> Scope:
         return Scope.of(function, self.sources.rebound_globals(function.path), outer)
@@ -279,7 +280,9 @@ class CallReader:
         if node is not None:
             _pass_forks(reader, node, inner.node, scope)
         self._reading.append(inner.node)
-        body = StatementReader(self.call, scope, reader.forks, reader.caught, blocking).function(inner.node)
+        body = StatementReader(self.call, scope, reader.forks, reader.caught, blocking, reader.ordered).function(
+            inner.node
+        )
         self._reading.pop()
         if all(self._recursive.get(item) is inner.node for item in operations(body)):
             self._empty.add((inner.node, bool(reader.forks), blocking))

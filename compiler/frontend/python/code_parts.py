@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from types import FunctionType
+from typing import Any
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import (
@@ -38,6 +39,7 @@ from ramify.compiler.frontend.python.sources import (
     Function,
     Sources,
     in_same_project,
+    may_ask_for_patches,
     patch_names_in,
     patched_aliases,
 )
@@ -75,9 +77,11 @@ class CodeIndex:
         self._sources = sources
         self._modules = ProjectModules(sources)
         self._uses: dict[Key, tuple[tuple[Use, Key], ...]] = {}
+        self._used: dict[Key, tuple[Key, ...]] = {}
         self._resolving: set[tuple[str, str, tuple[str, ...]]] = set()
         self._entry: Function | None = None
         self._registrations: Registrations | None = None
+        self.texts_for_digests: dict[tuple[Key, bool], Any] = {}  # cache of `part_digests`
         self.parts: dict[Key, Part] = {}
         self.steps: dict[Key, str] = {}
         self.used_by: dict[Key, set[str]] = {}
@@ -122,8 +126,15 @@ class CodeIndex:
             key = todo.pop()
             if key not in found:
                 found.add(key)
-                todo += (to for _, to in self.uses(key) if into_steps or to not in self.steps)
+                todo += (to for to in self.used(key) if to not in found and (into_steps or to not in self.steps))
         return found
+
+    def used(self, key: Key) -> tuple[Key, ...]:
+        """Return the parts that a part uses, each once."""
+        known = self._used.get(key)
+        if known is None:
+            known = self._used[key] = tuple(dict.fromkeys(to for _, to in self.uses(key)))
+        return known
 
     def _text(self, node: ast.AST) -> str:
         if self._sources.since_format_6:
@@ -132,10 +143,13 @@ class CodeIndex:
 
     def patches(self) -> tuple[str, ...]:
         """Return the names of the patches that the parts ask for by `patched(name)`."""
-        found = set[str]()
+        found, aliases = set[str](), dict[str, frozenset[str]]()
         for part in self.parts.values():
-            aliases = patched_aliases(self._sources.tree(part.module.path)) if part.nodes else frozenset()
-            found.update(name for node in part.nodes if aliases for name in patch_names_in(node, aliases))
+            path = part.module.path
+            for node in filter(may_ask_for_patches, part.nodes):
+                if path not in aliases:
+                    aliases[path] = patched_aliases(self._sources.tree(path))
+                found.update(patch_names_in(node, aliases[path]))
         return tuple(sorted(found))
 
     def names_passed(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ramify.compiler.frontend.python.modules import ProjectModule, ProjectModules
-from ramify.compiler.frontend.python.names import dotted_name
+from ramify.compiler.frontend.python.names import dotted_name, nodes_in
 from ramify.compiler.frontend.python.sources import Sources
 
 _IMPORTERS = frozenset({"import_module", "__import__"})
@@ -38,7 +38,7 @@ def reachable_modules(modules: ProjectModules, entry: ProjectModule, sources: So
 
 def _imported(module: ProjectModule, tree: ast.Module) -> Iterator[str]:
     yield from imported_by_call(module, tree)
-    for node in ast.walk(tree):
+    for node in nodes_in(tree):
         match node:
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -51,7 +51,7 @@ def _imported(module: ProjectModule, tree: ast.Module) -> Iterator[str]:
 
 def imported_by_call(module: ProjectModule, node: ast.AST) -> Iterator[str]:
     """Yield the modules that `import_module(…)` in a piece of syntax may import."""
-    for call in ast.walk(node):
+    for call in nodes_in(node):
         match call:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[asked, *_]) if name in _IMPORTERS:
                 yield from _asked(module, node, asked)
@@ -78,7 +78,7 @@ def _asked(module: ProjectModule, around: ast.AST, asked: ast.expr) -> Iterator[
         yield from _inside(module, first.value.strip(".") or module.package)
     else:
         yield from _inside(module, module.package)
-        for node in ast.walk(around):  # `plugins.__path__`, or `plugins.__name__`
+        for node in nodes_in(around):  # `plugins.__path__`, or `plugins.__name__`
             if isinstance(node, ast.Attribute) and node.attr in ("__path__", "__name__", "__file__"):
                 yield from _inside(module, ".".join(dotted_name(node.value) or ()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from ramify.compiler.frontend.python.names import arguments_of, dotted_name
+from ramify.compiler.frontend.python.names import arguments_of, dotted_name, nodes_in
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _PASSING = frozenset({"cast", "enumerate", "getattr", "iter", "reversed", "vars", "zip"})
@@ -63,15 +63,15 @@ def bases_of(node: ast.expr) -> Iterator[tuple[str, tuple[str, ...], bool]]:
 
 def parameters_of(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     """Return the parameters of a function and of those defined in it."""
-    arguments = (each for each in ast.walk(definition) if isinstance(each, ast.arguments))
+    arguments = (each for each in nodes_in(definition) if isinstance(each, ast.arguments))
     return frozenset(one.arg for each in arguments for one in arguments_of(each))
 
 
 def assigned_in(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, list[ast.expr]]:
     """Return the local names of a function, each with the expressions that its object is taken from."""
     found: dict[str, list[ast.expr]] = {}
-    declared = {name for node in ast.walk(definition) if isinstance(node, ast.Global) for name in node.names}
-    for node in ast.walk(definition):
+    declared = {name for node in nodes_in(definition) if isinstance(node, ast.Global) for name in node.names}
+    for node in nodes_in(definition):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and node.id not in declared:
             found.setdefault(node.id, [])
         elif isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and node is not definition:
@@ -84,7 +84,7 @@ def assigned_in(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str,
 
 
 def _assignments(definition: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for node in ast.walk(definition):
+    for node in nodes_in(definition):
         match node:
             case ast.Assign(targets=targets, value=value):
                 yield from ((target, value) for target in targets)

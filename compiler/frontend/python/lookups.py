@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ramify.compiler.frontend.python.import_time import constant_text
-from ramify.compiler.frontend.python.names import dotted_name
+from ramify.compiler.frontend.python.names import dotted_name, nodes_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def lookups_in(node: ast.AST) -> Iterator[Lookup]:
     """Yield the names of its own module that a piece of syntax looks up."""
     in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     narrowed = set[int]()
-    for inner in ast.walk(node):
+    for inner in nodes_in(node):
         match inner:
             case ast.Subscript(value=names, slice=name) if _is_namespace(names, in_function):
                 narrowed.add(id(names))

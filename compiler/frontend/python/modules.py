@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from weakref import WeakKeyDictionary
 
+from ramify.compiler.frontend.python.names import nodes_in
 from ramify.compiler.frontend.python.sources import Function, Sources, in_same_project, root_of
 
 
@@ -140,7 +141,7 @@ def used_names(node: ast.AST) -> set[str]:
     """Return every name that occurs in a piece of syntax."""
     names = _known_names.get(node)
     if names is None:
-        names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        names = {inner.id for inner in nodes_in(node) if isinstance(inner, ast.Name)}
         _known_names[node] = names
     return names
 
@@ -208,7 +209,7 @@ def _base_name(node: ast.AST) -> set[str]:
 
 
 def _stored(statement: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return {n.id for n in nodes_in(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 # Digests of plans of format 5 and earlier, which are made from `ast.dump`

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 Position = tuple[int, int]
@@ -18,6 +19,32 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictC
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _READS_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "globals", "inspect", "sys", "_getframe"})
 _FUNCTION_NAMES = frozenset({"__name__", "__qualname__"})
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """Return what `ast.iter_child_nodes` yields, in half the time."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [each for each in value if isinstance(each, ast.AST)]
+    return found
+
+
+_below: WeakKeyDictionary[ast.AST, tuple[ast.AST, ...]] = WeakKeyDictionary()
+
+
+def nodes_in(root: ast.AST) -> Iterator[ast.AST]:
+    """Yield what `ast.walk` yields. The nodes are kept for the next call: several analyses read the same code."""
+    below = _below.get(root)
+    if below is None:
+        found = [root]
+        for node in found:
+            found += children(node)
+        below = _below[root] = tuple(found[1:])  # not the root itself, which would then live for ever
+    return chain((root,), below)
 
 
 # Uses of names
@@ -69,7 +96,7 @@ def _uses(root: ast.AST) -> Iterator[Use]:
             loops |= {position}
         if isinstance(node, _FUNCTIONS) and node is not root and function is None:
             function = statement
-        todo += ((child, statement, function, loops) for child in ast.iter_child_nodes(node))
+        todo += ((child, statement, function, loops) for child in children(node))
 
 
 def imported_from(node: ast.Import | ast.ImportFrom) -> str:
@@ -88,9 +115,9 @@ def dotted_name(node: ast.expr) -> list[str] | None:
 
 def names_passed(node: ast.AST) -> set[str]:
     """Return names and attributes that are used as values instead of being called, and strings that may name them."""
-    called = {id(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+    called = {id(inner.func) for inner in nodes_in(node) if isinstance(inner, ast.Call)}
     found = set[str]()
-    for inner in ast.walk(node):
+    for inner in nodes_in(node):
         match inner:
             case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
                 found |= set() if id(inner) in called else {name}
@@ -106,8 +133,8 @@ def reads_function_names(node: ast.AST) -> bool:
     """Return whether the code reads the name of a function (`__name__`, `__qualname__`)."""
     known = _known_readers.get(node)
     if known is None:
-        attributes = (inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute))
-        texts = (inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant))
+        attributes = (inner.attr for inner in nodes_in(node) if isinstance(inner, ast.Attribute))
+        texts = (inner.value for inner in nodes_in(node) if isinstance(inner, ast.Constant))
         strings = (text for text in texts if isinstance(text, str))
         known = _known_readers[node] = any(name in _FUNCTION_NAMES for name in (*attributes, *strings))
     return known
@@ -194,7 +221,7 @@ class LocalNames:
             case _:
                 for name in names_bound_by(node):
                     self._bind(name, scope, visible=False)
-                for child in ast.iter_child_nodes(node):
+                for child in children(node):
                     self._visit(child, scope)
 
     def _visit_parts(self, node: ast.AST, outer: BindingScope | None, inner: BindingScope) -> None:

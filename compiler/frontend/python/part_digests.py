@@ -7,10 +7,12 @@ called. In plans of format 5 and earlier it covers `ast.dump` of the parts, with
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
 
 from ramify.compiler.frontend.python.canonical_text import (
-    FreeName,
     Piece,
     body_of,
     is_plain_function,
@@ -19,6 +21,36 @@ from ramify.compiler.frontend.python.canonical_text import (
 from ramify.compiler.frontend.python.code_parts import CodeIndex, Key
 from ramify.compiler.frontend.python.names import reads_function_names
 from ramify.compiler.frontend.python.sources import Function, Sources
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A free name in the text of a part: the parts that it may mean. `only`: the one part that it certainly means."""
+
+    name: str
+    keys: tuple[Key, ...]
+    only: Key | None
+
+
+def _with_meanings(index: CodeIndex, key: Key, pieces: Iterable[Piece]) -> tuple[bytes | Meaning, ...]:
+    """Return the pieces of a part's text. A name that means no part is text, and adjacent texts are joined."""
+    meanings: dict[tuple[str, tuple[str, ...], str | None], dict[Key, None]] = {}
+    for use, to in index.uses(key):
+        meanings.setdefault((use.name, use.chain, use.module), {})[to] = None
+    found: list[bytes | Meaning] = []
+    texts: list[str] = []
+    for piece in pieces:
+        keys = () if isinstance(piece, str) else tuple(meanings.get((piece.name, piece.chain, piece.module), ()))
+        if isinstance(piece, str) or not keys:
+            texts.append(piece if isinstance(piece, str) else f"<{piece} >")
+            continue
+        known = len(keys) == 1 and not piece.chain and not piece.hidden and piece.module is None
+        found += [
+            "".join(texts).encode("utf-8", "surrogatepass"),
+            Meaning(str(piece), keys, keys[0] if known else None),
+        ]
+        texts = []
+    return (*found, "".join(texts).encode("utf-8", "surrogatepass"))
 
 
 def digest_of(functions: Iterable[Function], sources: Sources, steps: Iterable[str]) -> str:
@@ -52,7 +84,7 @@ class DigestWriter:
     def __init__(self, index: CodeIndex, *, into_steps: bool, names_matter: bool) -> None:
         self._index, self._into_steps, self._names_matter = index, into_steps, names_matter
         self._numbers: dict[Key, int] = {}
-        self._todo: list[Key] = []
+        self._todo = deque[Key]()
         self._hash = hashlib.sha256()
 
     def digest_of(self, starts: Iterable[Key]) -> str:
@@ -63,15 +95,23 @@ class DigestWriter:
     def digest(self) -> str:
         """Return the digest of all that was written so far, with what it uses."""
         while self._todo:
-            key = self._todo.pop(0)
-            part = self._index.parts[key]
+            key = self._todo.popleft()
             self._hash.update(f"\n#{self._numbers[key]} ".encode())
-            for node in part.nodes:
-                self.write(key, body_of(node) if self._is_anonymous(key) else pieces_of(node))
-            for text in part.texts if not part.nodes else ():
-                self._hash.update(text.encode())
+            self._write(self._texts_of(key))
             self.write_implied(key)
         return self._hash.hexdigest()
+
+    def _texts_of(self, key: Key) -> tuple[bytes | Meaning, ...]:
+        """Return a part's text. Kept in the index, since the writers of several steps need it."""
+        known = self._index.texts_for_digests.get((key, self._is_anonymous(key)))
+        if known is None:
+            part = self._index.parts[key]
+            write = body_of if self._is_anonymous(key) else pieces_of
+            pieces = chain.from_iterable(map(write, part.nodes)) if part.nodes else part.texts
+            known = self._index.texts_for_digests[key, self._is_anonymous(key)] = _with_meanings(
+                self._index, key, pieces
+            )
+        return known
 
     def write_implied(self, key: Key) -> None:
         """Add references to what the part uses without naming it."""
@@ -80,22 +120,17 @@ class DigestWriter:
 
     def write(self, key: Key, pieces: Iterable[Piece]) -> None:
         """Add text that belongs to this part."""
-        meanings: dict[tuple[str, tuple[str, ...], str | None], list[Key]] = {}
-        for use, to in self._index.uses(key):
-            found = meanings.setdefault((use.name, use.chain, use.module), [])
-            if to not in found:
-                found.append(to)
-        for piece in pieces:
-            text = piece if isinstance(piece, str) else self._filled(piece, meanings)
-            self._hash.update(text.encode("utf-8", "surrogatepass"))
+        self._write(_with_meanings(self._index, key, pieces))
 
-    def _filled(self, free: FreeName, meanings: dict[tuple[str, tuple[str, ...], str | None], list[Key]]) -> str:
-        keys = meanings.get((free.name, free.chain, free.module), [])
-        known = len(keys) == 1 and not free.chain and not free.hidden and free.module is None
-        if known and (self._is_step(keys[0]) or self._is_anonymous(keys[0])):
-            return self._reference(keys[0])
-        references = ",".join(f"{key[1]} {self._reference(key)}" for key in keys)
-        return f"<{free} {references}>"
+    def _write(self, texts: Iterable[bytes | Meaning]) -> None:
+        for each in texts:
+            if isinstance(each, bytes):
+                self._hash.update(each)
+            elif each.only is not None and (self._is_step(each.only) or self._is_anonymous(each.only)):
+                self._hash.update(self._reference(each.only).encode("utf-8", "surrogatepass"))
+            else:
+                references = ",".join(f"{key[1]} {self._reference(key)}" for key in each.keys)
+                self._hash.update(f"<{each.name} {references}>".encode("utf-8", "surrogatepass"))
 
     def _reference(self, key: Key) -> str:
         return f"<step {self._index.steps[key]}>" if self._is_step(key) else f"<#{self._number(key)}>"

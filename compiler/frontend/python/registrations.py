@@ -28,7 +28,7 @@ from ramify.compiler.frontend.python.import_time import (
 )
 from ramify.compiler.frontend.python.module_names import Bound, Definition, ModuleNames, Target
 from ramify.compiler.frontend.python.modules import MUTATORS, ProjectModule, ProjectModules, bound_names
-from ramify.compiler.frontend.python.names import arguments_of, dotted_name
+from ramify.compiler.frontend.python.names import arguments_of, dotted_name, nodes_in
 from ramify.compiler.frontend.python.sources import Sources
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -103,7 +103,7 @@ class Registrations:
 
     def _effects(self, place: _Place, nodes: Iterable[ast.AST], *, top: bool) -> Iterator[_Changed]:
         """Yield what code changes. `top`: it is run by an import, so the bodies of functions are not run."""
-        for node in run_by_import(nodes) if top else (inner for each in nodes for inner in ast.walk(each)):
+        for node in run_by_import(nodes) if top else (inner for each in nodes for inner in nodes_in(each)):
             match node:
                 case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
                     yield from self._stored_into(place, node)
@@ -264,7 +264,7 @@ class Registrations:
         return None
 
     def _find_enumerated(self, module: ProjectModule, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
+        for node in nodes_in(tree):
             if isinstance(node, ast.Attribute) and node.attr == "__subclasses__":
                 found = self._meaning(_Place(module), node.value)
                 if found is not None and isinstance(found.definition(), ast.ClassDef):
@@ -285,7 +285,7 @@ class Registrations:
             elif (found := self._names.resolve(place.module, base, chain)) is not None:
                 definition = found.definition()
                 if isinstance(definition, _FUNCTIONS) and called:
-                    for each in ast.walk(definition):
+                    for each in nodes_in(definition):
                         if isinstance(each, ast.Return) and each.value is not None:
                             yield from self._given_back(found.module, definition, each.value)
                 else:

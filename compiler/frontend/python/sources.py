@@ -12,6 +12,7 @@ import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias, TypeVar
@@ -19,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import plain_text
-from ramify.compiler.frontend.python.names import dotted_name
+from ramify.compiler.frontend.python.names import dotted_name, nodes_in
 from ramify.compiler.plan import PLAN_VERSION, Site, site_file, text_digest
 from ramify.compiler.spec import FileAccess
 
@@ -65,7 +66,7 @@ def walk_definitions(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Yield every node inside the functions and classes among these nodes, from the top of the file downwards."""
     for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from ast.walk(node)
+            yield from nodes_in(node)
 
 
 def own_nodes(definition: Definition) -> Iterator[ast.AST]:
@@ -158,7 +159,7 @@ class Sources:
         if not self.since_format_5:
             return frozenset()
         if path not in self._rebound:
-            functions = [node for node in ast.walk(self.tree(path)) if isinstance(node, Definition)]
+            functions = [node for node in nodes_in(self.tree(path)) if isinstance(node, Definition)]
             self._rebound[path] = frozenset(name for each in functions for name in _bound_globals(each))
         return self._rebound[path]
 
@@ -171,7 +172,7 @@ class Sources:
         if path not in self._definitions:
             self._definitions[path] = {
                 (getattr(node, "name", "<lambda>"), _first_line(node)): node
-                for node in ast.walk(tree)
+                for node in nodes_in(tree)
                 if isinstance(node, Definition)
             }
         found = self._definitions[path].get((code.co_name, code.co_firstlineno))
@@ -182,11 +183,11 @@ class Sources:
 
 
 def _bound_globals(function: Definition) -> set[str]:
-    declared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    declared = {name for node in nodes_in(function) if isinstance(node, ast.Global) for name in node.names}
     if not declared:
         return declared
     return declared & {
-        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+        node.id for node in nodes_in(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     }
 
 
@@ -251,7 +252,7 @@ def without_patches(tree: ast.Module, names: frozenset[str]) -> ast.Module:
 
 def patch_names_in(tree: ast.AST, aliases: frozenset[str]) -> Iterator[str]:
     """Yield the names of the patches that a piece of syntax asks for."""
-    for node in ast.walk(tree):
+    for node in nodes_in(tree):
         if isinstance(node, ast.Call) and (name := _patch_name(node, aliases)) is not None:
             yield name
 
@@ -259,12 +260,25 @@ def patch_names_in(tree: ast.AST, aliases: frozenset[str]) -> Iterator[str]:
 def patched_aliases(tree: ast.Module) -> frozenset[str]:
     """Return the names under which a module imports `ramify.patched`."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree):  # not `nodes_in`, since the tree may be changed afterwards
         if isinstance(node, ast.Import):
             found |= {f"{each.asname or each.name}.{PATCHED}" for each in node.names if each.name == "ramify"}
         elif isinstance(node, ast.ImportFrom) and node.module == "ramify" and not node.level:
             found |= {each.asname or each.name for each in node.names if each.name == PATCHED}
     return frozenset(found)
+
+
+def may_ask_for_patches(node: ast.AST) -> bool:
+    """Return whether a piece of syntax may call `patched`, under any name."""
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Name | ast.Attribute)
+        and len(each.args) == 1
+        and isinstance(each.args[0], ast.Constant)
+        and isinstance(each.args[0].value, str)
+        and not each.keywords
+        for each in nodes_in(node)
+    )
 
 
 def _patch_name(node: ast.expr, aliases: frozenset[str]) -> str | None:
@@ -305,21 +319,35 @@ class _PatchRemover(ast.NodeTransformer):
 _parents: WeakKeyDictionary[ast.AST, dict[ast.AST, ast.AST]] = WeakKeyDictionary()
 
 
-def call_text(call: ast.expr, definition: Definition) -> str:
+def call_text(call: ast.expr, definition: Definition, *, ordered: bool = True) -> str:
     """Return a text that identifies a call without its position: its arguments, and what its result is used for.
 
-    Two calls have the same text if only their positions differ. Names are as they are written.
+    Two calls have the same text if only their positions differ. Names are as they are written. `ordered`: keyword
+    arguments are in the order of their names, since a call is the same in any order of them.
     """
     parents = _parents.get(definition)
     if parents is None:
-        parents = {child: node for node in ast.walk(definition) for child in ast.iter_child_nodes(node)}
+        parents = {child: node for node in nodes_in(definition) for child in ast.iter_child_nodes(node)}
         _parents[definition] = parents
-    found = [plain_text(call)]
+    found = [plain_text(_with_ordered_keywords(call) if ordered else call)]
     node: ast.AST = call
     while not isinstance(node, ast.stmt) and node is not definition and node in parents:
         child, node = node, parents[node]
         found.append(_role(child, node))
     return "\n".join(filter(None, found))
+
+
+def _with_ordered_keywords(call: ast.expr) -> ast.expr:
+    """Return a call with its keyword arguments in the order of their names. One after `**` stays after it."""
+    if isinstance(call, ast.Await):
+        return ast.Await(_with_ordered_keywords(call.value))
+    if not isinstance(call, ast.Call) or len(call.keywords) < 2:
+        return call
+    keywords: list[ast.keyword] = []
+    for is_named, group in groupby(call.keywords, key=lambda each: each.arg is not None):
+        several = list(group)
+        keywords += sorted(several, key=lambda each: each.arg or "") if is_named else several
+    return ast.Call(call.func, call.args, keywords)
 
 
 def _role(child: ast.AST, parent: ast.AST) -> str:

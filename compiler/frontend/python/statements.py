@@ -44,6 +44,7 @@ class StatementReader:
         forks: The open forks, outermost first.
         caught: Exceptions here may be caught, and the workflow continues.
         blocking: The function is not async and has a thread of its own, so each call waits for what it starts.
+        ordered: Calls are identified with their keyword arguments in the order of the names.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class StatementReader:
         forks: list[OpenFork],
         caught: bool = False,
         blocking: bool = False,
+        ordered: bool = True,
     ) -> None:
         self.call, self.scope, self.forks = call, scope, forks
-        self.caught, self.blocking = caught, blocking
+        self.caught, self.blocking, self.ordered = caught, blocking, ordered
         self.is_argument = False  # the expression is an argument of a call: it may run beside other steps
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
@@ -113,7 +115,7 @@ class StatementReader:
         return self.scope.function.site(node)
 
     def source(self, node: ast.expr) -> str:
-        return call_text(node, self.scope.function.node)
+        return call_text(node, self.scope.function.node, ordered=self.ordered)
 
     # Statements
 

@@ -17,7 +17,7 @@ from ramify.compiler.frontend.python.code_parts import CodeIndex, Key
 from ramify.compiler.frontend.python.file_access import files_of
 from ramify.compiler.frontend.python.modules import dependencies, digest, used_names
 from ramify.compiler.frontend.python.name_resolution import is_llm, is_wrapped, workflow_info
-from ramify.compiler.frontend.python.names import Position
+from ramify.compiler.frontend.python.names import Position, Use
 from ramify.compiler.frontend.python.part_digests import digest_of, digest_of_parts, writer_for
 from ramify.compiler.frontend.python.prompt_prefixes import first_prefix
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources
@@ -131,13 +131,8 @@ def workflow_digest(index: CodeIndex, workflow: Function, helpers: Mapping[Defin
     unnamed = [each for each in helpers.values() if not _is_inside(each, index, named)]
     starts = [root, *map(index.part, unnamed)]
     keys = index.closure(starts, into_steps=False)
-    uses = {key: index.closure([key], into_steps=False) for key in keys}
-    steps = {key: _steps_used(index, uses[key]) for key in keys}
-    for part in keys:
-        found = set(steps[part]) if part in starts else set[str]()
-        for key in keys:
-            found |= _steps_after(index, key, part, uses, steps)
-        index.used_by.setdefault(part, set()).update(found)
+    for part, steps in _affected_steps(index, starts, keys).items():
+        index.used_by.setdefault(part, set()).update(steps)
     return digest_of_parts(index, starts, into_steps=False)
 
 
@@ -157,17 +152,39 @@ def statement_digests(index: CodeIndex, workflow: Function) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _steps_after(
-    index: CodeIndex, key: Key, part: Key, uses: Mapping[Key, set[Key]], steps: Mapping[Key, set[str]]
-) -> set[str]:
-    """Return the steps that may run after `key` uses `part`.
+def _affected_steps(index: CodeIndex, starts: Iterable[Key], keys: set[Key]) -> dict[Key, set[str]]:
+    """Return, for each part of a workflow's code, the steps that a change of the part may affect."""
+    steps = _steps_below(index, keys)
+    closures: dict[Key, set[Key]] = {}
+    found = {key: set(steps.get(key, ())) if key in starts else set[str]() for key in keys}
+    for key in steps:  # other parts lead to no step, so none comes after their uses
+        named = index.uses(key)
+        leading: dict[Key, list[int]] = {}  # for each part, the uses through which the key uses it
+        for number, (_, to) in enumerate(named):
+            if to in keys and to not in closures:
+                closures[to] = index.closure([to], into_steps=False)
+            for part in closures.get(to, ()):
+                leading.setdefault(part, []).append(number)
+        targets, known = {to for _, to in named}, dict[tuple[tuple[int, ...], Key | None], set[str]]()
+        for part, numbers in leading.items():
+            alike = tuple(numbers), part if part in targets else None
+            if alike not in known:
+                known[alike] = _steps_after(index, named, [named[each] for each in numbers], part, steps)
+            found[part] |= known[alike]
+    return found
 
-    If `key` uses it through one function that it calls, the steps inside that function are left to the function.
+
+def _steps_after(
+    index: CodeIndex,
+    named: Iterable[tuple[Use, Key]],
+    using: list[tuple[Use, Key]],
+    part: Key,
+    steps: Mapping[Key, set[str]],
+) -> set[str]:
+    """Return the steps that may run after code uses `part`, by one of the uses `using`. `named`: all its uses.
+
+    If it uses the part through one function that it calls, the steps inside that function are left to the function.
     """
-    named = index.uses(key)
-    using = [(use, to) for use, to in named if part in uses.get(to, ())]
-    if not using:
-        return set()
     first = min(use.first for use, _ in using)
     loops = frozenset[Position]().union(*(use.loops for use, _ in using))
     (use, to), *others = [each for each in using if each[0].first == first]
@@ -175,12 +192,28 @@ def _steps_after(
     found = set[str]()
     for use, to in named:
         if use is not skipped and (use.last >= first or not loops.isdisjoint(use.loops)):
-            found |= {index.steps[to]} if to in index.steps else steps[to]
+            found |= {index.steps[to]} if to in index.steps else steps.get(to, set())
     return found
 
 
-def _steps_used(index: CodeIndex, parts: Iterable[Key]) -> set[str]:
-    return {index.steps[to] for part in parts for _, to in index.uses(part) if to in index.steps}
+def _steps_below(index: CodeIndex, keys: set[Key]) -> dict[Key, set[str]]:
+    """Return the steps that each of these parts uses, directly or not. Parts that use none are left out."""
+    users: dict[Key, list[Key]] = {}
+    direct: dict[Key, set[str]] = {}
+    for key in keys:
+        for to in index.used(key):
+            if to in index.steps:
+                direct.setdefault(key, set()).add(index.steps[to])
+            if to in keys:
+                users.setdefault(to, []).append(key)
+    leading, todo = set[Key](), list(direct)
+    while todo:
+        key = todo.pop()
+        if key not in leading:
+            leading.add(key)
+            todo += users.get(key, ())
+    below = {key: index.closure([key], into_steps=False) & direct.keys() for key in leading}
+    return {key: set[str]().union(*(direct[part] for part in parts)) for key, parts in below.items()}
 
 
 def _is_inside(helper: Function, index: CodeIndex, keys: Iterable[Key]) -> bool:

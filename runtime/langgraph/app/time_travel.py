@@ -96,12 +96,13 @@ def _same_task(before: tuple[PregelTask, ...], now: tuple[PregelTask, ...], node
 def with_env(saver: BaseCheckpointSaver[Any], saved: CheckpointTuple, env: StoredPosition) -> RunnableConfig:
     """Put a copy of a checkpoint with another world; return its config."""
     checkpoint = saved.checkpoint
-    version = saver.get_next_version(checkpoint["channel_versions"].get(ENV), None)
+    versions = checkpoint["channel_versions"]  # of one type, as LangGraph compares them
+    version = saver.get_next_version(max(versions.values(), default=None), None)
     changed = saved._replace(
         checkpoint={
             **checkpoint,
             "channel_values": {**checkpoint["channel_values"], ENV: env},
-            "channel_versions": {**checkpoint["channel_versions"], ENV: version},
+            "channel_versions": {**versions, ENV: version},
         }
     )
     namespace = saved.config[CONF].get(CONFIG_KEY_CHECKPOINT_NS, "")

@@ -8,11 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple, get_checkpoint_id, writes_sort_key
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+    writes_sort_key,
+)
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection, Select, select, tuple_
 
 from ramify.runtime.langgraph.checkpointer.delta_encoding import Packed, ValueId, unpack
+from ramify.runtime.langgraph.checkpointer.filters import value_at
 from ramify.runtime.langgraph.checkpointer.statements import Statements, one_trip
 from ramify.runtime.langgraph.checkpointer.tables import checkpoints, threads, writes
 from ramify.runtime.langgraph.checkpointer.values import closure
@@ -68,6 +75,24 @@ class ThreadNamespace(NamedTuple):
     ns: str
 
 
+class Ancestors(BaseCheckpointSaver[Any]):
+    """A walk from a checkpoint to its ancestors. It ends where one comes again, as that of LangGraph's savers: a
+    checkpoint that was put again, with another parent, may be its own ancestor."""
+
+    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+        super().__init__(serde=saver.serde)
+        self._saver = saver
+        self._passed = set[str]()
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return None for a checkpoint that the walk has passed."""
+        found = self._saver.get_tuple(config)
+        if found is None or found.checkpoint["id"] in self._passed:
+            return None
+        self._passed.add(found.checkpoint["id"])
+        return found
+
+
 def one(
     connection: Connection, statements: Statements, place: ThreadNamespace, id: str | None, serde: SerializerProtocol
 ) -> tuple[CheckpointTuple | None, str | None]:
@@ -97,9 +122,9 @@ def several(config: RunnableConfig | None, before: RunnableConfig | None, limit:
         query = query.where(threads.c.name == str(conf["thread_id"]))
     if (ns := conf.get("checkpoint_ns")) is not None:
         query = query.where(checkpoints.c.ns == ns)
-    if config is not None and (wanted := get_checkpoint_id(config)) is not None:
+    if config is not None and (wanted := get_checkpoint_id(config)):
         query = query.where(checkpoints.c.id == wanted)
-    if before is not None and (until := get_checkpoint_id(before)) is not None:
+    if before is not None and (until := get_checkpoint_id(before)):
         query = query.where(checkpoints.c.id < until)
     return query if limit is None else query.limit(max(0, limit))
 
@@ -145,7 +170,7 @@ def _body(row: Row, words: Mapping[int, Packed], serde: SerializerProtocol) -> t
 
 
 def _matches(metadata: CheckpointMetadata, wanted: Mapping[str, Any] | None) -> bool:
-    return all(metadata.get(name) == value for name, value in (wanted or {}).items())
+    return all(value_at(metadata, name) == value for name, value in (wanted or {}).items())
 
 
 def _named(row: Row, tasks: Iterable[Written]) -> set[ValueId]:

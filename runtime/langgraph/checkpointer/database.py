@@ -16,6 +16,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
+from ramify.runtime.langgraph.checkpointer.ready import Ready
 from ramify.runtime.langgraph.checkpointer.tables import make
 from ramify.runtime.store.address import parse
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, is_connection_lost, is_serialization_failure
@@ -114,8 +115,10 @@ class DatabaseClient:
         """Open a connection string, as LangGraph's own classes do."""
         return cls.open(conn_string)
 
-    def setup(self) -> None:
-        """Do nothing, since opening makes the tables. LangGraph's own classes have this method."""
+    def setup(self) -> Ready:
+        """Do nothing, since opening makes the tables. LangGraph's own classes have this method; that of the async
+        ones is awaited."""
+        return Ready()
 
     def close(self) -> None:
         self._closed = True

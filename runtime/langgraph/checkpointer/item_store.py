@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 from langgraph.store.base import (
     BaseStore,
     GetOp,
+    IndexConfig,
     InvalidNamespaceError,
     Item,
     ListNamespacesOp,
@@ -29,7 +30,10 @@ from sqlalchemy import ColumnElement, Connection, Dialect, Row, and_, or_, selec
 from sqlalchemy import Text as PlainText
 
 from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
+from ramify.runtime.langgraph.checkpointer.filters import value_at
+from ramify.runtime.langgraph.checkpointer.ready import ReadyCount
 from ramify.runtime.langgraph.checkpointer.tables import items, upsert
+from ramify.runtime.langgraph.checkpointer.ttl_sweeper import Sweeping, TTLSweeper
 from ramify.runtime.store.stored_texts import escaped, written
 
 _MINUTE = 60.0
@@ -54,15 +58,41 @@ class Store(DatabaseClient, BaseStore):
     supports_ttl = True
 
     def __init__(
-        self, address: str | Path, *, ttl: TTLConfig | None = None, clock: Callable[[], float] = time.time
+        self,
+        address: str | Path,
+        *,
+        index: IndexConfig | None = None,
+        ttl: TTLConfig | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`ttl`: LangGraph's, with `default_ttl` and `sweep_interval_minutes` in minutes. Raises `ValueError` for an
+        `index`: this store has no semantic search."""
+        if index is not None:
+            raise ValueError(
+                "this store has no vector index, so a search by meaning would not be one: use LangGraph's "
+                "PostgresStore or SqliteStore with index=, or leave index out"
+            )
         self.ttl_config = ttl
         self._begin(address, clock)
+        self._sweeper = TTLSweeper(self._sweep)
+
+    @classmethod
+    def from_conn_string(
+        cls, conn_string: str, *, index: IndexConfig | None = None, ttl: TTLConfig | None = None
+    ) -> Self:
+        """Open a connection string, as LangGraph's own stores do."""
+        return cls.open(conn_string, index=index, ttl=ttl)
+
+    def close(self) -> None:
+        self._sweeper.stop()
+        super().close()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run all operations in one transaction. As in LangGraph's own store, reads see the state before the
         batch."""
         given = list(ops)
+        for op in given:
+            _validate(op)
 
         def work(connection: Connection) -> list[Result]:
             results = [self._read(connection, op) for op in given]
@@ -79,8 +109,25 @@ class Store(DatabaseClient, BaseStore):
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         return await asyncio.to_thread(self.batch, list(ops))
 
-    def sweep_ttl(self) -> int:
-        """Delete expired items; return how many."""
+    def sweep_ttl(self) -> ReadyCount:
+        """Delete expired items; return how many. It may be awaited, as that of LangGraph's async stores. Reads skip
+        expired items whether or not they are deleted."""
+        return ReadyCount(self._sweep())
+
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeping:
+        """Delete expired items every `sweep_interval_minutes` (default: the `ttl`'s, or 5), on a thread, until the
+        store closes, `stop_ttl_sweeper` is called or the returned future is cancelled. Without `ttl` it does nothing,
+        as in LangGraph's stores. It may be awaited, which does not wait for the end."""
+        if self.ttl_config is None:
+            return Sweeping.none()
+        minutes = sweep_interval_minutes or self.ttl_config.get("sweep_interval_minutes") or 5
+        return self._sweeper.start(minutes * _MINUTE)
+
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> ReadyCount:
+        """Stop the sweeper. `timeout`: seconds to wait. Return whether it has stopped, as 1 or 0."""
+        return ReadyCount(self._sweeper.stop(timeout))
+
+    def _sweep(self) -> int:
         gone = items.delete().where(items.c.expires_at <= self._clock())
         return self._written(lambda connection: connection.execute(gone).rowcount)
 
@@ -120,7 +167,7 @@ class Store(DatabaseClient, BaseStore):
         now = self._clock()
         fresh = or_(items.c.expires_at.is_(None), items.c.expires_at > now)
         names = connection.execute(select(items.c.prefix).where(fresh).distinct()).scalars()
-        spaces = {tuple(name.split(".")) for name in names}
+        spaces = {_space(name) for name in names}
         fits = (space for space in spaces if all(_fits(space, c) for c in op.match_conditions or ()))
         cut = sorted({space[: op.max_depth] if op.max_depth else space for space in fits})
         return cut[op.offset : op.offset + op.limit]
@@ -146,13 +193,31 @@ class Store(DatabaseClient, BaseStore):
         connection.execute(put.on_conflict_do_update(index_elements=["prefix", "key"], set_=changed))
 
 
+def _validate(op: Op) -> None:
+    """Raise `InvalidNamespaceError` for what no store of LangGraph's takes: two namespaces would have one name."""
+    spaces: list[tuple[Any, ...]]
+    match op:
+        case GetOp() | PutOp():
+            spaces = [op.namespace]
+        case SearchOp():
+            spaces = [op.namespace_prefix]
+        case _:
+            spaces = [condition.path for condition in op.match_conditions or ()]
+    for space in spaces:
+        for label in space:
+            if not isinstance(label, str) or not label or "." in label or "\0" in label:
+                raise InvalidNamespaceError(
+                    f"namespace {space!r}: its label {label!r} must be text without dots or NUL, and not empty"
+                )
+
+
 def _name(namespace: tuple[str, ...]) -> str:
-    """Return the stored name of a namespace. Labels with dots are refused, as `put` refuses them: two namespaces
-    would have the same name."""
-    for label in namespace:
-        if "." in label:
-            raise InvalidNamespaceError(f"namespace {namespace!r}: its label {label!r} has a dot")
+    """Return the stored name of a namespace."""
     return ".".join(namespace)
+
+
+def _space(name: str) -> tuple[str, ...]:
+    return tuple(name.split(".")) if name else ()
 
 
 def _plain(value: Any) -> Any:
@@ -179,7 +244,7 @@ def _under(dialect: Dialect, prefix: tuple[str, ...]) -> ColumnElement[bool]:
 
 def _fields(row: Row[Any]) -> dict[str, Any]:
     return {
-        "namespace": tuple(row.prefix.split(".")),
+        "namespace": _space(row.prefix),
         "key": row.key,
         "value": json.loads(row.value),
         "created_at": datetime.fromtimestamp(row.created_at, UTC),
@@ -192,7 +257,7 @@ def _item(row: Row[Any]) -> Item:
 
 
 def _matches(value: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
-    return all(_compare(value.get(key), given) for key, given in (wanted or {}).items())
+    return all(_compare(value_at(value, key), given) for key, given in (wanted or {}).items())
 
 
 def _compare(value: Any, wanted: Any) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
     get_checkpoint_id,
     get_checkpoint_metadata,
 )
@@ -29,6 +31,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection
 
 from ramify.runtime.langgraph.checkpointer import checkpoint_reader, maintenance
+from ramify.runtime.langgraph.checkpointer.channel_versions import Version, next_version
 from ramify.runtime.langgraph.checkpointer.checkpoint_writes import CheckpointPlace, CheckpointWrites
 from ramify.runtime.langgraph.checkpointer.compat import advance_ids_past
 from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
@@ -44,7 +47,7 @@ UPKEEP_S = 0.05  # how long one transaction of maintenance may take, if it can b
 _URGENT = frozenset(WRITES_IDX_MAP)  # how a task ended: LangGraph may return to its caller after such a write
 
 
-class Saver(DatabaseClient, BaseCheckpointSaver[int]):
+class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
     """Checkpoints of any number of threads: `with Saver.open("sqlite:///file.db") as saver`, or `async with`.
 
     `address`: `sqlite:///FILE`, a path, or `postgresql://HOST/DATABASE`; what is missing is created. Safe for several
@@ -67,8 +70,10 @@ class Saver(DatabaseClient, BaseCheckpointSaver[int]):
         serde: SerializerProtocol | None = None,
         linger_s: float = 0.02,
         clock: Callable[[], float] = time.time,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         super().__init__(serde=serde or StrictSerializer(allow))
+        self._rng = rng
         self._owner = os.getpid()
         self._begin(address, clock)
         self._statements = Statements(self._engine.dialect)
@@ -97,6 +102,10 @@ class Saver(DatabaseClient, BaseCheckpointSaver[int]):
             super().close()
 
     # Writing
+
+    def get_next_version(self, current: Version | None, channel: None) -> Version:
+        """Return the version after `current`, in the form of LangGraph's own savers (channel_versions.py)."""
+        return next_version(current, self._rng())
 
     def put(
         self,
@@ -185,7 +194,7 @@ class Saver(DatabaseClient, BaseCheckpointSaver[int]):
         self._writer.drain()
         with self._reading() as connection, looking(connection):
             found, newest = checkpoint_reader.one(
-                connection, self._statements, at, get_checkpoint_id(config), self.serde
+                connection, self._statements, at, get_checkpoint_id(config) or None, self.serde
             )
         if newest is not None:
             advance_ids_past(newest)
@@ -213,6 +222,18 @@ class Saver(DatabaseClient, BaseCheckpointSaver[int]):
                         return
                     left -= 1
                 yield found
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """As LangGraph's."""
+        ancestors = checkpoint_reader.Ancestors(self)
+        return ancestors.get_delta_channel_history(config=config, channels=channels)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        return await asyncio.to_thread(self.get_delta_channel_history, config=config, channels=channels)
 
     async def alist(
         self,

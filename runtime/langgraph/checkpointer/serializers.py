@@ -166,7 +166,7 @@ class StrictSerializer(JsonPlusSerializer):
         if code == EXT_NUMPY_ARRAY:
             return _of_langgraph(code, data) if "numpy" in sys.modules else _imported_numpy(code, data)
         if code == EXACT:
-            return _exact(data)
+            return exact(data)
         if code not in (*_CONSTRUCTORS, *_MODELS, EXT_METHOD_SINGLE_ARG, _DELTA):
             raise TypeNotAllowed.form(code)
         held = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
@@ -221,7 +221,7 @@ def _is_parametrised(cls: Any) -> bool:
     return (getattr(cls, "__pydantic_generic_metadata__", None) or {}).get("origin") is not None
 
 
-def _exact(data: bytes) -> Any:
+def exact(data: bytes) -> Any:
     try:
         return codec.decode(data.decode())
     except NotSerialisable as error:

@@ -196,9 +196,12 @@ class NodeExecution:
         """Return the config for the node's own code, by which graphs and tasks that it starts find this node."""
         conf = (config or {}).get(CONF, {})
         limit = (config or {}).get("max_concurrency")
-        self._calls = Calls(self.attempt, self._node.task, conf, in_turn=limit is not None)
-        caller = Caller(self._session, self.attempt, self._node.instrument)
-        return patch_configurable(config, {CALLER: caller, CONFIG_KEY_CALL: self._calls})
+        given: dict[str, Any] = {CALLER: Caller(self._session, self.attempt, self._node.instrument)}
+        if CONFIG_KEY_CALL in conf:  # a node that runs outside of its graph can call no tasks, as in LangGraph
+            given[CONFIG_KEY_CALL] = self._calls = Calls(
+                self.attempt, self._node.task, conf, in_turn=limit is not None
+            )
+        return patch_configurable(config, given)
 
     @contextmanager
     def scope(self) -> Iterator[None]:

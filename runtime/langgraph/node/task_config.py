@@ -105,6 +105,12 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     return Reading(invocation, task_id, task, env_of(loop), saving, serde, loop.cache)
 
 
+def alone(node: str) -> Reading:
+    """Return the task of a node that runs outside of its graph: the only one of a superstep, of no thread."""
+    task = Task(node=node, key=f"alone|{node}", superstep="alone", index=0, width=1)
+    return Reading(Invocation(None, addressed=False), "", task, env=None, saving=None, serde=None, cache=None)
+
+
 def key_of(conf: dict[str, Any], invocation: Invocation, loop: PregelLoop) -> str:
     """Return the journal key of a task from the task's own config."""
     key = f"{conf.get(CONFIG_KEY_THREAD_ID) or ''}|{conf.get(CONFIG_KEY_CHECKPOINT_NS, '')}"

@@ -22,10 +22,10 @@ from ramify.runtime.langgraph.compat import (
     ChannelWrite,
     RunnableCallable,
 )
-from ramify.runtime.langgraph.node.nested_graphs import Instrument
+from ramify.runtime.langgraph.node.nested_graphs import Instrument, intercepted_graphs
 from ramify.runtime.langgraph.node.node_execution import NodeExecution
 from ramify.runtime.langgraph.node.task_calls import Call
-from ramify.runtime.langgraph.node.task_config import INVOCATION, Reading, is_run, read
+from ramify.runtime.langgraph.node.task_config import INVOCATION, Reading, alone, is_run, read
 from ramify.runtime.langgraph.node.user_code import Code
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.session import Session
@@ -78,7 +78,27 @@ class WorldNode(Runnable[Any, Any]):
         yield await self._arun(input, config, kwargs, streamed=True)
 
     def _run(self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool) -> Any:
+        if self.call is None and not is_run(config or {}):
+            return self._run_alone(input, config, kwargs)
         reading = read(config or {}, self.name, is_task=self.call is not None)
+        return self._run_task(reading, input, config, kwargs, streamed=streamed)
+
+    def _run_alone(self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any]) -> Any:
+        """Run the node outside of its graph, `app.nodes[name].invoke(state)`: on a world of its own, which begins as
+        the workspace, and in a run of its own."""
+        reading, outcome = alone(self.name), None
+        try:
+            with intercepted_graphs():
+                return self._run_task(reading, input, config, kwargs, streamed=False)
+        except BaseException as error:
+            outcome = error
+            raise
+        finally:
+            self.session.portal.wait(self.session.end(reading.invocation, outcome))
+
+    def _run_task(
+        self, reading: Reading, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool
+    ) -> Any:
         wait = self.session.portal.wait
         running = NodeExecution(self.session, self, reading, input)
         if not running.has_begun:
@@ -101,7 +121,25 @@ class WorldNode(Runnable[Any, Any]):
     async def _arun(
         self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool
     ) -> Any:
+        if self.call is None and not is_run(config or {}):
+            return await self._arun_alone(input, config, kwargs)
         reading = read(config or {}, self.name, is_task=self.call is not None)
+        return await self._arun_task(reading, input, config, kwargs, streamed=streamed)
+
+    async def _arun_alone(self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any]) -> Any:
+        reading, outcome = alone(self.name), None
+        try:
+            with intercepted_graphs():
+                return await self._arun_task(reading, input, config, kwargs, streamed=False)
+        except BaseException as error:
+            outcome = error
+            raise
+        finally:
+            await self.session.portal.cross(self.session.end(reading.invocation, outcome))
+
+    async def _arun_task(
+        self, reading: Reading, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool
+    ) -> Any:
         cross = self.session.portal.cross
         await reading.until_saved()
         running = NodeExecution(self.session, self, reading, input)

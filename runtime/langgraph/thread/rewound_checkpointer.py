@@ -96,7 +96,7 @@ class RewoundCheckpointer(BaseCheckpointSaver[Any]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         conf = config[CONF]
-        namespace, id = conf.get(CONFIG_KEY_CHECKPOINT_NS, ""), get_checkpoint_id(config)
+        namespace, id = conf.get(CONFIG_KEY_CHECKPOINT_NS, ""), get_checkpoint_id(config) or None
         new = self._new.get(namespace)
         if new is not None and id in (None, new.checkpoint["id"]):
             return new

@@ -31,6 +31,9 @@ CREDENTIALS = (
     ".terraform.d/credentials.tfrc.json", ".vault-token", ".huggingface/token", ".cache/huggingface/token",
     ".cache/huggingface/stored_tokens", ".config/containers/auth.json", ".config/github-copilot", ".codex/auth.json",
     ".gemini", ".databrickscfg", ".kaggle", ".boto", ".s3cfg",
+    ".claude/.credentials.json", ".claude/backups", ".claude.json", ".local/share/opencode/auth.json",
+    ".local/share/opencode/mcp-auth.json", ".aider/oauth-keys.env", ".aider.conf.yml", ".config/mini-swe-agent/.env",
+    ".qwen/oauth_creds.json", ".openhands", ".cline", ".config/goose", ".config/anthropic", ".cursor",
 )  # fmt: skip
 """Places in a home that commands have no business reading. A world's home does not show them."""
 

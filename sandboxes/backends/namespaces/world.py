@@ -280,6 +280,7 @@ class NamespaceWorld(AgentWorld):
             move=move,
             flush=self._flush and not self._stopped,  # stopped processes wait for no disk: the flush comes later
             last_seal=self._stayed,
+            follows=self._snapshot,
         )
         if self._maps_files:
             self._stayed.distrust()

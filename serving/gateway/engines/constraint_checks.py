@@ -19,7 +19,6 @@ _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "ma
 _LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")  # llama.cpp counts these in 32 bits
 _INT64 = 2**63
 _FAR = 10**15  # for a bound with more digits, and none on the other side, llama.cpp builds a grammar without end
-_MADE = ("json_schema", "json_object")  # response formats that are constraints
 _OF_A_SHAPE = re.compile(r"JSON schema|grammar")  # in an engine's message about a constraint
 # Parts that are not syntax: an escaped character, a class (`[]` is an empty one, since patterns are ECMA 262's); in a
 # grammar also quoted text and comments. An unclosed one extends to the end, so that a scan stays linear.
@@ -62,17 +61,6 @@ def check_constraints(body: Mapping[str, object], *, llama_cpp: bool = False) ->
         if llama_cpp and (rules := grammar.count("::=")) > _MOST:
             raise bad_request("grammar", f"grammar: the embedded engine allows {_MOST} rules, not {rules}")
         _check_syntax("grammar", _TERMINAL.sub(lambda m: "." if m["comment"] is None else "", grammar))
-
-
-def with_response_format(body: dict[str, object]) -> dict[str, object]:
-    """The body with `response_format` set from `text.format`, which llama.cpp ignores in a response's body."""
-    text = body.get("text")
-    asked = text.get("format") if isinstance(text, Mapping) else None
-    if "response_format" in body or not isinstance(asked, Mapping) or asked.get("type") not in _MADE:
-        return body
-    named = {name: value for name, value in asked.items() if name != "type"}
-    made = {"json_schema": named} if asked["type"] == "json_schema" else named
-    return {**body, "response_format": {"type": asked["type"], **made}}
 
 
 def requires_tool_call(body: Mapping[str, object]) -> bool:

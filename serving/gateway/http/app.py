@@ -1,9 +1,9 @@
 """The gateway as an ASGI application: an OpenAI-compatible server that lets calls into engines by their deadlines.
 
 A call arrives with its tags, waits in the policy's order for a slot of an engine, and is passed on. The engine's
-answer goes back unchanged, except for one addition: the `ramify` object (`types.Ledger`). It stands in the body of a
-whole answer, in one more chunk without choices before `[DONE]`, or in the response of the last event. The first token
-is measured where the client can first see it: in a stream when it passes, in a whole answer at its end.
+answer goes back unchanged, except for one addition: the `ramify` object (`types.Ledger`), in the body of a whole
+answer and in the last object of a stream (`formats.answer_format`). The first token is measured where the client can
+first see it: in a stream when it passes, in a whole answer at its end.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from starlette.routing import Route
 from ramify.serving.gateway.admission.admission import Admission, OneQueue
 from ramify.serving.gateway.admission.prefix_hints import hint_of
 from ramify.serving.gateway.admission.replica_queues import ReplicaQueues
-from ramify.serving.gateway.dialects import DIALECTS
 from ramify.serving.gateway.engines.constraint_checks import check_constraints
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
 from ramify.serving.gateway.engines.upstream import HANG_S, WHOLE_S, Upstream
 from ramify.serving.gateway.errors import Aborted, ApiError, bad_request
+from ramify.serving.gateway.formats.apis import APIS, MESSAGES, errors_at
+from ramify.serving.gateway.formats.messages_request import chat_of_messages
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.endpoint import STOPPING, Endpoint
 from ramify.serving.gateway.http.exchange import JsonResponse, body_of, client_left, error_response
@@ -91,8 +92,10 @@ def create_gateway(
     control = _Control(gateway)
     app = Starlette(
         routes=[
-            *(Route(f"/v1{dialect.path}", Endpoint(gateway, dialect), methods=["POST"]) for dialect in DIALECTS),
+            *(Route(f"/v1{api.path}", Endpoint(gateway, api), methods=["POST"]) for api in APIS),
+            Route(f"/v1{MESSAGES.path}/count_tokens", control.count_tokens, methods=["POST"]),
             Route("/v1/models", control.models),
+            Route("/v1/models/{model:path}", control.model),
             Route("/v1/ramify/requests", control.requests),
             Route(f"/v1{wire.HISTORY_PATH}", control.history),
             Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
@@ -116,8 +119,23 @@ class _Control:
 
     async def models(self, request: Request) -> Response:
         self._gateway.authorise(request)
-        listed = await self._gateway.upstream().get("/models")
-        return JsonResponse(listed, headers={wire.GATEWAY_HEADER: "1"})
+        return JsonResponse(await self._gateway.models(), headers={wire.GATEWAY_HEADER: "1"})
+
+    async def model(self, request: Request) -> Response:
+        self._gateway.authorise(request)
+        asked = request.path_params["model"]
+        listed = (await self._gateway.models())["data"]
+        for one in listed if isinstance(listed, list) else ():
+            if one.get("id") == asked:
+                return JsonResponse(one)
+        raise ApiError(404, "model_not_found", f"model: {asked[:200]!r} is not served here: see /v1/models", "model")
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens a request for messages would have, by the engine's own count."""
+        self._gateway.authorise(request)
+        asked = await body_of(request)
+        chat_of_messages({"max_tokens": 1, **asked})
+        return JsonResponse(await self._gateway.count_tokens(asked))
 
     async def requests(self, request: Request) -> Response:
         self._gateway.authorise(request)
@@ -217,20 +235,21 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-async def _on_api_error(_: Request, error: Exception) -> Response:
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, errors_at(request.url.path))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     asked, detail = f"{request.method} {request.url.path}"[:200], error.detail
     if error.status_code in (404, 405):
-        there = ", ".join(f"POST /v1{dialect.path}" for dialect in DIALECTS)
+        there = ", ".join(f"POST /v1{api.path}" for api in APIS)
         detail = f"path: there is no {asked} here: POST to {there}, or list the models with GET /v1/models"
-    return error_response(bad_request("path", detail, status=error.status_code))
+    return error_response(bad_request("path", detail, status=error.status_code), errors_at(request.url.path))
 
 
-async def _on_bug(_: Request, error: Exception) -> Response:
+async def _on_bug(request: Request, error: Exception) -> Response:
     """Answer 500 for a bug of the gateway. Starlette raises the error again after this answer, and logs it."""
-    return error_response(ApiError(500, "internal_error", f"the gateway failed: {type(error).__name__}"))
+    failed = ApiError(500, "internal_error", f"the gateway failed: {type(error).__name__}")
+    return error_response(failed, errors_at(request.url.path))

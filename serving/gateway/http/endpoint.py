@@ -1,4 +1,4 @@
-"""The three endpoints that give answers: one call, from its arrival to the last byte of its answer.
+"""The endpoints that give answers: one call, from its arrival to the last byte of its answer.
 
 Nothing of an answer goes out before its first token is there. Until then, a replica that dies costs the client
 nothing: the call returns to the queue with its old arrival and deadline, and another replica does it. After the first
@@ -21,7 +21,6 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import (
     Details,
     Dialect,
-    ResponseEventNumbers,
     answer_id,
     continued,
     details_of,
@@ -44,6 +43,8 @@ from ramify.serving.gateway.errors import (
     broken_off,
     infeasible,
 )
+from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat
+from ramify.serving.gateway.formats.apis import Api, at_engine
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of
 from ramify.serving.gateway.records.calls import Call, Outcome
@@ -61,7 +62,9 @@ class _Work:
     """The state of one call on its way through an endpoint."""
 
     call: Call
-    body: Mapping[str, object]
+    asked: Mapping[str, object]  # by the client
+    body: Mapping[str, object]  # the same in the dialect of the engine that works on it
+    dialect: Dialect
     out: ClientResponse
     held: list[bytes] = field(default_factory=list)  # events not sent yet
     head: dict[str, object] = field(default_factory=dict)  # the fields that every chunk of the answer begins with
@@ -69,8 +72,7 @@ class _Work:
     text: list[str] = field(default_factory=list)  # the answer so far, kept where it may have to be resumed
     usage: tuple[int | None, int | None] = (None, None)  # tokens of the answer, of the prompt
     details: Details = field(default_factory=Details)
-    closing: Mapping[str, object] | None = None  # the event that holds the whole answer
-    places: ResponseEventNumbers = field(default_factory=ResponseEventNumbers)  # completes typed events
+    format: AnswerFormat = field(default_factory=ChunkFormat)  # of this attempt
     ended: bool = False
     whole: bool = True  # it ended as the engine wanted, not by a failure
 
@@ -78,29 +80,26 @@ class _Work:
 class Endpoint:
     """Plain ASGI, because it must notice at any moment that its client has left."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, api: Api) -> None:
         self._gateway = gateway
-        self._dialect = dialect
+        self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, request = self._gateway, Request(scope, receive)
         gateway.authorise(request)
-        body = await body_of(request)
-        tags = tags_of(request, body)
-        check_prompt(self._dialect, body)
-        check_constraints(body, llama_cpp=gateway.replicas.llama_cpp)
+        asked = await body_of(request)
+        tags = tags_of(request, asked)
+        body, dialect = self._checked(asked), self._api.dialect
         stream = _flag(body, "stream")
-        if _flag(body, "background"):
-            raise bad_request("background", "background: not supported: a call here ends with its connection")
         if stream and scope.get("http_version") == "1.0":
             raise bad_request(
                 "stream", "stream: HTTP/1.0 cannot carry a stream: use HTTP/1.1, or set stream to false"
             )
         if gateway.stopping:
             raise STOPPING
-        call = gateway.open(self._dialect, body, tags)
-        out = ClientResponse(scope, receive, send, f"req-{call.id}", typed_events=self._dialect.last_is_whole)
-        answer = call.task = asyncio.create_task(self._answer(_Work(call, body, out), stream))
+        call = gateway.open(dialect, body, tags)
+        out = ClientResponse(scope, receive, send, f"req-{call.id}", self._api.errors)
+        answer = call.task = asyncio.create_task(self._answer(_Work(call, asked, body, dialect, out), stream))
         gone = asyncio.create_task(client_left(receive))
         gateway.answers.add(answer)
         try:
@@ -116,12 +115,23 @@ class Endpoint:
         if not answer.cancelled():
             answer.result()
 
+    def _checked(self, asked: Mapping[str, object]) -> Mapping[str, object]:
+        """The request in the API's dialect. Raises ApiError for one that no engine can answer."""
+        llama_cpp = self._gateway.replicas.llama_cpp
+        body = self._api.request(asked)
+        check_prompt(self._api.dialect, body)
+        check_constraints(body, llama_cpp=llama_cpp)
+        if _flag(body, "background"):
+            raise bad_request("background", "background: not supported: a call here ends with its connection")
+        at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+        return body
+
     async def _answer(self, work: _Work, stream: bool) -> None:
         """Try until one attempt is the last one; then send the client what came of it."""
         call, close = work.call, self._gateway.close
         try:
             with _interruptible(call):
-                await self._gateway.analyse(call, self._dialect, work.body)
+                await self._gateway.analyse(call, self._api.dialect, work.body)
             while not await self._attempt(work, stream):
                 pass
         except Refused as refused:
@@ -160,6 +170,9 @@ class Endpoint:
                     ):
                         raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
                     upstream = _of(replica)
+                    api = at_engine(self._api, llama_cpp=replica.traits.llama_cpp)
+                    work.body, work.dialect = api.request(work.asked), api.dialect
+                    work.format = work.format if call.chunks else api.answer(work.asked)
                     async with limited(upstream, call, work.body, loops=replica.traits.llama_cpp):
                         await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
@@ -212,27 +225,26 @@ class Endpoint:
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway
         body = gateway.forwarded(call, work.body, replica)
-        answer = await _of(replica).post(self._dialect.path, _encoded(body))
+        answer = await _of(replica).post(work.dialect.path, _encoded(body))
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
         call.cut = was_cut(answer)
         usage, details = usage_of(answer), details_of(answer)
-        gateway.answered(call, replica, work.body, self._dialect, usage, answer.get("id"), details)
+        gateway.answered(call, replica, work.body, work.dialect, usage, answer.get("id"), details)
         gateway.close(call, Outcome.DONE)
-        await work.out.whole({**answer, wire.LEDGER_KEY: self._ledger(call)})
+        await work.out.whole(work.format.whole(answer, self._ledger(call)))
 
     async def _stream(self, work: _Work, replica: Replica) -> None:
         call, gateway, upstream = work.call, self._gateway, _of(replica)
         body = gateway.forwarded(call, work.body, replica)
         again, work.name = call.chunks, None
         if again:
-            body = continued(self._dialect, body, "".join(work.text), again)
+            body = continued(work.dialect, body, "".join(work.text), again)
         else:
             work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
-            work.places = ResponseEventNumbers()
         done = False
-        async with aclosing(upstream.stream(self._dialect.path, _encoded(body))) as batches:
+        async with aclosing(upstream.stream(work.dialect.path, _encoded(body))) as batches:
             async for batch in batches:
                 done = self._take(work, batch, again)
                 if work.held and call.first_token is not None:
@@ -241,13 +253,13 @@ class Endpoint:
                 if done:
                     break
         # If several answers were asked for, the end of one says nothing about the others.
-        if not work.ended or (not done and several(self._dialect, work.body)):
+        if not work.ended or (not done and several(work.dialect, work.body)):
             raise upstream.broken("it ended its stream before the answer's end")
         await self._finish(work, replica)
 
     def _take(self, work: _Work, batch: list[sse.Event], again: int) -> bool:
         """Add events that came together to `held`. True with the last one."""
-        call, dialect, now = work.call, self._dialect, self._gateway.records.clock()
+        call, dialect, now = work.call, work.dialect, self._gateway.records.clock()
         analysis = self._gateway.analysis
         for event in batch:
             if event.data == sse.DONE:
@@ -279,32 +291,25 @@ class Endpoint:
             if piece.ends:
                 work.ended, work.whole, call.cut = True, piece.whole, piece.cut
                 call.resumable = False  # only the end is still to come
-                if dialect.last_is_whole:
-                    work.closing = chunk
-                    return True
-            if not again:
-                typed = work.places.completed(chunk) if dialect.last_is_whole else None
-                work.held.append(event.raw + b"\n\n" if typed is None else sse.event(typed, str(chunk.get("type"))))
-            elif (joined := rejoin_chunk(chunk, work.head, again)) is not None:
-                work.held.append(sse.event(joined))
+            raw: bytes | None = event.raw
+            if again:
+                raw, joined = None, rejoin_chunk(chunk, work.head, again)
+                if joined is None:
+                    continue
+                chunk = joined
+            if said := work.format.event(raw, chunk, piece):
+                work.held.append(said)
+            if piece.ends and dialect.last_is_whole:
+                return True
         return False
 
     async def _finish(self, work: _Work, replica: Replica) -> None:
-        """Send the end of a stream, with the ledger where clients of each dialect look for more."""
+        """Send the end of a stream, with the ledger."""
         call, gateway = work.call, self._gateway
-        last = None if work.closing is None else work.closing.get("response")
-        answer = last if isinstance(last, Mapping) else {}
         if work.whole:
-            gateway.answered(call, replica, work.body, self._dialect, work.usage, answer.get("id"), work.details)
+            gateway.answered(call, replica, work.body, work.dialect, work.usage, work.name, work.details)
         gateway.close(call, Outcome.DONE if work.whole else Outcome.FAILED)
-        ledger = self._ledger(call)
-        if work.closing is not None:
-            whole = {**answer, wire.LEDGER_KEY: ledger}
-            closing = work.places.completed(work.closing) or work.closing
-            work.held.append(sse.event({**closing, "response": whole}, str(closing.get("type"))))
-        else:
-            work.held.append(sse.event({**work.head, "choices": [], wire.LEDGER_KEY: ledger}))
-            work.held.append(b"data: [DONE]\n\n")
+        work.held.append(work.format.end(self._ledger(call)))
         await work.out.bytes(b"".join(work.held))
         await work.out.end()
 

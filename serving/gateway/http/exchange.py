@@ -15,6 +15,7 @@ from ramify.serving.errors import BadTags
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.formats.apis import ErrorFormat
 from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
@@ -34,31 +35,30 @@ class JsonResponse(Response):
         return sse.encode(content)
 
 
-def error_response(error: ApiError) -> JsonResponse:
-    return JsonResponse(error.body(), error.status, dict(error.headers))
+def error_response(error: ApiError, format_: ErrorFormat, request_id: str | None = None) -> JsonResponse:
+    return JsonResponse(format_.body(error, request_id), error.status, dict(error.headers))
 
 
 class ClientResponse:
     """The response to one client. Its status is sent with the first thing that there is to say, not before."""
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, *, typed_events: bool = False
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, errors: ErrorFormat) -> None:
         self._asgi = (scope, receive, send)
         self._send = send
         self._id = request_id
-        self._typed_events = typed_events  # each event of the stream has a name and a type
+        self._errors = errors
+        self._headers = {errors.request_id_header: request_id}
         self.begun = False
 
     async def whole(self, body: Mapping[str, object]) -> None:
         self.begun = True
-        await JsonResponse(body, headers={"x-request-id": self._id})(*self._asgi)
+        await JsonResponse(body, headers=self._headers)(*self._asgi)
 
     async def bytes(self, data: bytes) -> None:
         """Send a part of a stream of events."""
         if not self.begun:
             self.begun = True
-            headers = [*_SSE, (b"x-request-id", self._id.encode())]
+            headers = [*_SSE, *((name.encode(), value.encode()) for name, value in self._headers.items())]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -68,13 +68,11 @@ class ClientResponse:
     async def error(self, error: ApiError) -> None:
         """Send an error: as a response, or, once the answer has begun, as an event without `[DONE]`."""
         if self.begun:
-            said = error.body()
-            typed = {"type": "error", "code": error.code, "message": error.message, "param": error.param, **said}
-            await self.bytes(sse.event(typed, "error") if self._typed_events else sse.event(said))
+            await self.bytes(self._errors.event(error, self._id))
             await self.end()
         else:
-            response = error_response(error)
-            response.headers["x-request-id"] = self._id
+            response = error_response(error, self._errors, self._id)
+            response.headers.update(self._headers)
             await response(*self._asgi)
 
 

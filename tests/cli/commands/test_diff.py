@@ -28,8 +28,9 @@ def test_git_applies_the_diff_of_two_states(home: Any, tmp_path: Path) -> None:
     assert run_diff(home, "@", "@:root") == b""
 
 
-def test_names_are_bytes_as_they_are_on_disk(home: Any) -> None:
-    assert run_diff(home, "@", "--name-only") == b"caf\xe9.txt\ngone.txt\nlib/gcd.py\n"
+def test_names_are_quoted_as_by_git_or_bytes_as_they_are_on_disk(home: Any) -> None:
+    assert run_diff(home, "@", "--name-only") == b'"caf\\351.txt"\ngone.txt\nlib/gcd.py\n'
+    assert run_diff(home, "@", "--name-only", "-z") == b"caf\xe9.txt\0gone.txt\0lib/gcd.py\0"
 
 
 def test_stat(home: Any) -> None:

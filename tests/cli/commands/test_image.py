@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.images.image_builder import built, sha, write_layout
+from tests.warm_process import WarmInterpreter
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path) -> Call:
+def call(tmp_path: Path, warm: WarmInterpreter) -> Call:
     def call(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ramify.cli.main", *map(str, words)]
         env = {**os.environ, "RAMIFY_HOME": str(tmp_path / "home"), "RAMIFY_SANDBOX": "copy"}
-        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+        done = warm.run(words, cwd=tmp_path, env=env)
         assert not check or done.returncode == 0, done.stderr
         return done
 

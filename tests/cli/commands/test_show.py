@@ -99,7 +99,7 @@ def test_show_a_state(home: Any, ramify: Any) -> None:
     lines = said.out.splitlines()
     assert "label      merge root/fork.1.0.1" in lines
     assert lines[lines.index("3 paths changed since its parent") + 1 :] == [
-        "A caf\ufffd.txt",
+        'A "caf\\351.txt"',
         "D gone.txt",
         "M lib/gcd.py",
     ]

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,18 +15,18 @@ import pytest
 from ramify.cli.commands.world_connections import read_credentials
 from ramify.sandboxes import doctor
 from ramify.sandboxes.egress.errors import BadCredential
+from tests.warm_process import WarmInterpreter
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 FORMATS = Path(__file__).parents[3] / "docs" / "reference" / "formats.md"
 
 
 @pytest.fixture
-def call(tmp_path: Path) -> Call:
+def call(tmp_path: Path, warm: WarmInterpreter) -> Call:
     env = {**os.environ, "RAMIFY_HOME": str(tmp_path / "home"), "RAMIFY_SANDBOX": "namespaces", "KEY": "sk-12345"}
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ramify.cli.main", "world", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+        return warm.run(["world", *words], cwd=tmp_path, env=env)
 
     return call
 

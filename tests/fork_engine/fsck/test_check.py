@@ -21,6 +21,7 @@ from ramify.fork_engine.fsck.check import Damage, Part
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.store_folder import boot_id
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
+from tests.samples import sample
 
 
 def stocked(bench: Any) -> list[Snapshot]:
@@ -217,7 +218,9 @@ OF_TREES = [*OF_BYTES, touch, note, neighbour]
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=sample(30, 100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32))
 def test_any_damage_anywhere_is_found(tmp_path_factory: pytest.TempPathFactory, new_bench: Any, seed: int) -> None:

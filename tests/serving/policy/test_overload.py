@@ -17,6 +17,7 @@ from ramify.serving.policy.cost_model import (
 )
 from ramify.serving.policy.registry import OptionValue, make_policy
 from ramify.serving.policy.types import Finished, Refusal, Verdict, View
+from tests.samples import sample
 from tests.serving.policy.slot_simulator import Machine, programs
 
 SLOTS, CAPACITY = 16, 5.0  # programs a second: what FCFS gets through with a queue that is never empty
@@ -61,7 +62,7 @@ def attained(policy: str, load: float, **options: OptionValue) -> dict[str, floa
     return machine.attained(20.0, 140.0)
 
 
-@pytest.mark.parametrize("load", [1.1, 1.3, 2.0])
+@pytest.mark.parametrize("load", [1.3, 1.1, 2.0][: sample(1, 3)])
 def test_concord_loses_to_none_of_the_plain_policies(load: float) -> None:
     ours = attained("concord", load)
     for other in ("edf", "calm-thesis", "shortest"):
@@ -69,7 +70,8 @@ def test_concord_loses_to_none_of_the_plain_policies(load: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("goodput", "load"), [("workflow", 1.1), ("workflow", 1.3), ("workflow", 2.0), ("token", 1.1), ("token", 1.3)]
+    ("goodput", "load"),
+    [("workflow", 1.3), ("token", 1.3), ("workflow", 1.1), ("workflow", 2.0), ("token", 1.1)][: sample(2, 5)],
 )
 def test_latency_sensitive_requests_are_not_starved(goodput: str, load: float) -> None:
     assert attained("concord", load, goodput=goodput)["latency"] >= 0.95

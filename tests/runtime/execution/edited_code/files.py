@@ -16,6 +16,7 @@ from ramify.runtime.errors import (
     RunError,
     StepFailed,
 )
+from tests.runtime.execution.edited_code.shown_changes import resume_as_shown
 
 HEAD = """
 import asyncio
@@ -92,7 +93,8 @@ class App:
 
     async def resume(self, text: str, helpers: str = "", **how: Any) -> Any:
         self.load(text, helpers)
-        return await self.runtime.resume(str(self.runtime.last_run_id), **how)
+        run_id = str(self.runtime.last_run_id)
+        return await resume_as_shown(self.runtime, run_id, accepts=how.pop("accept_changes", False), **how)
 
     async def changes(self, text: str) -> Any:
         self.load(text)

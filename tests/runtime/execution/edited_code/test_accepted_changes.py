@@ -190,6 +190,27 @@ async def test_a_step_with_another_signature_is_not_done_a_second_time(
     assert app.log == ["mine"]
 
 
+async def test_keyword_arguments_in_another_order_are_the_same_call(app: App) -> None:
+    """Also for a step that takes them as a dict, whose order it sees."""
+    step = MINE.format("a, **more")
+    before, after = (step + USES.format(given) for given in ("a=1, b=2, c=3", "c=3, b=2, a=1"))
+    await app.begin(before)
+    assert [line.split()[0] for line in (await app.changes(after)).kept] == ["mine"]
+    assert await app.resume(after, accept_changes=True) == 1
+    assert app.log == ["mine"]
+
+
+async def test_an_effect_of_a_deleted_call_is_not_repeated_at_a_call_with_its_arguments_in_another_order(
+    app: App,
+) -> None:
+    flow = "@workflow\nasync def flow():\n{}    await die()\n    y = await mine(1, c=3, b=2)\n    return y\n"
+    await app.begin(MINE.format("a, **more") + flow.format("    x = await mine(1, b=2, c=3)\n"))
+    with pytest.raises(RunFailed) as raised:
+        await app.resume(MINE.format("a, **more") + flow.format(""), accept_changes=True)
+    assert isinstance(raised.value.__cause__, EffectNotMet)
+    assert app.log == ["mine"]
+
+
 CALLED = "\n@workflow\nasync def flow():\n    one, two = {}\n    a = await {}(one)\n    b = await {}(two)\n"
 CALLED += "    await die()\n    return [a, b]\n"
 SEEN = "@step\nasync def see(text):\n    log('see')\n    return text\n"

@@ -11,7 +11,15 @@ from uuid import UUID
 
 import postgres
 import pytest
-from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, MatchCondition, PutOp, SearchOp
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    InvalidNamespaceError,
+    ListNamespacesOp,
+    MatchCondition,
+    PutOp,
+    SearchOp,
+)
 from langgraph.store.memory import InMemoryStore
 from sqlalchemy import Connection
 
@@ -125,13 +133,50 @@ def test_values_outside_json_are_stored_as_in_langgraphs_store(address: str) -> 
         assert found.value == {"at": at.isoformat(), "id": str(id), "deep": [{"at": at.isoformat()}]}
 
 
-def test_labels_with_dots_are_refused(address: str) -> None:
+def test_what_langgraphs_stores_refuse_is_refused(address: str) -> None:
     with Store.open(address) as store:
         with pytest.raises(TypeError, match="JSON objects"):
             store.put(("n",), "k", [1])  # type: ignore[arg-type]
-        with pytest.raises(InvalidNamespaceError, match="dot"):
-            store.batch([PutOp(("a.b",), "k", {})])
+        for space in (("a.b",), ("a", ""), ("a\0",), ("a", 1)):
+            bad: Any = space
+            condition = MatchCondition(match_type="prefix", path=bad)
+            for op in (PutOp(bad, "k", {}), GetOp(bad, "k"), SearchOp(bad), ListNamespacesOp((condition,))):
+                with pytest.raises(InvalidNamespaceError, match="without dots"):
+                    store.batch([PutOp(("n",), "k", {}), op])
         assert store.search(()) == []
+    with pytest.raises(ValueError, match="no vector index"):
+        Store.from_conn_string(address, index={"dims": 2, "embed": lambda texts: [[0.0, 1.0] for _ in texts]})
+
+
+def test_a_dotted_filter_key_is_a_key_or_a_path(address: str) -> None:
+    with Store.open(address) as store:
+        store.put(("n",), "path", {"a": {"b": {"c": 2}}})
+        store.put(("n",), "key", {"a.b": {"c": 3}})
+        assert [item.key for item in store.search(("n",), filter={"a.b.c": 2})] == ["path"]
+        assert [item.key for item in store.search(("n",), filter={"a.b": {"c": {"$gt": 1}}})] == ["path", "key"]
+        assert store.search(("n",), filter={"a.x": 2}) == []
+
+
+async def test_a_sweeper_deletes_expired_items(address: str) -> None:
+    swept, now = threading.Event(), [1000.0]
+    with Store.from_conn_string(address, ttl={"default_ttl": 1}) as store:
+        store._clock = lambda: now[0]
+        sweep = store._sweeper._sweep
+        store._sweeper._sweep = lambda: (sweep(), swept.set())[0]  # type: ignore[func-returns-value]
+        store.put(("n",), "k", {})
+        now[0] += 61
+        sweeping = await store.start_ttl_sweeper(sweep_interval_minutes=0.0001)
+        assert store.start_ttl_sweeper() is sweeping
+        assert swept.wait(30)
+        assert (await store.sweep_ttl(), store.sweep_ttl()) == (0, 0)
+        assert await store.stop_ttl_sweeper()
+        assert sweeping.done()
+        store.start_ttl_sweeper().cancel()
+        assert store.stop_ttl_sweeper(timeout=30)
+        store.start_ttl_sweeper()
+    assert store.stop_ttl_sweeper()
+    with Store.open(address) as store:
+        assert store.start_ttl_sweeper().done()
 
 
 def test_an_unknown_operator_is_named(address: str) -> None:
@@ -142,8 +187,6 @@ def test_an_unknown_operator_is_named(address: str) -> None:
 
 
 def test_a_condition_longer_than_the_namespace_does_not_fit(address: str) -> None:
-    from langgraph.store.base import ListNamespacesOp
-
     with Store.open(address) as store:
         store.put(("a",), "k", {})
         deep = MatchCondition(match_type="prefix", path=("a", "b"))

@@ -384,3 +384,30 @@ def test_a_task_writes_more_than_one_statement_takes(saver: Saver) -> None:
     found = saver.get_tuple(at)
     assert found is not None
     assert [value for _, _, value in found.pending_writes or ()] == list(range(7000))
+
+
+def test_an_empty_checkpoint_id_means_the_latest(saver: Saver) -> None:
+    app = graph(saver)
+    app.invoke({"log": []}, CONFIG)
+    empty: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": ""}}
+    assert saver.get_tuple(empty) == saver.get_tuple(CONFIG)
+    assert len(list(saver.list(empty))) == len(list(saver.list(CONFIG, before=empty))) == len(history(app))
+    assert app.invoke(Command(resume="yes"), empty)["log"] == ["a", "b", "c", "yes"]
+
+
+async def test_the_walk_to_the_ancestors_ends_where_parents_form_a_cycle(saver: Saver) -> None:
+    for id, parent in (("1", "2"), ("2", "1")):
+        config: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": parent}}
+        saver.put(config, {**empty_checkpoint(), "id": id}, {}, {})
+    for found in (
+        saver.get_delta_channel_history(config=CONFIG, channels=["log"]),
+        await saver.aget_delta_channel_history(config=CONFIG, channels=["log"]),
+    ):
+        assert found["log"] == {"writes": []}
+
+
+async def test_a_dotted_filter_key_names_metadata_inside(saver: Saver) -> None:
+    await saver.setup()
+    saver.put(CONFIG, empty_checkpoint(), {"user": {"access-level": "nested"}}, {})  # type: ignore[typeddict-unknown-key]
+    assert len(list(saver.list(None, filter={"user.access-level": "nested"}))) == 1
+    assert not list(saver.list(None, filter={"user.name": "nested"}))

@@ -182,6 +182,7 @@ async def test_operations_killed_half_way_leave_nothing(
     victim: str, store: SnapshotStore, base: Snapshot, spec: WorldSpec, scratch: Path
 ) -> None:
     before = descriptors(os.getpid())
+    others = {process.key for process in processes.descendants(os.getpid())}  # of tests that ran before this one
     chance = random.Random(victim)
     async with NamespaceBackend(store, scratch) as backend:
         worlds = await backend.fork(base, spec, 12)
@@ -193,7 +194,7 @@ async def test_operations_killed_half_way_leave_nothing(
         }
         lives = asyncio.gather(*(live(world, base, chance) for world in worlds[1:]), return_exceptions=True)
         await asyncio.sleep(0.03)
-        family = processes.descendants(os.getpid())
+        family = [process for process in processes.descendants(os.getpid()) if process.key not in others]
         os.kill(pids[victim](), signal.SIGKILL)
         for outcome in await lives:
             assert outcome is None or (victim != "agent" and isinstance(outcome, SandboxError | OSError)), outcome

@@ -14,6 +14,7 @@ from ramify.serving.gateway.dialects import Times, details_of
 from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.service_time import ServiceModel, ServiceSample, arrived_at_once
 from ramify.serving.policy.types import RequestId
+from tests.samples import sample
 from tests.serving.gateway.virtual_time import Came, Engine, Served, run
 
 PROMPTS, TOKENS = (3, 20, 200, 1500), (1, 8, 24, 60)
@@ -160,7 +161,7 @@ def test_infeasible_calls_are_refused_without_streams_too() -> None:
 
 
 @pytest.mark.parametrize("queue", [0, 1024])
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=sample(15, 60), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_after_any_history_an_idle_engine_admits_a_call_with_three_times_its_need(
     queue: int, data: st.DataObject
@@ -192,7 +193,7 @@ def test_after_any_history_an_idle_engine_admits_a_call_with_three_times_its_nee
     run(work)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=sample(15, 60), suppress_health_check=list(HealthCheck))
 @given(st.floats(0.02, 50.0), st.sampled_from(PROMPTS), st.sampled_from(TOKENS), st.booleans())
 def test_idle_engine_admits_a_repeated_call_with_three_times_its_time(
     slower: float, prompt: int, tokens: int, stream: bool

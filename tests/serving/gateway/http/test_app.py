@@ -154,17 +154,47 @@ async def test_whole_answer_is_the_engines_plus_the_ledger(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
-async def test_stream_is_the_engines_plus_the_ledger_before_done(path: str) -> None:
-    async with client_of(gateway(ScriptedModel(lambda _: "one two"))) as client:
-        response = await client.post(path, json={"messages": MESSAGES, "prompt": "hi", "stream": True})
+@pytest.mark.parametrize("usage", [True, False])
+async def test_stream_is_the_engines_with_the_ledger_on_its_last_chunk(path: str, usage: bool) -> None:
+    model = ScriptedModel(lambda _: "one two")
+    asked = {"messages": MESSAGES, "prompt": "hi", "stream": True, "stream_options": {"include_usage": usage}}
+    async with client_of(gateway(model)) as client:
+        theirs = httpx.AsyncClient(transport=model, base_url="http://engine/v1")
+        plain = events(await theirs.post(path, json=asked))
+        response = await client.post(path, json=asked)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     *chunks, last, done = events(response)
-    assert done == "[DONE]"
-    extra = json.loads(last)
-    assert extra.pop("ramify")["met"] is None
-    first = json.loads(chunks[0])
-    assert extra == {**{k: first[k] for k in ("id", "object", "model")}, "choices": []}
-    assert len(chunks) == 4
+    assert [*chunks, done] == [*plain[:-2], plain[-1]]
+    ended = json.loads(last)
+    assert ended.pop("ramify")["met"] is None
+    assert ended == json.loads(plain[-2])
+    assert all(json.loads(chunk)["choices"] for chunk in chunks)
+    assert bool(ended["choices"]) is not usage
+
+
+async def test_a_chunk_that_follows_the_end_of_another_answer_is_in_its_place() -> None:
+    """Two answers in one stream: the first one's end is not held back beyond the second one's next token."""
+
+    def chunk(index: int, text: str, end: str | None = None) -> dict[str, object]:
+        return {"id": "x", "choices": [{"index": index, "delta": {"content": text}, "finish_reason": end}]}
+
+    said = [chunk(0, "a"), chunk(0, "b", "stop"), chunk(1, "c"), chunk(1, "d", "stop")]
+    sent = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in said) + b"data: [DONE]\n\n"
+    sse = {"content-type": "text/event-stream"}
+    engine = httpx.MockTransport(lambda _: httpx.Response(200, headers=sse, content=sent))
+    async with client_of(gateway(engine)) as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": True, "n": 2})
+    chunks = [json.loads(one) for one in events(response)[:-1]]
+    assert [{k: v for k, v in one.items() if k != "ramify"} for one in chunks] == said
+    assert ["ramify" in one for one in chunks] == [False, False, False, True]
+
+
+async def test_one_model_by_its_id() -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "never", name="org/scripted"))) as client:
+        found = await client.get("/models/org/scripted")
+        missing = await client.get("/models/another")
+    assert (found.status_code, found.json()["id"]) == (200, "org/scripted")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(

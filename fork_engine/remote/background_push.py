@@ -1,0 +1,99 @@
+"""Upload snapshots in the background, after their seal and off the critical path of runs.
+
+A snapshot that waits here is complete in the local store; a kill loses only the upload. `BackgroundPush.errors` keeps
+what went wrong, since no caller waits for an upload.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from ramify.fork_engine.errors import ForkEngineError, RemoteError, SnapshotNotFound
+from ramify.fork_engine.gc_pins import Pins
+from ramify.fork_engine.remote.push import push
+from ramify.fork_engine.remote.remote_store import RemoteStore
+from ramify.fork_engine.types import SnapshotId
+
+MOST_AT_ONCE = 64
+"""Snapshots that one push takes from the queue: their small layers share objects."""
+
+
+class BackgroundPush:
+    """A context manager with one uploading thread. Leaving it uploads what waits, and raises the first `RemoteError`
+    that uploads met.
+
+    remote: an open remote store, which outlives this. pins: the home's.
+    """
+
+    def __init__(self, remote: RemoteStore, pins: Pins | None = None) -> None:
+        self._remote, self._pins = remote, pins
+        self._queue: deque[SnapshotId] = deque()
+        self._seen: set[SnapshotId] = set()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._busy = False
+        self.errors: list[ForkEngineError] = []
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._serve, name="ramify-push", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        failed = next((one for one in self.errors if isinstance(one, RemoteError)), None)
+        if error is None and failed is not None:
+            raise failed
+
+    def add(self, id: SnapshotId) -> None:
+        """Queue a snapshot, unless it was queued before. Costs no I/O."""
+        with self._changed:
+            if id not in self._seen and not self._closed:
+                self._seen.add(id)
+                self._queue.append(id)
+                self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Return once nothing waits and nothing is being uploaded."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue and not self._busy)
+
+    def _serve(self) -> None:
+        while batch := self._next():
+            try:
+                push(self._remote, batch, self._pins)
+            except SnapshotNotFound:
+                self._one_by_one(batch)  # one of them was deleted since
+            except ForkEngineError as error:
+                self._failed(error, batch)
+
+    def _one_by_one(self, batch: list[SnapshotId]) -> None:
+        for id in batch:
+            try:
+                push(self._remote, [id], self._pins)
+            except SnapshotNotFound:
+                continue
+            except ForkEngineError as error:
+                self._failed(error, [id])
+
+    def _failed(self, error: ForkEngineError, batch: list[SnapshotId]) -> None:
+        with self._changed:
+            self.errors.append(error)
+            self._seen.difference_update(batch)  # a later `add` tries again
+
+    def _next(self) -> list[SnapshotId]:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: bool(self._queue) or self._closed)
+            batch = [self._queue.popleft() for _ in range(min(MOST_AT_ONCE, len(self._queue)))]
+            self._busy = bool(batch)
+            return batch

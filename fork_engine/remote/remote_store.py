@@ -1,0 +1,195 @@
+"""An open remote tier: the bucket of one store, seen from one home.
+
+**Deletion and relying.** A push relies on objects that are there already. A collection must not delete them
+meanwhile, on whatever machine it runs. There is no lock over a bucket, so both keep to a time, `grace_s`, which is in
+the marker:
+
+- A collection first condemns an object that no record names, or a record that no home names: it writes a mark. It
+  deletes an object only if its mark is older than `grace_s` by the bucket's own clock and it is still unnamed.
+- A push reads the marks, relies on nothing that is marked, and writes its record within half of `grace_s`; after a
+  longer time it reads the marks again first. Names of homes are written before anything is relied on.
+
+So a record that relies on an object without a mark is there before `grace_s` after the mark is over, and the
+collection sees it. A mark is never taken back, and no name is used twice (`records.py`), so it does not matter how
+long a collection is halted between two of its steps. No machine's own clock is compared with another one's.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ramify.fork_engine import crash_points
+from ramify.fork_engine.errors import ForeignBucket, RemoteObjectAltered, RemoteObjectMissing, RemoteUnusable
+from ramify.fork_engine.manifest import MALFORMED, canonical_json
+from ramify.fork_engine.remote import records
+from ramify.fork_engine.remote.bucket import Bucket
+from ramify.fork_engine.remote.home_settings import HomeSettings
+from ramify.fork_engine.remote.records import Member, PackedAt, RemoteRecord
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import SnapshotId
+
+GRACE_S = 86400.0
+"""Seconds for which a condemned object stays, in a bucket that is made here."""
+
+AT_ONCE = 8
+"""Requests that one open remote store makes at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What says that a bucket is a store's remote tier. store: its id."""
+
+    store: str
+    grace_s: float
+
+
+class RemoteStore:
+    """A context manager. local: the store of this machine. settings: the home's folder for remote tiers. url: the
+    bucket; None for the one that the home used before.
+
+    Entering it raises `RemoteUnusable` if there is no bucket, and `ForeignBucket` if the bucket has no marker and is
+    not empty, or has the marker of another store than this home used. With `create`, an empty bucket gets a marker.
+    """
+
+    def __init__(
+        self,
+        local: SnapshotStore,
+        settings: Path,
+        url: str | Path | None = None,
+        *,
+        create: bool = False,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.local, self.settings = local, HomeSettings(settings)
+        self._url, self._create, self._grace_s = url, create, grace_s
+
+    def __enter__(self) -> Self:
+        known = self.settings.config()
+        if self._url is None and known is None:
+            raise RemoteUnusable("this home has no remote store yet: name one with --remote URL")
+        self.bucket = Bucket(self._url if self._url is not None else (known.url if known else ""))
+        self.marker = self._read_marker()
+        if known is not None and known.store != self.marker.store:
+            raise ForeignBucket(
+                f"{self.bucket.url} belongs to store {self.marker.store}, and this home uses store {known.store} at "
+                f"{known.url}: name that bucket, or use another home"
+            )
+        if known is None or known.url != self.bucket.url:
+            known = self.settings.configure(self.bucket.url, self.marker.store)
+        self.owner = known.owner
+        self.places = self.settings.places(self.marker.store)
+        self.pool = ThreadPoolExecutor(AT_ONCE, "ramify-remote")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+    def _read_marker(self) -> Marker:
+        try:
+            return _parsed_marker(self.bucket)
+        except RemoteObjectMissing:
+            pass
+        if next(self.bucket.objects(), None) is not None:
+            raise ForeignBucket(
+                f"{self.bucket.url} holds objects, and none says that they are a store of Ramify: name an empty "
+                "bucket or another prefix"
+            )
+        if not self._create:
+            raise RemoteUnusable(f"{self.bucket.url} is empty: `ramify push STATE --remote URL` makes a store there")
+        fields = {"format": records.FORMAT, "store": secrets.token_hex(16), "grace_s": self._grace_s}
+        self.bucket.create(
+            records.MARKER, canonical_json(fields)
+        )  # another home may be first: then its marker counts
+        return _parsed_marker(self.bucket)
+
+    # Names and marks
+
+    def put_name(self, id: SnapshotId) -> None:
+        """Say in the bucket that this home needs the snapshot, so that no other home's collection condemns it."""
+        self.bucket.put(records.name_of(self.owner, id), b"")
+        crash_points.point("named")
+
+    def condemned(self) -> dict[str, float]:
+        """Return the names of the objects that are marked for deletion, and when each mark was written, by the
+        bucket's clock."""
+        marks = self.bucket.objects(records.CONDEMNED)
+        return {mark.name.removeprefix(f"{records.CONDEMNED}/"): mark.modified for mark in marks}
+
+    def condemn(self, name: str) -> None:
+        """Mark an object for deletion. A mark that is there stays as old as it is."""
+        self.bucket.create(f"{records.CONDEMNED}/{name}", b"")
+        crash_points.point("condemned")
+
+    # Records
+
+    def record_names(self, id: SnapshotId) -> list[str]:
+        return sorted(one.name for one in self.bucket.objects(f"{records.RECORDS}/{id}"))
+
+    def record(self, name: str) -> RemoteRecord:
+        """Raises `RemoteObjectMissing`, `RemoteObjectAltered`."""
+        return records.decode_record(name, self.bucket.get(name))
+
+    def find(self, id: SnapshotId) -> Iterator[RemoteRecord]:
+        """Yield the records of a snapshot that can be read, the condemned ones last. Raises the error of the last one
+        if none can be read, and `RemoteObjectMissing` if there is none."""
+        names = self.record_names(id)
+        if not names:
+            raise RemoteObjectMissing(
+                f"{self.bucket.url} has no snapshot {id}: push it from the machine that has it (`ramify push`)"
+            )
+        marks = self.condemned()
+        readable, why = False, None
+        for name in sorted(names, key=marks.__contains__):
+            try:
+                found = self.record(name)
+            except (RemoteObjectMissing, RemoteObjectAltered) as error:
+                why = error
+                continue
+            readable = True
+            yield found
+        if not readable and why is not None:
+            raise why
+
+    def add_places(self, places: dict[Member, PackedAt]) -> None:
+        """Remember where members are, in this process and in later ones."""
+        new = {member: at for member, at in places.items() if self.places.get(member) != at}
+        if new:
+            self.places.update(new)
+            self.settings.add_places(self.marker.store, new)
+
+    def snapshots_beginning(self, text: str) -> list[SnapshotId]:
+        """Return the snapshots in the bucket whose id begins so, sorted."""
+        return [SnapshotId(one) for one in self._folders_beginning(records.RECORDS, text)]
+
+    def runs_beginning(self, text: str) -> list[str]:
+        """Return the ids of the runs in the bucket that begin so, sorted."""
+        return self._folders_beginning(records.RUNS, text)
+
+    def _folders_beginning(self, prefix: str, text: str) -> list[str]:
+        if next(self.bucket.objects(f"{prefix}/{text}"), None) is not None:  # one request, for a whole id
+            return [text]
+        return [one for one in self.bucket.folders(prefix) if one.startswith(text)]
+
+
+def _parsed_marker(bucket: Bucket) -> Marker:
+    data = bucket.get(records.MARKER)
+    try:
+        raw = json.loads(data)
+        if raw["format"] != records.FORMAT:
+            raise ForeignBucket(
+                f"{bucket.url} was made by another version of Ramify (format {raw['format']!r}): update this one"
+            )
+        return Marker(str(raw["store"]), float(raw["grace_s"]))
+    except MALFORMED:
+        raise ForeignBucket(
+            f"{bucket.url}: its {records.MARKER} is not one of Ramify's. Name another bucket"
+        ) from None

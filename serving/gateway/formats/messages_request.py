@@ -1,0 +1,186 @@
+"""A request of Anthropic's Messages API as a chat.
+
+What a chat cannot say (documents, tools that a provider runs) is refused by name. Fields that only tune a provider's
+accounts, caches and budgets of thought are left out, as are the thoughts of earlier answers.
+Source: https://docs.anthropic.com/en/api/messages
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.protocol.tags import is_tag
+
+Json = Mapping[str, object]
+Chat = dict[str, object]
+_AS_THEY_ARE = frozenset({"model", "stream", "temperature", "top_p", "top_k", "max_tokens"})
+_READ = frozenset({"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config", "metadata"})
+_WITHOUT_EFFECT = frozenset(
+    {"cache_control", "inference_geo", "service_tier", "speed", "thinking", "user_profile_id", "workspace_id"}
+)
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_of_messages(asked: Json) -> Chat:
+    """The body of the chat. Raises ApiError, which names the field."""
+    for name, value in asked.items():
+        if value is not None and not is_tag(name) and name not in _AS_THEY_ARE | _READ | _WITHOUT_EFFECT:
+            raise bad_request(name, f"{name}: not supported here in a request for messages")
+    most = asked.get("max_tokens")
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise bad_request("max_tokens", "max_tokens: must be a whole number from 1 on")
+    body: Chat = {k: v for k, v in asked.items() if v is not None and (k in _AS_THEY_ARE or is_tag(k))}
+    body["messages"] = _messages(asked)
+    if asked.get("stream"):
+        body["stream_options"] = {"include_usage": True}
+    if stops := _list("stop_sequences", asked.get("stop_sequences")):
+        body["stop"] = stops
+    if tools := _list("tools", asked.get("tools")):
+        body["tools"] = [_tool(tool) for tool in tools]
+    if (choice := asked.get("tool_choice")) is not None:
+        body |= _tool_choice(choice)
+    if (format_ := _response_format(asked.get("output_config"))) is not None:
+        body["response_format"] = format_
+    metadata = asked.get("metadata")
+    if isinstance(metadata, Mapping) and isinstance(user := metadata.get("user_id"), str):
+        body["user"] = user
+    return body
+
+
+def _messages(asked: Json) -> list[Chat]:
+    messages: list[Chat] = []
+    if (system := asked.get("system")) is not None:
+        messages.append({"role": "system", "content": _joined("system", system)})
+    said = _list("messages", asked.get("messages"))
+    if not said:
+        raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
+    for message in said:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping) or role not in ("user", "assistant"):
+            raise bad_request("messages", f"messages: a message's role must be user or assistant, not {role!r}")
+        content = message.get("content")
+        whole: list[object] = [{"type": "text", "text": content}]
+        blocks = whole if isinstance(content, str) else _list("messages", content)
+        messages += _user(blocks) if role == "user" else _assistant(blocks)
+    return messages
+
+
+def _user(blocks: list[object]) -> list[Chat]:
+    """What a user says: the results of tools, each a message of its own, before the rest."""
+    results: list[Chat] = []
+    parts: list[Chat] = []
+    for block in blocks:
+        if isinstance(block, Mapping) and block.get("type") == "tool_result":
+            results.append(_tool_result(block))
+        else:
+            parts.append(_part(block))
+    if not parts:
+        return results
+    if all(part["type"] == "text" for part in parts):
+        return [*results, {"role": "user", "content": "\n".join(str(part["text"]) for part in parts)}]
+    return [*results, {"role": "user", "content": parts}]
+
+
+def _tool_result(block: Json) -> Chat:
+    content = block.get("content")
+    text = "" if content is None else _joined("messages", content)
+    if block.get("is_error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": _text("messages", block.get("tool_use_id")), "content": text}
+
+
+def _assistant(blocks: list[object]) -> list[Chat]:
+    texts: list[str] = []
+    calls: list[Chat] = []
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if not isinstance(block, Mapping) or kind not in ("text", "tool_use", "thinking", "redacted_thinking"):
+            raise bad_request("messages", f"messages: content of type {str(kind)[:60]!r} is not supported here")
+        if kind == "text":
+            texts.append(_text("messages", block.get("text")))
+        elif kind == "tool_use":
+            function = {
+                "name": _text("messages", block.get("name")),
+                "arguments": json.dumps(block.get("input") or {}),
+            }
+            calls.append({"id": _text("messages", block.get("id")), "type": "function", "function": function})
+    content = "".join(texts) if texts or not calls else None
+    return [{"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}]
+
+
+def _part(block: object) -> Chat:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if isinstance(block, Mapping) and kind == "text":
+        return {"type": "text", "text": _text("messages", block.get("text"))}
+    source = block.get("source") if isinstance(block, Mapping) and kind == "image" else None
+    if isinstance(source, Mapping):
+        if source.get("type") == "url":
+            return {"type": "image_url", "image_url": {"url": _text("messages", source.get("url"))}}
+        if source.get("type") == "base64":
+            data = (
+                f"data:{_text('messages', source.get('media_type'))};base64,{_text('messages', source.get('data'))}"
+            )
+            return {"type": "image_url", "image_url": {"url": data}}
+    raise bad_request("messages", f"messages: content of type {str(kind)[:60]!r} is not supported here")
+
+
+def _joined(name: str, content: object) -> str:
+    """Text, or a list of text blocks."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block in _list(name, content):
+        if not isinstance(block, Mapping) or block.get("type") != "text":
+            kind = block.get("type") if isinstance(block, Mapping) else block
+            raise bad_request(name, f"{name}: only text is supported here, not {str(kind)[:60]!r}")
+        texts.append(_text(name, block.get("text")))
+    return "\n".join(texts)
+
+
+def _tool(tool: object) -> Chat:
+    if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
+        kind = tool.get("type") if isinstance(tool, Mapping) else tool
+        raise bad_request("tools", f"tools: {str(kind)[:60]!r} runs at a provider: only your own tools can be given")
+    function: Chat = {"name": _text("tools", tool.get("name")), "parameters": tool.get("input_schema") or {}}
+    if tool.get("description") is not None:
+        function["description"] = _text("tools", tool.get("description"))
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: object) -> Chat:
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if isinstance(choice, Mapping) and kind == "tool":
+        said: Chat = {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+    elif isinstance(kind, str) and kind in _CHOICES:
+        said = {"tool_choice": _CHOICES[kind]}
+    else:
+        raise bad_request("tool_choice", "tool_choice: type must be auto, any, tool or none")
+    if isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use"):
+        said["parallel_tool_calls"] = False
+    return said
+
+
+def _response_format(config: object) -> Chat | None:
+    format_ = config.get("format") if isinstance(config, Mapping) else None
+    if format_ is None:
+        return None
+    if not isinstance(format_, Mapping) or format_.get("type") != "json_schema":
+        raise bad_request("output_config", "output_config: format must be an object of type json_schema")
+    named = {"name": "output", "strict": True, "schema": format_.get("schema") or {}}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _list(name: str, value: object) -> list[object]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise bad_request(name, f"{name}: must be a list")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise bad_request(name, f"{name}: text is missing where it must be")
+    return value

@@ -1,0 +1,158 @@
+"""Which contexts stay in KV while their programs wait for a tool.
+
+An agent's next call repeats its whole context and adds a tool's result. Its prompt is cheap if the KV of the last
+call is still there, and costs a whole prefill if other calls have taken the blocks. An engine evicts what was used
+least recently. With more agents than fit, that is always the one that comes back next, and every call is computed
+anew.
+
+`Retention` decides which contexts are worth their memory. The host (`ramify.serving.vllm_plugin.kept_contexts`) holds
+the blocks and asks before each step. `CostAware` is ours. It knows how long tools take (the plan's estimate, or
+`ReturnTimes`, learnt from the calls themselves), what a prefill costs, and how much of the engine is idle.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ramify.serving.policy.types import StepModel
+
+_GAPS = 512  # tool times kept of all programs together
+_PRIOR_S = 10.0  # a tool's time while none is known
+_FEWEST = 8  # tool times from which the distribution is used
+
+
+@dataclass(frozen=True, slots=True)
+class IdleContext:
+    """The context of a program whose latest call has ended and whose next call has not started."""
+
+    program: str
+    tokens: int  # in KV
+    since: float  # when its latest call ended
+    expected_s: float | None = None  # time of the tool by the plan; None: the plan does not say
+    waits: bool = False  # its next call has arrived and waits for a slot
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The engine's memory and load before a step. Tokens of KV."""
+
+    free: int
+    growth: int  # what the running calls need in this step; without it vLLM preempts one of them
+    wanted: int  # what the first waiting call needs to start
+    running: int  # calls that run
+    step: StepModel
+    context: int  # tokens in KV of the running calls
+    idle_share: float  # of recent time in which no call ran
+
+
+class Retention(Protocol):
+    """Decides which idle contexts to give up. Deterministic; it reads no clock."""
+
+    @property
+    def backfills(self) -> bool:
+        """While the first waiting call lacks memory, may calls whose contexts are held start before it?"""
+
+    def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
+        """Return the programs whose contexts are given up at the time `now`."""
+
+    def returned(self, program: str, after_s: float) -> None:
+        """Learn that the program's next call came `after_s` seconds after its latest call ended."""
+
+
+class ReturnTimes:
+    """How long programs stay away, as they did lately: an empirical distribution."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        self._latest.append(seconds)
+        insort(self._sorted, seconds)
+        if len(self._latest) > _GAPS:
+            self._sorted.remove(self._latest.popleft())
+
+    def left(self, elapsed: float) -> tuple[float, float]:
+        """Return for a program that has been away for `elapsed` seconds: the median time until it returns, and the
+        chance that it returns at all within ten times as long as most do.
+
+        Nobody who stays away is told from one who is gone: beyond all times seen the chance falls with the time.
+        """
+        later = [gap - elapsed for gap in self._sorted if gap > elapsed]
+        if len(self._sorted) < _FEWEST:
+            return max(_PRIOR_S, elapsed), 1.0 if elapsed < 10 * _PRIOR_S else 0.1
+        if not later:
+            return max(_PRIOR_S, elapsed), 1.0 / (1 + len(self._sorted))
+        return later[len(later) // 2], 1.0
+
+
+class CostAware:
+    """Ours: gives a context up if the engine gains more by the memory than the prefill that is done again costs.
+
+    Running calls always get their memory: a preemption costs a whole prefill and gains nothing. For a waiting call a
+    context is given up only if the time in which the engine could do more than it does, until the program is back,
+    exceeds the prefill of the context. An engine that is busy with those that fit gains nothing from one more.
+    """
+
+    backfills = True
+
+    def __init__(self, worth: float = 1.0) -> None:
+        """`worth`: a context is given up for a waiting call if it costs less than `worth` times what is gained."""
+        self._worth = worth
+        self._times = ReturnTimes()
+
+    def returned(self, program: str, after_s: float) -> None:
+        self._times.add(after_s)
+
+    def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
+        ranked = sorted(idle, key=lambda one: self._density(one, room.step, now))
+        given, free = list[str](), room.free
+        while free < room.growth and ranked:
+            one = ranked.pop(0)
+            given.append(one.program)
+            free += one.tokens
+        return [*given, *self._for_waiting(ranked, room, room.growth + room.wanted - free, now)]
+
+    def _for_waiting(self, ranked: Sequence[IdleContext], room: Room, short: int, now: float) -> list[str]:
+        """Return the contexts to give up so that the first waiting call has its `short` tokens, or none."""
+        given, cost, gain = list[str](), 0.0, 0.0
+        spare = self._spare(room)
+        for one in ranked:
+            if short <= 0:
+                break
+            if one.waits and room.running:
+                continue  # it starts itself as soon as there is a slot
+            left_s, chance = self._left(one, now)
+            cost += chance * room.step.per_prefill_ms / 1000 * one.tokens
+            gain = max(gain, left_s * spare)
+            given.append(one.program)
+            short -= one.tokens
+        pays = cost <= self._worth * gain or not room.running
+        return given if short <= 0 and pays else []
+
+    def _left(self, one: IdleContext, now: float) -> tuple[float, float]:
+        if one.waits:
+            return 0.0, 1.0
+        elapsed = now - one.since
+        if one.expected_s is not None and elapsed < one.expected_s:
+            return one.expected_s - elapsed, 1.0
+        return self._times.left(elapsed)
+
+    def _density(self, one: IdleContext, step: StepModel, now: float) -> float:
+        """What a token of the context saves for each second that it stays: least first."""
+        left_s, chance = self._left(one, now)
+        return chance * step.per_prefill_ms / (1.0 + left_s)
+
+    @staticmethod
+    def _spare(room: Room) -> float:
+        """Return the share of time in which one call more would cost nothing: the engine is idle, or a step's fixed
+        part is shared by one more.
+        """
+        if not room.running:
+            return 1.0
+        shared = room.step.base_ms / room.step.step_ms(room.running, room.context)
+        return room.idle_share + (1 - room.idle_share) * shared / (room.running + 1)

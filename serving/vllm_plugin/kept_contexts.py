@@ -1,0 +1,148 @@
+"""`KeptContexts`: KV blocks of programs that wait for a tool, held back from vLLM's eviction.
+
+vLLM puts the blocks of an ended request at the end of its free queue. They stay in the prefix cache until other
+requests have taken all blocks before them. Here each ended call of a program that goes on keeps a reference to its
+blocks, so that they are no part of the free queue. Before each step a `Retention` says which contexts to give up
+for the calls that run or wait. When a program's next call starts it has references of its own, and the held ones are
+dropped.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ramify.serving.policy.kv_retention import IdleContext, Retention, Room
+from ramify.serving.policy.types import CompoundView, StepModel
+from ramify.serving.vllm_plugin.version_adapters import Adapter, RequestLike
+
+_HORIZON_S = 30.0  # over which the idle share is averaged
+_PROGRAMS = 10_000  # programs that are away, whose return is awaited
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is held of one program."""
+
+    context: IdleContext
+    stage: int
+    blocks: list[Any] = field(default_factory=list)  # as the adapter gave them
+
+
+class KeptContexts:
+    """The contexts held in one engine. For one thread, as vLLM's scheduler."""
+
+    def __init__(self, retention: Retention, adapter: Adapter, program_of: Callable[[str], str | None]) -> None:
+        """`program_of`: the program of a request that is in the engine, by its id."""
+        self._retention, self._program_of = retention, program_of
+        self._adapter = adapter
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._left: OrderedDict[str, tuple[float, int]] = (
+            OrderedDict()
+        )  # by program: when a call ended, of which stage
+        self._head: tuple[str, int] | None = None  # the first waiting request, and what of its prompt is not held
+        self._idle_share = 0.0
+        self._looked_at: float | None = None
+        self._ran = False
+        self.given_up = 0  # contexts
+        self.held = 0  # contexts ever held
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def arrived(self, program: CompoundView, now: float) -> None:
+        """A call of the program has arrived."""
+        left = self._left.get(program.id)
+        if left is not None and program.stage > left[1]:
+            del self._left[program.id]
+            self._retention.returned(program.id, now - left[0])
+        kept = self._kept.get(program.id)
+        if kept is not None and not kept.context.waits:
+            kept.context = replace(kept.context, waits=True)
+
+    def ended(self, scheduler: Any, request: RequestLike, program: CompoundView, now: float) -> None:
+        """A call of the program has its whole answer. Its blocks are held unless the program ends with it. Call it
+        before vLLM frees them.
+        """
+        if program.last:
+            self.over(scheduler, program.id)
+            return
+        self._left[program.id] = (now, program.stage)
+        self._left.move_to_end(program.id)
+        if len(self._left) > _PROGRAMS:
+            self._left.popitem(last=False)
+        kept = self._kept.get(program.id)
+        if kept is not None and kept.stage != program.stage:
+            self._drop(scheduler, program.id)
+            kept = None
+        expected = program.rest[0].tool_s_before if program.rest else None
+        blocks, tokens = self._adapter.keep_blocks(scheduler, request)
+        if kept is None:
+            context = IdleContext(program.id, 0, now, expected)
+            kept = self._kept[program.id] = _Kept(context, program.stage)
+            self.held += 1
+        kept.blocks.append(blocks)
+        kept.context = replace(kept.context, tokens=kept.context.tokens + tokens, since=now)
+
+    def started(self, scheduler: Any, program: str) -> None:
+        """A call of the program has started: it has references of its own to the blocks that it shares."""
+        kept = self._kept.get(program)
+        if kept is not None and kept.context.waits:
+            self._drop(scheduler, program)
+
+    def over(self, scheduler: Any, program: str) -> None:
+        """The program has ended, or its branch is dead."""
+        self._left.pop(program, None)
+        if program in self._kept:
+            self._drop(scheduler, program)
+
+    def make_room(self, scheduler: Any, first: RequestLike | None, step: StepModel, context: int, now: float) -> None:
+        """Give up contexts as the retention says. Call it before each step. `first`: the first waiting request."""
+        self._note_load(scheduler, now)
+        if not self._kept:
+            return
+        free, growth = self._adapter.free_tokens(scheduler), self._adapter.growth_tokens(scheduler)
+        if free >= growth and (first is None or free >= growth + first.num_prompt_tokens + first.num_output_tokens):
+            return
+        wanted = 0 if first is None else self._wanted(scheduler, first)
+        if free >= growth + wanted:
+            return
+        room = Room(free, growth, wanted, len(scheduler.running), step, context, self._idle_share)
+        contexts = [kept.context for kept in self._kept.values()]
+        given = self._retention.release(contexts, room, now)
+        for program in given:
+            self.given_up += 1
+            self._drop(scheduler, program)
+        if not self._retention.backfills or first is None:
+            return
+        if self._adapter.free_tokens(scheduler) < growth + self._wanted(scheduler, first):
+            self._let_pass(scheduler)
+
+    def _let_pass(self, scheduler: Any) -> None:
+        """Put calls whose contexts are held before the first one, which waits for memory: they need little."""
+        ready = [request for request in scheduler.waiting if self._is_held(request)]
+        if ready:
+            self._adapter.reorder(scheduler, ready)
+
+    def _is_held(self, request: RequestLike) -> bool:
+        program = self._program_of(request.request_id)
+        return program is not None and program in self._kept
+
+    def _wanted(self, scheduler: Any, first: RequestLike) -> int:
+        key = first.request_id
+        if self._head is None or self._head[0] != key:
+            self._head = key, self._adapter.unheld_tokens(scheduler, first)
+        return self._head[1]
+
+    def _drop(self, scheduler: Any, program: str) -> None:
+        for blocks in self._kept.pop(program).blocks:
+            self._adapter.drop_blocks(scheduler, blocks)
+        self._head = None
+
+    def _note_load(self, scheduler: Any, now: float) -> None:
+        if self._looked_at is not None:
+            weight = min(1.0, (now - self._looked_at) / _HORIZON_S)
+            self._idle_share += weight * ((not self._ran) - self._idle_share)
+        self._looked_at, self._ran = now, bool(scheduler.running)

@@ -1,0 +1,52 @@
+"""The programs of `benchmarks/tool_calls.py`, and the published ways to treat KV during tool calls."""
+
+from __future__ import annotations
+
+from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent
+from benchmarks.tool_calls import least_prefill, programs, sessions
+from ramify.serving.policy.kv_retention import IdleContext, Room
+from ramify.serving.policy.types import StepModel
+
+STEP = StepModel(base_ms=10, per_prefill_ms=0.02)
+SHORT = Room(free=0, growth=0, wanted=1_000, running=2, step=STEP, context=10_000, idle_share=0.0)
+
+
+def test_programs_are_the_same_for_a_seed_and_share_no_block() -> None:
+    made = programs(sessions(None, 3), 1.1, 120.0, 3)
+    assert made == programs(sessions(None, 3), 1.1, 120.0, 3)
+    blocks = [{b for call in one.calls for b in call.blocks} for one in made]
+    assert sum(map(len, blocks)) == len(set().union(*blocks))
+    assert all(len(one.stages) >= 4 and one.stages[0].tool_s == 0 for one in made)
+
+
+def test_the_least_prefill_counts_each_block_of_a_program_once() -> None:
+    made = programs(sessions(None, 3), 1.1, 60.0, 3)
+    assert least_prefill(made) == sum(len({b for call in one.calls for b in call.blocks}) * 64 for one in made)
+
+
+def test_continuum_keeps_a_context_for_the_time_that_tools_take() -> None:
+    continuum = Continuum(delay_s=10.0)
+    for gap in [5.0] * 9 + [500.0]:
+        continuum.returned("any", gap)
+    there = IdleContext("there", 50_000, since=0.0)
+    assert continuum.release([there], SHORT, 4.0) == []
+    assert continuum.release([there], SHORT, 6.0) == ["there"]
+
+
+def test_infercept_gives_up_what_was_away_for_longer_than_its_prefill_is_worth() -> None:
+    there = IdleContext("there", 50_000, since=0.0)  # its prefill takes 1 s, and the waste of it half as much
+    assert InferCept().release([there], SHORT, 0.5) == []
+    assert InferCept().release([there], SHORT, 2.0) == ["there"]
+
+
+def test_thunderagent_admits_programs_that_fit_together() -> None:
+    gate = ThunderAgent(100_000, half_life_s=10.0)
+    assert gate.enters(0, 60_000, 0.0)
+    assert not gate.enters(1, 60_000, 0.0)
+    gate.acts(0, 60_000, 1.0)
+    assert not gate.enters(1, 60_000, 2.0)
+    assert gate.enters(1, 60_000, 12.0), "half of what waits for a tool counts after its half-life"
+    assert gate.enters(1, 95_000, 13.0), "an admitted program goes on"
+    assert not gate.enters(0, 61_000, 13.0), "the one that waited for a tool was put back"
+    gate.ends(1)
+    assert gate.enters(0, 61_000, 14.0)

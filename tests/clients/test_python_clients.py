@@ -1,0 +1,112 @@
+"""The official Python clients of OpenAI and Anthropic, unchanged, against the embedded engine.
+
+Each event is held strictly against the client's own types."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+ASK: list[Any] = [{"role": "user", "content": "Say hi in five words."}]
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+CITY: Any = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Bern", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+pytestmark = pytest.mark.model
+
+
+class City(BaseModel):
+    city: Literal["Bern", "Rome"]
+
+
+def _adapted(type_: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(type_)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "whole", "event"),
+    [
+        ("/chat/completions", {"messages": ASK, "max_tokens": 4}, ChatCompletion, ChatCompletionChunk),
+        (
+            "/chat/completions",
+            {"messages": ASK, "max_tokens": 3, "logprobs": True, "stream_options": {"include_usage": True}},
+            ChatCompletion,
+            ChatCompletionChunk,
+        ),
+        ("/completions", {"prompt": "Hi there", "max_tokens": 4, "logprobs": 2}, Completion, Completion),
+        ("/responses", {"input": "Say hi", "max_output_tokens": 3}, Response, ResponseStreamEvent),
+        ("/responses", {"input": ASK, "tools": [TOOL], "max_output_tokens": 9}, Response, ResponseStreamEvent),
+        ("/responses", {"input": "Hi", "max_output_tokens": 3, **LOGPROBS}, Response, ResponseStreamEvent),
+    ],
+)
+def test_every_object_is_valid(served: str, path: str, body: dict[str, Any], whole: Any, event: Any) -> None:
+    with httpx.Client(base_url=served, timeout=120) as client:
+        answer = client.post(path, json=body)
+        streamed = client.post(path, json={**body, "stream": True})
+    assert (answer.status_code, streamed.status_code) == (200, 200)
+    _adapted(whole).validate_json(answer.text, strict=True)
+    events = [line[6:] for line in streamed.text.split("\n") if line.startswith("data: {")]
+    assert len(events) > 2
+    for one in events:
+        said = json.loads(one)
+        if whole is Completion:  # OpenAI itself sends null before the end, against its client's types
+            for choice in said["choices"]:
+                choice["finish_reason"] = choice["finish_reason"] or "stop"
+        _adapted(event).validate_json(json.dumps(said), strict=True)
+
+
+async def test_openai_helpers(served: str) -> None:
+    async with openai.AsyncOpenAI(base_url=served, api_key="none", max_retries=0) as client:
+        name = (await client.models.list()).data[0].id
+        assert isinstance(await client.models.retrieve(name), Model)
+        stream = await client.chat.completions.create(model=name, messages=ASK, max_tokens=4, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        named = {"name": "city", "schema": CITY, "strict": True}
+        chat_format: Any = {"type": "json_schema", "json_schema": named}
+        async with client.chat.completions.stream(model=name, messages=ASK, response_format=chat_format) as helper:
+            assert "content.delta" in [event.type async for event in helper]
+            chat = (await helper.get_final_completion()).choices[0]
+        assert (json.loads(chat.message.content or "")["city"] in ("Bern", "Rome"), chat.finish_reason) == (
+            True,
+            "stop",
+        )
+        async with client.responses.stream(model=name, input="Say hi", max_output_tokens=4) as responses:
+            events = [event async for event in responses]
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        cut = events[-1]
+        assert cut.type == "response.incomplete"
+        assert (cut.response.output_text, cut.response.status) == (text, "incomplete")
+        async with client.responses.stream(model=name, input="Say A.", text_format=City) as responses:
+            parsed = await responses.get_final_response()
+        assert parsed.output_parsed is not None and parsed.output_parsed.city in ("Bern", "Rome")
+        format_: Any = {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}
+        shaped = await client.responses.create(model=name, input="Name a city.", text={"format": format_})
+        assert json.loads(shaped.output_text)["city"] in ("Bern", "Rome")
+        assert shaped.status == "completed"
+
+
+async def test_anthropic_helpers(served: str) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the official Anthropic client is not installed")
+    root = served.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=root, api_key="none", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "any", "max_tokens": 4, "messages": ASK, "extra_body": {"temperature": 0}}
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            text = "".join([piece async for piece in stream.text_stream])
+            final = await stream.get_final_message()
+        counted = await client.messages.count_tokens(model="any", messages=ASK)
+    assert (whole.content[0].text, whole.stop_reason) == (text, "max_tokens")
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 4)
+    assert counted.input_tokens == whole.usage.input_tokens == final.usage.input_tokens

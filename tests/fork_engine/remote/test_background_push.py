@@ -1,0 +1,43 @@
+"""Uploads off the critical path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.fork_engine.errors import RemoteObjectMissing
+from ramify.fork_engine.remote.background_push import BackgroundPush
+from ramify.fork_engine.remote.pull import pull
+from ramify.fork_engine.types import SnapshotId
+
+
+def test_what_was_queued_is_uploaded_at_the_latest_at_the_end(machine: Callable[..., Any]) -> None:
+    here, there = machine("here"), machine("there")
+    base = here.bench.base({"a": "1"})
+    states = [here.bench.after(base, {"leaf": str(number)}) for number in range(5)]
+    with BackgroundPush(here.remote) as pushing:
+        for state in states:
+            pushing.add(state.id)
+            pushing.add(state.id)
+        pushing.add(SnapshotId("0" * 64))  # deleted before its turn: left out
+    assert pull(there.remote, [state.id for state in states]).snapshots == tuple(states)
+
+
+def test_errors_are_kept_and_a_later_call_tries_again(machine: Callable[..., Any], tmp_path: Path) -> None:
+    here, there = machine("here"), machine("there")
+    base = here.bench.base({"a": "1"})
+    names = tmp_path / "bucket" / "names"
+    names.write_text("in the way")
+    pushing = BackgroundPush(here.remote)
+    with pytest.raises(Exception, match="names"), pushing:
+        pushing.add(base.id)
+        pushing.wait()
+        assert len(pushing.errors) == 1
+        with pytest.raises(RemoteObjectMissing):
+            next(there.remote.find(base.id))
+        names.unlink()
+        pushing.add(base.id)
+    assert next(there.remote.find(base.id)).snapshot == base

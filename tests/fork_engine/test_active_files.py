@@ -1,0 +1,122 @@
+"""A checkout leaves out, and names, what acts on whoever enters the folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.fork_engine.active_files import GIT, SET_ID, reason
+from ramify.fork_engine.types import Withheld
+
+REPOSITORY = {".git/HEAD": "ref: refs/heads/main\n", ".git/config": "[core]\n", ".git/objects/.keep": "", "a": "1"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".git", ".git/hooks/post-checkout", ".git/hooks", ".git/config", ".git/config.worktree", ".GIT/Config",
+        ".git/modules/sub/config", ".git/worktrees/w/config.worktree", ".git/commondir", "deep/inside/.git/hooks/x",
+        ".envrc", "sub/.envrc", ".vscode", ".vscode/tasks.json", "x.code-workspace", ".idea/workspace.xml", ".exrc",
+        ".dir-locals.el", ".devcontainer/devcontainer.json", ".mcp.json", ".claude/settings.json", ".hg/hgrc",
+        ".husky/pre-commit", "mise.toml",
+    ],
+)  # fmt: skip
+def test_paths_that_act_on_entry(path: str) -> None:
+    assert reason(path, lambda _: False)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["Makefile", "config", "hooks/x", "git/config", ".gitignore", ".github/workflows/ci.yml", ".git/HEAD",
+     ".git/refs/heads/config", ".git/objects/hooks", "conftest.py", "vscode/tasks.json"],
+)  # fmt: skip
+def test_paths_that_do_not(path: str) -> None:
+    assert not reason(path, lambda _: False)
+
+
+def test_a_folder_that_git_takes_for_a_repository() -> None:
+    there = {"data/HEAD", "data/objects"}
+    assert reason("data/config", there.__contains__) == reason("data/hooks/post-checkout", there.__contains__) == GIT
+    assert not reason("other/config", there.__contains__)
+
+
+def test_git_status_after_a_checkout_runs_nothing(bench: Any, tmp_path: Path) -> None:
+    """Git runs `core.fsmonitor` in `git status`, and `post-checkout` in `git checkout`."""
+    base = bench.base({"a": "1"})
+    ran = tmp_path / "ran"
+
+    def attack(tree: Path) -> None:
+        subprocess.run(["git", "init", "--quiet", "."], cwd=tree, check=True)
+        (tree / "run").write_text(f"#!/bin/sh\necho run >> {ran}\n")
+        (tree / "run").chmod(0o755)
+        subprocess.run(["git", "config", "core.fsmonitor", "./run"], cwd=tree, check=True)
+        (tree / ".git/hooks").mkdir(exist_ok=True)
+        os.link(tree / "run", tree / ".git/hooks/post-index-change")
+
+    made = bench.after(base, do=attack)
+    for dest, how in ((tmp_path / "new", {}), (tmp_path / "applied", {"only_changes_from": base})):
+        if how:
+            dest.mkdir()
+            (dest / "a").write_text("1")
+        written = bench.store.checkout(made, dest, **how)
+        subprocess.run(["git", "status"], cwd=dest, capture_output=True, check=True)
+        assert not ran.exists()
+        named = {one.path for one in written.withheld}
+        assert {".git/config", ".git/hooks/post-index-change"} <= named
+        assert not named & {change.path for change in written}
+        assert (dest / "run").exists()
+    bench.store.checkout(made, tmp_path / "asked", active_files=True)
+    subprocess.run(["git", "status"], cwd=tmp_path / "asked", capture_output=True, check=False)
+    assert ran.exists(), "the attack works where it is let through"
+
+
+def test_what_the_workspace_held_takes_the_place_of_what_a_world_changed(bench: Any, tmp_path: Path) -> None:
+    base = bench.base({**REPOSITORY, ".git/hooks/own": "own", ".envrc": "own"})
+    made = bench.after(base, {".git/config": "[core]\nfsmonitor = evil\n", ".envrc": "evil", "a": "2"})
+    written = bench.store.checkout(made, tmp_path / "new")
+    assert written.withheld == (Withheld(".envrc", "a shell runs it on entry"), Withheld(".git/config", GIT))
+    assert (tmp_path / "new/.git/config").read_text() == "[core]\n"
+    assert (tmp_path / "new/.envrc").read_text() == (tmp_path / "new/.git/hooks/own").read_text() == "own"
+    folder = tmp_path / "applied"
+    bench.store.materialise(base, folder)
+    (folder / ".envrc").write_text("mine, newer")
+    written = bench.store.checkout(made, folder, only_changes_from=base)
+    assert [change.path for change in written] == ["a"]
+    assert (folder / ".envrc").read_text() == "mine, newer"
+
+
+def test_links_in_place_of_active_folders_are_left_out(bench: Any, tmp_path: Path) -> None:
+    def link(tree: Path) -> None:
+        (tree / "data").mkdir()
+        (tree / "data/tasks.json").write_text("{}")
+        (tree / ".vscode").symlink_to("data")
+        (tree / ".git").write_text("gitdir: data\n")
+
+    written = bench.store.checkout(bench.after(bench.base({}), do=link), tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["data"]
+    assert [one.path for one in written.withheld] == [".git", ".vscode"]
+
+
+def test_set_id_bits_are_removed(bench: Any, tmp_path: Path) -> None:
+    base = bench.base({"own": "1", "other": "1"})
+
+    def set_bits(tree: Path) -> None:
+        (tree / "own").chmod(0o4755)
+        (tree / "new").write_text("x")
+        (tree / "new").chmod(0o2755)
+
+    made = bench.after(base, do=set_bits)
+    written = bench.store.checkout(made, tmp_path / "new")
+    assert written.withheld == (Withheld("new", SET_ID), Withheld("own", SET_ID))
+    bench.store.materialise(base, tmp_path / "applied")
+    bench.store.checkout(made, tmp_path / "applied", only_changes_from=base)
+    for dest in ("new", "applied"):
+        for name in ("own", "new"):
+            assert stat.S_IMODE((tmp_path / dest / name).stat().st_mode) == 0o755
+    bench.store.checkout(made, tmp_path / "asked", active_files=True)
+    assert stat.S_IMODE((tmp_path / "asked/own").stat().st_mode) == 0o4755

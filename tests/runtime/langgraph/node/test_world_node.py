@@ -1,0 +1,69 @@
+"""A node that runs outside of its graph by `app.nodes[name].invoke(state)`, as LangGraph's manual tests nodes."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import pytest
+from langgraph.graph import START, StateGraph
+
+from ramify import Sandbox, SyncSandbox
+from ramify.runtime.records import RunStatus
+
+
+class State(TypedDict, total=False):
+    text: str
+
+
+def upper(state: State) -> State:
+    return {"text": state["text"].upper()}
+
+
+def append(state: State, sandbox: SyncSandbox) -> State:
+    file = sandbox.path / "file"
+    seen = file.read_text() if file.exists() else "new"
+    file.write_text(f"{seen}.")
+    return {"text": seen}
+
+
+async def list_files(state: State, sandbox: Sandbox) -> State:
+    return {"text": (await sandbox.run("ls")).stdout}
+
+
+def nested(state: State, sandbox: SyncSandbox) -> State:
+    StateGraph(State).add_node(append).add_edge(START, "append").compile().invoke(state)
+    return append(state, sandbox)
+
+
+def fail(state: State) -> State:
+    raise KeyError("missing")
+
+
+@pytest.fixture
+def app(compile_graph: Any) -> Any:
+    nodes = [upper, append, list_files, nested, fail]
+    graph = StateGraph(State).add_sequence(nodes)
+    return compile_graph(graph.add_edge(START, "upper"))
+
+
+async def test_a_node_runs_outside_of_its_graph(app: Any) -> None:
+    assert app.nodes["upper"].invoke({"text": "a"}) == {"text": "A"}
+    assert await app.nodes["upper"].ainvoke({"text": "a"}) == {"text": "A"}
+    assert list(app.nodes["upper"].stream({"text": "a"})) == [{"text": "A"}]
+    assert app.nodes["upper"].invoke({"text": "a"}, {"configurable": {"thread_id": "1"}}) == {"text": "A"}
+
+
+async def test_each_time_on_a_world_of_its_own(app: Any, workspace: Any) -> None:
+    (workspace / "file").unlink(missing_ok=True)
+    assert [app.nodes["append"].invoke({})["text"] for _ in range(2)] == ["new", "new"]
+    assert app.nodes["nested"].invoke({}) == {"text": "new."}
+    assert "file" not in (await app.nodes["list_files"].ainvoke({}))["text"].split()
+
+
+async def test_its_error_is_the_callers_and_its_run_has_ended(app: Any, kept: Any) -> None:
+    with pytest.raises(KeyError, match="missing"):
+        app.nodes["fail"].invoke({})
+    with pytest.raises(KeyError, match="missing"):
+        await app.nodes["fail"].ainvoke({})
+    app.nodes["upper"].invoke({"text": "a"})
+    assert sorted(run.status for run in kept(app).runs) == [RunStatus.DONE, RunStatus.FAILED, RunStatus.FAILED]

@@ -1,0 +1,109 @@
+"""Contexts of programs that wait for tools stay in vLLM's KV, and go when they must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ramify.serving.policy.kv_retention import CostAware, IdleContext, Room
+
+pytestmark = pytest.mark.vllm
+
+BLOCK = 16
+PROMPT = 40 * BLOCK
+
+
+class KeepAll:
+    """Gives up what running calls need, and nothing else."""
+
+    backfills = True
+
+    def returned(self, program: str, after_s: float) -> None:
+        self.after_s = after_s
+
+    def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
+        return [one.program for one in idle] if room.free < room.growth else []
+
+
+def prompt(program: int, tokens: int = PROMPT) -> list[int]:
+    return [1 + program] * tokens
+
+
+def tags(program: int, stage: int, last: bool = False) -> dict[str, object]:
+    return {"compound_id": f"p{program}", "compound_stage": stage, "compound_last": int(last)}
+
+
+def served(engine: Any, name: str, ids: list[int], given: dict[str, object] | None = None) -> int:
+    """Serve a call to its end, and return how many prompt tokens were computed."""
+    before = engine.prefilled
+    engine.add(name, ids, 4, given)
+    engine.until(lambda: name in engine.ended)
+    return int(engine.prefilled - before)
+
+
+@pytest.fixture
+def kept(engine: Callable[..., Any]) -> Callable[[Any], Any]:
+    def make(retention: Any) -> Any:
+        made = engine(concord={}, blocks=100)  # 99 blocks: two contexts and a half
+        made.scheduler.keep_by(retention)
+        return made
+
+    return make
+
+
+def test_the_context_survives_what_others_compute_meanwhile(kept: Callable[[Any], Any]) -> None:
+    for retention, most in ((KeepAll(), 2 * BLOCK), (None, PROMPT)):
+        engine = kept(retention)
+        served(engine, "a", prompt(0), tags(0, 0))
+        for other in range(1, 4):
+            served(engine, f"b{other}", prompt(other))
+        again = served(engine, "c", prompt(0) + [99] * BLOCK, tags(0, 1, last=True))
+        assert again <= most if retention else again >= most
+
+
+def test_all_blocks_are_free_when_the_programs_are_over(kept: Callable[[Any], Any]) -> None:
+    engine = kept(KeepAll())
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    free = pool.get_num_free_blocks()
+    for stage in range(3):
+        served(engine, f"a{stage}", prompt(0, PROMPT + stage * BLOCK), tags(0, stage, last=stage == 2))
+    engine.step()
+    assert pool.get_num_free_blocks() == free
+    assert len(engine.scheduler._contexts) == 0
+
+
+def test_a_running_call_is_not_preempted_for_a_context_that_waits(kept: Callable[[Any], Any]) -> None:
+    engine = kept(KeepAll())
+    served(engine, "a", prompt(0), tags(0, 0))
+    engine.add("long", prompt(1), 30 * BLOCK)
+    engine.until(lambda: "long" in engine.ended)
+    assert engine.scheduler.decision_log.preemptions == 0
+    assert engine.ended["long"].output.finish_reason is not None
+
+
+def test_ours_gives_a_context_up_for_a_call_that_could_not_start(kept: Callable[[Any], Any]) -> None:
+    engine = kept(CostAware())
+    for program in range(2):
+        served(engine, f"a{program}", prompt(program), tags(program, 0))
+    assert served(engine, "b", prompt(7), None) >= PROMPT - 1
+    assert len(engine.scheduler._contexts) == 1
+
+
+def test_a_call_that_fails_leaves_nothing_held(kept: Callable[[Any], Any]) -> None:
+    engine = kept(KeepAll())
+    engine.add("a", prompt(0), 100, tags(0, 0))
+    engine.step(3)
+    engine.cancel(["a"])
+    engine.step()
+    assert len(engine.scheduler._contexts) == 0
+
+
+def test_the_next_stage_tells_how_long_the_tool_took(kept: Callable[[Any], Any]) -> None:
+    retention = KeepAll()
+    engine = kept(retention)
+    served(engine, "a", prompt(0), tags(0, 0))
+    engine.now += 7.5
+    served(engine, "b", prompt(0), tags(0, 1, last=True))
+    assert retention.after_s == pytest.approx(7.5, abs=0.2)
