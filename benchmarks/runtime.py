@@ -1,7 +1,7 @@
 """Measure what durable execution costs and what reuse saves, next to LangGraph and DBOS.
 
     python benchmarks/runtime.py [--quick] [--json] [--sandbox NAME] [--postgres URL] [--trace PATH]
-                                 [--only steps|traces|reuse|runs]
+                                 [--only steps|traces|reuse|runs|large]
 
 Peers run in the same process, on the same disk, with the same durability. They need langgraph-checkpoint-sqlite,
 langgraph-checkpoint-postgres and dbos (`pip install -e '.[bench]'`); a row says if one is missing. Recorded traces
@@ -22,10 +22,10 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import postgres
 
-from benchmarks.durability import reuse, supersteps, trace_hit_rates, whole_runs
+from benchmarks.durability import large_runs, reuse, supersteps, trace_hit_rates, whole_runs
 from benchmarks.rows import Row, options, printed, report
 
-PARTS = ("steps", "traces", "reuse", "runs")
+PARTS = ("steps", "traces", "reuse", "runs", "large")
 
 
 @contextmanager
@@ -55,6 +55,8 @@ def main() -> None:
             made = trace_hit_rates.rows(traces)
         elif part == "reuse":
             made = reuse.rows(asked.quick, asked.sandbox)
+        elif part == "large":
+            made = large_runs.rows(asked.quick)
         else:
             made = whole_runs.rows(asked.quick, asked.sandbox)
         for row in made:

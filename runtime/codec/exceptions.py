@@ -9,7 +9,7 @@ from ramify.runtime.codec.object_state import ASIDE, TAG
 from ramify.runtime.codec.type_names import ref_of
 from ramify.runtime.errors import NotSerialisable
 
-_OF_ITS_RUN = ("__notes__", "__ramify_step__", "__ramify_failure__")
+_OF_ITS_RUN = ("__notes__", "__ramify_step__")
 """Attributes that the runtime sets on errors. The notes are kept aside, with those that the user's code added."""
 
 

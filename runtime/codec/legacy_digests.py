@@ -25,6 +25,7 @@ from ramify.runtime.codec import codec
 from ramify.runtime.codec.encoder import sort_encoded
 from ramify.runtime.codec.object_state import TAG
 from ramify.runtime.codec.persisted_names import stored_name
+from ramify.runtime.codec.plain_digests import digest_of_arguments
 from ramify.runtime.user_code.workflow_loader import canonical_module
 
 _CHANGED = re.compile(r'"\$":"(?:model|pydantic|delta|str|sub)"|"fold":1|"z":\{')
@@ -50,7 +51,7 @@ class KnownDigests(Protocol):
 
 def digest_in_journal(journal: KnownDigests, value: object, text: str) -> str:
     """Return the digest by which this run's journal knows a value. `text`: the value as encoded today."""
-    now = codec.digest_text(text)
+    now = digest_of_arguments(value, text) if type(value) is dict else codec.digest_text(text)
     if not journal.has_digests or journal.has_digest(now) or _CHANGED.search(text) is None:
         return now
     before = _digest_before(value)

@@ -11,7 +11,7 @@ from ramify.fork_engine import crash_points
 from ramify.runtime.codec import codec
 from ramify.runtime.journal import recorded_errors
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
-from ramify.runtime.journal.failures import STANDS
+from ramify.runtime.journal.failures import STANDS, RaisedBy
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Answers, compare_answers
@@ -97,7 +97,7 @@ class LLMCalls:
                     raise error
                 return await self._send_and_record_failure(requests, rows, index)
         except Exception as error:
-            self._journal.followers.told(failed, error)
+            self._journal.followers.told(error, RaisedBy(failed, None, rows[0].branch))
             raise
         except asyncio.CancelledError as error:
             if not all(self._journal.is_answered(row.key) for row in rows):

@@ -7,6 +7,7 @@ import traceback
 from ramify.compiler.plan import site_file
 from ramify.runtime.errors import EffectInDoubt, ResultNotKept, RunError, RunFailed, StepFailed
 from ramify.runtime.execution.run import Run
+from ramify.runtime.journal.failures import raised_by
 
 
 def failure_of(run: Run, error: Exception) -> RunError:
@@ -24,13 +25,13 @@ def failure_of(run: Run, error: Exception) -> RunError:
             ". Failures that the workflow caught are then raised again; "
             f"`ramify resume {run.record.id} --from STATE` goes back to before them"
         )
-    where = getattr(error, "__ramify_step__", None)
+    where = raised_by(error)
     shown = f"{type(error).__name__}: {error}"
-    if where is None:
+    if where is None or where.step is None:
         said = f"workflow {run.record.name!r} raised {shown}{_double_await_hint(error)}"
         return RunFailed(f"{said}\n{hint}", run_id=run.record.id)
     notes = "\n".join(getattr(error, "__notes__", ()))
-    return StepFailed(f"{shown}\n{notes}\n{hint}", step=where[0], branch=where[1], run_id=run.record.id)
+    return StepFailed(f"{shown}\n{notes}\n{hint}", step=where.step, branch=where.branch, run_id=run.record.id)
 
 
 def _why_it_stands(run: Run, error: Exception) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,13 @@ from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def is_plain(value: object) -> bool:
+    """Whether nobody can change the value, and `codec.decode` returns the same one as was encoded."""
+    return type(value) in _PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +119,9 @@ class StepCall:
     op: PlanOp
     key: str
     args_digest: str
-    arguments: str  # encoded: each attempt decodes its own copy
+    arguments: str  # encoded: each attempt decodes its own copy, unless all are `plain`
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
+    plain: Mapping[str, Any] | None = None  # the arguments, if none of them can be changed
     aside: bool = False  # it only reads, in a separate world on its branch's snapshot
 
     def fence(self) -> Fence | None:
@@ -163,7 +171,7 @@ def _encode_result(call: StepCall, value: Any) -> tuple[str, Any]:
     fence = call.fence()
     try:
         result_json = codec.encode(value, f"step {call.step.name!r}: its result")
-        return result_json, codec.decode(result_json)
+        return result_json, value if is_plain(value) else codec.decode(result_json)
     except Exception as error:
         if fence is None:
             raise
@@ -174,7 +182,8 @@ async def run_code(call: StepCall, face: Sandbox | None, attempt: int) -> Any:
     scope = replace(call.scope, step=StepFrame(call.step.name, call.key, call.op, face, attempt))
     call.scope.run.journal.forget_attempt(f"{call.key}|a{attempt}")
     with entered(scope):
-        return await call_step(call.step, codec.decode(call.arguments), face)
+        arguments = codec.decode(call.arguments) if call.plain is None else dict(call.plain)
+        return await call_step(call.step, arguments, face)
 
 
 def reusable_commands(call: StepCall, attempt: int, ground: Ground) -> ReusableCommands:

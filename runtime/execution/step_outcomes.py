@@ -246,25 +246,18 @@ async def record_failure(
             },
         )
     )
-    _say_where(call, error)
 
 
-def told_again(call: StepCall, error: Exception) -> Exception:
+def raised_again(call: StepCall, error: Exception) -> Exception:
     """Return an error that an earlier process recorded, with what a reader has to know of it."""
     error.add_note(f"raised in step {call.step.name!r} on branch {call.scope.branch.path} in an earlier process")
-    _say_where(call, error)
     return error
-
-
-def _say_where(call: StepCall, error: Exception) -> None:
-    if not hasattr(error, "__ramify_step__"):
-        error.__ramify_step__ = (call.step.name, call.scope.branch.path)  # type: ignore[attr-defined]
 
 
 def one_line(value: object) -> str:
     if value is None:
         return ""
-    lines = str(value).splitlines()
+    lines = str(value)[: _SUMMARY + 1].splitlines()
     if not lines:
         return ""
     return lines[0] if len(lines[0]) <= _SUMMARY else f"{lines[0][: _SUMMARY - 1]}…"

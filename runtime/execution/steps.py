@@ -15,6 +15,7 @@ from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.legacy_digests import digest_in_journal
+from ramify.runtime.codec.plain_digests import digest_of_text
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
     Diverged,
@@ -29,7 +30,14 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.run import RunScope, seal_before, start_prefork
-from ramify.runtime.execution.step_call import StepCall, StepDef, bind_with_defaults, reusable_commands, run_attempt
+from ramify.runtime.execution.step_call import (
+    StepCall,
+    StepDef,
+    bind_with_defaults,
+    is_plain,
+    reusable_commands,
+    run_attempt,
+)
 from ramify.runtime.execution.step_outcomes import (
     accept_effect,
     as_effect_in_doubt,
@@ -37,14 +45,15 @@ from ramify.runtime.execution.step_outcomes import (
     commit_step,
     is_reusable_state,
     one_line,
+    raised_again,
     record_failure,
     restore_attrs,
     seal_world,
     settle_failed_effect,
     state_after,
-    told_again,
 )
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
+from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse.fingerprints import code_fingerprint
 from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
@@ -75,7 +84,8 @@ def begin_step(
     arguments = codec.encode(bound, f"step {step.name!r}: arguments")
     args_digest = _digest(scope, op, bound, defaults, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
-    performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults))
+    plain = bound if all(map(is_plain, bound.values())) else None
+    performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults, plain))
     assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name!r}"  # the name in Python's warning if it is never awaited
     caller = asyncio.current_task()
@@ -114,7 +124,7 @@ async def _perform(call: StepCall) -> Any:
             await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
             return await _perform_on_branch(call)
     except Exception as error:
-        run.journal.followers.told(call.key, error)
+        run.journal.followers.told(error, RaisedBy(call.key, call.step.name, branch.path))
         raise
     except asyncio.CancelledError as error:
         if LEFT in error.args:
@@ -176,7 +186,7 @@ async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
     if (row := run.journal.served(call.key, at=branch.snapshot if on_world else None)) is not None:
         return await _serve(call, row, on_world=on_world)
     if (raised := run.journal.failed(call.key, at=branch.snapshot if on_world else None)) is not None:
-        raise told_again(call, raised)
+        raise raised_again(call, raised)
     _refuse_repetition(call)
     if not on_world:
         start_prefork(call.scope, call.op)
@@ -340,7 +350,7 @@ async def _execute_and_commit(
             raise
     row = call.row(
         result_json=result_json,
-        result_digest=codec.digest_text(result_json),
+        result_digest=digest_of_text(result_json),
         snapshot_in=entry.id if on_world else None,
         snapshot_out=sealed.id if sealed is not None else None,
         lineage_key=query.lineage_key if query is not None and is_reusable_state(sealed) else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ramify.runtime.journal.failures import CANCELLED, STANDS
+from ramify.runtime.journal.failures import CANCELLED, STANDS, RaisedBy
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import OpRecord, OpStatus
 
@@ -44,4 +44,4 @@ async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.Cance
         attrs = {STANDS: "yes", CANCELLED: f"{journal.age_s():.3f}"}
         said = "CancelledError: the workflow cancelled it"
         await journal.record(replace(row, status=OpStatus.FAILED, error=said, summary="cancelled", attrs=attrs))
-    journal.followers.told(row.key, error)
+    journal.followers.told(error, RaisedBy(row.key, row.step, row.branch))

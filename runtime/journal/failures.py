@@ -24,7 +24,15 @@ from weakref import WeakKeyDictionary
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.journal.recorded_errors import RAISED
-from ramify.runtime.records import CheckpointId, EffectRecord, LLMRecord, OpRecord, OpStatus, checkpoint_id
+from ramify.runtime.records import (
+    BranchPath,
+    CheckpointId,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
+    OpStatus,
+    checkpoint_id,
+)
 
 STANDS = "stands"
 """The attribute of a failed row: "yes" if a resume raises its error again, "no" once a run has ended with it. Rows of
@@ -64,6 +72,21 @@ def _undone(ops: Iterable[OpRecord]) -> Iterator[tuple[int, int]]:
     for row in ops:
         if row.kind is OpKind.RESTORE and "to" in row.attrs:
             yield ids.get(CheckpointId(row.attrs["to"]), 0), row.seq
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedBy:
+    """The operation that raised an error: the error's attribute `__ramify_step__`. `step`: None for model calls."""
+
+    key: str
+    step: str | None
+    branch: BranchPath
+
+
+def raised_by(error: BaseException) -> RaisedBy | None:
+    """Return the operation that raised the error; None if none did."""
+    found = getattr(error, "__ramify_step__", None)
+    return found if isinstance(found, RaisedBy) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +135,10 @@ class Followers:
         finally:
             self._given = None
 
-    def told(self, key: str, error: BaseException) -> None:
-        """Note that the workflow gets this error from its operation `key`, or has cancelled that."""
-        error.__ramify_failure__ = key  # type: ignore[attr-defined]
-        self._told.append(_Told(key, _task(), len(self._calls)))
+    def told(self, error: BaseException, by: RaisedBy) -> None:
+        """Note that the workflow gets this error from one of its operations, or has cancelled that."""
+        error.__ramify_step__ = by  # type: ignore[attr-defined]
+        self._told.append(_Told(by.key, _task(), len(self._calls)))
 
     def returned(self) -> None:
         """Note that an operation returns to the running task now."""
@@ -172,9 +195,8 @@ def _causes(error: BaseException | None, seen: set[int]) -> list[str]:
     if error is None or id(error) in seen:
         return []
     seen.add(id(error))
-    key = getattr(error, "__ramify_failure__", None)
-    if isinstance(key, str):
-        return [key]
+    if (by := raised_by(error)) is not None:
+        return [by.key]
     if isinstance(error, BaseExceptionGroup):
         return [found for one in error.exceptions for found in _causes(one, seen)]
     return _causes(error.__cause__, seen) or _causes(error.__context__, seen)

@@ -50,6 +50,8 @@ class Durable(Enum):
     NEXT_ROW = auto()  # with the next row: a run that is resumed without these rows makes equal ones
 
 
+_LONG = 1 << 20  # characters of a result that is not kept in memory
+
 LINGER_S = {Durable.NEXT_STEP: JOIN_NEXT_COMMIT_S, Durable.NEXT_ROW: 0.5}
 
 
@@ -192,11 +194,18 @@ class Journal(RecordedRun):
         made: Sequence[CheckpointRecord],
     ) -> None:
         done = [row for row in numbered if row.status is OpStatus.DONE]
-        self._ops.update({row.key: row for row in done})
+        self._ops.update({row.key: self._without_long_result(row) for row in done})
         self._failed.update({row.key: row for row in numbered if row.attrs.get(STANDS) == "yes"})
         self._computed.update({row.lineage_key: row for row in done if row.lineage_key is not None})
         if checkpoint is not None:
             checkpoint[0].checkpoint = made[0].id
+
+    def _without_long_result(self, row: OpRecord) -> OpRecord:
+        """Return the row as it is kept in memory. A process does not ask again for what its own steps returned."""
+        if row.kind is not OpKind.RUN or row.lineage_key is not None or len(row.result_json or "") < _LONG:
+            return row
+        self._dropped.add(row.key)
+        return replace(row, result_json=None)
 
     def _barrier(
         self, rows: Sequence[OpRecord], checkpoint: tuple[Branch, Snapshot, str] | None

@@ -20,7 +20,7 @@ _HTTP = "raised_http"
 """The attribute of a failed row that holds the requests and responses of its error."""
 
 _MOST_BODY = 20_000  # bytes of a response
-_OWN = ("__notes__", "__ramify_step__", "__ramify_failure__")  # what the runtime says about an error
+_OWN = ("__notes__", "__ramify_step__")  # what the runtime says about an error
 
 
 def encoded(error: BaseException) -> dict[str, str]:

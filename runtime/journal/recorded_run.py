@@ -55,6 +55,7 @@ class RecordedRun:
         self._emit = emit
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
         self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
+        self._dropped: set[str] = set()  # keys of long results of this process, which are only in the database
         self._asked: set[str] = set()  # keys that this process has reached
         self._earlier = _keys_of(ops, llm, effects)  # keys that earlier processes recorded, with their branches
         self._places_before = {key.rpartition("|")[0] for key in self._earlier}
@@ -126,6 +127,7 @@ class RecordedRun:
         row = self._ops.get(key)
         if row is None:
             return None
+        assert key not in self._dropped, "a process asks for a result that it recorded itself"
         if at is not None and row.snapshot_in not in (None, at.id):
             self._met_astray.add(key)
             return None

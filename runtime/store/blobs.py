@@ -29,7 +29,7 @@ class RecentTexts:
     def packed(self, run: RunId | None, text: str) -> tuple[Digest, Packed]:
         name = rows.digest(text)
         there = self._runs.get(run) if run is not None else None
-        if not there or len(text) < tables.LONG:
+        if not there or not tables.LONG <= len(text) <= 2 * _LONGEST:  # a base covers less than half of a longer one
             return name, Packed(text)
         return name, pack(text, to_bytes(text), reversed(there.items()))
 

@@ -41,9 +41,15 @@ BLOBS: Mapping[str, tuple[str, ...]] = {
 _BLOB = "_blob"
 
 
+_HASHED_AT_ONCE = 1 << 20  # characters
+
+
 def digest(text: str) -> str:
     """Return the digest that names a text in `blobs`. Lone surrogates are encoded as they are."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    found = hashlib.sha256()
+    for at in range(0, len(text), _HASHED_AT_ONCE):  # without another copy of a long text
+        found.update(text[at : at + _HASHED_AT_ONCE].encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
 
 
 def unaltered(texts: Mapping[str, str]) -> Mapping[str, str]:

@@ -80,6 +80,9 @@ class _Waiting:
     future: Future[None] = field(default_factory=Future)
 
 
+_MUCH = 8 << 20  # characters in one transaction
+
+
 class RunCommitter:
     """Commits jobs in groups, in a thread of its own. Any thread may submit; `close` commits all that is queued.
 
@@ -187,6 +190,7 @@ class RunCommitter:
             while (batch := self._next_batch()) is not None:
                 crash_points.point("batch taken")
                 self._commit(batch)
+                batch = None  # its texts may be long, and the next one may come late
         except BaseException as error:
             self._fail_all(error, batch)
             raise
@@ -287,6 +291,8 @@ class RunCommitter:
             crash_points.point("rows written")
         for one in batch:
             self._recent.named(one.job.run, one.job.texts)
+        if not self._on_server and sum(len(text) for one in batch for text in one.job.texts) > _MUCH:
+            self._disconnect()  # SQLite keeps the values of a statement until it gets others
 
     def _write_batch_number(self, connection: Connection) -> bool:
         """Write the batch's number. Returns False if the number is there already."""

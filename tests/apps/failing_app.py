@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from ramify import idempotency_key, llm, step, workflow
+from ramify import Sandbox, fork, idempotency_key, llm, step, workflow
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import LLMError
 from ramify.serving.testing import ScriptedModel
@@ -152,6 +152,41 @@ async def of_a_model() -> str:
     return await pay(said)
 
 
+@step
+async def build(name: str, sandbox: Sandbox) -> list[str]:
+    (sandbox.path / name).touch()
+    if name == "fragile" and not RESUMED:
+        raise OSError("it broke")
+    return sorted(path.name for path in sandbox.path.iterdir())
+
+
+@step(effect="irreversible", idempotent=True)
+async def ship(name: str, sandbox: Sandbox) -> str:
+    assert (sandbox.path / "fragile").exists() == (name == "fragile"), "a failed step leaves no files"
+    (sandbox.path / "shipped").touch()
+    log(f"paid {idempotency_key()} {name} {sorted(path.name for path in sandbox.path.iterdir())}")
+    return name
+
+
+async def in_a_world() -> str:
+    """The failed step's files are gone, in each process."""
+    await build("base")
+    try:
+        await build("fragile")
+    except OSError:
+        await build("other")
+        return await ship("other")
+    return await ship("fragile")
+
+
+async def in_branches() -> str:
+    async with fork(["fragile", "sound"]) as branches:
+        outcomes = await branches.map(build, errors="return")
+        good = [outcome for outcome in outcomes if outcome.error is None]
+        await good[0].adopt()
+    return await ship(good[0].item)
+
+
 async def in_time() -> str:
     """Whether the check is in time decides through whom it pays."""
     try:
@@ -206,21 +241,23 @@ async def a_model_in_time() -> str:
 
 SHAPES: dict[str, Callable[[], Awaitable[str]]] = {
     shape.__name__: shape
-    for shape in (
+    for shape in (  # those that `make test` takes come first
         in_except,
         of_a_client,
         in_a_loop,
-        suppressed,
         gathered,
+        of_a_model,
+        in_time,
+        the_first_of_two,
+        in_a_world,
+        suppressed,
         waited_for,
         grouped,
         late_step,
-        of_a_model,
-        in_time,
         waited_for_in_time,
-        the_first_of_two,
         cancelled_with_another,
         a_model_in_time,
+        in_branches,
     )
 }
 

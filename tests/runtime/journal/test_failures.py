@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ramify.compiler.plan import OpId, OpKind
-from ramify.runtime.journal.failures import STANDS, Followers, standing_failures
+from ramify.runtime.journal.failures import STANDS, Followers, RaisedBy, standing_failures
 from ramify.runtime.journal.recorded_errors import RAISED
 from ramify.runtime.records import ROOT, OpRecord, OpStatus, RunId, checkpoint_id
 
@@ -43,7 +43,7 @@ def test_old_rows_stand_if_something_began_after_them() -> None:
 
 def told(followers: Followers, key: str, kind: type[Exception] = ValueError) -> Exception:
     error = kind(key)
-    followers.told(key, error)
+    followers.told(error, RaisedBy(key, None, ROOT))
     return error
 
 
