@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.graph import Graph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
@@ -154,6 +155,12 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
     async def aget_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
         return await super(WorldApp, _looking(self)).aget_state(config, subgraphs=subgraphs)
 
+    def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
+        return super(WorldApp, _drawn(self)).get_graph(config, xray=xray)
+
+    async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
+        return await super(WorldApp, _drawn(self)).aget_graph(config, xray=xray)
+
     def _asked(self, config: RunnableConfig | None) -> RunnableConfig:
         """Return the config as the caller gave it, without our invocation."""
         given = config or {}
@@ -230,6 +237,16 @@ def _is_async(graph: Pregel[Any, Any, Any, Any]) -> bool:
         if _is_async(bound) if isinstance(bound, Pregel) else inspect.iscoroutinefunction(user_function(bound)):
             return True
     return False
+
+
+def _drawn(graph: _Graph) -> _Graph:
+    """Return a copy of the graph for drawing: it shows the runnables that the user gave, not ours."""
+    drawn = copy(graph)
+    drawn.nodes = {
+        name: node.copy({"bound": node.bound.bound}) if isinstance(node.bound, WorldNode) else node
+        for name, node in graph.nodes.items()
+    }
+    return drawn
 
 
 def _looking(graph: _Graph) -> _Graph:
