@@ -37,6 +37,7 @@ from ramify.runtime.langgraph.compat import (
     ensure_config,
     merge_configs,
     patch_configurable,
+    without_sync,
 )
 from ramify.runtime.langgraph.errors import InvokedWhileLoaded
 from ramify.runtime.langgraph.node.nested_graphs import InstrumentedGraph, intercepted_graphs
@@ -121,6 +122,7 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         finally:
             if invocation.calls:
                 self.session.portal.wait(self.session.end(invocation, outcome))
+            invocation.loop = None  # they refer to each other: without this, LangGraph's loop would wait for gc
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
         """Stream as LangGraph does. Raises as `stream`."""
@@ -148,6 +150,7 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         finally:
             if invocation.calls:
                 await self.session.portal.cross(self.session.end(invocation, outcome))
+            invocation.loop = None
 
     def get_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
         return super(WorldApp, _looking(self)).get_state(config, subgraphs=subgraphs)
@@ -214,6 +217,8 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         saver = checkpointer_of(self, merged)
         if saver is not None:
             _raise_durability(options, conf)
+        else:
+            config = without_sync(config, options)
         thread = conf.get(CONFIG_KEY_THREAD_ID)
         deadline = conf.get(DEADLINE)
         invocation = Invocation(
