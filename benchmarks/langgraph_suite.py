@@ -49,6 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-k", dest="keyword", help="only tests that match, as in pytest")
     parser.add_argument("--files", nargs="*", default=[], help="only these files of tests/")
     parser.add_argument("--slice", type=float, default=1800.0, help="seconds one process of pytest may take (1800)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that share the tests (needs pytest-xdist)")
+    parser.add_argument(
+        "--gate", action="store_true", help="exit with 1 if a test fails twice here and passes in plain LangGraph"
+    )
     parser.add_argument("--under", default="", help="a command to run each pytest process with, such as nice")
     options = parser.parse_args(argv)
     outcomes: dict[str, str] = {}
@@ -57,8 +61,24 @@ def main(argv: list[str] | None = None) -> int:
         while _run_slice(Path(folder), options, outcomes):
             if options.json is not None:
                 options.json.write_text(json.dumps({"mode": options.mode, "tests": outcomes}, indent=1))
-    print(json.dumps({"mode": options.mode, "tests": len(outcomes), **Counter(outcomes.values())}))
-    return 0
+        print(json.dumps({"mode": options.mode, "tests": len(outcomes), **Counter(outcomes.values())}))
+        return _gate(Path(folder), options, outcomes) if options.gate else 0
+
+
+def _gate(folder: Path, options: argparse.Namespace, outcomes: dict[str, str]) -> int:
+    """Return 1 if no test ran, or one fails that passes in plain LangGraph. Each failed test is run once more."""
+    failed = [test for test, outcome in outcomes.items() if outcome not in ("passed", "skipped")]
+    for mode in (options.mode, "plain"):
+        again: dict[str, str] = {}
+        chosen = argparse.Namespace(**{**vars(options), "mode": mode, "keyword": None, "workers": 0})
+        chosen.files = [test.removeprefix("tests/") for test in failed]
+        (folder / "results.jsonl").unlink(missing_ok=True)
+        while failed and _run_slice(folder, chosen, again):
+            pass
+        failed = [test for test in failed if (again.get(test) == "passed") == (mode == "plain")]
+    for test in failed:
+        print(f"fails in mode {options.mode} only: {test}")
+    return 1 if failed or not outcomes else 0
 
 
 def _run_slice(folder: Path, options: argparse.Namespace, outcomes: dict[str, str]) -> bool:
@@ -75,6 +95,7 @@ def _run_slice(folder: Path, options: argparse.Namespace, outcomes: dict[str, st
     run = [*shlex.split(options.under), sys.executable, "-m", "pytest", "-q", "--tb=short", "-rN"]
     run += ["-p", "langgraph_suite", "-p", "no:cacheprovider", f"--timeout={options.timeout}"]
     run += [f"--session-timeout={options.slice}", *(["-k", options.keyword] if options.keyword else [])]
+    run += ["-n", str(options.workers)] if options.workers else []
     run += [f"tests/{name}" for name in options.files] or ["tests"]
     done = subprocess.run(run, cwd=folder, env=env, capture_output=True, text=True)
     if options.log is not None:
@@ -108,7 +129,7 @@ class _Suite:
 
     def begin(self) -> None:
         """Give the next test a home and a workspace of its own."""
-        self._at = self._folder / str(next(self._number))
+        self._at = self._folder / f"{os.getpid()}-{next(self._number)}"
         (self._at / "workspace").mkdir(parents=True)
         self._open.clear()  # apps compiled during collection live as long as the tests
 

@@ -78,6 +78,15 @@ def checkpointer_of(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -
     return graph._resolve_checkpointer(config)
 
 
+def without_sync(config: RunnableConfig | None, options: dict[str, Any]) -> RunnableConfig | None:
+    """Return the config for a graph without checkpointer, and change its options, so that durability "sync" is
+    "async": LangGraph would wait for a checkpoint that nobody saves, and fails."""
+    if options.get("durability") == "sync":
+        options["durability"] = "async"
+    inherits = ensure_config(config).get(CONF, {}).get(CONFIG_KEY_DURABILITY) == "sync"
+    return patch_configurable(config, {CONFIG_KEY_DURABILITY: "async"}) if inherits else config
+
+
 def required_checkpointer_of(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> BaseCheckpointSaver[Any]:
     """As `checkpointer_of`; raises LangGraph's own error if there is none."""
     return graph._state_checkpointer(config)
@@ -121,4 +130,5 @@ __all__ = [
     "refuse_unsupported",
     "required_checkpointer_of",
     "task_path_str",
+    "without_sync",
 ]

@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_args, get_origin
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.langgraph.nodes import NodeCode
 from ramify.compiler.frontend.python.modules import dependencies
+from ramify.compiler.frontend.python.parsing import parsed
 from ramify.compiler.frontend.python.sources import Sources
 from ramify.compiler.frontend.python.step_checks import refuse_step_calls, type_hints_of, unstorable_type
 from ramify.compiler.frontend.python.world_access import refuse_held_worlds
@@ -42,7 +43,10 @@ def check_schemas(name: str, builder: Any, *, stored: bool) -> None:
     for schema, channels in builder.schemas.items():
         hints = type_hints_of(schema)
         for field, channel in channels.items():
-            where = _where(schema, field) or f"{name}, channel {field}"
+
+            def where(schema: Any = schema, field: str = field) -> str:
+                return _where(schema, field) or f"{name}, channel {field}"
+
             _check_reducer(field, channel, where)
             found = unstorable_type(hints[field]) if field in hints else None
             if found is not None and (stored or found in ("Sandbox", "SyncSandbox")):
@@ -50,12 +54,12 @@ def check_schemas(name: str, builder: Any, *, stored: bool) -> None:
                     continue
                 raise WorkflowError(
                     f"channel {field} holds a {found}, which no checkpoint can store",
-                    where=where,
+                    where=where(),
                     mend="store what it is made from (a path, a name), and make it in the node that uses it",
                 )
 
 
-def _check_reducer(field: str, channel: Any, where: str) -> None:
+def _check_reducer(field: str, channel: Any, where: Callable[[], str]) -> None:
     """Try a builtin reducer on the empty value of its channel's type. Reducers of the user are not run.
 
     A reducer is refused only if it can join that value to nothing, since an update may be of another type (`[] * 2`).
@@ -73,7 +77,7 @@ def _check_reducer(field: str, channel: Any, where: str) -> None:
         ):
             return
         what = f"reducer {reducer.__name__} of channel {field} raises on two of {kind.__name__}: {error}"
-        raise WorkflowError(what, where=where, mend=f"give it one that joins two of {kind.__name__}") from None
+        raise WorkflowError(what, where=where(), mend=f"give it one that joins two of {kind.__name__}") from None
 
 
 def _joins(reducer: Any, kind: Any, update: Any) -> bool:
@@ -166,7 +170,7 @@ def _where(schema: Any, field: str) -> str | None:
 
 def _lines(kind: Any) -> Iterator[tuple[int, str]]:
     try:
-        lines, first = getsourcelines(kind)
+        lines, first = parsed(lambda: getsourcelines(kind))
     except (OSError, TypeError):  # a builtin, or made in a shell
         return iter(())
     return enumerate(lines, first)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.graph import Graph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
@@ -36,6 +37,7 @@ from ramify.runtime.langgraph.compat import (
     ensure_config,
     merge_configs,
     patch_configurable,
+    without_sync,
 )
 from ramify.runtime.langgraph.errors import InvokedWhileLoaded
 from ramify.runtime.langgraph.node.nested_graphs import InstrumentedGraph, intercepted_graphs
@@ -120,6 +122,7 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         finally:
             if invocation.calls:
                 self.session.portal.wait(self.session.end(invocation, outcome))
+            invocation.loop = None  # they refer to each other: without this, LangGraph's loop would wait for gc
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
         """Stream as LangGraph does. Raises as `stream`."""
@@ -147,12 +150,19 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         finally:
             if invocation.calls:
                 await self.session.portal.cross(self.session.end(invocation, outcome))
+            invocation.loop = None
 
     def get_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
         return super(WorldApp, _looking(self)).get_state(config, subgraphs=subgraphs)
 
     async def aget_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
         return await super(WorldApp, _looking(self)).aget_state(config, subgraphs=subgraphs)
+
+    def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
+        return super(WorldApp, _drawn(self)).get_graph(config, xray=xray)
+
+    async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
+        return await super(WorldApp, _drawn(self)).aget_graph(config, xray=xray)
 
     def _asked(self, config: RunnableConfig | None) -> RunnableConfig:
         """Return the config as the caller gave it, without our invocation."""
@@ -207,6 +217,8 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         saver = checkpointer_of(self, merged)
         if saver is not None:
             _raise_durability(options, conf)
+        else:
+            config = without_sync(config, options)
         thread = conf.get(CONFIG_KEY_THREAD_ID)
         deadline = conf.get(DEADLINE)
         invocation = Invocation(
@@ -230,6 +242,16 @@ def _is_async(graph: Pregel[Any, Any, Any, Any]) -> bool:
         if _is_async(bound) if isinstance(bound, Pregel) else inspect.iscoroutinefunction(user_function(bound)):
             return True
     return False
+
+
+def _drawn(graph: _Graph) -> _Graph:
+    """Return a copy of the graph for drawing: it shows the runnables that the user gave, not ours."""
+    drawn = copy(graph)
+    drawn.nodes = {
+        name: node.copy({"bound": node.bound.bound}) if isinstance(node.bound, WorldNode) else node
+        for name, node in graph.nodes.items()
+    }
+    return drawn
 
 
 def _looking(graph: _Graph) -> _Graph:

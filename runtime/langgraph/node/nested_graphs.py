@@ -20,7 +20,15 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import ParentCommand
 from langgraph.pregel import Pregel
 
-from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_THREAD_ID, PregelNode, ensure_config, patch_configurable
+from ramify.runtime.langgraph.compat import (
+    CONF,
+    CONFIG_KEY_THREAD_ID,
+    PregelNode,
+    checkpointer_of,
+    ensure_config,
+    patch_configurable,
+    without_sync,
+)
 from ramify.runtime.langgraph.node.task_config import CALLER, INVOCATION
 from ramify.runtime.langgraph.thread.attempt import Attempt
 from ramify.runtime.langgraph.thread.channels import WorldChannel, instrumented_channels
@@ -47,10 +55,13 @@ class Caller:
         self._instrument = instrument
 
     def graph(
-        self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig | None
+        self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig | None, options: dict[str, Any]
     ) -> tuple[Pregel[Any, Any, Any, Any], RunnableConfig, Invocation]:
-        """Return the graph over worlds and its config, for one invocation."""
-        conf = ensure_config(graph.config, config)[CONF]
+        """Return the graph over worlds and its config, for one invocation with these options, which it may change."""
+        merged = ensure_config(graph.config, config)
+        conf = merged[CONF]
+        if checkpointer_of(graph, merged) is None:
+            config = without_sync(config, options)
         thread = conf.get(CONFIG_KEY_THREAD_ID)
         invocation = Invocation(None if thread is None else str(thread), addressed=False, within=self.attempt)
         inner = copy(graph)
@@ -95,7 +106,7 @@ def _intercepted_stream(self: Any, input: Any, config: RunnableConfig | None = N
 def _stream_over_worlds(
     caller: Caller, graph: Any, input: Any, config: RunnableConfig | None, options: dict[str, Any]
 ) -> Iterator[Any]:
-    inner, config, invocation = caller.graph(graph, config)
+    inner, config, invocation = caller.graph(graph, config, options)
     try:
         yield from _stream(inner, input, config, **options)
     except ParentCommand:
@@ -116,7 +127,7 @@ def _intercepted_astream(
 async def _astream_over_worlds(
     caller: Caller, graph: Any, input: Any, config: RunnableConfig | None, options: dict[str, Any]
 ) -> AsyncIterator[Any]:
-    inner, config, invocation = caller.graph(graph, config)
+    inner, config, invocation = caller.graph(graph, config, options)
     try:
         async with aclosing(_astream(inner, input, config, **options)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:

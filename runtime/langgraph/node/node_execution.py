@@ -21,10 +21,16 @@ from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.types import CachePolicy, Command
 
 from ramify.fork_engine.errors import SnapshotNotFound
-from ramify.runtime.langgraph.compat import CACHE_NS_WRITES, CONF, CONFIG_KEY_CALL, patch_configurable
+from ramify.runtime.langgraph.compat import (
+    CACHE_NS_WRITES,
+    CONF,
+    CONFIG_KEY_CALL,
+    CONFIG_KEY_READ,
+    patch_configurable,
+)
 from ramify.runtime.langgraph.node.nested_graphs import Caller, Instrument
 from ramify.runtime.langgraph.node.task_calls import Call, Calls
-from ramify.runtime.langgraph.node.task_config import CALLER, Reading
+from ramify.runtime.langgraph.node.task_config import CALLER, Reading, without_world_channel
 from ramify.runtime.langgraph.thread.attempt import Attempt
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.langgraph.thread.portal import Portal, PortalFuture
@@ -201,6 +207,8 @@ class NodeExecution:
             given[CONFIG_KEY_CALL] = self._calls = Calls(
                 self.attempt, self._node.task, conf, in_turn=limit is not None
             )
+        if (read := conf.get(CONFIG_KEY_READ)) is not None:
+            given[CONFIG_KEY_READ] = without_world_channel(read)
         return patch_configurable(config, given)
 
     @contextmanager

@@ -155,6 +155,16 @@ def env_of(loop: PregelLoop) -> StoredPosition | None:
     return channel.get() if channel is not None and channel.is_available() else None
 
 
+def without_world_channel(read: Any) -> Any:
+    """Return LangGraph's function that reads a task's channels, for the user's code, which may read all of them: a
+    `ToolNode` hands them to its tools as the state."""
+    if not isinstance(read, functools.partial) or len(read.args) < 2 or ENV not in read.args[1]:
+        return read
+    scratchpad, channels, *rest = read.args
+    shown = {name: channel for name, channel in channels.items() if name != ENV}
+    return functools.partial(read.func, scratchpad, shown, *rest, **read.keywords)
+
+
 def scheduler(conf: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the loop's `accept_push`. For a node with a timeout, the function that calls tasks is wrapped in another
     one."""

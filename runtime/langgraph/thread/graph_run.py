@@ -8,6 +8,7 @@ back to it, and what runs from there is a new branch.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -181,7 +182,8 @@ class GraphRun:
         self._noted.append(row)
         if not self._is_lingering:
             self._is_lingering = True
-            self._loop.call_soon_threadsafe(self._linger)
+            # in an empty context: the caller's would keep the node's config, and with it LangGraph's loop
+            self._loop.call_soon_threadsafe(self._linger, context=contextvars.Context())
 
     def _linger(self) -> None:
         self._writing = asyncio.create_task(self._write_behind())

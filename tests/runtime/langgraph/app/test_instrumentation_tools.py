@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
+from langgraph.prebuilt import ToolNode, ToolRuntime
 from pydantic import PrivateAttr
 
 import ramify.graph
@@ -98,3 +98,23 @@ def test_such_a_tool_outside_a_run_says_so(compile_graph: Any) -> None:
     compile_graph(create_agent(Script(says=[]), tools))
     with pytest.raises(NotInARun, match="tool 'write'"):
         tools[0].invoke({"path": "a", "text": "A"})
+
+
+def test_a_tool_of_a_tool_node_that_a_node_calls_sees_the_graphs_state_only(compile_graph: Any) -> None:
+    seen = list[Any]()
+
+    @tool
+    def look(runtime: ToolRuntime) -> str:
+        """Look."""
+        seen.append(sorted(runtime.state))
+        return "seen"
+
+    def write(state: MessagesState, sandbox: SyncSandbox) -> None:
+        (sandbox.path / "file").touch()
+
+    def node(state: MessagesState) -> Any:
+        return ToolNode([look]).invoke([{**call("look", 1), "type": "tool_call"}])
+
+    graph = StateGraph(MessagesState).add_sequence([write, node]).add_edge(START, "write")
+    compile_graph(graph).invoke({"messages": []})
+    assert seen == [["messages"]]

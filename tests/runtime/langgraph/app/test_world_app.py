@@ -7,6 +7,7 @@ import gc
 import operator
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
@@ -464,3 +466,23 @@ def test_a_workspace_that_is_not_there_is_one_plain_error(
     assert "fork_engine/importer" not in told, told
     assert "direct cause" not in told
     assert "During" not in told
+
+
+async def test_langgraphs_loop_ends_with_its_invocation(compile_graph: Any) -> None:
+    """As in LangGraph, it is freed at once and not by the garbage collector."""
+    loops = list[Any]()
+
+    def node(state: State) -> State:
+        call = get_config()["configurable"]["__pregel_call"]
+        loops.append(weakref.ref(call._original.keywords["schedule_task"].__self__))
+        return {"n": 1}
+
+    app = compile_graph(chain(("node", node)))
+    gc.collect()
+    gc.disable()
+    try:
+        app.invoke({})
+        await app.ainvoke({})
+        assert [loop() for loop in loops] == [None, None]
+    finally:
+        gc.enable()

@@ -247,3 +247,14 @@ def test_pregel_is_unpatched_when_nothing_runs(compile_graph: Any) -> None:
     app.invoke({"seen": []})
     assert (Pregel.stream, Pregel.astream) == before
     assert before[0].__module__ == "langgraph.pregel.main"
+
+
+@pytest.mark.parametrize("durability", ["sync", "exit", "async"])
+@pytest.mark.parametrize("over", [False, True])
+async def test_a_subgraph_that_saves_nothing_under_any_durability(
+    durability: Any, over: bool, compile_graph: Any
+) -> None:
+    sub = chain(x=writer("x")).compile(checkpointer=False)
+    app = compile_graph(chain(sub=compile_graph(sub) if over else sub), checkpointer=InMemorySaver())
+    assert app.invoke({"seen": []}, CONFIG, durability=durability)["seen"]
+    assert (await app.ainvoke({"seen": []}, CONFIG, durability=durability))["seen"]

@@ -67,3 +67,11 @@ async def test_its_error_is_the_callers_and_its_run_has_ended(app: Any, kept: An
         await app.nodes["fail"].ainvoke({})
     app.nodes["upper"].invoke({"text": "a"})
     assert sorted(run.status for run in kept(app).runs) == [RunStatus.DONE, RunStatus.FAILED, RunStatus.FAILED]
+
+
+async def test_a_drawing_shows_the_users_nodes(app: Any) -> None:
+    plain = (
+        StateGraph(State).add_sequence([upper, append, list_files, nested, fail]).add_edge(START, "upper").compile()
+    )
+    assert app.get_graph().to_json() == plain.get_graph().to_json()
+    assert (await app.aget_graph(xray=True)).draw_mermaid() == plain.get_graph(xray=True).draw_mermaid()
