@@ -16,7 +16,7 @@ from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.plan import Effect, OpKind
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects.fence import Compensate, InFork, Outside, Reconcile
-from ramify.runtime.errors import NestedWorkflow, NotInARun, TargetNotFound
+from ramify.runtime.errors import NestedWorkflow, NotInARun, TargetBroken, TargetNotFound
 from ramify.runtime.execution.run import RunScope
 from ramify.runtime.execution.step_call import StepDef, call_inline
 from ramify.runtime.execution.steps import begin_step
@@ -252,7 +252,7 @@ class Workflow(Generic[P, R]):
         """
         try:
             return bool(load_target(ref).workspace == self.workspace)
-        except TargetNotFound:  # defined in a notebook or inside a function
+        except (TargetBroken, TargetNotFound):  # defined in a notebook or inside a function
             return False
 
     def invoke(self, *args: P.args, **kwargs: P.kwargs) -> R:

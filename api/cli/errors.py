@@ -52,10 +52,6 @@ class Interrupted(click.ClickException):
         click.echo(f"ramify: {self.message}", file, err=True)
 
 
-class TargetBroken(Exception):
-    """The user's file raised while it was loaded; the cause is chained."""
-
-
 def is_ours(error: BaseException) -> bool:
     known = ((sys.modules.get(module), name) for module, name in ROOTS)
     return any(module is not None and isinstance(error, getattr(module, name)) for module, name in known)
@@ -75,13 +71,13 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
     if isinstance(error, OSError) and error.filename is not None:
         _say(f"{error.filename}: {error.strerror}")
         return FAILED
-    if not (is_ours(error) or isinstance(error, TargetBroken)):
+    if not is_ours(error):
         raise error
     doubt = error if hasattr(error, "doubtful_run") else error.__cause__
     if hasattr(doubt, "doubtful_run"):  # not an error in the user's code: the message says what to do
         _say(str(doubt), typed)
         return IN_DOUBT
-    if isinstance(error, TargetBroken) or hasattr(error, "run_id"):  # the user's code raised
+    if hasattr(error, "broken_target") or hasattr(error, "run_id"):  # the user's code raised
         _show_users_frames(error)
     _say(str(error), typed)
     if hasattr(error, "waiting_run"):
