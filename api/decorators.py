@@ -302,6 +302,16 @@ def _now(made: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(made)
 
 
+def load_workflow(ref: str) -> Workflow[..., Any]:
+    """The workflow of a reference. Raises `TargetNotFound`, also if the name means something else, and
+    `TargetBroken`."""
+    found = load_target(ref)
+    if not isinstance(getattr(found, "__ramify_workflow__", None), WorkflowInfo):
+        raise TargetNotFound(f"{ref} is a {type(found).__name__}, not a workflow: put @workflow on it")
+    workflow: Workflow[..., Any] = found
+    return workflow
+
+
 def steps_of(workflow: Workflow[..., Any]) -> dict[str, StepDef]:
     """The steps in the workflow's module, by name."""
     known = workflow.__wrapped__.__globals__.values()
