@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ramify.runtime.errors import TargetBroken, TargetNotFound
+from ramify.compiler.errors import CompileError
+from ramify.runtime.errors import RunError, TargetBroken, TargetNotFound
 
 _targets: set[str] = set()
 _PACKAGES = ("site-packages", "dist-packages")
@@ -37,17 +38,17 @@ def register_target(module: str) -> None:
 def load_target(ref: str) -> Any:
     """Return the object of `file.py:name` or `module:name`.
 
-    Raises `TargetNotFound`; `TargetBroken` if the module raises; errors of Ramify, such as a `CompileError`, as they
-    are.
+    Raises `TargetNotFound`; `TargetBroken` if the module raises, except for `RunError` and `CompileError`, which say
+    themselves where the fault is.
     """
     where, _, name = ref.rpartition(":")
     if not where or not name:
         raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
     try:
         module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    except (RunError, CompileError):
+        raise
     except (Exception, SystemExit) as error:
-        if type(error).__module__.startswith("ramify."):
-            raise
         raise TargetBroken(f"{where} could not be loaded: {_told(error)}") from error
     register_target(module.__name__)
     found: Any = module
