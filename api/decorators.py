@@ -16,7 +16,7 @@ from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.plan import Effect, OpKind
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects.fence import Compensate, InFork, Outside, Reconcile
-from ramify.runtime.errors import NestedWorkflow, NotInARun, TargetNotFound
+from ramify.runtime.errors import NestedWorkflow, NotInARun, TargetBroken, TargetNotFound
 from ramify.runtime.execution.run import RunScope
 from ramify.runtime.execution.step_call import StepDef, call_inline
 from ramify.runtime.execution.steps import begin_step
@@ -252,7 +252,7 @@ class Workflow(Generic[P, R]):
         """
         try:
             return bool(load_target(ref).workspace == self.workspace)
-        except TargetNotFound:  # defined in a notebook or inside a function
+        except (TargetBroken, TargetNotFound):  # defined in a notebook or inside a function
             return False
 
     def invoke(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -300,6 +300,16 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
 
 def _now(made: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(made)
+
+
+def load_workflow(ref: str) -> Workflow[..., Any]:
+    """The workflow of a reference. Raises `TargetNotFound`, also if the name means something else, and
+    `TargetBroken`."""
+    found = load_target(ref)
+    if not isinstance(getattr(found, "__ramify_workflow__", None), WorkflowInfo):
+        raise TargetNotFound(f"{ref} is a {type(found).__name__}, not a workflow: put @workflow on it")
+    workflow: Workflow[..., Any] = found
+    return workflow
 
 
 def steps_of(workflow: Workflow[..., Any]) -> dict[str, StepDef]:

@@ -98,12 +98,17 @@ class Resources:
         ours = given is None or getattr(given, "name", None) != name  # a subclass of ours may keep its name
         if ours and name in NAMES:
             return await asyncio.to_thread(open_backend, name, snapshots, scratch)
-        if given is None:
-            raise RunError(
-                f"there is no sandbox backend {name!r}: choose one of {', '.join(NAMES)}, "
-                "or pass your own to Runtime(sandbox=…)"
-            )
+        self.require_backend(name)
+        assert given is not None
         return given(snapshots, scratch) if callable(given) else given
+
+    def require_backend(self, name: str) -> None:
+        """Raise `RunError` if there is no backend of that name."""
+        if self._given_backend is None and name not in NAMES:
+            raise RunError(
+                f"there is no sandbox backend {name!r}: choose one of {', '.join(NAMES)} (--sandbox, "
+                "$RAMIFY_SANDBOX), or pass your own to Runtime(sandbox=…)"
+            )
 
     def warm(self, settings: Settings) -> None:
         """Start the model in the background; the first call waits for it."""

@@ -18,7 +18,7 @@ from typing import Any
 from ramify import paths
 from ramify.code_changes import Changes, CodeDiff, is_from_current_files, placed, preview, standing
 from ramify.compiler.plan import OpKind, Plan
-from ramify.decorators import Workflow, steps_of
+from ramify.decorators import Workflow, load_workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Resolver
@@ -48,7 +48,6 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.store import RunStore
-from ramify.runtime.user_code.workflow_loader import load_target
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 
@@ -127,6 +126,8 @@ class Runtime(RecordedRuns):
     async def __aenter__(self) -> Runtime:
         if self._entered:
             raise RunError("a Runtime is opened only once: create another one")
+        if self._chosen_sandbox is not None:  # otherwise it is known when a run is resumed
+            self._resources.require_backend(self._chosen_sandbox)
         self._entered = True
         async with AsyncExitStack() as stack:
             try:
@@ -258,7 +259,7 @@ class Runtime(RecordedRuns):
         self._check_here()
         record = await self.store.run(RunId(run_id))
         self.last_run_id = record.id
-        workflow = load_target(record.workflow)
+        workflow = load_workflow(record.workflow)
         given = given_answers(answer, answers)
         if record.status is RunStatus.DONE and back_to is None:
             await self.store_answers_of(record, given, "Runtime.resume")
@@ -313,7 +314,7 @@ class Runtime(RecordedRuns):
         """What `resume(..., accept_changes=True)` would do with a run's recorded results. Changes nothing."""
         record = await self.store.run(RunId(run_id))
         ops, llm = await self.store.ops(record.id), await self.store.llm(record.id)
-        return preview(record, load_target(record.workflow), ops, llm, await self.store.effects(record.id))
+        return preview(record, load_workflow(record.workflow), ops, llm, await self.store.effects(record.id))
 
     async def fork(self, checkpoint_id: str, *, files: str | Path | None = None, for_real: bool = False) -> RunRecord:
         """Create a run that starts at a checkpoint of another; `resume` continues it. Returns its record.

@@ -5,8 +5,10 @@
 Seven workflows (payments in a list and equal calls, a loop, a fork, a gather, helpers of another module, a question,
 a retry) are killed at points after every commit and rename, and then edited: comments, blank lines, black and ruff
 with several line lengths, functions and locals that are moved or renamed, a fixed step, added steps, swapped calls,
-`patched` blocks, `ramify fork`. Edits that change what a workflow does are resumed with and without `accept_changes`.
-A few runs are killed by a signal, as processes of the command line. A refused edit is resumed with the original code,
+`patched` blocks, `ramify fork`, and the same program written in another way (`tests/edits/rewrites.py`): blocks
+around statements, walrus, nested functions, keyword arguments, type hints, other imports, renamed and moved steps.
+Edits that change what a workflow does, or its text, are resumed with and without `accept_changes`. A few runs are
+killed by a signal, as processes of the command line. A refused edit is resumed with the original code,
 and must finish.
 
 With --json the last line is one object: `edits`; `repeated`, effects that happened twice; `wrong`, results that do
@@ -66,14 +68,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     begun = time.monotonic()
-    tally = measure(given.edits or (QUICK if given.quick else USUAL), given.seed)
+    tally = Tally()
+    try:
+        measure(tally, given.edits or (QUICK if given.quick else USUAL), given.seed)
+    except KeyboardInterrupt:
+        tally.without.append("interrupted: the figures are of the edits until then")
     report = _report(tally, given.seed, time.monotonic() - begun)
     print(json.dumps(report) if given.json else _told(report))
     return 1 if tally.repeated or tally.wrong or tally.refused_layout else 0
 
 
-def measure(edits: int, seed: int) -> Tally:
-    chance, tally = random.Random(seed), Tally()
+def measure(tally: Tally, edits: int, seed: int) -> None:
+    chance = random.Random(seed)
     memory = Path("/dev/shm")  # a killed process leaves what the kernel has, so no disk is needed
     scratch = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="ramify-edits-", dir=scratch) as made:
@@ -92,7 +98,6 @@ def measure(edits: int, seed: int) -> Tally:
                 chosen = order[: 1 + (edits - tally.edits) // len(FLOWS)][:EDITED_AT_A_POINT]
                 if tally.edits < edits and chosen:
                     _at_a_point(tally, flow, chosen, folder, chance, most[flow.name])
-    return tally
 
 
 def _points(flow: Flow, folder: Path) -> int:
@@ -138,7 +143,7 @@ def one(tally: Tally, flow: Flow, edit: Edit, place: Path, chance: random.Random
     refused = left.status == trial.REFUSED
     if refused:
         trial.write(place, dict(flow.files))
-        left = trial.resume(place)
+        left = trial.resume(place, accept=edit.accepted)  # the changed code may have been accepted and then refused
     count_one(tally, flow, edit, refused, left, place, before, files)
 
 

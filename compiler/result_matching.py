@@ -133,6 +133,8 @@ class _Lines:
     def _may_be_called(self, op: PlanOp, steps: set[str]) -> bool:
         if op.kind is OpKind.BREAK:  # what runs here is not known ahead
             return True
+        if any(other.kind is OpKind.BREAK for other in self.added):  # unseen code may call any step
+            return True
         if op.kind is OpKind.FORK:
             return any(other.step in steps for other in placed_operations(self.now))
         if op.step is not None and any(other.step == op.step for other in self.added):

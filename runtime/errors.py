@@ -35,6 +35,7 @@ RunError
 ├── NestedWorkflow        a workflow was called in a step, or belongs to another workspace than the run
 ├── BadArguments          a workflow or step was called with arguments that it does not take
 ├── TargetNotFound        no such file, module or name to run
+├── TargetBroken          the file or module of a workflow raised while it was loaded
 ├── CommandFailed         `sandbox.run(…, check=True)` and the command failed; `.result`
 └── PlanMismatch          the plan has no operation for what the workflow does
 """
@@ -272,6 +273,12 @@ class BadArguments(RunError, TypeError):
 
 class TargetNotFound(RunError):
     """The file, module or name of a workflow does not exist."""
+
+
+class TargetBroken(RunError):
+    """The file or module of a workflow raised while it was loaded. `__cause__`: what it raised."""
+
+    broken_target = True  # for the command line, which shows the user's part of the stack
 
 
 class CommandFailed(RunError):

@@ -18,7 +18,7 @@ NAMES = ("namespaces", "docker", "copy")
 def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
     """The backend of this name, for `async with`. Blocks for a tenth of a second to check that it works here.
 
-    Raises `BackendUnavailable` with the reason, and `ValueError` for an unknown name.
+    Raises `BackendUnavailable` with the reason, also for an unknown name.
     """
     match name:
         case "namespaces":
@@ -37,4 +37,6 @@ def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
         case "copy":
             return CopyBackend(store, scratch)
         case _:
-            raise ValueError(f"no sandbox backend is called {name!r}: choose one of {', '.join(NAMES)}")
+            raise BackendUnavailable(
+                f"there is no sandbox backend {name!r}: choose one of {', '.join(NAMES)} (--sandbox, $RAMIFY_SANDBOX)"
+            )

@@ -4,14 +4,17 @@ code.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import click
 
+from ramify import paths
 from ramify.cli.console import LocationOptions
 from ramify.inspect.text import harmless
 
@@ -40,6 +43,9 @@ EXTRAS = {
 OURS = ("ramify.", "asyncio.", "concurrent.", "threading", "contextlib", "importlib", "click.", "sqlalchemy.")
 
 
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
 class Interrupted(click.ClickException):
     """Ctrl-C during a run."""
 
@@ -50,10 +56,6 @@ class Interrupted(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"ramify: {self.message}", file, err=True)
-
-
-class TargetBroken(Exception):
-    """The user's file raised while it was loaded; the cause is chained."""
 
 
 def is_ours(error: BaseException) -> bool:
@@ -73,20 +75,37 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
         _say(f"{name} is not installed: pip install 'ramify[{EXTRAS[name]}]'")
         return FAILED
     if isinstance(error, OSError) and error.filename is not None:
-        _say(f"{error.filename}: {error.strerror}")
+        _say(f"{error.filename}: {error.strerror}{_mend(error, typed)}")
         return FAILED
-    if not (is_ours(error) or isinstance(error, TargetBroken)):
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        _say(f"{error.strerror}: free some space, or write the output elsewhere")
+        return FAILED
+    if not is_ours(error):
         raise error
     doubt = error if hasattr(error, "doubtful_run") else error.__cause__
     if hasattr(doubt, "doubtful_run"):  # not an error in the user's code: the message says what to do
         _say(str(doubt), typed)
         return IN_DOUBT
-    if isinstance(error, TargetBroken) or hasattr(error, "run_id"):  # the user's code raised
+    if hasattr(error, "broken_target") or hasattr(error, "run_id"):  # the user's code raised
         _show_users_frames(error)
     _say(str(error), typed)
     if hasattr(error, "waiting_run"):
         return WAITING
     return INTERRUPTED if hasattr(error, "cancelled_run") else FAILED
+
+
+_OF_ITS_HOME = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
+
+
+def _mend(error: OSError, typed: LocationOptions | None) -> str:
+    if error.errno in _NO_SPACE:
+        return ": free some space"
+    home = None if typed is None else paths.home(typed.home)
+    if home is None or error.errno not in _OF_ITS_HOME:
+        return ""
+    place = Path(os.fsdecode(error.filename)).absolute()
+    inside = place == home or home in place.parents or place in home.parents
+    return ": check its permissions, or name another home (--home DIR or $RAMIFY_HOME)" if inside else ""
 
 
 def _say(message: str, typed: LocationOptions | None = None) -> None:

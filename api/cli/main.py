@@ -71,6 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_command_line(arguments: list[str] | None = None) -> int:
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
@@ -86,12 +87,34 @@ def run_command_line(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
-    except BrokenPipeError:
-        # the reader of our output is gone: exit quietly, also when Python flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output is gone: exit quietly
+        _drop_output()
         return 1
     except Exception as error:  # noqa: BLE001  # `report` raises bugs of Ramify again
-        return report(error, typed)
+        status = report(error, typed)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        return status
+
+
+def _drop_output() -> None:
+    """Drop what is still to be written, which Python would try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that the caller closed, as in `ramify … >&-`, on nothing.
+
+    Otherwise the next file that is opened would have the number of a stream.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  open until the program ends
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 import click
 
-from ramify.cli.errors import TargetBroken, is_ours
 from ramify.compiler.declarations import WorkflowInfo
 from ramify.inspect.values import parse_value
 
@@ -26,12 +25,7 @@ def load(target: str) -> Any:
     """The object that FILE.py:NAME or MODULE:NAME names. Raises `TargetNotFound`, `TargetBroken`."""
     from ramify.runtime.user_code.workflow_loader import load_target
 
-    try:
-        return load_target(target)
-    except Exception as error:
-        if is_ours(error):
-            raise
-        raise TargetBroken(f"{target.rpartition(':')[0]} could not be loaded: {error}") from error
+    return load_target(target)
 
 
 def workflow_info(found: object) -> WorkflowInfo | None:
@@ -46,6 +40,8 @@ def load_graph(target: str, found: object) -> object:
     try:
         return found()
     except Exception as error:
+        from ramify.runtime.errors import TargetBroken
+
         raise TargetBroken(f"{target} could not make its graph: {error}") from error
 
 

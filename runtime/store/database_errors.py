@@ -19,7 +19,7 @@ BUSY_TIMEOUT_S = 30.0
 
 # By SQLite's primary result code: its name up to the second underscore.
 ADVICE = {
-    "SQLITE_FULL": "the disk is full: free some space, then `ramify resume`",
+    "SQLITE_FULL": "the disk is full: free some space, and try again",
     "SQLITE_READONLY": "it cannot be written: check the permissions of file and folder, or use another --home",
     "SQLITE_PERM": "it cannot be read: check the permissions of file and folder, or use another --home",
     "SQLITE_CANTOPEN": (
@@ -45,17 +45,17 @@ SERVER_ADVICE = {
     **dict.fromkeys(("42P05", "26000"), SHARED_SESSIONS),  # prepared statements that another client made
     "08P01": "a connection pooler refused it: use the server's own address, or set pool_mode = session there, with "
     "several connections per process",
-    "08": "the connection broke: check that the server runs, then `ramify resume`",
+    "08": "the connection broke: check that the server runs, and try again",
     "23": ADVICE["SQLITE_CONSTRAINT"],
     "25006": "it cannot be written: it is read-only (a standby?)",
     "28": "it refuses this user: check the address",
     "3D000": "there is no such database: create it",
     "42501": "this user lacks a permission: allow it to create or use the schema `ramify`",
-    "53100": "the server's disk is full: free some space, then `ramify resume`",
-    "53300": "the server takes no more connections: end some, then `ramify resume`",
-    "57P": "the server was shut down: start it, then `ramify resume`",
+    "53100": "the server's disk is full: free some space, and try again",
+    "53300": "the server takes no more connections: end some, and try again",
+    "57P": "the server was shut down: start it, and try again",
 }
-NO_SERVER = "no server answers there: check that it runs, then `ramify resume`"
+NO_SERVER = "no server answers there: check that it runs, and try again"
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ramify.runtime.errors import TargetNotFound
+from ramify.compiler.errors import CompileError
+from ramify.runtime.errors import RunError, TargetBroken, TargetNotFound
 
 _targets: set[str] = set()
 _PACKAGES = ("site-packages", "dist-packages")
@@ -35,11 +36,20 @@ def register_target(module: str) -> None:
 
 
 def load_target(ref: str) -> Any:
-    """Return the object of `file.py:name` or `module:name`. Raises `TargetNotFound`, and the module's own errors."""
+    """Return the object of `file.py:name` or `module:name`.
+
+    Raises `TargetNotFound`; `TargetBroken` if the module raises, except for `RunError` and `CompileError`, which say
+    themselves where the fault is.
+    """
     where, _, name = ref.rpartition(":")
     if not where or not name:
         raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
-    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    try:
+        module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    except (RunError, CompileError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise TargetBroken(f"{where} could not be loaded: {_told(error)}") from error
     register_target(module.__name__)
     found: Any = module
     for part in name.split("."):
@@ -47,6 +57,14 @@ def load_target(ref: str) -> Any:
             raise TargetNotFound(f"{where} has no {name!r}")
         found = getattr(found, part)
     return found
+
+
+def _told(error: Exception | SystemExit) -> str:
+    if isinstance(error, SystemExit):
+        return f'it ended the program ({error!r}): put what it runs under `if __name__ == "__main__":`'
+    if isinstance(error, RuntimeError) and "running event loop" in str(error):
+        return f'{error}: put `asyncio.run(…)` under `if __name__ == "__main__":`'
+    return str(error) or type(error).__name__
 
 
 def file_ref(function: Any) -> str | None:
@@ -88,7 +106,7 @@ def _dotted(file: Path) -> tuple[Path, str]:
 def _load_file(path: Path) -> ModuleType:
     file = path.expanduser().resolve()
     if not file.is_file():
-        raise TargetNotFound(f"{path}: no such file")
+        raise TargetNotFound(f"{path}: {'a folder, not a file' if file.is_dir() else 'no such file'}")
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
         return main

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ramify.cli import errors
-from ramify.cli.errors import TargetBroken, report
+from ramify.cli.errors import report
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.plan import PlanError
 from ramify.fork_engine.errors import SnapshotNotFound
-from ramify.runtime.errors import RunFailed, StoreError
+from ramify.runtime.errors import RunFailed, StoreError, TargetBroken
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.serving.errors import LLMUnavailable
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import workflow
-from ramify.cli.errors import TargetBroken
 from ramify.cli.targets import arguments, load, load_workflow, plain
 from ramify.inspect.values import parse_value
-from ramify.runtime.errors import TargetNotFound
+from ramify.runtime.errors import TargetBroken, TargetNotFound
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flows import Flow
+from rewrites import KEPT, REWRITTEN
 
 Files = dict[str, str]
 APP, HELPERS = "edited_app.py", "edited_helpers.py"
@@ -78,7 +79,7 @@ def formatted(tool: str) -> Callable[[Files, Flow, random.Random], Files | None]
     def change(files: Files, flow: Flow, chance: random.Random) -> Files | None:
         if not has(tool):
             return None
-        width = chance.choice([20, 30, 41, 60, 81, 100])
+        width = chance.choice([20, 30, 41, 60, 79, 81, 88, 100])
         return {name: _formatted(tool, width, text) for name, text in files.items()}
 
     return change
@@ -221,4 +222,7 @@ EDITS = (
     Edit("a step added, accepted", steps_added, layout=False, accepted=True),
     Edit("calls swapped", calls_swapped, layout=False),
     Edit("calls swapped, accepted", calls_swapped, layout=False, accepted=True),
+    *(Edit(name, change) for name, change in KEPT),
+    *(Edit(name, change, layout=False) for name, change in REWRITTEN),
+    *(Edit(f"{name}, accepted", change, layout=False, accepted=True) for name, change in REWRITTEN),
 )

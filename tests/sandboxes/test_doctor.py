@@ -67,7 +67,7 @@ def test_missing_bash_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="namespaces, docker, copy"):
+    with pytest.raises(BackendUnavailable, match="namespaces, docker, copy"):
         open_backend("magic", None, tmp_path)  # type: ignore[arg-type]
     assert not issubclass(BackendUnavailable, ValueError)
 

@@ -11,7 +11,7 @@ import click
 
 from ramify.cli.completion import run_names
 from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
-from ramify.cli.errors import TargetBroken, is_ours
+from ramify.cli.errors import is_ours
 from ramify.compiler.change_impact import affected_operations, changed_parts
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.inspect.home import require_run
@@ -124,7 +124,7 @@ def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Chang
     try:
         now = _plan_now(run, target)
     except Exception as error:
-        if not is_ours(error) and not isinstance(error, TargetBroken):
+        if not is_ours(error):
             raise
         return Changed(known=False, why=str(error))
     return compared(plan, now, run.frontend)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ramify.cli.errors import TargetBroken, is_ours
+from ramify.cli.errors import is_ours
 from ramify.inspect.home import Home
-from ramify.runtime.errors import RunError, RunFailed, RunWaiting, TargetNotFound
+from ramify.runtime.errors import RunError, RunFailed, RunWaiting, TargetBroken, TargetNotFound
 from ramify.runtime.journal.inbox import OpenQuestion, listed
 from ramify.runtime.records import VOID, CheckpointId, RunRecord
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.runtime.errors import TargetNotFound
+from ramify.runtime.errors import TargetBroken, TargetNotFound
 from ramify.runtime.user_code.workflow_loader import file_ref, load_target
 
 
@@ -52,10 +52,33 @@ def test_a_missing_target_is_named(ref: str, said: str) -> None:
         load_target(ref)
 
 
-def test_an_error_inside_the_file_is_raised_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "ramify_loading_bad.py").write_text("import no_such_dependency\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+ASYNCIO_RUN = """
+import asyncio
+one = asyncio.sleep(0)
+try:
+    asyncio.run(one)
+finally:
+    one.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("import no_such_dependency", ModuleNotFoundError, "No module named 'no_such_dependency'"),
+        ("def f(:", SyntaxError, "invalid syntax"),
+        ("raise ValueError", ValueError, "could not be loaded: ValueError"),
+        ("import sys; sys.exit(3)", SystemExit, r"ended the program \(SystemExit\(3\)\): put what it runs under"),
+        (ASYNCIO_RUN, RuntimeError, r"put `asyncio.run\(…\)` under"),
+    ],
+)
+async def test_what_a_file_raises_is_named_with_the_file(
+    tmp_path: Path, text: str, kind: type[BaseException], said: str
+) -> None:
+    (tmp_path / "ramify_loading_bad.py").write_text(f"{text}\n")
+    with pytest.raises(TargetBroken, match=rf"ramify_loading_bad\.py could not be loaded: .*{said}|{said}") as raised:
         load_target(f"{tmp_path / 'ramify_loading_bad.py'}:x")
+    assert isinstance(raised.value.__cause__, kind)
 
 
 def test_a_class_has_one_name_in_a_script_and_outside_it(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ async def test_swapped_names_keep_their_own_results(app: App) -> None:
         ("x = await next_id()", "y = await next_id()\n    x = y"),
         ("x = await next_id()", "if 1:\n        x = await next_id()\n    else:\n        x = await next_id()"),
         ("x = await next_id()", "for _ in 'ab':\n        x = await next_id()"),
+        ("x = await next_id()", "x = await (lambda: next_id())()"),
         ("x = [await next_id() for _ in 'ab']", "x = [await next_id() for _ in 'abc']"),
         ("for n in 'ab':\n        x = await next_id()", "for n in 'cab':\n        x = await next_id()"),
         ("x = await many('a')\n    await many('b')", "await many('c')\n    x = await many('a')\n    await many('b')"),
