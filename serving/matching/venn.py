@@ -45,13 +45,15 @@ def allocate(queues: Mapping[Group, float], rates: Rates) -> dict[Atom, Group]:
 
 @dataclass(frozen=True)
 class Venn:
-    """epsilon: the fairness knob ε of section 4.4.4; 0 is none.
+    """epsilon: the fairness knob ε of section 4.4.4; 0 is none. whole_jobs: order a group by what all rounds of a job
+    still need, where it is known (section 4.4.2.1 allows it), and not by the present round.
 
     [?] The paper's t_i, "the time usage", must be service received: if it were time since arrival, a job that waits
     longer would have a larger demand d' = d(t/T)^ε, and wait for ever.
     """
 
     epsilon: float = 0.0
+    whole_jobs: bool = False
 
     def order(self, requests: Sequence[Request], rates: Rates) -> Order:
         groups: dict[Group, list[Request]] = {}
@@ -64,7 +66,8 @@ class Venn:
         return {atom: _served(atom, owners.get(atom), scarce_first, groups) for atom in rates}
 
     def _demand(self, one: Request) -> float:
-        return one.remaining * self._share(one.served_s, one.fair_s)
+        left = one.left if self.whole_jobs and one.left is not None else one.remaining
+        return left * self._share(one.served_s, one.fair_s)
 
     def _queue(self, jobs: Sequence[Request]) -> float:
         served, fair = sum(one.served_s for one in jobs), sum(one.fair_s for one in jobs)

@@ -51,6 +51,11 @@ def test_jobs_of_a_group_go_by_what_they_still_need_and_no_device_is_idle() -> N
     assert order[atom(A, B)] == ["scarce", "small", "large"]
 
 
+def test_the_demand_may_be_that_of_all_rounds() -> None:
+    asked = [a_request("long", A, 2, left=90.0), a_request("short", A, 9, left=9.0), a_request("unknown", A, 20)]
+    assert Venn(whole_jobs=True).order(asked, {atom(A): 1.0})[atom(A)] == ["short", "unknown", "long"]
+
+
 def test_fairness_prefers_who_received_less_service() -> None:
     asked = [a_request("served", A, 2, served_s=50, fair_s=100), a_request("not yet", A, 3, served_s=5, fair_s=100)]
     assert Venn().order(asked, {atom(A): 1.0})[atom(A)] == ["served", "not yet"]
