@@ -11,8 +11,10 @@ from urllib.request import getproxies, proxy_bypass
 
 from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import Settings
+from ramify.runtime.worlds.recovery import Fetch
 from ramify.sandboxes.contract import Backend, Hiding
 from ramify.sandboxes.selection import NAMES, open_backend
 from ramify.serving.client import LLMClient
@@ -110,6 +112,17 @@ class Resources:
                 "$RAMIFY_SANDBOX), or pass your own to Runtime(sandbox=…)"
             )
 
+    def fetch(self, snapshots: SnapshotStore) -> Fetch | None:
+        """How to fetch a snapshot that this machine lacks; None if the home has no bucket (`ramify push`)."""
+        folder = paths.remote(self._home)
+        if not (folder / "config.json").exists():
+            return None
+
+        async def work(id: SnapshotId) -> Snapshot:
+            return await asyncio.to_thread(_fetched, snapshots, folder, id)
+
+        return work
+
     def warm(self, settings: Settings) -> None:
         """Start the model in the background; the first call waits for it."""
         key = (settings.server, settings.model)
@@ -198,3 +211,11 @@ def reuse_check_share(values: Mapping[str, str]) -> float:
     if not 0 <= share <= 1:
         raise RunError(f"RAMIFY_CHECK_REUSE={text!r} is not a share: write a number from 0 (none) to 1 (all)")
     return share
+
+
+def _fetched(snapshots: SnapshotStore, folder: Path, id: SnapshotId) -> Snapshot:
+    from ramify.fork_engine.remote.pull import pull
+    from ramify.fork_engine.remote.remote_store import RemoteStore
+
+    with RemoteStore(snapshots, folder) as remote:
+        return pull(remote, [id]).snapshots[0]

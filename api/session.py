@@ -374,6 +374,7 @@ class Runtime(RecordedRuns):
             settings=settings,
             check_reuse=self._check_reuse,
             reuse_answers=self._reuse_answers,
+            fetch=self._resources.fetch(self.snapshots),
         )
 
     def _emit(self, event: Event) -> None:

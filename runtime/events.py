@@ -49,6 +49,7 @@ class Level(StrEnum):
 
     RETRY = "retried in place"
     RESTORE = "restored"
+    FETCH = "fetched"  # from the home's bucket
     LINEAGE = "computed again"
 
 

@@ -78,7 +78,7 @@ class Bucket:
         with self._errors(name):
             return bytes(obstore.get(self._store, name).bytes())
 
-    def stream(self, name: str, start: int, length: int) -> Iterator[bytes]:
+    def stream(self, name: str, start: int, length: int) -> Iterator[memoryview]:
         """Yield `length` bytes of an object from `start`, in pieces; fewer if the object is shorter. Raises
         `RemoteObjectMissing`."""
         if length == 0:
@@ -91,13 +91,13 @@ class Bucket:
                 raise
             # services refuse a range that begins behind the end
 
-    def _stream(self, name: str, start: int, length: int) -> Iterator[bytes]:
+    def _stream(self, name: str, start: int, length: int) -> Iterator[memoryview]:
         import obstore
 
         with self._errors(name):
             found = obstore.get(self._store, name, options={"range": (start, start + length)})
             for piece in found.stream(min_chunk_size=min(length, PART_BYTES)):
-                yield bytes(piece)
+                yield memoryview(piece)
 
     def put(self, name: str, data: bytes | Iterable[bytes]) -> None:
         """Write an object, all of it or nothing. Errors that `data` raises are passed on, with nothing written."""

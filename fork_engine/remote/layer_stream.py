@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ramify.fork_engine.errors import RemoteObjectAltered, SnapshotCorrupt
-from ramify.fork_engine.filesystem.file_content import digest_fd, segments, write_all
+from ramify.fork_engine.filesystem.file_content import HashPool, digest_fd, segments, write_all
 from ramify.fork_engine.filesystem.openat import file
 from ramify.fork_engine.filesystem.write import create_file, write_tree
 from ramify.fork_engine.layers import LayerReader, Layers
@@ -71,7 +71,7 @@ def _files(manifest: Manifest) -> Iterator[tuple[str, Entry]]:
 class ExactReader:
     """Reads exact numbers of bytes from pieces. Raises `RemoteObjectAltered` if they end early."""
 
-    def __init__(self, pieces: Iterable[bytes], what: str) -> None:
+    def __init__(self, pieces: Iterable[bytes | memoryview], what: str) -> None:
         self._pieces, self.what = iter(pieces), what
         self._rest = memoryview(b"")
 
@@ -113,16 +113,24 @@ def read_manifest(reader: ExactReader, id: LayerId) -> Manifest:
 
 
 def write_layer(fs: Path, manifest: Manifest, reader: ExactReader) -> None:
-    """Fill the empty folder `fs` with the rest of a layer's stream. Each file is verified. Raises
-    `RemoteObjectAltered`."""
+    """Fill the empty folder `fs` with the rest of a layer's stream. Each file is verified, while later ones are
+    fetched. Raises `RemoteObjectAltered`."""
+    pool = HashPool()
 
     def place(path: str, entry: Entry, parent: int, name: str) -> None:
-        create_file(entry, parent, name, lambda fd: _fill(fd, path, entry, reader))
+        create_file(entry, parent, name, lambda fd: _fill(fd, path, entry, reader, pool))
 
-    write_tree(fs, manifest.entries, manifest.root, place)
+    try:
+        write_tree(fs, manifest.entries, manifest.root, place)
+        digests = pool.finish()
+    finally:
+        pool.close()
+    for path, entry in _files(manifest):
+        if digests[path] != entry.digest:
+            raise reader.altered(f"the bytes of {path} do not match its digest")
 
 
-def _fill(fd: int, path: str, entry: Entry, reader: ExactReader) -> None:
+def _fill(fd: int, path: str, entry: Entry, reader: ExactReader, pool: HashPool) -> None:
     os.ftruncate(fd, entry.size)
     for _ in range(reader.number(4)):
         offset, length = reader.number(8), reader.number(8)
@@ -131,5 +139,4 @@ def _fill(fd: int, path: str, entry: Entry, reader: ExactReader) -> None:
         for chunk in reader.chunks(length):
             write_all(fd, chunk, offset)
             offset += len(chunk)
-    if digest_fd(fd) != entry.digest:
-        raise reader.altered(f"the bytes of {path} do not match its digest")
+    pool.start(path, fd, entry.size)

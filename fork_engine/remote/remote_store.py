@@ -146,7 +146,7 @@ class RemoteStore:
             raise RemoteObjectMissing(
                 f"{self.bucket.url} has no snapshot {id}: push it from the machine that has it (`ramify push`)"
             )
-        marks = self.condemned()
+        marks = self.condemned() if len(names) > 1 else {}
         readable, why = False, None
         for name in sorted(names, key=marks.__contains__):
             try:

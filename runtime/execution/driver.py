@@ -51,7 +51,7 @@ from ramify.runtime.store.run_locks import hold_run, take_cancel_request
 from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
-from ramify.runtime.worlds.recovery import Recovery
+from ramify.runtime.worlds.recovery import Fetch, Recovery
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool, world_spec
 from ramify.sandboxes.contract import Backend
 
@@ -73,6 +73,7 @@ class Services:
     settings: Settings
     check_reuse: float = 0.0  # the share of reuse hits that are recomputed and compared, 0 to 1
     reuse_answers: bool = False  # reuse the answers of equal model calls at any temperature
+    fetch: Fetch | None = None  # from the home's bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ async def drive(
         )
         services.emit(RunStarted(record, resumed=resumed or bool(ops or llm or ledger), skipped=skipped))
         plan = _with_code(Plan.from_json(record.plan_json), code)
-        recovery = Recovery(record.id, services.snapshots, Pins(services.locks), services.emit)
+        recovery = Recovery(record.id, services.snapshots, Pins(services.locks), services.emit, services.fetch)
         first = next(one for one in await services.store.checkpoints(record.id) if one.seq == 0)
         base = await recovery.get(record.base_snapshot, first.content_key)
         reuse = reuse_of(services, record, journal)

@@ -151,10 +151,9 @@ async def _fetch(remote: RemoteStore, rows: RunRows) -> Pulled:
     """Fetch the snapshots of a run that the bucket has: the others were collected before it was pushed."""
 
     def work() -> Pulled:
-        ids = sorted(named_snapshots(rows))
-        here = set(remote.local.present())
-        there = [id for id in ids if id not in here and remote.record_names(id)]
-        return pull(remote, there)
+        ids = sorted(named_snapshots(rows) - set(remote.local.present()))
+        found = remote.pool.map(remote.record_names, ids)
+        return pull(remote, [id for id, names in zip(ids, found, strict=True) if names])
 
     return await asyncio.to_thread(work)
 

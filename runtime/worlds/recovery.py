@@ -1,9 +1,10 @@
-"""Recovery of lost snapshots, the third of three levels of recovery.
+"""Recovery of lost snapshots, the third and fourth of four levels of recovery.
 
 1. Retry: a step that raised is run again from the state where it began, if it is declared so (`steps.py`).
 2. Restore: the journal answers for recorded operations, and a world is mounted at the branch's last snapshot
    (`driver.py`, `world_pool.py`).
-3. Lineage: if that snapshot is lost, damaged or evicted, the operations that made it are repeated from the nearest
+3. Fetch: a snapshot that this machine lacks is fetched from the home's bucket, if it has one (this module).
+4. Lineage: if that snapshot is lost, damaged or evicted, the operations that made it are repeated from the nearest
    complete state (this module). The result must have the recorded content.
 
 Each level is more expensive than the one before, so the first possible one is used. An event reports the level and
@@ -24,7 +25,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.errors import RemoteError, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ContentKey, Snapshot, SnapshotId
@@ -53,6 +54,10 @@ def stand_in(id: SnapshotId, content_key: str) -> Snapshot:
     return Snapshot(id=id, layers=(), content_key=ContentKey(content_key))
 
 
+Fetch = Callable[[SnapshotId], Awaitable[Snapshot]]
+"""Fetches a snapshot from the home's bucket into the store. Raises `RemoteError`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recomputation:
     """The predicted seconds (by the recorded times) and the actual seconds of a recomputation."""
@@ -69,6 +74,7 @@ class Recovery:
     snapshots: SnapshotStore
     pins: Pins
     emit: Callable[[Event], None]
+    fetch: Fetch | None = None
     again: dict[BranchPath, Recomputation] = field(default_factory=dict)  # recomputations not recorded in a row yet
     _made_again: dict[SnapshotId, Snapshot] = field(default_factory=dict)
     _kept: ExitStack = field(default_factory=ExitStack)
@@ -91,15 +97,31 @@ class Recovery:
         return snapshot
 
     async def whole(self, branch: Branch) -> Snapshot:
-        """Return the branch's snapshot, recomputed if it is lost. Raises `Unrecoverable`.
+        """Return the branch's snapshot, fetched or recomputed if it is lost. Raises `Unrecoverable`.
 
         Checks that all layers exist, which costs a `stat` for each.
         """
         known = self._made_again.get(branch.snapshot.id)
         if known is not None:
             return known
-        why = await asyncio.to_thread(self._missing, branch.snapshot)
-        return branch.snapshot if why is None else await self._recompute(branch, why)
+        found, why = await self._here_or_fetched(branch.snapshot, branch.path)
+        return await self._recompute(branch, why) if found is None else found
+
+    async def _here_or_fetched(self, snapshot: Snapshot, branch: BranchPath) -> tuple[Snapshot | None, str]:
+        """Return the snapshot, or None and why it is neither here nor in the bucket."""
+        why = await asyncio.to_thread(self._missing, snapshot)
+        if why is None:
+            return snapshot, ""
+        if self.fetch is None:
+            return None, why
+        begun = time.perf_counter()
+        try:
+            found = await self.fetch(snapshot.id)
+        except RemoteError as error:
+            return None, f"{why}; {error}"
+        self._made_again[snapshot.id] = found
+        self.emit(Recovered(self.run, branch, Level.FETCH, why, time.perf_counter() - begun))
+        return found, ""
 
     async def _recompute(self, branch: Branch, why: str) -> Snapshot:
         begun = time.perf_counter()
@@ -125,8 +147,9 @@ class Recovery:
         """Return the newest complete state in the branch's history, and the states after it."""
         steps: list[StateOrigin] = []
         for made in reversed(branch.made):
-            whole = self._made_again.get(made.snapshot.id, made.snapshot)
-            if await asyncio.to_thread(self._missing, whole) is None:
+            known = self._made_again.get(made.snapshot.id, made.snapshot)
+            whole, _ = await self._here_or_fetched(known, branch.path)
+            if whole is not None:
                 return whole, steps
             steps.insert(0, made)
         raise Unrecoverable(

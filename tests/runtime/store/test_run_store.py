@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,19 @@ import pytest
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.records import LEGAL_TRANSITIONS, OpStatus, RunStatus, RunUpdate
+from ramify.runtime.journal.run_transfer import read_rows
+from ramify.runtime.records import (
+    LEGAL_TRANSITIONS,
+    ROOT,
+    AnswerRecord,
+    EffectRecord,
+    EffectStatus,
+    OpStatus,
+    RunId,
+    RunRows,
+    RunStatus,
+    RunUpdate,
+)
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import writer
 from ramify.runtime.store.reader import at_once, reading
@@ -223,3 +236,28 @@ async def test_a_text_that_was_altered_is_not_served(store: RunStore, a_run: Mak
         await store.ops("run-1")
     with reading(store.address) as reader, pytest.raises(StoreError, match="altered or damaged"):
         at_once(reader.ops("run-1"))
+
+
+async def test_all_rows_of_a_run_are_put_and_replaced_at_once(
+    store: RunStore, a_run: Make, an_op: Make, an_llm_call: Make, a_checkpoint: Make
+) -> None:
+    """As a run that is pulled from another machine."""
+    long = '"' + "grows " * 100
+    rows = RunRows(
+        a_run(),
+        (an_op(result_json=long + '"'), an_op(seq=3, key="o3", result_json=long + 'and grows"')),
+        (an_llm_call(),),
+        (a_checkpoint(),),
+        (EffectRecord(RunId("run-1"), "o1.0", "send", ROOT, EffectStatus.DONE, "key 2", "[]", attempt=2),),
+        (EffectRecord(RunId("run-1"), "o1.0", "send", ROOT, EffectStatus.FAILED, "key 1", "[]"),),
+        (AnswerRecord(RunId("run-1"), "q", '"yes"', 1.0),),
+    )
+    await store.put_rows(rows)
+    assert await read_rows(store, RunId("run-1")) == rows
+    blobs = blob_count(store)
+    with pytest.raises(StoreError):
+        await store.put_rows(rows)
+    later = replace(rows, ops=(*rows.ops, an_op(seq=4, key="o4", result_json='"short"')))
+    await store.put_rows(later, replace=True)
+    assert await read_rows(store, RunId("run-1")) == later
+    assert blob_count(store) == blobs + 1

@@ -10,6 +10,7 @@ import pytest
 import recovery_app
 
 from ramify import Runtime, paths
+from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import RunFailed, Unrecoverable
 from ramify.runtime.estimates.cost_model import regrets
@@ -65,6 +66,42 @@ async def test_a_lost_state_is_recomputed(home: Path, model: LLMClient, workspac
     assert [one.level for one in heard] == [Level.LINEAGE]
     assert "step 'put', step 'put'" in heard[0].why and "is not in the store" in heard[0].why
     assert log.read_text() == "ppp" + "pp"
+
+
+async def test_a_lost_state_is_fetched_from_the_homes_bucket(
+    home: Path, model: LLMClient, workspace: Path, tmp_path: Path, log: Path
+) -> None:
+    pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
+    from ramify.fork_engine.remote.push import push
+    from ramify.fork_engine.remote.remote_store import RemoteStore
+
+    run = await stopped(home, model, recovery_app.line, workspace)
+    made = await states(home, run)
+    store, bucket = SnapshotStore(paths.snapshots(home)), tmp_path / "bucket"
+    with RemoteStore(store, paths.remote(home), bucket, create=True) as remote:
+        push(remote, made)
+    lose(home, *made)
+    result, heard = await resumed(home, model, run)
+    assert result == ["hello.txt", "one", "three", "two"] and log.read_text() == "ppp"
+    assert [one.level for one in heard] == [Level.FETCH, Level.RESTORE] and "is not in the store" in heard[0].why
+
+
+async def test_a_lost_state_is_recomputed_from_one_that_the_bucket_has(
+    home: Path, model: LLMClient, workspace: Path, tmp_path: Path, log: Path
+) -> None:
+    pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
+    from ramify.fork_engine.remote.push import push
+    from ramify.fork_engine.remote.remote_store import RemoteStore
+
+    run = await stopped(home, model, recovery_app.line, workspace)
+    made = await states(home, run)
+    store, bucket = SnapshotStore(paths.snapshots(home)), tmp_path / "bucket"
+    with RemoteStore(store, paths.remote(home), bucket, create=True) as remote:
+        push(remote, made[:-1])
+    lose(home, *made)
+    result, heard = await resumed(home, model, run)
+    assert result == ["hello.txt", "one", "three", "two"] and log.read_text() == "ppp" + "p"
+    assert [one.level for one in heard] == [Level.FETCH, Level.LINEAGE] and "has no snapshot" in heard[1].why
 
 
 async def test_a_state_with_a_damaged_layer_is_recomputed(
