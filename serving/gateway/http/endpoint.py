@@ -46,7 +46,7 @@ from ramify.serving.gateway.errors import (
 from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat
 from ramify.serving.gateway.formats.apis import Api, at_engine
 from ramify.serving.gateway.gateway import Gateway, several
-from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of
+from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of, traced
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
@@ -66,6 +66,7 @@ class _Work:
     body: Mapping[str, object]  # the same in the dialect of the engine that works on it
     dialect: Dialect
     out: ClientResponse
+    trace: Mapping[str, str]  # headers that name the request, for the engine
     held: list[bytes] = field(default_factory=list)  # events not sent yet
     head: dict[str, object] = field(default_factory=dict)  # the fields that every chunk of the answer begins with
     name: str | None = None  # the answer's id at the engine that works on it
@@ -98,8 +99,10 @@ class Endpoint:
         if gateway.stopping:
             raise STOPPING
         call = gateway.open(dialect, body, tags)
-        out = ClientResponse(scope, receive, send, f"req-{call.id}", self._api.errors)
-        answer = call.task = asyncio.create_task(self._answer(_Work(call, asked, body, dialect, out), stream))
+        trace = traced(request)
+        out = ClientResponse(scope, receive, send, trace, self._api.errors)
+        work = _Work(call, asked, body, dialect, out, trace)
+        answer = call.task = asyncio.create_task(self._answer(work, stream))
         gone = asyncio.create_task(client_left(receive))
         gateway.answers.add(answer)
         try:
@@ -225,7 +228,7 @@ class Endpoint:
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway
         body = gateway.forwarded(call, work.body, replica)
-        answer = await _of(replica).post(work.dialect.path, _encoded(body))
+        answer = await _of(replica).post(work.dialect.path, _encoded(body), work.trace)
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
         call.cut = was_cut(answer)
@@ -244,7 +247,7 @@ class Endpoint:
             work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
         done = False
-        async with aclosing(upstream.stream(work.dialect.path, _encoded(body))) as batches:
+        async with aclosing(upstream.stream(work.dialect.path, _encoded(body), work.trace)) as batches:
             async for batch in batches:
                 done = self._take(work, batch, again)
                 if work.held and call.first_token is not None:

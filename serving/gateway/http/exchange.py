@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
+import secrets
 from collections.abc import Mapping
 
 from starlette.requests import ClientDisconnect, Request
@@ -23,7 +25,14 @@ MAX_PARTS = 500_000  # objects and arrays: parsing so many blocks the event loop
 BODY_S = 60.0  # a body that takes longer comes from a client that means harm, or has left
 _MAX_DRAIN = 64 * 1024 * 1024  # bytes of a too long body that are read, so that its sender sees the answer
 _SAYS_TOO = ("instructions", "previous_response_id", "conversation", "prompt")  # a response's other kinds of input
-_SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_SSE = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
+]
+REQUEST_ID = "x-request-id"
+_TRACES = ("traceparent", "tracestate")  # W3C Trace Context
+_NAME = re.compile(r"[!-~]{1,200}")
 
 
 class JsonResponse(Response):
@@ -42,12 +51,14 @@ def error_response(error: ApiError, format_: ErrorFormat, request_id: str | None
 class ClientResponse:
     """The response to one client. Its status is sent with the first thing that there is to say, not before."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, errors: ErrorFormat) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, trace: Mapping[str, str], errors: ErrorFormat
+    ) -> None:
         self._asgi = (scope, receive, send)
         self._send = send
-        self._id = request_id
+        self._id = trace[REQUEST_ID]
         self._errors = errors
-        self._headers = {errors.request_id_header: request_id}
+        self._headers = {**trace, errors.request_id_header: self._id}
         self.begun = False
 
     async def whole(self, body: Mapping[str, object]) -> None:
@@ -158,6 +169,14 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{text[:40]} is beyond what a number can hold")
     return value
+
+
+def traced(request: Request) -> dict[str, str]:
+    """The headers that name a request: for the engine, and back to the client. Its own id if it gave one, else a new
+    one, which no other gateway has."""
+    found = {name: value for name in _TRACES if (value := request.headers.get(name)) and len(value) <= 512}
+    own = request.headers.get(REQUEST_ID, "")
+    return {**found, REQUEST_ID: own if _NAME.fullmatch(own) else f"req_{secrets.token_hex(12)}"}
 
 
 async def client_left(receive: Receive) -> None:
