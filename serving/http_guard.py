@@ -16,6 +16,7 @@ exact origins would belong in `AccessPolicy.site`, together with the CORS header
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -62,6 +63,7 @@ class Keys:
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._keys = [key.encode() for key in keys]
+        self._owners: dict[int, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -69,10 +71,23 @@ class Keys:
     def shown_in(self, authorization: bytes) -> bool:
         """Does that header hold one of the keys? The comparison takes the same time for a wrong key and a right
         one."""
+        return self._found(authorization) is not None
+
+    def owner(self, authorization: bytes) -> str:
+        """The name of the client that shows a key: the same for the same key, also in another process, and nothing
+        that the key could be told from. Empty where there are not several clients to tell apart."""
+        found = self._found(authorization)
+        if found is None or len(set(self._keys)) < 2:
+            return ""
+        if found not in self._owners:  # slow on purpose: names stand in logs, and keys may be short
+            self._owners[found] = hashlib.pbkdf2_hmac("sha256", self._keys[found], b"ramify client", 50_000)[:4].hex()
+        return self._owners[found]
+
+    def _found(self, authorization: bytes) -> int | None:
         scheme, _, key = authorization.partition(b" ")  # a scheme is case-insensitive (RFC 9110)
         shown = key.strip()
         fits = [hmac.compare_digest(shown, one) for one in self._keys]
-        return scheme.lower() == b"bearer" and bool(shown) and any(fits)
+        return fits.index(True) if scheme.lower() == b"bearer" and shown and any(fits) else None
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,7 @@ class AccessPolicy:
         if self._is_ours(name) and self.port in (None, _DEFAULT_PORTS["http"] if port is None else port):
             return None
         if self.any_address and self.keys:
-            if any(self.keys.shown_in(one) for one in _all(headers, b"authorization")):
+            if any(self.keys.shown_in(one) for one in shown_keys(headers)):
                 return None
             why = f"the key is missing or wrong, which a request for {name!r} needs: send Authorization: Bearer KEY"
             return AccessRefusal(401, "invalid_api_key", f"{why}, or {self._advice(name)}", "authorization")
@@ -178,6 +193,12 @@ class Guard:
     def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> AccessRefusal | None:
         """The policy's refusal. A server that needs more checks overrides this."""
         return self._policy.refusal(method, headers, http_version)
+
+
+def shown_keys(headers: Headers) -> list[bytes]:
+    """The `authorization` of a request; else what `x-api-key`, where Anthropic's clients put their key, stands
+    for."""
+    return _all(headers, b"authorization") or [b"Bearer " + key for key in _all(headers, b"x-api-key")]
 
 
 def authority(text: str) -> tuple[str, int | None]:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.admission.prefix_hints import HintResult, PrefixHints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
-from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, service_of
+from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, salted, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError, bad_request
@@ -22,7 +22,7 @@ from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
 from ramify.serving.gateway.records.metrics import Metrics
 from ramify.serving.gateway.sse import encode
-from ramify.serving.http_guard import Keys
+from ramify.serving.http_guard import Keys, shown_keys
 from ramify.serving.policy.types import Finished, StepModel
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
@@ -73,13 +73,13 @@ class Gateway:
             if one.upstream is not None:
                 await one.upstream.aclose()
 
-    def authorise(self, request: Request) -> None:
-        """Raises ApiError unless the client shows a key: as OpenAI's clients do, or as Anthropic's."""
-        shown = request.headers.get("authorization", "")
-        if not shown and (key := request.headers.get("x-api-key")):
-            shown = f"Bearer {key}"
-        if self._keys and not self._keys.shown_in(shown.encode("latin-1")):
+    def authorise(self, request: Request) -> str:
+        """The name of the client, empty if clients are not told apart (`Keys.owner`). Raises ApiError unless it shows
+        a key, as OpenAI's clients do or as Anthropic's."""
+        shown = next(iter(shown_keys(request.scope["headers"])), b"")
+        if self._keys and not self._keys.shown_in(shown):
             raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
+        return self._keys.owner(shown)
 
     def upstream(self) -> Upstream:
         """Any engine that is up. Raises ApiError if there is none."""
@@ -117,14 +117,15 @@ class Gateway:
             return self.replicas.all[call.replica].model.step
         return self.replicas.fastest(self.records.clock()).model.step
 
-    async def hint(self, body: Mapping[str, object]) -> HintResult:
+    async def hint(self, body: Mapping[str, object], client: str = "") -> HintResult:
         """Let an idle engine prefill the beginning of future calls."""
-        return await self.hints.read(body, _affinity(SLOTags(), body, _prompt(CHAT, body)))
+        affinity = _affinity(SLOTags(), body, _prompt(CHAT, body), client)
+        return await self.hints.read(body, affinity, client)
 
-    def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags) -> Call:
-        """Record a call that has come in."""
+    def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags, client: str) -> Call:
+        """Record a call that has come in. Its tags are those of `clients.owned`."""
         prompt = _prompt(dialect, body)
-        affinity = _affinity(tags, body, prompt)
+        affinity = _affinity(tags, body, prompt, client)
         if self.demand is not None:
             self.demand.arrived(self.records.clock())
         return self.records.open(
@@ -134,7 +135,8 @@ class Gateway:
             sketch=None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles),
             max_tokens=_limit(body),
             affinity=affinity,
-            cached_as=affinity or f"prompt {hash(prompt)}",
+            cached_as=affinity or f"prompt {client} {hash(prompt)}",
+            client=client,
             resumable=resumable(dialect, without_tags(body)),
         )
 
@@ -196,6 +198,7 @@ class Gateway:
         plain = without_tags(body)
         if to.alias is not None and plain.get("model", "default") == "default":
             plain["model"] = to.alias
+        plain = salted(plain, to.traits, call.client)
         if not to.traits.reads_tags:
             return plain
         now = self.records.clock()
@@ -238,10 +241,10 @@ def _conversation(response_id: str) -> str:
     return f"response {response_id[:256]}"
 
 
-def _affinity(tags: SLOTags, body: Mapping[str, object], prompt: str) -> str | None:
+def _affinity(tags: SLOTags, body: Mapping[str, object], prompt: str, client: str) -> str | None:
     """What makes calls belong on one replica: a fork group, a conversation that it keeps, a long common prefix."""
     if tags.fork_group is not None:
         return f"group {tags.fork_group}"
     if isinstance(earlier := body.get("previous_response_id"), str):
         return _conversation(earlier)
-    return f"prefix {hash(prompt[:_PREFIX])}" if len(prompt) >= _PREFIX else None
+    return f"prefix {client} {hash(prompt[:_PREFIX])}" if len(prompt) >= _PREFIX else None

@@ -61,6 +61,12 @@ class GatewaySettings:
     trace: Path | None = None  # a file for the decisions of the policy inside vLLM, one JSON line each
 
     @property
+    def keeps_prompts(self) -> bool:
+        """Does the embedded engine keep its prompt cache? Not for several clients: it would tell one the others'
+        prompts."""
+        return self.prompt_cache and len(set(self.api_keys)) < 2
+
+    @property
     def placed(self) -> Placement:
         """The placement that applies."""
         thesis = Placement.POWER_OF_K if self.policy == _THESIS else Placement.ONE_QUEUE

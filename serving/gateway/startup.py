@@ -207,7 +207,7 @@ def _maker(
             weights,
             alias=name,
             slots=settings.slots or 1,
-            prompt_cache=settings.prompt_cache,
+            prompt_cache=settings.keeps_prompts,
             log=settings.engine_log,
             key=key,
         )
@@ -236,4 +236,4 @@ def _maker(
         return vllm, EngineTraits(
             reads_tags=True, keeps_prefixes="--no-enable-prefix-caching" not in settings.vllm_args
         )
-    return local, EngineTraits(can_resume=settings.can_resume, keeps_prefixes=settings.prompt_cache, llama_cpp=True)
+    return local, EngineTraits(can_resume=settings.can_resume, keeps_prefixes=settings.keeps_prompts, llama_cpp=True)

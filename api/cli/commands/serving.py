@@ -205,6 +205,8 @@ def serve_command(
         vllm_args=vllm_args,
         trace=trace,
     )
+    if prompt_cache and not settings.keeps_prompts:
+        raise click.UsageError("--prompt-cache would tell one client the prompts of others: give one --client-key")
     if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
         raise click.UsageError("--placement-k needs --placement power-of-k")
     shown = " and ".join(spec.shown for spec in specs)

@@ -48,6 +48,7 @@ from ramify.serving.gateway.formats.apis import Api, at_engine
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, tags_of, traced
 from ramify.serving.gateway.records.calls import Call, Outcome
+from ramify.serving.gateway.records.clients import told
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.wire import refusal_from_line
@@ -87,9 +88,9 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, request = self._gateway, Request(scope, receive)
-        gateway.authorise(request)
+        client = gateway.authorise(request)
         asked = await body_of(request)
-        tags = tags_of(request, asked)
+        tags = tags_of(request, asked, client)
         body, dialect = self._checked(asked), self._api.dialect
         stream = _flag(body, "stream")
         if stream and scope.get("http_version") == "1.0":
@@ -98,7 +99,7 @@ class Endpoint:
             )
         if gateway.stopping:
             raise STOPPING
-        call = gateway.open(dialect, body, tags)
+        call = gateway.open(dialect, body, tags, client)
         trace = traced(request)
         out = ClientResponse(scope, receive, send, trace, self._api.errors)
         work = _Work(call, asked, body, dialect, out, trace)
@@ -338,7 +339,8 @@ def _of_an_old_run(call: Call) -> str:
     run = call.compound
     if run is None or run.deadline is None or run.deadline > call.arrived or run.first_at == call.arrived:
         return ""
-    return f"; compound_id {run.id!r} began {call.arrived - run.first_at:.0f} s ago: give each run an id of its own"
+    name, ago_s = told(run.id, call.client), call.arrived - run.first_at
+    return f"; compound_id {name!r} began {ago_s:.0f} s ago: give each run an id of its own"
 
 
 def _flag(body: Mapping[str, object], name: str) -> bool:

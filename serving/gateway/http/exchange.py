@@ -18,6 +18,7 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.formats.apis import ErrorFormat
+from ramify.serving.gateway.records.clients import owned
 from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
@@ -123,9 +124,11 @@ async def body_of(request: Request) -> Mapping[str, object]:
     return body
 
 
-def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
-    """The tags of all routes together. Raises ApiError, which names the field, also for a tag in the URL: nobody
-    reads it there."""
+def tags_of(request: Request, body: Mapping[str, object], client: str = "") -> SLOTags:
+    """The tags of all routes together, with the client's names as the gateway has them.
+
+    Raises ApiError, which names the field, also for a tag in the URL: nobody reads it there.
+    """
     for name in request.query_params:
         if is_tag(name):
             raise bad_request(name, f"{name}: not read from a URL: put it into the body, or into the header {HEADER}")
@@ -133,6 +136,7 @@ def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
         tags = SLOTags.from_body(body)
         for header in request.headers.getlist(HEADER):
             tags = tags.merged(SLOTags.from_header(header))
+        tags = owned(tags, client)
     except BadTags as error:
         raise bad_request(error.field, str(error)) from error
     return tags
