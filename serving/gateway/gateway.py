@@ -39,8 +39,15 @@ class Gateway:
     """The state of one gateway: `app.state.gateway` of the application that create_gateway returns."""
 
     def __init__(
-        self, replicas: Replicas, admission: Admission, records: Records, metrics: Metrics, api_keys: Sequence[str]
+        self,
+        replicas: Replicas,
+        admission: Admission,
+        records: Records,
+        metrics: Metrics,
+        api_keys: Sequence[str],
+        keepalive_s: float | None = None,
     ) -> None:
+        self.keepalive_s = keepalive_s
         self.replicas = replicas
         self.admission = admission
         self.records = records

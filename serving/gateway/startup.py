@@ -100,7 +100,13 @@ async def start_server(
     up = asyncio.Event()
     engines = [each for one in behind for each in (one.engines if isinstance(one, ElasticReplicas) else (one,))]
     replicas = [one.replica if isinstance(one, SupervisedEngine) else one for one in engines]
-    app = create_gateway(replicas, policy=policy, k=settings.placement_k, api_keys=settings.api_keys)
+    app = create_gateway(
+        replicas,
+        policy=policy,
+        k=settings.placement_k,
+        api_keys=settings.api_keys,
+        keepalive_s=settings.keepalive_s,
+    )
     gateway: Gateway = app.state.gateway
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:

@@ -54,6 +54,7 @@ def create_gateway(
     forward_xargs: bool = False,
     hang_s: float = HANG_S,
     whole_s: float = WHOLE_S,
+    keepalive_s: float | None = None,
 ) -> Starlette:
     """The gateway as an ASGI application.
 
@@ -63,6 +64,7 @@ def create_gateway(
     api_keys: if given, clients must show one of them.
     forward_xargs: the engine reads our tags (`traits.reads_tags` of a replica). Otherwise tags are removed, because
         most servers refuse unknown fields.
+    keepalive_s: a stream gets a comment after so many seconds without a byte; None: it never does.
     hang_s, whole_s: seconds of silence allowed on a stream, and before a whole answer (see `Upstream`).
     """
     if isinstance(upstream, str):
@@ -81,7 +83,7 @@ def create_gateway(
         admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
     else:
         admission = OneQueue(policy or make_live_policy(), replicas, clock, figures.verdict)
-    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys)
+    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys, keepalive_s)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

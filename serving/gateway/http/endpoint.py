@@ -105,6 +105,9 @@ class Endpoint:
         work = _Work(call, asked, body, dialect, out, trace)
         answer = call.task = asyncio.create_task(self._answer(work, stream))
         gone = asyncio.create_task(client_left(receive))
+        beside = [gone]
+        if stream and gateway.keepalive_s is not None:
+            beside.append(asyncio.create_task(out.keep_alive(gateway.keepalive_s)))
         gateway.answers.add(answer)
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -113,9 +116,9 @@ class Endpoint:
         finally:
             gateway.close(call, Outcome.GONE if gone.done() else Outcome.FAILED)
             gateway.answers.discard(answer)
-            answer.cancel()
-            gone.cancel()
-            await asyncio.gather(answer, gone, return_exceptions=True)
+            for task in (answer, *beside):
+                task.cancel()
+            await asyncio.gather(answer, *beside, return_exceptions=True)
         if not answer.cancelled():
             answer.result()
 

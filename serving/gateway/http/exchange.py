@@ -60,7 +60,22 @@ class ClientResponse:
         self._id = trace[REQUEST_ID]
         self._errors = errors
         self._headers = {**trace, errors.request_id_header: self._id}
+        self._one_at_a_time = asyncio.Lock()
+        self._sent = asyncio.Event()  # something, since `keep_alive` last looked
+        self._over = False
         self.begun = False
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Send a comment whenever the stream has had no byte for so long, from its beginning on: proxies end a
+        connection that is silent. Clients do not see comments. A refusal that comes later is an event."""
+        while not self._over:
+            self._sent.clear()
+            try:
+                async with asyncio.timeout(every_s):
+                    await self._sent.wait()
+            except TimeoutError:
+                if not self._over:
+                    await self.bytes(b": waiting\n\n")
 
     async def whole(self, body: Mapping[str, object]) -> None:
         self.begun = True
@@ -68,17 +83,21 @@ class ClientResponse:
 
     async def bytes(self, data: bytes) -> None:
         """Send a part of a stream of events."""
-        if not self.begun:
-            self.begun = True
-            headers = [*_SSE, *((name.encode(), value.encode()) for name, value in self._headers.items())]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent.set()
+        async with self._one_at_a_time:
+            if not self.begun:
+                self.begun = True
+                headers = [*_SSE, *((name.encode(), value.encode()) for name, value in self._headers.items())]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
+        self._over = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def error(self, error: ApiError) -> None:
         """Send an error: as a response, or, once the answer has begun, as an event without `[DONE]`."""
+        self._over = True
         if self.begun:
             await self.bytes(self._errors.event(error, self._id))
             await self.end()
