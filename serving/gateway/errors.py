@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
@@ -39,6 +39,13 @@ class ApiError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         said = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": {**said, **self.extra}}
+
+
+def without_address(error: ApiError, shown: str) -> ApiError:
+    """The same error for clients that need not know where the engine is."""
+    unreachable = error.code == "upstream_unavailable"
+    message = "no engine can be reached: try again" if unreachable else error.message.replace(f" at {shown}", "")
+    return replace(error, message=message)
 
 
 def bad_request(param: str, message: str, *, status: int = 400) -> ApiError:

@@ -16,7 +16,7 @@ from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect,
 from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, salted, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
-from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.errors import ApiError, bad_request, without_address
 from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
@@ -88,6 +88,19 @@ class Gateway:
             raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
         return self._keys.owner(shown)
 
+    def told(self, error: ApiError, upstream: Upstream | None) -> ApiError:
+        """The error as clients may see it. With keys, clients are not the operator: they see no address of an
+        engine."""
+        return without_address(error, upstream.shown) if self._keys and upstream is not None else error
+
+    async def asked(self, path: str) -> Mapping[str, object]:
+        """What any engine that is up says at a path. Raises ApiError."""
+        upstream = self.upstream()
+        try:
+            return await upstream.get(path)
+        except ApiError as error:
+            raise self.told(error, upstream) from error
+
     def upstream(self) -> Upstream:
         """Any engine that is up. Raises ApiError if there is none."""
         now = self.records.clock()
@@ -103,7 +116,8 @@ class Gateway:
         answers = await asyncio.gather(*(one.get("/models") for one in here), return_exceptions=True)
         lists = [one for one in answers if not isinstance(one, BaseException)]
         if not lists:
-            raise next(one for one in answers if isinstance(one, BaseException))
+            at, failed = next((at, one) for at, one in enumerate(answers) if isinstance(one, BaseException))
+            raise self.told(failed, here[at]) if isinstance(failed, ApiError) else failed
         models: dict[object, Mapping[str, object]] = {}
         for listed in lists:
             data = listed.get("data")
@@ -115,7 +129,10 @@ class Gateway:
     async def count_tokens(self, asked: Mapping[str, object]) -> Mapping[str, object]:
         """The number of tokens of a request for messages. Raises ApiError if the engine cannot count."""
         upstream = self.upstream()
-        counted = await upstream.post(COUNT_PATH, encode(without_tags(asked)))
+        try:
+            counted = await upstream.post(COUNT_PATH, encode(without_tags(asked)))
+        except ApiError as error:
+            raise self.told(error, upstream) from error
         return {"input_tokens": counted.get("input_tokens")}
 
     def step_of(self, call: Call) -> StepModel:

@@ -219,7 +219,7 @@ class _Control:
         """Readiness: the gateway takes calls, and an engine answers."""
         if self._gateway.stopping:
             raise ApiError(503, "stopping", "the gateway is stopping")
-        await self._gateway.upstream().get("/models")
+        await self._gateway.asked("/models")
         return JsonResponse({"status": "ready"})
 
     async def metrics(self, _: Request) -> Response:

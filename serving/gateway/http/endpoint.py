@@ -186,7 +186,7 @@ class Endpoint:
             gateway.metrics.preempted()
             return False
         except (ApiError, wire.Malformed) as error:
-            failure = as_api_error(error)
+            failure = gateway.told(as_api_error(error), upstream)
             if failure.status == 400 and failure.param is None:
                 failure.param = constraint_field(failure.message, work.body)
             blamed = (

@@ -484,3 +484,17 @@ async def test_refusals_of_an_engine_are_told_as_what_they_are(
     assert (response.status_code, error["code"]) == told[:2]
     assert told[2] in error["message"] and "{" not in error["message"]
     assert response.headers.get("retry-after") == headers.get("retry-after")
+
+
+@pytest.mark.parametrize("keys", [(), ("ours",)])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.ERROR_500, Fault.CUT])
+async def test_clients_with_keys_see_no_address_of_an_engine(
+    keys: tuple[str, ...], stream: bool, fault: Fault
+) -> None:
+    model = ScriptedModel(lambda _: "one two three", faults=[fault])
+    app = gateway(model, api_keys=keys)
+    async with client_of(app, authorization="Bearer ours") as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": stream})
+    assert "upstream_" in response.text
+    assert ("http://engine" in response.text) is not bool(keys)
