@@ -7,15 +7,16 @@ pages out, without any key:
   own name.
 - `Sec-Fetch-Site` and `Origin` must not name another site. Browsers set both, and pages cannot change them.
 - A method that may change something needs `content-type: application/json`. A page cannot send that to another site
-  without a CORS preflight, and none of our servers grants one.
+  without a CORS preflight, which is granted to named origins alone.
 
-Programs (curl, OpenAI's clients, httpx) send no `Origin`, so the second check never applies to them. An allow-list of
-exact origins would belong in `AccessPolicy.site`, together with the CORS headers that it needs. Start at
-`AccessPolicy`; `Guard` is the ASGI middleware that applies it.
+Programs (curl, OpenAI's clients, httpx) send no `Origin`, so the second check never applies to them. Pages of the
+origins that a server names pass it, and get the CORS headers that browsers want. Start at `AccessPolicy`; `Guard` is
+the ASGI middleware that applies it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -39,6 +40,7 @@ _OWN_SITE = frozenset({b"same-origin", b"none"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_](?:[a-z0-9_.-]{0,253})))(?::([0-9]{0,5}))?")
 _ABSOLUTE = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
+_PRIVATE_NETWORK = b"access-control-request-private-network"
 _ANSWER_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
 
 
@@ -62,6 +64,7 @@ class Keys:
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._keys = [key.encode() for key in keys]
+        self._owners: dict[int, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -69,10 +72,23 @@ class Keys:
     def shown_in(self, authorization: bytes) -> bool:
         """Does that header hold one of the keys? The comparison takes the same time for a wrong key and a right
         one."""
+        return self._found(authorization) is not None
+
+    def owner(self, authorization: bytes) -> str:
+        """The name of the client that shows a key: the same for the same key, also in another process, and nothing
+        that the key could be told from. Empty where there are not several clients to tell apart."""
+        found = self._found(authorization)
+        if found is None or len(set(self._keys)) < 2:
+            return ""
+        if found not in self._owners:  # slow on purpose: names stand in logs, and keys may be short
+            self._owners[found] = hashlib.pbkdf2_hmac("sha256", self._keys[found], b"ramify client", 50_000)[:4].hex()
+        return self._owners[found]
+
+    def _found(self, authorization: bytes) -> int | None:
         scheme, _, key = authorization.partition(b" ")  # a scheme is case-insensitive (RFC 9110)
         shown = key.strip()
         fits = [hmac.compare_digest(shown, one) for one in self._keys]
-        return scheme.lower() == b"bearer" and bool(shown) and any(fits)
+        return fits.index(True) if scheme.lower() == b"bearer" and shown and any(fits) else None
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,7 @@ class AccessPolicy:
     port: the only port that `Host` may name. None: any, since a tunnel has another one.
     any_address: the server listens beyond this machine. `Host` may then be any IP address, which no DNS server can
         point elsewhere.
+    origins: other sites whose pages may call, each as browsers send it (`https://app.example`).
     keys: beyond this machine, a valid key replaces the right `Host`, because a page has none.
     advice: ends a refusal of a wrong host; NAME stands for that host.
     """
@@ -91,6 +108,7 @@ class AccessPolicy:
     port: int | None = None
     any_address: bool = False
     keys: Keys = Keys()  # noqa: RUF009 - never changed
+    origins: frozenset[str] = frozenset()
     advice: str = "use the address that it printed when it started"
 
     def refusal(self, method: str, headers: Headers, http_version: str = "1.1") -> AccessRefusal | None:
@@ -111,20 +129,28 @@ class AccessPolicy:
         if self._is_ours(name) and self.port in (None, _DEFAULT_PORTS["http"] if port is None else port):
             return None
         if self.any_address and self.keys:
-            if any(self.keys.shown_in(one) for one in _all(headers, b"authorization")):
+            if any(self.keys.shown_in(one) for one in shown_keys(headers)):
                 return None
             why = f"the key is missing or wrong, which a request for {name!r} needs: send Authorization: Bearer KEY"
             return AccessRefusal(401, "invalid_api_key", f"{why}, or {self._advice(name)}", "authorization")
         return _misdirected(421, f"host: {name!r} is not a name of this server: {self._advice(name)}")
 
     def site(self, headers: Headers) -> AccessRefusal | None:
-        """Check that no page of another site asks. Another port of this machine is another site, too."""
+        """Check that no page of another site asks, but for the named ones. Another port of this machine is another
+        site, too."""
+        if self.allowed_origin(headers) is not None:
+            return None
         if not _OWN_SITE.issuperset(_all(headers, b"sec-fetch-site")):
             return _cross_site("sec-fetch-site")
         origins = _all(headers, b"origin")
         if origins and (len(origins) > 1 or not _same_origin(origins[0], _all(headers, b"host"))):
             return _cross_site("origin")
         return None
+
+    def allowed_origin(self, headers: Headers) -> bytes | None:
+        """The named origin whose page asks, if one does."""
+        said = _all(headers, b"origin")
+        return said[0] if len(said) == 1 and said[0].decode("latin-1").lower() in self.origins else None
 
     def content_type(self, method: str, headers: Headers) -> AccessRefusal | None:
         """Check that a request which may change something declares JSON."""
@@ -165,12 +191,17 @@ class Guard:
             await (self._app(scope, receive, send) if refusal is None else _close(receive, send))
             return
 
+        origin = self._policy.allowed_origin(scope["headers"])
+        added = [*_ANSWER_HEADERS, *(() if origin is None else _cors(origin))]
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_ANSWER_HEADERS]
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        if refusal is None:
+        if refusal is None and origin is not None and method == "OPTIONS":
+            await _grant(scope["headers"], with_headers)
+        elif refusal is None:
             await self._app(scope, receive, with_headers)
         else:
             await _answer(refusal, with_headers)
@@ -178,6 +209,12 @@ class Guard:
     def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> AccessRefusal | None:
         """The policy's refusal. A server that needs more checks overrides this."""
         return self._policy.refusal(method, headers, http_version)
+
+
+def shown_keys(headers: Headers) -> list[bytes]:
+    """The `authorization` of a request; else what `x-api-key`, where Anthropic's clients put their key, stands
+    for."""
+    return _all(headers, b"authorization") or [b"Bearer " + key for key in _all(headers, b"x-api-key")]
 
 
 def authority(text: str) -> tuple[str, int | None]:
@@ -193,6 +230,16 @@ def authority(text: str) -> tuple[str, int | None]:
     if port and int(port) > 65535:
         raise ValueError(f"{text[:80]!r} has an invalid port")
     return host, int(port) if port else None
+
+
+def web_origin(text: str) -> str:
+    """An origin as browsers send it: scheme, host, and a port unless it is the scheme's. Raises ValueError."""
+    scheme, found, rest = text.strip().lower().rstrip("/").partition("://")
+    if not found or scheme not in _DEFAULT_PORTS or not rest:
+        raise ValueError(f"{text[:80]!r} is not an origin, such as https://app.example or http://localhost:3000")
+    host, port = authority(rest)
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}" + (f":{port}" if port not in (None, _DEFAULT_PORTS[scheme]) else "")
 
 
 def as_address(name: str) -> Address | None:
@@ -248,6 +295,28 @@ def _cross_site(header: str) -> AccessRefusal:
     return AccessRefusal(
         403, "cross_site", f"{header}: a page of another site sent this request: it is refused", header
     )
+
+
+def _cors(origin: bytes) -> Headers:
+    """What lets a page of that origin read the answer."""
+    exposed = b"x-request-id, request-id, retry-after, x-should-retry"
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", exposed),
+        (b"vary", b"origin"),
+    ]
+
+
+async def _grant(headers: Headers, send: Send) -> None:
+    """Answer a preflight: the page may send the request that it asks for."""
+    granted = [
+        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+        (b"access-control-allow-headers", b", ".join(_all(headers, b"access-control-request-headers")) or b"*"),
+        (b"access-control-max-age", b"600"),
+        *((b"access-control-allow-private-network", b"true") for _ in _all(headers, _PRIVATE_NETWORK)),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": granted})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _answer(refusal: AccessRefusal, send: Send) -> None:

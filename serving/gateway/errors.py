@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
@@ -41,6 +41,13 @@ class ApiError(Exception):
         return {"error": {**said, **self.extra}}
 
 
+def without_address(error: ApiError, shown: str) -> ApiError:
+    """The same error for clients that need not know where the engine is."""
+    unreachable = error.code == "upstream_unavailable"
+    message = "no engine can be reached: try again" if unreachable else error.message.replace(f" at {shown}", "")
+    return replace(error, message=message)
+
+
 def bad_request(param: str, message: str, *, status: int = 400) -> ApiError:
     return ApiError(status, "invalid_request", message, param)
 
@@ -65,6 +72,37 @@ def broken_off(said: object) -> ApiError:
     if isinstance(message, str) and is_request_fault(message):
         return ApiError(400, "upstream_refused", message, field_named_in(message))
     return ApiError(502, "upstream_failed", f"the engine broke off its answer: {said}", lost=True)
+
+
+def error_detail(body: bytes) -> Mapping[str, object]:
+    """What an engine says of a request that failed: OpenAI's `error` object, FastAPI's `detail`, or plain text."""
+    try:
+        said = wire.parse_object(body)
+    except wire.Malformed:
+        return {"message": body[:200].decode("utf-8", "replace")}
+    if isinstance(error := said.get("error"), Mapping):
+        return error
+    detail = said.get("detail", said.get("message", error))
+    if isinstance(detail, str):
+        return {"message": detail}
+    if isinstance(detail, list):
+        parts = [one for one in detail if isinstance(one, Mapping)]
+        return {"message": "; ".join(_detail_part(one) for one in parts)}
+    return {"message": body[:200].decode("utf-8", "replace")}
+
+
+def _detail_part(part: Mapping[str, object]) -> str:
+    """One entry of FastAPI's list: where, and what."""
+    where = part.get("loc")
+    place = ".".join(str(name) for name in where if name != "body") if isinstance(where, list) else ""
+    return f"{place}: {part.get('msg')}" if place else str(part.get("msg"))
+
+
+def is_too_long(detail: Mapping[str, object]) -> bool:
+    """Is it a refusal of a prompt beyond the model's context? OpenAI has a code of its own for that."""
+    if detail.get("type") == "exceed_context_size_error" or detail.get("code") == "context_length_exceeded":
+        return True
+    return "maximum context length" in str(detail.get("message", ""))
 
 
 def is_request_fault(message: str) -> bool:

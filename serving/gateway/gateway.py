@@ -13,17 +13,17 @@ from starlette.requests import Request
 from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.admission.prefix_hints import HintResult, PrefixHints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
-from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, service_of
+from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, salted, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
-from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.errors import ApiError, bad_request, without_address
 from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
 from ramify.serving.gateway.records.metrics import Metrics
 from ramify.serving.gateway.request_bodies import UnfinishedBodies
 from ramify.serving.gateway.sse import encode
-from ramify.serving.http_guard import Keys
+from ramify.serving.http_guard import Keys, shown_keys
 from ramify.serving.policy.types import Finished, StepModel
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
@@ -40,8 +40,15 @@ class Gateway:
     """The state of one gateway: `app.state.gateway` of the application that create_gateway returns."""
 
     def __init__(
-        self, replicas: Replicas, admission: Admission, records: Records, metrics: Metrics, api_keys: Sequence[str]
+        self,
+        replicas: Replicas,
+        admission: Admission,
+        records: Records,
+        metrics: Metrics,
+        api_keys: Sequence[str],
+        keepalive_s: float | None = None,
     ) -> None:
+        self.keepalive_s = keepalive_s
         self.replicas = replicas
         self.admission = admission
         self.records = records
@@ -75,13 +82,26 @@ class Gateway:
             if one.upstream is not None:
                 await one.upstream.aclose()
 
-    def authorise(self, request: Request) -> None:
-        """Raises ApiError unless the client shows a key: as OpenAI's clients do, or as Anthropic's."""
-        shown = request.headers.get("authorization", "")
-        if not shown and (key := request.headers.get("x-api-key")):
-            shown = f"Bearer {key}"
-        if self._keys and not self._keys.shown_in(shown.encode("latin-1")):
+    def authorise(self, request: Request) -> str:
+        """The name of the client, empty if clients are not told apart (`Keys.owner`). Raises ApiError unless it shows
+        a key, as OpenAI's clients do or as Anthropic's."""
+        shown = next(iter(shown_keys(request.scope["headers"])), b"")
+        if self._keys and not self._keys.shown_in(shown):
             raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
+        return self._keys.owner(shown)
+
+    def told(self, error: ApiError, upstream: Upstream | None) -> ApiError:
+        """The error as clients may see it. With keys, clients are not the operator: they see no address of an
+        engine."""
+        return without_address(error, upstream.shown) if self._keys and upstream is not None else error
+
+    async def asked(self, path: str) -> Mapping[str, object]:
+        """What any engine that is up says at a path. Raises ApiError."""
+        upstream = self.upstream()
+        try:
+            return await upstream.get(path)
+        except ApiError as error:
+            raise self.told(error, upstream) from error
 
     def upstream(self) -> Upstream:
         """Any engine that is up. Raises ApiError if there is none."""
@@ -98,7 +118,8 @@ class Gateway:
         answers = await asyncio.gather(*(one.get("/models") for one in here), return_exceptions=True)
         lists = [one for one in answers if not isinstance(one, BaseException)]
         if not lists:
-            raise next(one for one in answers if isinstance(one, BaseException))
+            at, failed = next((at, one) for at, one in enumerate(answers) if isinstance(one, BaseException))
+            raise self.told(failed, here[at]) if isinstance(failed, ApiError) else failed
         models: dict[object, Mapping[str, object]] = {}
         for listed in lists:
             data = listed.get("data")
@@ -110,7 +131,10 @@ class Gateway:
     async def count_tokens(self, asked: Mapping[str, object]) -> Mapping[str, object]:
         """The number of tokens of a request for messages. Raises ApiError if the engine cannot count."""
         upstream = self.upstream()
-        counted = await upstream.post(COUNT_PATH, encode(without_tags(asked)))
+        try:
+            counted = await upstream.post(COUNT_PATH, encode(without_tags(asked)))
+        except ApiError as error:
+            raise self.told(error, upstream) from error
         return {"input_tokens": counted.get("input_tokens")}
 
     def step_of(self, call: Call) -> StepModel:
@@ -119,14 +143,15 @@ class Gateway:
             return self.replicas.all[call.replica].model.step
         return self.replicas.fastest(self.records.clock()).model.step
 
-    async def hint(self, body: Mapping[str, object]) -> HintResult:
+    async def hint(self, body: Mapping[str, object], client: str = "") -> HintResult:
         """Let an idle engine prefill the beginning of future calls."""
-        return await self.hints.read(body, _affinity(SLOTags(), body, _prompt(CHAT, body)))
+        affinity = _affinity(SLOTags(), body, _prompt(CHAT, body), client)
+        return await self.hints.read(body, affinity, client)
 
-    def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags) -> Call:
-        """Record a call that has come in."""
+    def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags, client: str) -> Call:
+        """Record a call that has come in. Its tags are those of `clients.owned`."""
         prompt = _prompt(dialect, body)
-        affinity = _affinity(tags, body, prompt)
+        affinity = _affinity(tags, body, prompt, client)
         if self.demand is not None:
             self.demand.arrived(self.records.clock())
         return self.records.open(
@@ -136,7 +161,8 @@ class Gateway:
             sketch=None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles),
             max_tokens=_limit(body),
             affinity=affinity,
-            cached_as=affinity or f"prompt {hash(prompt)}",
+            cached_as=affinity or f"prompt {client} {hash(prompt)}",
+            client=client,
             resumable=resumable(dialect, without_tags(body)),
         )
 
@@ -198,6 +224,7 @@ class Gateway:
         plain = without_tags(body)
         if to.alias is not None and plain.get("model", "default") == "default":
             plain["model"] = to.alias
+        plain = salted(plain, to.traits, call.client)
         if not to.traits.reads_tags:
             return plain
         now = self.records.clock()
@@ -240,10 +267,10 @@ def _conversation(response_id: str) -> str:
     return f"response {response_id[:256]}"
 
 
-def _affinity(tags: SLOTags, body: Mapping[str, object], prompt: str) -> str | None:
+def _affinity(tags: SLOTags, body: Mapping[str, object], prompt: str, client: str) -> str | None:
     """What makes calls belong on one replica: a fork group, a conversation that it keeps, a long common prefix."""
     if tags.fork_group is not None:
         return f"group {tags.fork_group}"
     if isinstance(earlier := body.get("previous_response_id"), str):
         return _conversation(earlier)
-    return f"prefix {hash(prompt[:_PREFIX])}" if len(prompt) >= _PREFIX else None
+    return f"prefix {client} {hash(prompt[:_PREFIX])}" if len(prompt) >= _PREFIX else None

@@ -158,7 +158,8 @@ def _logging(stream: TextIO | None) -> Iterator[None]:
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=4096)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        listener = socket.create_server((host, port), family=family, backlog=4096, dualstack_ipv6=both)
     except OSError as error:
         raise EngineFailed(f"cannot listen on {host}:{port}: {error.strerror}. Choose another port") from error
     with listener:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.errors import BadPool, EngineFailed, Exposed, ScalingUnsupported
-from ramify.serving.http_guard import AccessPolicy, Keys, as_address, authority, stays_here
+from ramify.serving.http_guard import AccessPolicy, Keys, as_address, authority, stays_here, web_origin
 from ramify.serving.policy.registry import DEFAULT, OptionValue, make_live_policy
 from ramify.serving.scaling.types import PoolLimits
 
@@ -44,6 +44,7 @@ class GatewaySettings:
     port: int = 0
     api_keys: tuple[str, ...] = ()  # clients must show one of them; without any, all are let in
     allow_hosts: tuple[str, ...] = ()  # more host names that clients may use
+    allow_origins: tuple[str, ...] = ()  # other sites whose pages may call, as `http_guard.web_origin` has them
     insecure_no_keys: bool = False  # listen beyond this machine without keys
     forward_xargs: bool = False  # engines at URLs read our tags
     can_resume: bool = False  # the engines can continue an answer whose beginning they are given
@@ -54,11 +55,18 @@ class GatewaySettings:
     hang_s: float = 120.0  # seconds of silence after which an engine is considered hung
     whole_s: float = 600.0  # the same for an answer that does not stream
     restart_s: float = 60.0  # seconds without a sign of life after which an engine of ours is restarted
+    keepalive_s: float | None = None  # seconds without a byte after which a stream gets a comment; None: never
     drain_s: float = 0.0  # seconds that calls in progress get when the gateway stops
     engine_log: Path | None = None
     analyzer: bool = False  # run the request analyzer
     vllm_args: tuple[str, ...] = ()  # more arguments for vLLM's command line
     trace: Path | None = None  # a file for the decisions of the policy inside vLLM, one JSON line each
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Does the embedded engine keep its prompt cache? Not for several clients: it would tell one the others'
+        prompts."""
+        return self.prompt_cache and len(set(self.api_keys)) < 2
 
     @property
     def placed(self) -> Placement:
@@ -125,6 +133,7 @@ def access(settings: GatewaySettings, listener: socket.socket) -> AccessPolicy:
         names=frozenset(names),
         any_address=address is None or not address.is_loopback,
         keys=Keys(settings.api_keys),
+        origins=frozenset(map(web_origin, settings.allow_origins)),
         advice=f"use http://localhost:{port}, or start the server with --allow-host NAME",
     )
 

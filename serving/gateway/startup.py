@@ -101,7 +101,13 @@ async def start_server(
     up = asyncio.Event()
     engines = [each for one in behind for each in (one.engines if isinstance(one, ElasticReplicas) else (one,))]
     replicas = [one.replica if isinstance(one, SupervisedEngine) else one for one in engines]
-    app = create_gateway(replicas, policy=policy, k=settings.placement_k, api_keys=settings.api_keys)
+    app = create_gateway(
+        replicas,
+        policy=policy,
+        k=settings.placement_k,
+        api_keys=settings.api_keys,
+        keepalive_s=settings.keepalive_s,
+    )
     gateway: Gateway = app.state.gateway
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:
@@ -208,7 +214,7 @@ def _maker(
             weights,
             alias=name,
             slots=settings.slots or 1,
-            prompt_cache=settings.prompt_cache,
+            prompt_cache=settings.keeps_prompts,
             log=settings.engine_log,
             key=key,
         )
@@ -237,4 +243,4 @@ def _maker(
         return vllm, EngineTraits(
             reads_tags=True, keeps_prefixes="--no-enable-prefix-caching" not in settings.vllm_args
         )
-    return local, EngineTraits(can_resume=settings.can_resume, keeps_prefixes=settings.prompt_cache, llama_cpp=True)
+    return local, EngineTraits(can_resume=settings.can_resume, keeps_prefixes=settings.keeps_prompts, llama_cpp=True)

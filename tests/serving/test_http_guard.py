@@ -11,7 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ramify.serving.engine.vllm_process import KEY_VARIABLE, VllmGuard
-from ramify.serving.http_guard import AccessPolicy, Guard, Headers, Keys, authority, stays_here, with_target_host
+from ramify.serving.http_guard import (
+    AccessPolicy,
+    Guard,
+    Headers,
+    Keys,
+    authority,
+    stays_here,
+    web_origin,
+    with_target_host,
+)
 from ramify.serving.testing import ScriptedServer
 
 LOOPBACK = AccessPolicy(names=frozenset({"box.lan"}), advice="--allow-host NAME")
@@ -254,3 +263,66 @@ async def test_scripted_server_refuses_pages_too() -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 415 ")
         assert not server.model.calls
         writer.close()
+
+
+PAGE = b"https://app.example"
+NAMED = AccessPolicy(origins=frozenset({PAGE.decode()}))
+
+
+async def _answered(policy: AccessPolicy, method: str, headers: Headers) -> tuple[int, dict[str, str]]:
+    """The status and headers of an answer; the application behind the guard says 200."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": "/", "headers": headers, "http_version": "1.1"}
+    await Guard(app, policy)(scope, send, send)  # type: ignore[arg-type]
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+async def test_pages_of_named_origins_may_call() -> None:
+    page = [(b"host", b"localhost:1"), (b"origin", PAGE), (b"sec-fetch-site", b"cross-site")]
+    asks = [(b"access-control-request-headers", b"content-type,authorization")]
+    status_, headers = await _answered(NAMED, "OPTIONS", [*page, *asks])
+    assert (status_, headers["access-control-allow-origin"]) == (204, PAGE.decode())
+    assert headers["access-control-allow-headers"] == "content-type,authorization"
+    json_ = [(b"content-type", b"application/json")]
+    status_, headers = await _answered(NAMED, "POST", [*page, *json_])
+    assert (status_, headers["access-control-allow-origin"], headers["vary"]) == (200, PAGE.decode(), "origin")
+
+
+@pytest.mark.parametrize("origin", [b"https://app.example.evil", b"http://app.example", b"null", b"https://other"])
+async def test_other_origins_may_not(origin: bytes) -> None:
+    page = [(b"host", b"localhost:1"), (b"origin", origin), (b"sec-fetch-site", b"cross-site")]
+    for method in ("OPTIONS", "GET"):
+        refused, headers = await _answered(NAMED, method, page)
+        assert refused == 403 and not any(name.startswith("access-control") for name in headers)
+
+
+async def test_a_named_origin_does_not_replace_the_right_host() -> None:
+    rebound, _ = await _answered(NAMED, "GET", [(b"host", b"evil.example"), (b"origin", PAGE)])
+    assert rebound == 421
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("HTTPS://App.example/", "https://app.example"),
+        ("https://app.example:443", "https://app.example"),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+    ],
+)
+def test_origins_are_compared_as_browsers_send_them(text: str, origin: str) -> None:
+    assert web_origin(text) == origin
+
+
+@pytest.mark.parametrize("text", ["app.example", "*", "null", "ftp://app.example", "https://", "https://a/b"])
+def test_what_is_no_origin_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        web_origin(text)

@@ -48,6 +48,13 @@ if TYPE_CHECKING:
     help="Accept another host name for the gateway, such as host.docker.internal. Repeatable.",
 )
 @click.option(
+    "--allow-origin",
+    "allow_origins",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Let web pages of another site call, such as http://localhost:3000 (CORS). Repeatable.",
+)
+@click.option(
     "--insecure-no-keys",
     is_flag=True,
     help="Allow an address other than loopback without keys: everybody who reaches it can use the engine.",
@@ -100,6 +107,8 @@ if TYPE_CHECKING:
               metavar="SECONDS", help="The same for answers that are not streamed; at least --hang.")  # fmt: skip
 @click.option("--hang-restart", "restart_s", type=click.FloatRange(min=1), default=60.0, show_default=True,
               metavar="SECONDS", help="Restart local and vllm if they are silent for this long.")  # fmt: skip
+@click.option("--keepalive", "keepalive_s", type=click.FloatRange(min=0.1), metavar="SECONDS",
+              help="Send a comment on a stream that is silent for this long: proxies would end it.")  # fmt: skip
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long to wait for calls in progress when stopping.")  # fmt: skip
 @click.option(
@@ -136,6 +145,7 @@ def serve_command(
     api_key: str | None,
     client_keys: tuple[str, ...],
     allow_hosts: tuple[str, ...],
+    allow_origins: tuple[str, ...],
     insecure_no_keys: bool,
     model: str | None,
     replicas: str | None,
@@ -150,6 +160,7 @@ def serve_command(
     hang_s: float,
     whole_s: float,
     restart_s: float,
+    keepalive_s: float | None,
     drain_s: float,
     analyzer: bool,
     log: bool,
@@ -168,13 +179,14 @@ def serve_command(
     from ramify.serving.errors import Exposed, ScalingError
     from ramify.serving.gateway.server import serve
     from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
-    from ramify.serving.http_guard import stays_here
+    from ramify.serving.http_guard import stays_here, web_origin
     from ramify.serving.policy.registry import UnknownPolicy
 
     named = (*engines, *([base_url] if base_url else [])) or ("local",)
     try:
         specs = tuple(EngineSpec.parse(name) for name in named)
         allow_hosts = tuple(host_name(name) for name in allow_hosts)
+        allow_origins = tuple(web_origin(name) for name in allow_origins)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = GatewaySettings(
@@ -188,6 +200,7 @@ def serve_command(
         port=port,
         api_keys=client_keys,
         allow_hosts=allow_hosts,
+        allow_origins=allow_origins,
         insecure_no_keys=insecure_no_keys,
         forward_xargs=forward_tags,
         can_resume=can_resume,
@@ -199,12 +212,15 @@ def serve_command(
         hang_s=hang_s,
         whole_s=whole_s,
         restart_s=restart_s,
+        keepalive_s=keepalive_s,
         drain_s=drain_s,
         engine_log=engine_log,
         analyzer=analyzer,
         vllm_args=vllm_args,
         trace=trace,
     )
+    if prompt_cache and not settings.keeps_prompts:
+        raise click.UsageError("--prompt-cache would tell one client the prompts of others: give one --client-key")
     if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
         raise click.UsageError("--placement-k needs --placement power-of-k")
     shown = " and ".join(spec.shown for spec in specs)

@@ -19,7 +19,7 @@ from enum import StrEnum
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.dialects import CHAT
-from ramify.serving.gateway.engines.replicas import Replica, Replicas
+from ramify.serving.gateway.engines.replicas import Replica, Replicas, salted
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request
 from ramify.serving.gateway.records.metrics import Metrics
@@ -81,14 +81,17 @@ class PrefixHints:
         self._reading: dict[asyncio.Task[HintResult], Replica] = {}
         self._stopped = False
 
-    async def read(self, hint: Mapping[str, object], affinity: str | None) -> HintResult:
+    async def read(self, hint: Mapping[str, object], affinity: str | None, client: str = "") -> HintResult:
         """Have an idle engine read the hint. Returns when it is read, or will not be.
 
-        affinity: that of the calls which it is for.
+        affinity: that of the calls which it is for. client: whose they are.
         """
         able = [one for one in self._replicas.all if await _takes_hints(one)]
         found = self._free(able, affinity)
-        result = HintResult(HintOutcome.REFUSED, found) if isinstance(found, str) else await self._sent(found, hint)
+        if isinstance(found, str):
+            result = HintResult(HintOutcome.REFUSED, found)
+        else:
+            result = await self._sent(found, salted(dict(hint), found.traits, client))
         if isinstance(found, Replica) and affinity is not None and result.end is HintOutcome.READ:
             self._replicas.remember(affinity, found)
         self._metrics.hinted(result.end.value)

@@ -314,3 +314,13 @@ def _quick(at: Replica, prompt: int, tokens: int, beside: float, first_s: float 
 def echoes(body: Mapping[str, object]) -> bool:
     """Does the answer begin with the prompt, so that not all of it is generated?"""
     return bool(body.get("echo"))
+
+
+def salted(body: dict[str, object], traits: EngineTraits, client: str) -> dict[str, object]:
+    """The body for an engine that keeps prefixes, so that a client finds only its own prompts in the cache: how long
+    a prompt takes, and `cached_tokens`, would tell it the others'. vLLM alone has salts; the embedded engine keeps no
+    prefixes for several clients (`GatewaySettings.keeps_prompts`)."""
+    if not client or not (traits.keeps_prefixes and traits.reads_tags):
+        return body
+    own = body.get("cache_salt")
+    return {**body, "cache_salt": f"{client}/{own}" if isinstance(own, str) else client}

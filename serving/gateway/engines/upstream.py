@@ -12,7 +12,7 @@ import httpx
 
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.engines.liveness import STOOD_STILL, ConstrainedCalls, calls_held, work_counters
-from ramify.serving.gateway.errors import ApiError, field_named_in, is_request_fault
+from ramify.serving.gateway.errors import ApiError, error_detail, field_named_in, is_request_fault, is_too_long
 from ramify.serving.protocol import wire
 from ramify.serving.stall_clock import StallAwareClock, StallAwareTimeout
 
@@ -27,7 +27,9 @@ _MOST_STATUS = 64 * 1024  # bytes read of a health page: that the server answers
 _MOST_METRICS = 16 * 1024 * 1024
 _MOST_ERROR = 1024 * 1024
 _MOST_ANSWER = 256 * 1024 * 1024  # twenty times 4,096 tokens with the most log-probabilities that there are
+_RETRY = ("retry-after", "x-should-retry")  # headers of a refusal that the client gets
 _JSON = {"content-type": "application/json"}
+_NONE: Mapping[str, str] = {}
 _PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, so it must come uncompressed
 
 
@@ -176,12 +178,12 @@ class Upstream:
         """True while any call waits for a part of its answer."""
         return bool(self._waits)
 
-    async def post(self, path: str, body: bytes) -> Mapping[str, object]:
-        """Send a request and return the whole JSON answer."""
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = _NONE) -> Mapping[str, object]:
+        """Send a request and return the whole JSON answer. `headers`: of the client, to pass on."""
         self.working += 1
         self._given += 1
         try:
-            async with self._opened(self._post(path, body), self.whole_s) as response:
+            async with self._opened(self._post(path, body, headers), self.whole_s) as response:
                 whole = await self._whole(response, self.whole_s)
         finally:
             self.working -= 1
@@ -189,13 +191,15 @@ class Upstream:
         self._speaks()
         return whole
 
-    async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[sse.Event], None]:
+    async def stream(
+        self, path: str, body: bytes, headers: Mapping[str, str] = _NONE
+    ) -> AsyncGenerator[list[sse.Event], None]:
         """Yield the events of a stream, grouped as they came. The caller judges whether the end is complete."""
         silent = 1  # 0 once it has sent something
         self.reading += silent
         self._given += 1
         try:
-            async with self._opened(self._post(path, body)) as response:
+            async with self._opened(self._post(path, body, headers)) as response:
                 if not response.headers.get("content-type", "").startswith("text/event-stream"):
                     raise self.broken("it does not stream")
                 async with aclosing(sse.events(response.aiter_bytes())) as events:
@@ -210,8 +214,9 @@ class Upstream:
     def broken(self, problem: str) -> ApiError:
         return ApiError(502, "upstream_failed", f"the engine at {self.shown} broke its answer: {problem}", lost=True)
 
-    def _post(self, path: str, body: bytes) -> httpx.Request:
-        return self._http.build_request("POST", self._root + path, content=body, headers={**_JSON, **_PLAIN})
+    def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
+        sent = {**headers, **_JSON, **_PLAIN}
+        return self._http.build_request("POST", self._root + path, content=body, headers=sent)
 
     @asynccontextmanager
     async def _opened(
@@ -259,27 +264,30 @@ class Upstream:
         retry."""
         status = response.status_code
         text = await self._within(_begun(response, _MOST_ERROR))
-        try:
-            said = wire.parse_object(text).get("error")
-        except wire.Malformed:
-            said = None
-        detail = said if isinstance(said, Mapping) else {"message": text[:200].decode("utf-8", "replace")}
+        detail = error_detail(text)
         message, code = str(detail.get("message") or "no reason given"), detail.get("code")
         if self._key:
             message = message.replace(self._key, "***")
         if status == 500 and is_request_fault(message):
             status = 400
+        headers = {name: response.headers[name] for name in _RETRY if name in response.headers}
+        if status in (401, 403):  # about the gateway's key: the client's was right
+            said_by = f"the engine at {self.shown} does not accept the gateway's key ({status}): set --api-key"
+            return ApiError(502, "upstream_auth_failed", said_by, headers={"x-should-retry": "false"})
+        if status == 503 and "retry-after" in headers:
+            said_by = f"the engine at {self.shown} is busy: {message}"
+            return ApiError(503, "upstream_busy", said_by, headers=headers, lost=True)
         if status >= 500 and status != 501:
             said_by = f"the engine at {self.shown} answered {status}: {message}"
             return ApiError(502, "upstream_failed", said_by, lost=True)
+        if is_too_long(detail):
+            code = "context_length_exceeded"
         endpoint = path[path.rfind("/v1/") :]
         names_a_field = isinstance(detail.get("param"), str) or code == "model_not_found" or "model" in message
         if status in (404, 405, 501) and not names_a_field:
             said_by = f"the engine at {self.shown} has no {endpoint} ({status}: {message}): use another endpoint"
             return ApiError(404, "endpoint_unsupported", said_by, "path")
-        after = response.headers.get("retry-after")
         param = detail.get("param")
-        again = response.headers.get("x-should-retry")
         least = {"earliest_feasible_s": detail["earliest_feasible_s"]} if "earliest_feasible_s" in detail else {}
         return ApiError(
             status,
@@ -287,7 +295,7 @@ class Upstream:
             message,
             param if isinstance(param, str) else field_named_in(message),
             least,
-            {k: v for k, v in (("retry-after", after), ("x-should-retry", again)) if v is not None},
+            headers,
             lost=status == 429,
         )
 

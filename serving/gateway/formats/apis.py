@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ramify.serving.gateway import sse
@@ -12,6 +12,7 @@ from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat, LlamaCppTextFormat, ResponseFormat
 from ramify.serving.gateway.formats.chat_message import MessageOfChat, error_type
 from ramify.serving.gateway.formats.chat_response import ResponseOfChat
+from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
 from ramify.serving.gateway.formats.messages_request import chat_of_messages
 from ramify.serving.gateway.formats.response_request import chat_of_response
 
@@ -70,10 +71,18 @@ RESPONSES_API = Api("/responses", RESPONSES, _unchanged, lambda _: ResponseForma
 MESSAGES = Api("/messages", CHAT, chat_of_messages, MessageOfChat, ErrorFormat.MESSAGES)
 APIS = (CHATS, TEXTS, RESPONSES_API, MESSAGES)
 
-# The same for the embedded engine, whose own responses leave too much out.
+# The same for the embedded engine, which ignores what it does not know, and whose responses leave too much out.
 _AT_LLAMA_CPP = {
-    TEXTS: Api("/completions", TEXT, _unchanged, lambda _: LlamaCppTextFormat()),
-    RESPONSES_API: Api("/responses", CHAT, chat_of_response, ResponseOfChat, ErrorFormat.EVENTS),
+    CHATS: replace(CHATS, request=chat_for_llama_cpp),
+    TEXTS: Api("/completions", TEXT, text_for_llama_cpp, lambda _: LlamaCppTextFormat()),
+    RESPONSES_API: Api(
+        "/responses",
+        CHAT,
+        lambda asked: chat_for_llama_cpp(chat_of_response(asked)),
+        ResponseOfChat,
+        ErrorFormat.EVENTS,
+    ),
+    MESSAGES: replace(MESSAGES, request=lambda asked: chat_for_llama_cpp(chat_of_messages(asked))),
 }
 
 

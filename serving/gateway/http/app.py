@@ -34,6 +34,7 @@ from ramify.serving.gateway.http.endpoint import STOPPING, Endpoint
 from ramify.serving.gateway.http.exchange import JsonResponse, body_of, client_left, error_response
 from ramify.serving.gateway.records import metrics
 from ramify.serving.gateway.records.call_records import Records
+from ramify.serving.gateway.records.clients import owned_name
 from ramify.serving.policy.registry import make_live_policy
 from ramify.serving.policy.types import Policy
 from ramify.serving.protocol import wire
@@ -53,6 +54,7 @@ def create_gateway(
     forward_xargs: bool = False,
     hang_s: float = HANG_S,
     whole_s: float = WHOLE_S,
+    keepalive_s: float | None = None,
 ) -> Starlette:
     """The gateway as an ASGI application.
 
@@ -62,6 +64,7 @@ def create_gateway(
     api_keys: if given, clients must show one of them.
     forward_xargs: the engine reads our tags (`traits.reads_tags` of a replica). Otherwise tags are removed, because
         most servers refuse unknown fields.
+    keepalive_s: a stream gets a comment after so many seconds without a byte; None: it never does.
     hang_s, whole_s: seconds of silence allowed on a stream, and before a whole answer (see `Upstream`).
     """
     if isinstance(upstream, str):
@@ -80,7 +83,7 @@ def create_gateway(
         admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
     else:
         admission = OneQueue(policy or make_live_policy(), replicas, clock, figures.verdict)
-    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys)
+    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys, keepalive_s)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -138,17 +141,18 @@ class _Control:
         return JsonResponse(await self._gateway.count_tokens(asked))
 
     async def requests(self, request: Request) -> Response:
-        self._gateway.authorise(request)
+        client = self._gateway.authorise(request)
         gateway = self._gateway
-        return JsonResponse(gateway.records.snapshot(request.query_params.get("compound_id"), gateway.step_of))
+        run = _owned(request.query_params.get("compound_id"), client)
+        return JsonResponse(gateway.records.snapshot(run, gateway.step_of, client))
 
     async def history(self, request: Request) -> Response:
         """The stages that a workflow (`app_id`) will have, by its past runs; for use before its first call."""
-        self._gateway.authorise(request)
+        client = self._gateway.authorise(request)
         if not (app := request.query_params.get("app_id")):
             raise bad_request("app_id", "app_id: name the workflow, as in ?app_id=NAME")
         analysis = self._gateway.analysis
-        found = None if analysis is None else await analysis.history(app)
+        found = None if analysis is None else await analysis.history(owned_name(app, client))
         stages = (
             []
             if found is None
@@ -169,7 +173,7 @@ class _Control:
     async def cancel(self, request: Request) -> Response:
         """Cancel calls that a workflow no longer needs: `{"compound_id": …, "fork_group": …}`, one of them or
         both."""
-        self._gateway.authorise(request)
+        client = self._gateway.authorise(request)
         body = await body_of(request, self._gateway.bodies)
         for name, value in body.items():
             if name not in ("compound_id", "fork_group") or not isinstance(value, str) or not value:
@@ -177,7 +181,7 @@ class _Control:
         if not body:
             raise bad_request("fork_group", "fork_group: say what to cancel, by compound_id or fork_group")
         chosen = self._gateway.records.open_calls(
-            compound_id=_text(body.get("compound_id")), fork_group=_text(body.get("fork_group"))
+            compound_id=_owned(body.get("compound_id"), client), fork_group=_owned(body.get("fork_group"), client)
         )
         for call in chosen:
             call.interrupt(Aborted())
@@ -188,12 +192,12 @@ class _Control:
 
         Answers 200 when it is read, 202 with the reason when it is not. Cancelled when the client leaves.
         """
-        self._gateway.authorise(request)
+        client = self._gateway.authorise(request)
         hint = hint_of(await body_of(request, self._gateway.bodies))
         check_constraints(hint, llama_cpp=self._gateway.replicas.llama_cpp)
         if self._gateway.stopping:
             raise STOPPING
-        reading = asyncio.create_task(self._gateway.hint(hint))
+        reading = asyncio.create_task(self._gateway.hint(hint, client))
         gone = asyncio.create_task(client_left(request.receive))
         try:
             await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -216,7 +220,7 @@ class _Control:
         self._gateway.authorise(request)
         if self._gateway.stopping:
             raise ApiError(503, "stopping", "the gateway is stopping")
-        await self._gateway.upstream().get("/models")
+        await self._gateway.asked("/models")
         return JsonResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
@@ -233,8 +237,8 @@ class _Control:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+def _owned(name: object, client: str) -> str | None:
+    return owned_name(name, client) if isinstance(name, str) else None
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -46,8 +46,17 @@ from ramify.serving.gateway.errors import (
 from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat
 from ramify.serving.gateway.formats.apis import Api, at_engine
 from ramify.serving.gateway.gateway import Gateway, several
-from ramify.serving.gateway.http.exchange import ClientResponse, body_of, check_prompt, client_left, is_large, tags_of
+from ramify.serving.gateway.http.exchange import (
+    ClientResponse,
+    body_of,
+    check_prompt,
+    client_left,
+    is_large,
+    tags_of,
+    traced,
+)
 from ramify.serving.gateway.records.calls import Call, Outcome
+from ramify.serving.gateway.records.clients import told
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.wire import refusal_from_line
@@ -66,6 +75,7 @@ class _Work:
     body: Mapping[str, object]  # the same in the dialect of the engine that works on it
     dialect: Dialect
     out: ClientResponse
+    trace: Mapping[str, str]  # headers that name the request, for the engine
     held: list[bytes] = field(default_factory=list)  # events not sent yet
     head: dict[str, object] = field(default_factory=dict)  # the fields that every chunk of the answer begins with
     name: str | None = None  # the answer's id at the engine that works on it
@@ -86,9 +96,9 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, request = self._gateway, Request(scope, receive)
-        gateway.authorise(request)
+        client = gateway.authorise(request)
         asked = await body_of(request, gateway.bodies)
-        tags = tags_of(request, asked)
+        tags = tags_of(request, asked, client)
         body = await asyncio.to_thread(self._checked, asked) if is_large(request) else self._checked(asked)
         dialect = self._api.dialect
         stream = _flag(body, "stream")
@@ -98,10 +108,15 @@ class Endpoint:
             )
         if gateway.stopping:
             raise STOPPING
-        call = gateway.open(dialect, body, tags)
-        out = ClientResponse(scope, receive, send, f"req-{call.id}", self._api.errors)
-        answer = call.task = asyncio.create_task(self._answer(_Work(call, asked, body, dialect, out), stream))
+        call = gateway.open(dialect, body, tags, client)
+        trace = traced(request)
+        out = ClientResponse(scope, receive, send, trace, self._api.errors)
+        work = _Work(call, asked, body, dialect, out, trace)
+        answer = call.task = asyncio.create_task(self._answer(work, stream))
         gone = asyncio.create_task(client_left(receive))
+        beside = [gone]
+        if stream and gateway.keepalive_s is not None:
+            beside.append(asyncio.create_task(out.keep_alive(gateway.keepalive_s)))
         gateway.answers.add(answer)
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,9 +125,9 @@ class Endpoint:
         finally:
             gateway.close(call, Outcome.GONE if gone.done() else Outcome.FAILED)
             gateway.answers.discard(answer)
-            answer.cancel()
-            gone.cancel()
-            await asyncio.gather(answer, gone, return_exceptions=True)
+            for task in (answer, *beside):
+                task.cancel()
+            await asyncio.gather(answer, *beside, return_exceptions=True)
         if not answer.cancelled():
             answer.result()
 
@@ -180,7 +195,7 @@ class Endpoint:
             gateway.metrics.preempted()
             return False
         except (ApiError, wire.Malformed) as error:
-            failure = as_api_error(error)
+            failure = gateway.told(as_api_error(error), upstream)
             if failure.status == 400 and failure.param is None:
                 failure.param = constraint_field(failure.message, work.body)
             blamed = (
@@ -226,7 +241,7 @@ class Endpoint:
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway
         body = gateway.forwarded(call, work.body, replica)
-        answer = await _of(replica).post(work.dialect.path, _encoded(body))
+        answer = await _of(replica).post(work.dialect.path, _encoded(body), work.trace)
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
         call.cut = was_cut(answer)
@@ -245,7 +260,7 @@ class Endpoint:
             work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
         done = False
-        async with aclosing(upstream.stream(work.dialect.path, _encoded(body))) as batches:
+        async with aclosing(upstream.stream(work.dialect.path, _encoded(body), work.trace)) as batches:
             async for batch in batches:
                 done = self._take(work, batch, again)
                 if work.held and call.first_token is not None:
@@ -336,7 +351,8 @@ def _of_an_old_run(call: Call) -> str:
     run = call.compound
     if run is None or run.deadline is None or run.deadline > call.arrived or run.first_at == call.arrived:
         return ""
-    return f"; compound_id {run.id!r} began {call.arrived - run.first_at:.0f} s ago: give each run an id of its own"
+    name, ago_s = told(run.id, call.client), call.arrived - run.first_at
+    return f"; compound_id {name!r} began {ago_s:.0f} s ago: give each run an id of its own"
 
 
 def _flag(body: Mapping[str, object], name: str) -> bool:

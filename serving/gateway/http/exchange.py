@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
+import secrets
 from collections.abc import Callable, Mapping
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,6 +18,7 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.formats.apis import ErrorFormat
+from ramify.serving.gateway.records.clients import owned
 from ramify.serving.gateway.request_bodies import BODY_S, UnfinishedBodies
 from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
 
@@ -25,7 +28,14 @@ LARGE_BODY = 256 * 1024
 """Bytes above which a body is parsed and checked in a thread, so that other calls go on meanwhile."""
 _MAX_DRAIN = 64 * 1024 * 1024  # bytes of a too long body that are read, so that its sender sees the answer
 _SAYS_TOO = ("instructions", "previous_response_id", "conversation", "prompt")  # a response's other kinds of input
-_SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_SSE = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
+]
+REQUEST_ID = "x-request-id"
+_TRACES = ("traceparent", "tracestate")  # W3C Trace Context
+_NAME = re.compile(r"[!-~]{1,200}")
 
 
 class JsonResponse(Response):
@@ -44,13 +54,30 @@ def error_response(error: ApiError, format_: ErrorFormat, request_id: str | None
 class ClientResponse:
     """The response to one client. Its status is sent with the first thing that there is to say, not before."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, errors: ErrorFormat) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, trace: Mapping[str, str], errors: ErrorFormat
+    ) -> None:
         self._asgi = (scope, receive, send)
         self._send = send
-        self._id = request_id
+        self._id = trace[REQUEST_ID]
         self._errors = errors
-        self._headers = {errors.request_id_header: request_id}
+        self._headers = {**trace, errors.request_id_header: self._id}
+        self._one_at_a_time = asyncio.Lock()
+        self._sent = asyncio.Event()  # something, since `keep_alive` last looked
+        self._over = False
         self.begun = False
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Send a comment whenever the stream has had no byte for so long, from its beginning on: proxies end a
+        connection that is silent. Clients do not see comments. A refusal that comes later is an event."""
+        while not self._over:
+            self._sent.clear()
+            try:
+                async with asyncio.timeout(every_s):
+                    await self._sent.wait()
+            except TimeoutError:
+                if not self._over:
+                    await self.bytes(b": waiting\n\n")
 
     async def whole(self, body: Mapping[str, object]) -> None:
         self.begun = True
@@ -58,17 +85,21 @@ class ClientResponse:
 
     async def bytes(self, data: bytes) -> None:
         """Send a part of a stream of events."""
-        if not self.begun:
-            self.begun = True
-            headers = [*_SSE, *((name.encode(), value.encode()) for name, value in self._headers.items())]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent.set()
+        async with self._one_at_a_time:
+            if not self.begun:
+                self.begun = True
+                headers = [*_SSE, *((name.encode(), value.encode()) for name, value in self._headers.items())]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
+        self._over = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def error(self, error: ApiError) -> None:
         """Send an error: as a response, or, once the answer has begun, as an event without `[DONE]`."""
+        self._over = True
         if self.begun:
             await self.bytes(self._errors.event(error, self._id))
             await self.end()
@@ -127,9 +158,11 @@ def _parsed(kept: bytes) -> Mapping[str, object]:
     return body
 
 
-def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
-    """The tags of all routes together. Raises ApiError, which names the field, also for a tag in the URL: nobody
-    reads it there."""
+def tags_of(request: Request, body: Mapping[str, object], client: str = "") -> SLOTags:
+    """The tags of all routes together, with the client's names as the gateway has them.
+
+    Raises ApiError, which names the field, also for a tag in the URL: nobody reads it there.
+    """
     for name in request.query_params:
         if is_tag(name):
             raise bad_request(name, f"{name}: not read from a URL: put it into the body, or into the header {HEADER}")
@@ -137,6 +170,7 @@ def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
         tags = SLOTags.from_body(body)
         for header in request.headers.getlist(HEADER):
             tags = tags.merged(SLOTags.from_header(header))
+        tags = owned(tags, client)
     except BadTags as error:
         raise bad_request(error.field, str(error)) from error
     return tags
@@ -174,6 +208,14 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{text[:40]} is beyond what a number can hold")
     return value
+
+
+def traced(request: Request) -> dict[str, str]:
+    """The headers that name a request: for the engine, and back to the client. Its own id if it gave one, else a new
+    one, which no other gateway has."""
+    found = {name: value for name in _TRACES if (value := request.headers.get(name)) and len(value) <= 512}
+    own = request.headers.get(REQUEST_ID, "")
+    return {**found, REQUEST_ID: own if _NAME.fullmatch(own) else f"req_{secrets.token_hex(12)}"}
 
 
 async def client_left(receive: Receive) -> None:

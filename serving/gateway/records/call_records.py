@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from ramify.serving.gateway.records.calls import Call, Outcome
+from ramify.serving.gateway.records.clients import belongs, told, told_tags
 from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound, Phase
 from ramify.serving.policy.types import RequestId, StepModel
 from ramify.serving.protocol.length_sketch import LengthSketch
@@ -42,6 +43,7 @@ class Records:
         affinity: str | None = None,
         cached_as: str | None = None,
         resumable: bool = False,
+        client: str = "",
     ) -> Call:
         """Record a call that has come in."""
         now, wall = self.clock(), self.wall()
@@ -68,6 +70,7 @@ class Records:
             affinity=affinity,
             cached_as=cached_as,
             resumable=resumable,
+            client=client,
         )
         self._calls.append(call)
         self._open[call.id] = call
@@ -120,14 +123,19 @@ class Records:
         return Counter(c.kind.value for c in self._open.values() if c.feasible(now, step(c)) is False)
 
     def snapshot(
-        self, compound_id: str | None = None, step: Callable[[Call], StepModel] = lambda _: StepModel()
+        self,
+        compound_id: str | None = None,
+        step: Callable[[Call], StepModel] = lambda _: StepModel(),
+        client: str = "",
     ) -> dict[str, object]:
-        """The records as JSON: all of them, or those of one compound. `step`: gives a call's StepModel."""
+        """The client's records as JSON: all of them, or those of one compound. `step`: gives a call's StepModel."""
         now, offset = self.clock(), self.wall() - self.clock()
         can = {c.id: c.feasible(now, step(c)) for c in self._open.values()}
         lost = {c.compound.id for c in self._open.values() if c.compound is not None and can[c.id] is False}
-        calls = [c for c in self._calls if compound_id is None or c.tags.compound_id == compound_id]
-        compounds = [c for c in self._compounds.values() if compound_id is None or c.id == compound_id]
+        mine = [c for c in self._calls if not client or c.client == client]
+        calls = [c for c in mine if compound_id is None or c.tags.compound_id == compound_id]
+        runs = [c for c in self._compounds.values() if belongs(c.id, client)]
+        compounds = [c for c in runs if compound_id is None or c.id == compound_id]
         return {
             "requests": [
                 {
@@ -135,7 +143,7 @@ class Records:
                     "path": c.path,
                     "outcome": c.outcome.value,
                     "arrived_at": c.arrived_unix,
-                    "tags": c.tags.to_xargs(),
+                    "tags": told_tags(c.tags, client),
                     **asdict(c.ledger(now)),
                     "feasible": can.get(c.id),
                 }
@@ -143,7 +151,7 @@ class Records:
             ],
             "compounds": [
                 {
-                    "id": c.id,
+                    "id": told(c.id, client),
                     "calls": c.calls,
                     "done": c.done,
                     "open": c.open,

@@ -52,6 +52,7 @@ class Call:
     affinity: str | None = None  # see admission.WaitingCall, also for the next three
     cached_as: str | None = None
     resumable: bool = False
+    client: str = ""  # whose it is, where several clients have keys of their own
     avoid: frozenset[int] = frozenset()
     replica: int = 0
     attempts: int = 0

@@ -174,7 +174,10 @@ async def test_budget_covers_all_fields_of_a_call_together() -> None:
         {"$defs": {"e": {"enum": NAMES[:900]}}, "properties": {f"p{at}": {"$ref": "#/$defs/e"} for at in range(50)}},
         {"type": "array", "maxItems": 1000, "items": {"type": "string", "maxLength": 1000}},
         {"properties": {f"p{at}": {"type": "string", "maxLength": 1900} for at in range(60)}},
-        {"$defs": {"n": {"properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#"}}}}, "$ref": "#/$defs/n"},
+        {
+            "$defs": {"n": {"properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/n"}}}},
+            "$ref": "#/$defs/n",
+        },
         bomb(9, {"type": "integer"}),
         {"type": "string", "pattern": r"^(\d{3}-)?\d{4}( ext\. ?\d{1,5})?$"},
         {"type": "string", "pattern": "^(a{1000}){1000}$"},

@@ -109,8 +109,6 @@ NEAR = [
     {"type": "integer", "maximum": 10**17},
     {"type": "integer", "minimum": -(10**17)},
     {"type": "integer", "maximum": -(10**17), "minimum": -(10**18)},
-    {"type": "number", "minimum": 10**17},
-    {"type": "integer", "minimum": 5, "exclusiveMinimum": True},
     {"type": "string", "maxLength": 2**31 - 1},
     {"properties": {"_" * 1000: {}}},
     {"items": [{"$ref": f"#/$defs/{at % 2000}"} for at in range(4000)]},

@@ -443,3 +443,61 @@ async def test_engine_scheduler_refusal_becomes_the_gateways_422(
             assert (error["code"], error["earliest_feasible_s"]) == ("deadline_infeasible", 4.5)
         seen = (await client.get("/ramify/requests")).json()["requests"]
     assert [r["outcome"] for r in seen] == ["refused", "refused"]
+
+
+async def test_request_and_trace_ids_pass_through_both_ways() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    named = {"x-request-id": "mine", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    async with client_of(gateway(model)) as client:
+        for stream in (False, True):
+            body = {"messages": MESSAGES, "stream": stream}
+            answer = await client.post("/chat/completions", json=body, headers=named)
+            assert {name: answer.headers[name] for name in named} == named
+        ids = [(await client.post("/chat/completions", json=body)).headers["x-request-id"] for _ in range(2)]
+    assert all({name: call.headers[name] for name in named} == named for call in model.calls[:2])
+    assert ids == [call.headers["x-request-id"] for call in model.calls[2:]]
+    assert ids[0] != ids[1] and all(one.startswith("req_") for one in ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("status", "answer", "headers", "told"),
+    [
+        (401, {"error": {"message": "bad key"}}, {}, (502, "upstream_auth_failed", "gateway's key")),
+        (403, {"detail": "no"}, {}, (502, "upstream_auth_failed", "gateway's key")),
+        (503, {"error": {"message": "later"}}, {"retry-after": "7"}, (503, "upstream_busy", "later")),
+        (503, {"error": {"message": "dying"}}, {}, (502, "upstream_failed", "dying")),
+        (404, {"detail": "model 'x' is not here"}, {}, (404, "upstream_refused", "model 'x' is not here")),
+        (422, {"detail": [{"loc": ["body", "n"], "msg": "too big"}]}, {}, (422, "upstream_refused", "n: too big")),
+        (
+            400,
+            {"error": {"message": "request (9031 tokens) exceeds", "type": "exceed_context_size_error"}},
+            {},
+            (400, "context_length_exceeded", "9031"),
+        ),
+    ],
+)
+async def test_refusals_of_an_engine_are_told_as_what_they_are(
+    status: int, answer: dict[str, object], headers: dict[str, str], told: tuple[int, str, str], stream: bool
+) -> None:
+    engine = httpx.MockTransport(lambda _: httpx.Response(status, json=answer, headers=headers))
+    async with client_of(gateway(engine)) as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": stream})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == told[:2]
+    assert told[2] in error["message"] and "{" not in error["message"]
+    assert response.headers.get("retry-after") == headers.get("retry-after")
+
+
+@pytest.mark.parametrize("keys", [(), ("ours",)])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.ERROR_500, Fault.CUT])
+async def test_clients_with_keys_see_no_address_of_an_engine(
+    keys: tuple[str, ...], stream: bool, fault: Fault
+) -> None:
+    model = ScriptedModel(lambda _: "one two three", faults=[fault])
+    app = gateway(model, api_keys=keys)
+    async with client_of(app, authorization="Bearer ours") as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": stream})
+    assert "upstream_" in response.text
+    assert ("http://engine" in response.text) is not bool(keys)

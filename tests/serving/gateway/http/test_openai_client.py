@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings
-from ramify.serving.testing import Endpoint, ScriptedModel, ScriptedServer
+from ramify.serving.testing import Endpoint, Fault, ScriptedModel, ScriptedServer
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 TAGS = {"slo_deadline_s": 3000.0, "compound_id": "run", "compound_stage": 1}
@@ -263,3 +264,28 @@ async def test_required_tool_call_is_refused_if_the_template_has_no_tools(
     assert len(got) == (status == 200)
     if status == 400:
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_silent_streams_get_comments(tmp_path: Path, begins: bool) -> None:
+    hold = asyncio.Event()
+
+    async def held(_: object) -> str:
+        await hold.wait()
+        return "one two"
+
+    model = ScriptedModel(held, faults=[] if begins else [Fault.CUT])
+    async with ScriptedServer(model) as engine:
+        given = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),), keepalive_s=0.1)
+        async with LocalGateway(given) as gateway, httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http:
+            body = {"model": "m", "messages": ASK, "stream": True}
+            async with http.stream("POST", "/chat/completions", json=body) as response:
+                assert (response.status_code, response.headers["x-accel-buffering"]) == (200, "no")
+                said = ""
+                async for text in response.aiter_text():
+                    said += text
+                    if said.count(": waiting\n\n") >= 2:
+                        hold.set()
+    *_, last = [part for part in said.split("\n\n") if part and not part.startswith(":")]
+    assert (last == "data: [DONE]") is begins
+    assert ("upstream_failed" in last) is not begins

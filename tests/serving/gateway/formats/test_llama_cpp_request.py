@@ -1,0 +1,65 @@
+"""What the embedded engine gets of a request, and which fields are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
+
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def _shaped(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **more}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"echo": True}, "echo"),
+        ({"cache_prompt": True}, "cache_prompt"),
+        ({"id_slot": 0}, "id_slot"),
+        ({"lora": [{"id": 0}]}, "lora"),
+        ({"invented": 1}, "invented"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"messages": [{"role": "alien", "content": "hi"}]}, "messages"),
+        (_shaped({"type": "number", "minimum": 1}), "response_format"),
+        ({"json_schema": {"not": {}}}, "json_schema"),
+        ({"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]}, "tools"),
+    ],
+)
+def test_what_the_engine_would_not_do_is_refused_by_name(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat_for_llama_cpp({**ASK, **more})
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert caught.value.message.startswith(f"{param}:")
+
+
+def test_fields_without_effect_are_left_out() -> None:
+    idle = {"user": "me", "store": True, "modalities": ["text"], "best_of": 1, "echo": False, "functions": None}
+    assert chat_for_llama_cpp({**ASK, **idle, "seed": 1}) == {**ASK, "seed": 1}
+    assert text_for_llama_cpp({"prompt": "a", "suffix": "", "metadata": {}}) == {"prompt": "a"}
+
+
+def test_tools_that_are_not_strict_promise_nothing() -> None:
+    """So they are not refused; what the engine would misread is left out."""
+    given = {"type": "object", "properties": {"a": {"type": "string", "format": "uri", "pattern": "(?=x)"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": given}}
+    body: Any = chat_for_llama_cpp({**ASK, "tools": [tool]})
+    assert body["tools"][0]["function"]["parameters"]["properties"] == {"a": {"type": "string", "format": "uri"}}
+    assert given["properties"]["a"]["pattern"] == "(?=x)"
+    chat_for_llama_cpp({**ASK, **_shaped({"type": "number", "minimum": 1}, strict=False)})
+
+
+def test_patterns_are_translated() -> None:
+    body: Any = chat_for_llama_cpp({**ASK, **_shaped({"type": "string", "pattern": r"^\d$"})})
+    assert body["response_format"]["json_schema"]["schema"]["pattern"] == r"^[\x30-\x39]$"

@@ -1,0 +1,89 @@
+"""Two clients with keys of their own: neither sees, joins, cancels or teaches what is the other's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+
+from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
+from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.http_guard import Keys
+from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest
+
+ASK = {"messages": [{"role": "user", "content": "hi"}]}
+RUN = {"vllm_xargs": {"compound_id": "run", "fork_group": "group", "fork_size": 2, "app_id": "app"}}
+
+
+def client_of(app: Starlette, key: str) -> httpx.AsyncClient:
+    shown = {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1", headers=shown)
+
+
+def engine(model: ScriptedModel, **traits: Any) -> list[Replica]:
+    return [Replica(0, 4, Upstream("http://engine/v1", transport=model), EngineTraits(reads_tags=True, **traits))]
+
+
+async def test_a_run_is_its_clients_alone() -> None:
+    hold = asyncio.Event()
+    inside: asyncio.Queue[str] = asyncio.Queue()
+
+    async def wait(request: ChatRequest) -> str:
+        inside.put_nowait("call")
+        await hold.wait()
+        return "ok"
+
+    model = ScriptedModel(wait)
+    app = create_gateway(engine(model), api_keys=["a", "b"])
+    async with client_of(app, "a") as a, client_of(app, "b") as b:
+        running = asyncio.create_task(a.post("/chat/completions", json={**ASK, **RUN}))
+        await inside.get()
+        seen = (await b.get("/ramify/requests")).json()
+        assert (seen["requests"], seen["compounds"]) == ([], [])
+        for wanted in ({"compound_id": "run"}, {"fork_group": "group"}):
+            assert (await b.post("/ramify/cancel", json=wanted)).json() == {"cancelled": 0}
+        late = {"vllm_xargs": {"compound_id": "run", "compound_deadline_at": 1.0}}
+        assert (await b.post("/chat/completions", json={**ASK, **late})).status_code == 422
+        own = (await a.get("/ramify/requests?compound_id=run")).json()
+        assert own["requests"][0]["tags"]["compound_id"] == own["compounds"][0]["id"] == "run"
+        assert own["compounds"][0]["deadline_s"] is None, "the other's deadline does not bind"
+        assert (await a.post("/ramify/cancel", json={"compound_id": "run"})).json() == {"cancelled": 1}
+        assert (await running).status_code == 499
+    told: Any = model.calls[0].body["vllm_xargs"]
+    assert {told[name].partition("/")[2] for name in ("compound_id", "fork_group", "app_id")} == {
+        "run",
+        "group",
+        "app",
+    }
+
+
+async def test_each_client_has_a_salt_of_its_own() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    app = create_gateway(engine(model, keeps_prefixes=True), api_keys=["a", "b"])
+    for key, more in (("a", {}), ("b", {}), ("a", {}), ("a", {"cache_salt": "mine"})):
+        async with client_of(app, key) as client:
+            assert (await client.post("/chat/completions", json={**ASK, **more})).status_code == 200
+    first, other, again, own = [str(call.body["cache_salt"]) for call in model.calls]
+    assert first == again != other
+    assert own == f"{first}/mine"
+    assert first != "a" and other != "b"
+
+
+async def test_one_key_is_one_client() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    app = create_gateway(engine(model, keeps_prefixes=True), api_keys=["a"])
+    async with client_of(app, "a") as client:
+        assert (await client.post("/chat/completions", json={**ASK, **RUN})).status_code == 200
+    told: Any = model.calls[0].body
+    assert told["vllm_xargs"]["compound_id"] == "run" and "cache_salt" not in told
+
+
+def test_names_of_clients_are_stable_and_differ() -> None:
+    keys, again = Keys(["a", "b"]), Keys(["b", "a"])
+    names = [keys.owner(b"Bearer a"), keys.owner(b"Bearer b")]
+    assert names == [again.owner(b"bearer a"), again.owner(b"bearer b")]
+    assert len(set(names)) == 2 and keys.owner(b"Bearer c") == ""
