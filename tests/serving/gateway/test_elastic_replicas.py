@@ -123,7 +123,7 @@ async def test_a_plan_brings_replicas_before_its_calls_come() -> None:
     plan = SLOTags(compound_id="w", compound_stage=0, compound_stages=2, plan_rest=(3.0, 10.0, 10.0, 2.0))
     async with House().open(1, 3) as house:
         await house.step(4)
-        call = house.gateway.open(CHAT, {"messages": []}, plan)
+        call = house.gateway.open(CHAT, {"messages": []}, plan, "")
         async with house.gateway.admission.slot(call):
             assert await house.step(6) == [0, 1, 2], "the next stage makes three calls, soon"
         house.gateway.close(call, Outcome.DONE)
@@ -248,6 +248,6 @@ async def _until(true: Callable[[], bool]) -> None:
 
 async def _wait(house: House, n: int) -> None:
     """A call that waits for a slot, all of which are taken."""
-    call = house.gateway.open(CHAT, {"messages": []}, SLOTags())
+    call = house.gateway.open(CHAT, {"messages": []}, SLOTags(), "")
     async with house.gateway.admission.slot(call):
         await asyncio.Event().wait()
