@@ -5,6 +5,7 @@ code.
 from __future__ import annotations
 
 import errno
+import linecache
 import os
 import sys
 import traceback
@@ -133,5 +134,6 @@ def _users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     for frame, line in traceback.walk_tb(trace):
         module = str(frame.f_globals.get("__name__", ""))
         if not f"{module}.".startswith(OURS):
+            linecache.checkcache(frame.f_code.co_filename)  # the file may have been read before it was changed
             kept.append(traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name))
     return kept
