@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ramify.compiler.errors import CompileError
 from ramify.runtime.errors import RunError, TargetBroken, TargetNotFound
 
 _targets: set[str] = set()
@@ -46,9 +45,13 @@ def load_target(ref: str) -> Any:
         raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
     try:
         module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
-    except (RunError, CompileError):
+    except RunError:
         raise
     except (Exception, SystemExit) as error:
+        from ramify.compiler.errors import CompileError  # not loaded where a given plan runs
+
+        if isinstance(error, CompileError):
+            raise
         raise TargetBroken(f"{where} could not be loaded: {_told(error)}") from error
     register_target(module.__name__)
     found: Any = module

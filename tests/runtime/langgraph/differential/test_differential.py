@@ -139,13 +139,15 @@ DIFFERENCES = {
     "time travel into a subgraph": "test_going_back_into_a_subgraph_runs_only_what_follows",
     "tasks nobody waits for": "test_a_task_that_could_never_run_is_refused",
     "notes": "test_a_node_that_raises_says_where_and_the_thread_goes_on_from_before_it",
+    "checkpoints": "test_a_checkpoint_holds_the_world_and_the_state_does_not",
+    "class": "test_an_app_as_a_node_is_drawn_with_its_class",
 }
 """What the graphs above leave out, and the test that shows each difference."""
 
 
 def test_the_differences_are_those_that_are_written_down() -> None:
     here = Path(__file__).parents[1]
-    page = (here.parents[2] / "docs" / "langgraph.md").read_text().partition("## Where each promise is tested")[0]
+    page = (here.parents[2] / "docs" / "langgraph.md").read_text().partition("## LangGraph's own test suite")[0]
     rows = re.findall(r"^\| ([a-z ]+) \| [A-Z`]", page, re.MULTILINE)
     assert rows == list(DIFFERENCES)
     tests = "".join(path.read_text() for path in here.rglob("test_*.py"))

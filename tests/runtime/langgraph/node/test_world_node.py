@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypedDict
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
 from ramify import Sandbox, SyncSandbox
@@ -75,3 +77,16 @@ async def test_a_drawing_shows_the_users_nodes(app: Any) -> None:
     )
     assert app.get_graph().to_json() == plain.get_graph().to_json()
     assert (await app.aget_graph(xray=True)).draw_mermaid() == plain.get_graph(xray=True).draw_mermaid()
+
+
+def test_an_app_as_a_node_is_drawn_with_its_class(app: Any) -> None:
+    outer = StateGraph(State).add_node("inner", app).add_edge(START, "inner").compile()
+    assert "WorldGraph" in json.dumps(outer.get_graph().to_json())
+
+
+def test_a_checkpoint_holds_the_world_and_the_state_does_not(compile_graph: Any) -> None:
+    saver, config = InMemorySaver(), {"configurable": {"thread_id": "1"}}
+    app = compile_graph(StateGraph(State).add_node(append).add_edge(START, "append"), checkpointer=saver)
+    app.invoke({"text": "a"}, config)
+    assert all("__env__" in one.checkpoint["channel_versions"] for one in list(saver.list(config))[:1])
+    assert set(app.get_state(config).values) == {"text"}
