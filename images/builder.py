@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -10,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ramify.images.errors import BuildFailed
+from ramify.images.program_output import run_program
 
 _TOLD = 2000  # characters of a failed build's output that the error shows
 
@@ -39,21 +39,8 @@ async def built(context: Path, dockerfile: Path | None = None) -> AsyncIterator[
 
 
 async def _run(context: Path, program: str, *words: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        told, _ = await process.communicate()
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        shown = told.decode(errors="replace").strip()[-_TOLD:]
+    status, printed = await run_program(program, *words)
+    if status:
         raise BuildFailed(
-            f"{context}: `buildah {words[0]}` failed:\n{shown}\nMend the Dockerfile or buildah's set-up"
+            f"{context}: `buildah {words[0]}` failed:\n{printed[-_TOLD:]}\nMend the Dockerfile or buildah's set-up"
         )

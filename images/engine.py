@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from ramify.images import archive
 from ramify.images.documents import Platform
 from ramify.images.errors import EngineUnavailable, ImageNotFound
+from ramify.images.program_output import run_program
 from ramify.images.references import ImageReference, SourceKind
 from ramify.images.sources import ImageLimits, SourceImage
 
@@ -39,21 +39,9 @@ async def _run(reference: ImageReference, *words: str) -> None:
         raise EngineUnavailable(
             f"{reference}: {reference.kind} is not installed. Install it, or name a registry or an archive"
         )
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        _, told = await process.communicate()
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        why = told.decode(errors="replace").strip()[-500:]
+    status, printed = await run_program(program, *words)
+    if status:
+        why = printed[-500:]
         if any(sign in why.lower() for sign in _ABSENT):
             raise ImageNotFound(f"{reference}: {reference.kind} has no such image. Pull or build it there first")
         raise EngineUnavailable(

@@ -248,6 +248,9 @@ def described(value: Any) -> Any:
         )
     if isinstance(value, uuid.UUID):
         return kind, value.int, value.is_safe
+    if isinstance(value, pathlib.PurePath):
+        # The slots of a path are caches, and one of them keeps how the path was spelled: "" or ".".
+        return kind, str(value), value.parts
     parts: list[Any] = []
     if isinstance(value, dict):
         parts = [(described(key), described(one)) for key, one in value.items()]

@@ -5,39 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
-from pathlib import Path
 
 import pytest
 
 from ramify.sandboxes.egress import broker as brokers
 from ramify.sandboxes.egress import flows, http_proxy
 from ramify.sandboxes.egress.connection_log import Outcome
-from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.resolver import FixedResolver
 from ramify.sandboxes.egress.settings import Egress
-from tests.sandboxes.egress.conftest import PATIENCE, Authority, Brokered, Server, Start, ok
-
-SECRET = "Bearer sk-1234567890"
-
-
-def names(**known: str) -> FixedResolver:
-    return FixedResolver({f"{name}.test": address for name, address in known.items()})
-
-
-def local(server: Server, *more: str, **options: object) -> Egress:
-    """Allows ok.test, at a server of this machine."""
-    allow = [f"ok.test:{server.port}", f"127.0.0.1:{server.port}", *more]
-    return Egress(allow, resolver=names(ok="127.0.0.1", evil="127.0.0.1"), **options)  # type: ignore[arg-type]
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def log(made: Brokered) -> list[tuple[str, str, str]]:
-    return [(one.protocol, one.host, one.outcome.value) for one in made.broker.connections()]
-
+from tests.sandboxes.egress.brokered_hosts import local, log, names, open_files
+from tests.sandboxes.egress.conftest import PATIENCE, Server, Start, ok
 
 # What passes
 
@@ -362,165 +339,3 @@ async def test_a_slow_reader_holds_the_host_back(start: Start) -> None:
     writer.transport.abort()
     listening.close()
     await made.broker.hang_up()
-
-
-# Credentials
-
-
-def with_key(server: Server, authority: Authority, place: str) -> Egress:
-    header = Header("authorization", SECRET)
-    return local(server, credentials={place: header}, tls=authority.client)
-
-
-@pytest.mark.parametrize("address", ["http://ok.test:{port}/v1", "https://ok.test:{port}/v1", "/-/ok.test:{port}/v1"])
-async def test_credential_is_added_outside(
-    start: Start, tls_server: Server, authority: Authority, address: str
-) -> None:
-    made = await start(with_key(tls_server, authority, f"ok.test:{tls_server.port}"))
-    tls_server.answer = lambda head: ok(b"{}")
-    told = await made.ask(
-        f"GET {address.format(port=tls_server.port)} HTTP/1.1\r\nAuthorization: mine\r\n"
-        "Connection: close\r\n\r\n".encode()
-    )
-    assert told.endswith(b"{}")
-    (head,) = tls_server.heads
-    assert head.startswith(b"GET /v1 HTTP/1.1\r\nHost: ok.test:%d\r\n" % tls_server.port)
-    assert head.lower().count(b"authorization") == 1
-    assert SECRET.encode() in head
-    assert "sk-1234" not in repr(made.broker.connections()) + told.decode()
-
-
-async def test_credential_goes_nowhere_else(
-    start: Start, server: Server, tls_server: Server, authority: Authority
-) -> None:
-    """Not in plain text, not through a tunnel, not to another port, and not where a redirect leads."""
-    key = {f"ok.test:{tls_server.port}": Header("authorization", SECRET)}
-    more = (f"ok.test:{tls_server.port}", f"127.0.0.1:{tls_server.port}", f"evil.test:{server.port}")
-    made = await start(local(server, *more, credentials=key, tls=authority.client))
-    for target in (f"http://ok.test:{server.port}/", f"http://evil.test:{server.port}/"):
-        await made.ask(f"GET {target} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
-    assert len(server.heads) == 2
-    assert not any(SECRET.encode() in head for head in server.heads)
-    reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-    writer.write(b"CONNECT ok.test:%d HTTP/1.1\r\n\r\n" % tls_server.port)
-    await reader.readuntil(b"\r\n\r\n")
-    await writer.start_tls(authority.client, server_hostname="ok.test")
-    writer.write(b"GET / HTTP/1.1\r\n\r\n")
-    await reader.read()
-    writer.close()
-    assert len(tls_server.heads) == 1
-    assert SECRET.encode() not in tls_server.heads[0]
-
-
-async def test_a_host_without_the_right_certificate_gets_no_credential(
-    start: Start, tls_server: Server, authority: Authority
-) -> None:
-    egress = with_key(tls_server, authority, f"ok.test:{tls_server.port}")
-    made = await start(Egress(egress.allow, egress.credentials, egress.resolver, ssl.create_default_context()))
-    told = await made.ask(b"GET http://ok.test:%d/ HTTP/1.1\r\n\r\n" % tls_server.port)
-    assert told.startswith(b"HTTP/1.1 502")
-    assert b"TLS" in told
-    assert tls_server.heads == []
-
-
-async def test_redirects_of_the_same_host_keep_the_form(
-    start: Start, tls_server: Server, authority: Authority
-) -> None:
-    made = await start(with_key(tls_server, authority, f"ok.test:{tls_server.port}"))
-    there = f"ok.test:{tls_server.port}"
-    for asked, location, seen in (
-        (f"/-/{there}/a", "/b", f"/-/{there}/b"),
-        (f"/-/{there}/a", f"https://{there}/b?c", f"/-/{there}/b?c"),
-        (f"http://{there}/a", f"https://{there}/b", f"http://{there}/b"),
-        (f"http://{there}/a", "https://other.test/b", "https://other.test/b"),
-        (f"/-/{there}/a", "//other.test/b", "//other.test/b"),
-    ):
-        answer = f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode()
-        tls_server.answer = lambda head, answer=answer: answer  # type: ignore[misc]
-        told = await made.ask(f"GET {asked} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
-        assert f"Location: {seen}\r\n".encode() in told
-
-
-async def test_credential_for_a_gateway_of_this_machine(start: Start, server: Server) -> None:
-    made = await start(local(server, credentials={f"http://127.0.0.1:{server.port}": Header("X-Key", SECRET)}))
-    await made.ask(b"GET /v1 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Key: mine\r\nConnection: close\r\n\r\n", server.port)
-    (head,) = server.heads
-    assert head.count(b"X-Key") == 1
-    assert SECRET.encode() in head
-
-
-# Changes
-
-
-async def test_change_cuts_what_is_not_allowed_any_more(start: Start, server: Server) -> None:
-    server.hold = asyncio.Event()
-    made = await start(local(server, f"stays.test:{server.port}"))
-    assert isinstance(made.broker.egress.resolver, FixedResolver)
-    made.broker.egress.resolver.names["stays.test"] = ["127.0.0.1"]
-    tunnels = {}
-    for name in ("ok", "stays"):
-        reader, writer = tunnels[name] = await made.connect()
-        writer.write(f"CONNECT {name}.test:{server.port} HTTP/1.1\r\n\r\n".encode())
-        await reader.readuntil(b"\r\n\r\n")
-    resolver = made.broker.egress.resolver
-    await made.broker.apply(Egress([f"stays.test:{server.port}", f"127.0.0.1:{server.port}"], resolver=resolver))
-    with pytest.raises(ConnectionResetError):
-        await tunnels["ok"][0].read()
-    tunnels["stays"][1].write(b"GET / HTTP/1.1\r\n\r\n")
-    server.hold.set()
-    assert b" 200 OK" in await tunnels["stays"][0].read()
-    assert (await made.ask(b"CONNECT ok.test:%d HTTP/1.1\r\n\r\n" % server.port)).startswith(b"HTTP/1.1 403")
-    for _, writer in tunnels.values():
-        writer.close()
-    await made.settled()
-    assert sorted(log(made)) == sorted(
-        [("connect", "ok.test", "cut"), ("connect", "ok.test", "refused"), ("connect", "stays.test", "done")]
-    )
-
-
-async def test_change_opens_and_closes_ports(start: Start, server: Server) -> None:
-    made = await start(Egress([]))
-    await made.broker.apply(local(server))
-    assert b" 200 " in await made.ask(b"GET / HTTP/1.1\r\n\r\n", server.port)
-    await made.broker.apply(Egress([]))
-    await asyncio.sleep(0)
-    with pytest.raises(OSError):
-        await made.connect(server.port)
-
-
-async def test_changes_at_once(start: Start, server: Server) -> None:
-    made = await start(Egress([]))
-    for _ in range(3):
-        await asyncio.gather(*(made.broker.apply(egress) for egress in (local(server), Egress([]), local(server))))
-        assert b" 200 " in await made.ask(b"GET / HTTP/1.1\r\n\r\n", server.port)
-
-
-async def test_a_change_during_the_look_up_counts(start: Start, server: Server) -> None:
-    looking, go = asyncio.Event(), asyncio.Event()
-
-    class Slow(FixedResolver):
-        async def __call__(self, name: str):  # type: ignore[no-untyped-def]
-            looking.set()
-            await go.wait()
-            return await super().__call__(name)
-
-    egress = local(server)
-    made = await start(Egress(egress.allow, resolver=Slow({"ok.test": "127.0.0.1"})))
-    asked = asyncio.ensure_future(made.ask(b"CONNECT ok.test:%d HTTP/1.1\r\n\r\n" % server.port))
-    await looking.wait()
-    await made.broker.apply(Egress([]))
-    go.set()
-    assert (await asked).startswith(b"HTTP/1.1 403")
-
-
-async def test_the_worlds_end_ends_its_connections(start: Start, server: Server) -> None:
-    server.hold = asyncio.Event()
-    made = await start(local(server))
-    reader, writer = await made.connect()
-    writer.write(b"CONNECT ok.test:%d HTTP/1.1\r\n\r\n" % server.port)
-    await reader.readuntil(b"\r\n\r\n")
-    await made.broker.hang_up()
-    with pytest.raises(ConnectionResetError):
-        await reader.read()
-    writer.close()
-    assert log(made) == [("connect", "ok.test", "cut")]
