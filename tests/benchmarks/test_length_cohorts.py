@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.serving.errors import CheckpointCorrupt
-from ramify.serving.lengths.cohorts import CohortOptions, Cohorts, Path, Vector, residual
+from benchmarks.length_cohorts.algorithm import CohortOptions, Cohorts, Path, Vector, residual
 
 WAYS = (np.array([1.0, 0.2, 0.0]), np.array([-1.0, 0.1, 0.3]))
 
@@ -94,22 +92,6 @@ def test_the_same_rounds_give_the_same_cohorts() -> None:
         rounds(one, np.random.default_rng(3), 6)
     assert twins[0].leaves == twins[1].leaves
     assert all(twins[0].affinity(str(app)) == twins[1].affinity(str(app)) for app in range(60))
-
-
-@pytest.mark.parametrize("before", [0, 1, 5])
-def test_a_restored_tree_goes_on_alike(before: int) -> None:
-    one = Cohorts(seed=3)
-    rounds(one, np.random.default_rng(3), before)
-    other = Cohorts.restored(json.loads(json.dumps(one.state())))
-    for tree in (one, other):
-        rounds(tree, np.random.default_rng(4), 4)
-    assert one.state() == other.state() and one.leaves == other.leaves != ((),)
-
-
-@pytest.mark.parametrize("broken", [{}, {"seed": 1, "leaves": [], "apps": {}}, {"seed": 1, "leaves": 3, "apps": {}}])
-def test_a_broken_checkpoint_is_refused(broken: dict[str, object]) -> None:
-    with pytest.raises(CheckpointCorrupt, match="start anew"):
-        Cohorts.restored(broken)
 
 
 def test_a_calibrated_model_leaves_no_residual() -> None:

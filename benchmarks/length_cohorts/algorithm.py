@@ -18,12 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from random import Random
-from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-
-from ramify.serving.errors import CheckpointCorrupt
 
 Vector = npt.NDArray[np.float64]
 Path = tuple[int, ...]  # from the root, by child; the root is ()
@@ -51,7 +48,7 @@ class CohortOptions:
 
 @dataclass(slots=True)
 class Affinity:
-    """What is known of one application; all that a gateway has to keep of it. By cohort: reward, and cluster."""
+    """What is known of one application. By cohort: reward, and cluster."""
 
     rounds: int = 0
     rewards: dict[Path, float] = field(default_factory=dict)
@@ -103,7 +100,7 @@ class Cohorts:
     def choose(self, app: str) -> Path:
         """The cohort that the application takes part in next: with a chance of ε^r any one, else the best."""
         affinity = self.affinity(app)
-        chance = Random(f"{self._seed}/{app}/{affinity.rounds}")  # no state, so that a restored tree goes on alike
+        chance = Random(f"{self._seed}/{app}/{affinity.rounds}")
         explores = chance.random() < self._options.epsilon ** (affinity.rounds + 1)
         return chance.choice(self.leaves) if explores else self.best(app)
 
@@ -132,43 +129,6 @@ class Cohorts:
         if here.pays < self._options.steady or not self._room(cohort):
             return ()
         return self._split(cohort)
-
-    def state(self) -> dict[str, object]:
-        """All that there is, as JSON takes it, for a checkpoint."""
-        return {
-            "seed": self._seed,
-            "leaves": [[list(leaf), one.pays, sorted(one.known)] for leaf, one in self._leaves.items()],
-            "apps": {
-                name: [
-                    one.rounds,
-                    [[list(path), reward] for path, reward in one.rewards.items()],
-                    [[list(path), cluster] for path, cluster in one.clusters.items()],
-                    [list(path) for path in sorted(one.explored)],
-                ]
-                for name, one in self._apps.items()
-            },
-        }
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any], options: CohortOptions | None = None) -> Self:
-        """The inverse of `state`. Raises CheckpointCorrupt."""
-        try:
-            out = cls(options, seed=int(state["seed"]))
-            out._leaves = {tuple(leaf): _Cohort(int(pays), set(known)) for leaf, pays, known in state["leaves"]}
-            for name, (rounds, rewards, clusters, explored) in state["apps"].items():
-                out._apps[name] = Affinity(
-                    int(rounds),
-                    {tuple(path): float(reward) for path, reward in rewards},
-                    {tuple(path): int(cluster) for path, cluster in clusters},
-                    {tuple(path) for path in explored},
-                )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointCorrupt(
-                f"the saved cohorts cannot be read ({error!r}): remove them to start anew"
-            ) from error
-        if not out._leaves:
-            raise CheckpointCorrupt("the saved cohorts have no cohort: remove them to start anew")
-        return out
 
     def _labels(self, cohort: Path, names: Sequence[str], vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """A cluster for each: nearest to the means of the round's known members, or by K-means."""

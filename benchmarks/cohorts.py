@@ -1,0 +1,285 @@
+"""Compare ways to share length predictions between applications: one forest, cohorts, or a forest for each.
+
+    python benchmarks/cohorts.py --data DIR [--quick] [--json]
+
+Applications are made from `DIR/responses/*.jsonl.gz` (one {"prompt", "dataset", "response"} per line, one file per
+model): the answers of one model to the prompts of one dataset. Prompts are held out, never rows. Five ways to learn:
+
+| way | what it is |
+|---|---|
+| ours | one forest that sees the name of the application among its features |
+| nameless | one forest that does not see it |
+| cohorts | Auxo, algorithm 2 (thesis, chapter 3): a nameless forest for each cohort of applications |
+| own | a forest for each application |
+| factors | ours, and its bound times a factor for each application, of answers that the forest had not seen |
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.held_out_prompts import group, held_out  # noqa: E402
+from benchmarks.length_cohorts.algorithm import Cohorts, Vector, residual  # noqa: E402
+from benchmarks.length_cohorts.algorithm import Path as Cohort  # noqa: E402
+from benchmarks.rows import Row, options, printed, report, row  # noqa: E402
+from ramify.serving.lengths import features  # noqa: E402
+from ramify.serving.lengths.length_model import FEWEST, LengthModel, Sample, fit  # noqa: E402
+from ramify.serving.lengths.types import Ask  # noqa: E402
+from ramify.serving.protocol.length_sketch import LEVELS  # noqa: E402
+
+Bounds = npt.NDArray[np.float64]
+
+_SALT = 7
+_LIMIT = 8_192
+_NOMINAL, _COVERED = 0.95, 0.93
+_LEARNT = 50  # answers after which an application is judged
+_TOKEN = re.compile(r"\w{1,7}|[^\w\s]|\n")
+_FOLDS = 4
+_PARTS = 4  # each application is split in so many where cohorts are formed, since a cohort needs 20 members
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    app: str
+    model: str
+    prompt: str
+    length: int
+
+
+def read(data: Path) -> list[Answer]:
+    """Return the answers of all models. Raises FileNotFoundError if there is none."""
+    found = []
+    for path in sorted((data / "responses").glob("*.jsonl.gz")):
+        model = path.name.removesuffix(".jsonl.gz")
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            for pair in map(json.loads, lines):
+                length = max(1, len(_TOKEN.findall(pair["response"])))
+                found.append(Answer(f"{model}/{pair['dataset']}", model, pair["prompt"], length))
+    if not found:
+        raise FileNotFoundError(f"{data} has no responses/*.jsonl.gz: give a folder of traces with --data")
+    return found
+
+
+def sample(answers: Sequence[Answer], *, named: bool) -> Sample:
+    """Return the answers as columns, with or without the names of application and model among the features."""
+    asks = [
+        Ask(model=one.model if named else "", app=one.app if named else "", prompt=one.prompt, limit=_LIMIT)
+        for one in answers
+    ]
+    return Sample(
+        rows=np.stack([features.of(ask, _SALT) for ask in asks]),
+        lengths=np.array([float(one.length) for one in answers]),
+        cut=np.zeros(len(answers), dtype=np.bool_),
+        groups=np.array([group(one.prompt) for one in answers], dtype=np.int32),
+        keys=tuple(one.app if named else "all" for one in answers),
+    )
+
+
+def bounds(model: LengthModel, answers: Sequence[Answer], *, named: bool) -> Bounds:
+    """Return the 95 % bound of each answer, in tokens."""
+    asked = sample(answers, named=named)
+    forecasts = model.sketches(asked.rows, asked.keys, [float(_LIMIT)] * len(answers))
+    return np.array([forecast.sketch.quantile(_NOMINAL) for forecast in forecasts])
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How the bounds of held-out answers were: `covered` by application, and tokens reserved for each that came."""
+
+    covered: dict[str, float]
+    reserved: float
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], limits: Bounds) -> Judged:
+        lengths = np.array([one.length for one in answers])
+        apps = np.array([one.app for one in answers])
+        covered = {app: float((lengths <= limits)[apps == app].mean()) for app in sorted(set(apps.tolist()))}
+        return cls(covered, float(limits.sum() / lengths.sum()))
+
+    @property
+    def note(self) -> str:
+        below = sum(share < _COVERED for share in self.covered.values())
+        mean = sum(self.covered.values()) / len(self.covered)
+        return f"covers {mean:.3f} on average; {below} of {len(self.covered)} applications below {_COVERED}"
+
+
+def by_app(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
+    found: dict[str, list[Answer]] = defaultdict(list)
+    for one in answers:
+        found[one.app].append(one)
+    return found
+
+
+def own_forests(learn: Sequence[Answer], judge: Sequence[Answer]) -> Judged:
+    """Judge a forest for each application."""
+    learnt, limits = by_app(learn), np.empty(len(judge))
+    for app, asked in by_app(judge).items():
+        where = [i for i, one in enumerate(judge) if one.app == app]
+        limits[where] = (
+            bounds(fit(sample(learnt[app], named=True)), asked, named=True)
+            if len(learnt[app]) >= FEWEST
+            else float(_LIMIT)
+        )
+    return Judged.of(judge, limits)
+
+
+def with_factors(learn: Sequence[Answer], judge: Sequence[Answer], limits: Bounds) -> Judged:
+    """Judge the bounds times a factor: the 95 % quantile of length over bound among an application's answers, as a
+    forest without their prompts foresees them."""
+    over: dict[str, list[float]] = defaultdict(list)
+    for fold in range(_FOLDS):
+        inside = [one for one in learn if group(one.prompt) % _FOLDS == fold]
+        outside = [one for one in learn if group(one.prompt) % _FOLDS != fold]
+        foreseen = bounds(fit(sample(outside, named=True)), inside, named=True)
+        for one, bound in zip(inside, foreseen.tolist(), strict=True):
+            over[one.app].append(one.length / bound)
+    ranks = {app: min(len(own), ceil(_NOMINAL * (len(own) + 1))) - 1 for app, own in over.items()}
+    factors = {app: sorted(own)[ranks[app]] for app, own in over.items()}
+    return Judged.of(judge, limits * np.array([factors[one.app] for one in judge]))
+
+
+def in_cohorts(learn: Sequence[Answer], judge: Sequence[Answer], *, rounds: int) -> tuple[Judged, int]:
+    """Form cohorts in rounds; then judge a nameless forest for each. Returns the number of cohorts as well.
+
+    In each round an application hands in how far its next answers were from what its cohort's forest foresaw."""
+    streams, cohorts = by_app([_part(one) for one in learn]), Cohorts()
+    seen: dict[Cohort, list[Answer]] = defaultdict(list)
+    forests: dict[Cohort, LengthModel] = {}
+    for at in range(rounds):
+        taken: dict[Cohort, dict[str, Vector]] = defaultdict(dict)
+        for app, stream in streams.items():
+            new = stream[at::rounds]
+            cohort = cohorts.choose(app)
+            if new and cohort in forests:
+                taken[cohort][app] = _residual(forests[cohort], new)
+        for cohort, vectors in taken.items():
+            cohorts.learn(cohort, vectors)
+        seen.clear()
+        for app, stream in streams.items():
+            seen[cohorts.best(app)] += [one for done in range(at + 1) for one in stream[done::rounds]]
+        forests = {cohort: fit(sample(own, named=False)) for cohort, own in seen.items() if len(own) >= FEWEST}
+    limits = np.full(len(judge), float(_LIMIT))
+    for app, asked in by_app([_part(one) for one in judge]).items():
+        where = [i for i, one in enumerate(judge) if _part(one).app == app]
+        if (forest := forests.get(cohorts.best(app))) is not None:
+            limits[where] = bounds(forest, asked, named=False)
+    return Judged.of(judge, limits), len(cohorts.leaves)
+
+
+def _part(one: Answer) -> Answer:
+    return Answer(f"{one.app}/{group(one.prompt) % _PARTS}", one.model, one.prompt, one.length)
+
+
+def _residual(forest: LengthModel, answers: Sequence[Answer]) -> Vector:
+    asked = sample(answers, named=False)
+    forecasts = forest.sketches(asked.rows, asked.keys, [float(_LIMIT)] * len(answers))
+    foreseen = [[forecast.sketch.quantile(level) for level in LEVELS] for forecast in forecasts]
+    return residual(LEVELS, foreseen, [float(one.length) for one in answers])
+
+
+def until_covered(learn: Sequence[Answer], judge: Sequence[Answer], app: str, counts: Sequence[int]) -> int | None:
+    """Return after how many of a new application's answers its bound covers at a reservation of at most 1.5 times
+    that after all of them; None if that is not reached. The forest knows all the other applications."""
+    others, mine = [one for one in learn if one.app != app], [one for one in learn if one.app == app]
+    asked = [one for one in judge if one.app == app]
+
+    def judged(count: int) -> Judged:
+        return Judged.of(asked, bounds(fit(sample([*others, *mine[:count]], named=True)), asked, named=True))
+
+    return _first_covered(judged, counts, judged(len(mine)).reserved)
+
+
+def _first_covered(judged: Callable[[int], Judged], counts: Sequence[int], final: float) -> int | None:
+    for count in counts:
+        found = judged(count)
+        if min(found.covered.values()) >= _COVERED and found.reserved <= 1.5 * final:
+            return count
+    return None
+
+
+def rows(data: Path, quick: bool) -> Iterator[Row]:
+    """Yield each row when it is measured."""
+    answers = read(data)
+    held = set(held_out(group(one.prompt) for one in answers).tolist())
+    learn = [one for one in answers if group(one.prompt) not in held]
+    judge = [one for one in answers if group(one.prompt) in held]
+    counts = {app: len(own) for app, own in by_app(learn).items()}
+    enough = [one for one in judge if counts.get(one.app, 0) >= _LEARNT]
+    limits = bounds(fit(sample(learn, named=True)), enough, named=True)
+    ours = Judged.of(enough, limits)
+    nameless = Judged.of(enough, bounds(fit(sample(learn, named=False)), enough, named=False))
+    worst = min(ours.covered.values())
+    n = f"{len(ours.covered)} applications with at least {_LEARNT} answers learned, prompts never seen"
+    yield row(
+        "coverage of the 95 % bound in the application with the least",
+        round(worst, 3),
+        "share",
+        target=_COVERED,
+        at_least=True,
+        peer="one forest without names",
+        peer_value=round(min(nameless.covered.values()), 3),
+        note=f"{n}; {ours.note}; without names: {nameless.note}",
+    )
+    name = "tokens reserved for each that came: one forest that sees names"
+    yield _reserved(name, ours, "one forest without names", nameless, target="<= .8 x", limit=0.8)
+    cohorts, count = in_cohorts(learn, enough, rounds=3 if quick else 8)
+    yield _reserved(name, ours, f"forests of cohorts (Auxo), which became {count}", cohorts)
+    yield _reserved(name, ours, "a forest for each application", own_forests(learn, enough))
+    yield _reserved(name, ours, "ours with a factor for each application", with_factors(learn, enough, limits))
+    apps = sorted(ours.covered)[:: 12 if quick else 2]
+    needed = [until_covered(learn, enough, app, (10, 20, 40) if quick else (5, 10, 20, 40, 60)) for app in apps]
+    reached = sorted(one for one in needed if one is not None)
+    yield row(
+        "answers until a new application is covered: one forest that sees names",
+        float(np.median(reached)) if reached else None,
+        "answers",
+        target=0.3 * FEWEST,
+        peer="a forest for each application: none is grown before",
+        peer_value=float(FEWEST),
+        note=f"{len(reached)} of {len(apps)} applications reached it ; by application: {needed}",
+    )
+
+
+def _reserved(
+    name: str, ours: Judged, peer: str, theirs: Judged, *, target: str | None = None, limit: float = 0
+) -> Row:
+    return row(
+        name,
+        round(ours.reserved, 2),
+        "x",
+        target=target,
+        met=ours.reserved <= limit * theirs.reserved if target else None,
+        peer=peer,
+        peer_value=round(theirs.reserved, 2),
+        note=f"ours {ours.note}; the peer {theirs.note}",
+    )
+
+
+def main() -> None:
+    parser = options(__doc__, "fewer rounds and new applications")
+    parser.add_argument("--data", type=Path, required=True, help="a folder of traces")
+    asked = parser.parse_args()
+    found = []
+    for one in rows(asked.data, asked.quick):
+        found.append(one)
+        print(printed(one), flush=True)
+    if asked.json:
+        print(report(found))
+
+
+if __name__ == "__main__":
+    main()
