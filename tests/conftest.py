@@ -25,9 +25,9 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
 
 
-# Examples are the same in each run, so a commit that passes here passes elsewhere. RAMIFY_TEST_EXPLORE=1 draws new ones.
-# No deadline: machines are shared, and that an example took long says nothing. A test that names health checks of its
-# own must name too_slow as well.
+# Examples are the same in each run, so a commit that passes here passes elsewhere; RAMIFY_TEST_EXPLORE=1 draws new
+# ones. No deadline: machines are shared, and that an example took long says nothing. A test that names health checks of
+# its own must name too_slow as well.
 settings.register_profile(
     "shared",
     deadline=None,
