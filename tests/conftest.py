@@ -26,8 +26,8 @@ sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages
 
 
 # Examples are the same in each run, so a commit that passes here passes elsewhere; RAMIFY_TEST_EXPLORE=1 draws new
-# ones. No deadline: machines are shared, and that an example took long says nothing. A test that names health checks of
-# its own must name too_slow as well.
+# ones. No deadline: machines are shared, and that an example took long says nothing. A test that names health checks
+# of its own must name too_slow as well.
 settings.register_profile(
     "shared",
     deadline=None,
