@@ -250,7 +250,7 @@ def rows(data: Path, quick: bool) -> Iterator[Row]:
         target=0.3 * FEWEST,
         peer="a forest for each application: none is grown before",
         peer_value=float(FEWEST),
-        note=f"{len(reached)} of {len(apps)} applications reached it ; by application: {needed}",
+        note=f"{len(reached)} of {len(apps)} applications reached it; by application: {needed}",
     )
 
 
