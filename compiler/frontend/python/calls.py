@@ -20,6 +20,7 @@ from ramify.compiler.errors import SourceError, WorkflowError
 from ramify.compiler.frontend.python.name_resolution import (
     Scope,
     Unresolved,
+    decorated_step,
     is_fork,
     is_llm,
     is_wrapped,
@@ -91,7 +92,11 @@ class CallReader:
         info = step_info(target)
         if reader.is_discarded(node) and (info is not None or workflow_info(target) is not None):
             refuse_unawaited(reader.scope.function, node)
-        if info is not None:
+        inner = decorated_step(target) if self.sources.since_format_8 else None
+        if inner is not None and (wrapped := step_info(inner)) is not None:
+            self._step(wrapped, inner, reader)
+            reader.unseen(f"a decorator wraps step {wrapped.name}, and may call it several times", node)
+        elif info is not None:
             for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
                 if isinstance(argument, ast.Call) and is_fork(reader.scope.resolve(argument.func)):
                     refuse_unentered_fork(reader.scope.function, argument)
@@ -300,9 +305,10 @@ class CallReader:
 
     def _may_run_steps(self, reader: StatementReader, node: ast.expr) -> bool:
         target = reader.scope.resolve(node)
-        info = step_info(target)
+        inner = decorated_step(target) if self.sources.since_format_8 else None
+        info = step_info(target if inner is None else inner)
         if info is not None:
-            self._step(info, target, reader)
+            self._step(info, target if inner is None else inner, reader)
         if info is not None or workflow_info(target) or is_fork(target) or is_llm(target):
             return True
         found = reader.scope.definition(node.id) if isinstance(node, ast.Name) else None

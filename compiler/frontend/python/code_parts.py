@@ -32,7 +32,12 @@ from ramify.compiler.frontend.python.canonical_text import (
 from ramify.compiler.frontend.python.import_graph import imported_by_call
 from ramify.compiler.frontend.python.lookups import lookups_in
 from ramify.compiler.frontend.python.modules import ProjectModule, ProjectModules, dumped
-from ramify.compiler.frontend.python.name_resolution import plain_function, step_info, workflow_info
+from ramify.compiler.frontend.python.name_resolution import (
+    decorated_step,
+    plain_function,
+    step_info,
+    workflow_info,
+)
 from ramify.compiler.frontend.python.names import ANYWHERE, Use, names_passed, uses_of
 from ramify.compiler.frontend.python.registrations import ANY_NAME, Registration, Registrations
 from ramify.compiler.frontend.python.sources import (
@@ -78,6 +83,7 @@ class CodeIndex:
         self._modules = ProjectModules(sources)
         self._uses: dict[Key, tuple[tuple[Use, Key], ...]] = {}
         self._used: dict[Key, tuple[Key, ...]] = {}
+        self._decorated: dict[Key, Key] = {}  # by part: the step that it decorates
         self._resolving: set[tuple[str, str, tuple[str, ...]]] = set()
         self._entry: Function | None = None
         self._registrations: Registrations | None = None
@@ -174,6 +180,8 @@ class CodeIndex:
             uses = (use for node in part.nodes for use in uses_of(node))
             found = ((use, to) for use in uses for to in self._resolve(part.module, use.name, use.chain, use.module))
             named = tuple((use, to) for use, to in found if to != key)
+            if key in self._decorated:
+                named = (*named, (ANYWHERE, self._decorated[key]))
             looked_up = tuple((ANYWHERE, to) for to in self._looked_up(part) if to != key)
             known = self._uses[key] = (*named, *looked_up, *((ANYWHERE, to) for to in self._registered_in(key)))
         return known
@@ -265,13 +273,28 @@ class CodeIndex:
                 yield self._bound(module, f"{each} (bound at run time)", nodes)
 
     def _bound(self, module: ProjectModule, name: str, nodes: list[ast.AST]) -> Key:
+        value = module.values.get(name)
+        if self._sources.since_format_8 and (inner := decorated_step(value)) is not None:
+            return self._bound_decorated(module, name, nodes, inner)
+        key = self._add(module, name, nodes)
+        info = step_info(value)
+        if info is not None:
+            self.steps[key] = info.name
+        return key
+
+    def _bound_decorated(self, module: ProjectModule, name: str, nodes: list[ast.AST], step: object) -> Key:
+        """Return a part with what wraps a step, but without the text of the step, which is a part of its own."""
+        outside = [each for node in nodes for each in getattr(node, "decorator_list", (node,))]
+        key = self._add(module, f"{name} (decorated)", outside)
+        for inner in self._by_value(module, step):
+            self._decorated[key] = inner
+        return key
+
+    def _add(self, module: ProjectModule, name: str, nodes: list[ast.AST]) -> Key:
         key = (module.path, name)
         if key not in self.parts:
             where = f"{site_file(module.path)}:{getattr(nodes[0], 'lineno', 1)}"
             self.parts[key] = Part(name, where, tuple(map(self._text, nodes)), tuple(nodes), module)
-        info = step_info(module.values.get(name))
-        if info is not None:
-            self.steps[key] = info.name
         return key
 
     def _imported_module(
@@ -345,13 +368,17 @@ class CodeIndex:
 
     def _by_value(self, module: ProjectModule, value: object) -> Iterator[Key]:
         """Yield a function or class that no statement of the module binds: from a closure, or set at run time."""
+        inner = decorated_step(value) if self._sources.since_format_8 else None
         plain = plain_function(value)
         if isinstance(plain, FunctionType) and _is_in_project(module.home, plain):
+            read = self._sources.function if inner is None else self._sources.wrapper
             try:
-                key = self.part(self._sources.function(plain))
+                key = self.part(read(plain))
             except SourceError:  # made by exec
                 return
-            if (info := step_info(value)) is not None:
+            if inner is not None:
+                self._decorated[key] = next(self._by_value(module, inner))
+            elif (info := step_info(value)) is not None:
                 self.steps[key] = info.name
             yield key
         elif isinstance(value, type):

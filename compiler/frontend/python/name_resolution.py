@@ -96,6 +96,19 @@ def step_info(value: object) -> StepInfo | None:
     return info if isinstance(info, StepInfo) else None
 
 
+def decorated_step(value: object) -> object | None:
+    """Return the step that another decorator than Ramify's wraps in this object; None if it wraps none.
+
+    The object itself is no step, though `functools.wraps` copies a step's attributes to it: a call of it runs the
+    decorator's code, which may call the step several times or not at all.
+    """
+    found, inner = None, _mark(value, "__wrapped__")
+    while inner is not None:
+        found = inner if step_info(inner) is not None else found
+        inner = _mark(inner, "__wrapped__")
+    return found
+
+
 def workflow_info(value: object) -> WorkflowInfo | None:
     info = _mark(value, "__ramify_workflow__")
     return info if isinstance(info, WorkflowInfo) else None

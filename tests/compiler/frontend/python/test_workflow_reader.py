@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.compiler.errors import SourceError, WorkflowError
-from ramify.compiler.frontend.python import calls
+from ramify.compiler.frontend.python import calls, workflow_reader
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import OpKind
 from ramify.compiler.spec import spec_text
@@ -125,6 +125,9 @@ def test_forks_and_helpers(text: str, expected: list[str], compile_source: Compi
         ("await chosen(x)", "chosen is only known at run time"),
         ("async with Entered() as y:\n    pass", "Entered runs steps when it is awaited, entered or iterated"),
         ("await around(x)", "a decorator of around runs steps"),
+        ("await tried(x)", "a decorator wraps step edit"),
+        ("await made(x)", "a decorator wraps step edit"),
+        ("await asyncio.gather(*map(tried, x))", "tried is passed to map"),
         ("await opaque(x)", "opaque is an object, and what its call does is only known at run time"),
         ("await bound(x)", "bound is an object"),
         ("await eval('edit(x)')", "eval is an object"),
@@ -146,8 +149,11 @@ def test_unreadable_code_is_a_graph_break_with_a_reason(body: str, reason: str, 
         "from functools import wraps\ndef steps(f):\n    @wraps(f)\n    async def g(*a):\n"
         "        await edit(1)\n        return await f(*a)\n    return g\n@steps\nasync def around(x): ...\n"
     )
+    helpers += "def again(f):\n    @wraps(f)\n    async def g(*a):\n        return await f(*a)\n    return g\n"
+    helpers += "class Again:\n    def __init__(self, f): wraps(f)(self)\n    def __call__(self): ...\n"
+    helpers += "import functools\ntried, made = again(again(edit)), Again(edit)\n"
     helpers += "chosen = edit\ndef choose():\n    global chosen\n    chosen = other\n"
-    helpers += "import functools\nbound = functools.partial(helper)\n"
+    helpers += "bound = functools.partial(helper)\n"
     plan = compile_source(helpers + flow(body)).plan
     (catch_all, seen) = plan.breaks
     assert plan.op(catch_all.op) == plan.catch_all
@@ -172,6 +178,20 @@ def test_a_partial_of_a_step_is_the_step(compile_source: Compile) -> None:
     plan = compile_source("import functools\nbound = functools.partial(edit, 1)\n" + flow("await bound()")).plan
     assert plan.op("run.1").step == "edit"
     assert len(plan.breaks) == 1
+
+
+def test_plans_of_format_7_and_before_have_a_decorated_step_as_the_step(
+    load: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    text = (
+        "import functools\nfrom stand_in import *\n@step\nasync def edit(): ...\ndef again(f):\n"
+        "    @functools.wraps(f)\n    async def g(): return await f()\n    return g\ntried = again(edit)\n"
+        "@workflow\nasync def flow():\n    await tried()\n"
+    )
+    (tmp_path / "sample.py").write_text(text)
+    flow = load(tmp_path / "sample.py").flow
+    read = [workflow_reader.read_workflow(flow, ref="sample.py:flow", version=version) for version in (7, 8)]
+    assert [type(spec.body[0]).__name__ for spec in read] == ["StepCall", "Unseen"]
 
 
 def test_a_step_that_is_only_passed_on_is_in_the_table(compile_source: Compile) -> None:
