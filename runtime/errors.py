@@ -18,6 +18,7 @@ RunError
 │   └── SeveralQuestions  an answer that does not say which of a run's questions it is for
 ├── RunLocked             another process works on that run
 │   ├── RunPushed         the run was pushed to another machine, where it goes on
+│   ├── LeaseHeld         another process renews its lease of the run; `.host`
 │   └── LeaseLost         another process took the run over while this one was stopped or cut off; `.host`
 ├── UsedAfterFork         a forked child used an object that belongs to its parent process
 ├── RuntimeClosed         a Runtime was used after it was closed, or after its event loop ended
@@ -193,6 +194,15 @@ class RunLocked(RunError):
 
 class RunPushed(RunLocked):
     """The run was pushed, and goes on where it is pulled; or another machine has pulled it already."""
+
+
+class LeaseHeld(RunLocked):
+    """Another process works on the run, and renews its lease. `host`, `pid`: that process. `renewed`: the lease's
+    token and the number of its renewals, as they were then."""
+
+    def __init__(self, message: str, *, host: str, pid: int, renewed: tuple[int, int]) -> None:
+        self.host, self.pid, self.renewed = host, pid, renewed
+        super().__init__(message)
 
 
 class LeaseLost(RunLocked):

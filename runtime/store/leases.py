@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, CursorResult, text
 
-from ramify.runtime.errors import LeaseLost, RunLocked
+from ramify.runtime.errors import LeaseHeld, LeaseLost, RunLocked
 from ramify.runtime.records import Lease, RunId
 from ramify.runtime.store.lease_query import SERVER_NOW, leases_query
 
@@ -54,14 +54,6 @@ class FileLock:
 
     folder: str = ""
     taken: bool = True
-
-
-class LeaseHeld(RunLocked):
-    """Another process has the lease. `lease`: as it is now."""
-
-    def __init__(self, message: str, lease: Lease) -> None:
-        self.lease = lease
-        super().__init__(message)
 
 
 _COLUMNS = "run_id, owner, token, host, pid, lock_folder, taken_at, renewed_at, renewals, lasts_s, stop_until"
@@ -110,7 +102,9 @@ def take(connection: Connection, run: RunId, owner: Owner, lock: FileLock, now: 
     raise LeaseHeld(
         f"run {run} is being worked on by process {lease.pid} on {lease.host}, which renewed its lease "
         f"{max(lease.age_s, 0.0):.0f} s ago: wait for it or stop it",
-        lease,
+        host=lease.host,
+        pid=lease.pid,
+        renewed=(lease.token, lease.renewals),
     )
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine
 
 from ramify import paths
 from ramify.fork_engine.close_on_fork import refuse_in_child
-from ramify.runtime.errors import LeaseLost, StoreError, UsedAfterFork
+from ramify.runtime.errors import LeaseHeld, LeaseLost, StoreError, UsedAfterFork
 from ramify.runtime.records import (
     AnswerRecord,
     CheckpointRecord,
@@ -38,7 +38,7 @@ from ramify.runtime.store import address as addresses
 from ramify.runtime.store import leases, rows, statements, tables
 from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
-from ramify.runtime.store.leases import FileLock, LeaseHeld
+from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.migrate import bring_up_to_date
 from ramify.runtime.store.pooler_check import shares_sessions
 from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, Barrier, Job, RunCommitter
@@ -163,11 +163,10 @@ class RunStore(StoreQueries):
                 await self._wait(asyncio.wrap_future(self._opened().hold(run_id, lock)))
                 return
             except LeaseHeld as error:
-                now = (error.lease.token, error.lease.renewals)
-                is_renewed = seen is not None and now != seen
+                is_renewed = seen is not None and error.renewed != seen
                 if not lock.taken or is_renewed or time.monotonic() > until:
                     raise
-                seen = now
+                seen = error.renewed
             await asyncio.sleep(self._lease_s / _LOOKS)
 
     def loss_of(self, run_id: RunId) -> LeaseLost | None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ramify.runtime.errors import LeaseLost, RunLocked
+from ramify.runtime.errors import LeaseHeld, LeaseLost, RunLocked
 from ramify.runtime.records import RunId
 from ramify.runtime.store import RunStore
-from ramify.runtime.store.leases import FileLock, LeaseHeld
+from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.reader import reading
 from ramify.runtime.store.run_locks import RunLock, hold_run, is_held
 
