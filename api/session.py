@@ -49,6 +49,7 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.store import RunStore
+from ramify.runtime.worlds.recovery import Fetch
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 
@@ -382,8 +383,11 @@ class Runtime(RecordedRuns):
             settings=settings,
             check_reuse=self._check_reuse,
             reuse_answers=self._reuse_answers,
-            fetch=self._resources.fetch(self.snapshots),
+            fetch=self._fetch(),
         )
+
+    def _fetch(self) -> Fetch | None:
+        return self._resources.fetch(self.snapshots)
 
     def _emit(self, event: Event) -> None:
         for observer in self._observers:
