@@ -10,12 +10,13 @@ from typing import Any
 
 from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import Change, Snapshot, Written
+from ramify.fork_engine.types import Change, Snapshot, SnapshotId, Written
 from ramify.runtime.codec import codec
 from ramify.runtime.effects import ledger
 from ramify.runtime.journal.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
 from ramify.runtime.records import ROOT, EffectRecord, EffectStatus, LLMRecord, OpRecord, RunId, RunRecord
 from ramify.runtime.store import RunStore
+from ramify.runtime.worlds.recovery import Fetch, missing
 
 NO_ANSWER = object()
 
@@ -38,6 +39,10 @@ class RecordedRuns:
     snapshots: SnapshotStore
     last_run_id: RunId | None
     _clock: Callable[[], float]
+
+    def _fetch(self) -> Fetch | None:
+        """How to fetch a snapshot that this machine lacks."""
+        raise NotImplementedError
 
     async def questions(self, run_id: str | None = None) -> list[OpenQuestion]:
         """The open questions of a run (by default the last one), in the order in which they were asked.
@@ -88,7 +93,14 @@ class RecordedRuns:
         run = await self.record(run_id)
         checkpoints = await self.store.checkpoints(run.id)
         last = max((one for one in checkpoints if one.branch == ROOT), key=lambda one: one.seq)
-        return self.snapshots.get(run.base_snapshot), self.snapshots.get(last.snapshot_id)
+        return await self._complete(run.base_snapshot), await self._complete(last.snapshot_id)
+
+    async def _complete(self, id: SnapshotId) -> Snapshot:
+        """The snapshot, fetched if this machine lacks it and the home has a bucket."""
+        fetch = self._fetch()
+        if fetch is None or await asyncio.to_thread(missing, self.snapshots, id) is None:
+            return self.snapshots.get(id)
+        return await fetch(id)
 
     async def approve(self, run_id: str, step: str, *, happened: bool, result: Any = None) -> EffectRecord:
         """Say whether an irreversible step of unknown outcome happened, and with which result; then `resume`.

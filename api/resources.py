@@ -12,6 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot, SnapshotId
+from ramify.open_bucket import OpenBucket
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import Settings
 from ramify.runtime.worlds.recovery import Fetch
@@ -76,6 +77,7 @@ class Resources:
         self._stack = AsyncExitStack()
         self._backends: dict[str, Backend] = {}
         self._lock = asyncio.Lock()
+        self.bucket: OpenBucket | None = None
         self._models: dict[tuple[str | None, str | None], asyncio.Task[LLMClient]] = {}
 
     async def close(self) -> None:
@@ -114,6 +116,8 @@ class Resources:
 
     def fetch(self, snapshots: SnapshotStore) -> Fetch | None:
         """How to fetch a snapshot that this machine lacks; None if the home has no bucket (`ramify push`)."""
+        if self.bucket is not None:
+            return self.bucket.fetch
         folder = paths.remote(self._home)
         if not (folder / "config.json").exists():
             return None

@@ -22,6 +22,7 @@ from ramify.decorators import Workflow, load_workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Resolver
+from ramify.open_bucket import OpenBucket
 from ramify.recorded_runs import NO_ANSWER, RecordedRuns, given_answers
 from ramify.resources import BackendChoice, Resources, environment, reuse_check_share, without_secrets
 from ramify.run_forks import RunForks
@@ -48,6 +49,7 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.store import RunStore
+from ramify.runtime.worlds.recovery import Fetch
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 
@@ -65,7 +67,9 @@ class Runtime(RecordedRuns):
     asks the same server. `observer`: called with every event of every run. `check_reuse`: the share, from 0 to 1, of
     reused results that are computed again and compared; `WrongReuse` if they differ. `reuse_answers`: reuse answers
     for equal model calls whatever their temperature and seed; by default only at temperature 0 with a seed that the
-    server is known to honour.
+    server is known to honour. `remote`: a bucket (docs/how-to/fleet.md). Each state of a run is uploaded after it is
+    sealed, while the run goes on, and a state that this machine lacks is fetched. Closing waits for the uploads, and
+    raises `RemoteError` if one failed.
 
     $RAMIFY_SANDBOX, $RAMIFY_BASE_URL, $RAMIFY_API_KEY and $RAMIFY_CHECK_REUSE are the defaults of these arguments.
     $RAMIFY_OTEL=1 traces every run (see `ramify.telemetry`).
@@ -84,6 +88,7 @@ class Runtime(RecordedRuns):
         observer: Observer | None = None,
         check_reuse: float | None = None,
         reuse_answers: bool = False,
+        remote: str | Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.home = paths.home(home)
@@ -109,7 +114,7 @@ class Runtime(RecordedRuns):
         self._observers = [] if observer is None else [observer]
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
             self._observers.append(_traces())
-        self._reuse_answers = reuse_answers
+        self._reuse_answers, self._bucket = reuse_answers, remote
         self._check_reuse = reuse_check_share(os.environ) if check_reuse is None else check_reuse
         self._clock = clock
         self._stack = AsyncExitStack()
@@ -138,6 +143,10 @@ class Runtime(RecordedRuns):
                     f"the home {self.home} cannot be used: {error}. Name another one: --home DIR or $RAMIFY_HOME"
                 ) from error
             self.store = await stack.enter_async_context(RunStore(self.database, clock=self._clock))
+            if self._bucket is not None:
+                opening = OpenBucket(self.home, self.snapshots, self._bucket)
+                self._resources.bucket = bucket = await stack.enter_async_context(opening)
+                self._observers.append(bucket.observe)
             stack.push_async_callback(self._resources.close)
             self._stack = stack.pop_all()
         self._token, self.loop = _ambient.set(self), asyncio.get_running_loop()
@@ -374,8 +383,11 @@ class Runtime(RecordedRuns):
             settings=settings,
             check_reuse=self._check_reuse,
             reuse_answers=self._reuse_answers,
-            fetch=self._resources.fetch(self.snapshots),
+            fetch=self._fetch(),
         )
+
+    def _fetch(self) -> Fetch | None:
+        return self._resources.fetch(self.snapshots)
 
     def _emit(self, event: Event) -> None:
         for observer in self._observers:

@@ -17,7 +17,9 @@ RunError
 ├── AmbiguousRef          a prefix that names several
 │   └── SeveralQuestions  an answer that does not say which of a run's questions it is for
 ├── RunLocked             another process works on that run
-│   └── RunPushed         the run was pushed to another machine, where it goes on
+│   ├── RunPushed         the run was pushed to another machine, where it goes on
+│   ├── LeaseHeld         another process renews its lease of the run; `.host`
+│   └── LeaseLost         another process took the run over while this one was stopped or cut off; `.host`
 ├── UsedAfterFork         a forked child used an object that belongs to its parent process
 ├── RuntimeClosed         a Runtime was used after it was closed, or after its event loop ended
 ├── StoreError            the database is missing, of another version, or refuses to write
@@ -192,6 +194,24 @@ class RunLocked(RunError):
 
 class RunPushed(RunLocked):
     """The run was pushed, and goes on where it is pulled; or another machine has pulled it already."""
+
+
+class LeaseHeld(RunLocked):
+    """Another process works on the run, and renews its lease. `host`, `pid`: that process. `renewed`: the lease's
+    token and the number of its renewals, as they were then."""
+
+    def __init__(self, message: str, *, host: str, pid: int, renewed: tuple[int, int]) -> None:
+        self.host, self.pid, self.renewed = host, pid, renewed
+        super().__init__(message)
+
+
+class LeaseLost(RunLocked):
+    """This process was stopped or cut off for so long that another one took over its run, which has ended here.
+    `host`, `pid`: the process that took it; "" and 0 if the run was deleted."""
+
+    def __init__(self, message: str, *, run_id: str, host: str, pid: int) -> None:
+        self.lost_run, self.host, self.pid = run_id, host, pid
+        super().__init__(message)
 
 
 class UsedAfterFork(RunError):

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Any, NewType
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import SnapshotId
@@ -269,3 +269,44 @@ class RunUpdate:
     updated_at: float | None = None
     settings: Settings | None = None
     plan_json: str | None = None  # the plan of changed code that was accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who works on a run, or did last. owner: the id of its committer, None if nobody works on it. token: grows with
+    each owner. age_s: seconds since it was renewed; after lasts_s, another process may take it. lock_folder:
+    identifies the folder of its file lock; may be empty."""
+
+    run: RunId
+    owner: str | None
+    token: int
+    host: str
+    pid: int
+    taken_at: float
+    renewals: int
+    lasts_s: float
+    age_s: float
+    is_asked_to_stop: bool
+    lock_folder: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its owner works on the run, as far as is known."""
+        return self.owner is not None and self.age_s <= self.lasts_s
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Lease:
+        """Return the lease of a row of `leases.leases_query`."""
+        return cls(
+            RunId(row["run_id"]),
+            row["owner"],
+            int(row["token"]),
+            row["host"],
+            int(row["pid"]),
+            row["taken_at"],
+            int(row["renewals"]),
+            row["lasts_s"],
+            row["age_s"],
+            bool(row["is_asked_to_stop"]),
+            row["lock_folder"],
+        )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpKind, PlanError
 from ramify.inspect.text import age, count, fitted, instant, printable, quoted_path, seconds, table
-from ramify.runtime.records import RunId, RunRecord, RunStatus
+from ramify.runtime.records import Lease, RunId, RunRecord, RunStatus
 
 if TYPE_CHECKING:
     from ramify.fork_engine.types import Change, Snapshot
@@ -19,15 +20,26 @@ _LONGEST = 60
 
 
 def run_table(
-    runs: Sequence[RunRecord], tallies: Mapping[RunId, Tally], statuses: Mapping[RunId, str], now: float
+    runs: Sequence[RunRecord],
+    tallies: Mapping[RunId, Tally],
+    statuses: Mapping[RunId, str],
+    now: float,
+    leases: Mapping[RunId, Lease] = MappingProxyType({}),
 ) -> list[str]:
-    header = ("RUN", "NAME", "STATUS", "AGE", "STEPS", "FORKS", "REUSED", "MODEL CALLS")
+    """A line per run. `leases`: of the runs that are being worked on; if there are any, a column says who does."""
+    header: tuple[str, ...] = ("RUN", "NAME", "STATUS", "AGE", "STEPS", "FORKS", "REUSED", "MODEL CALLS")
     rows = []
     for run in runs:
         tally = tallies[run.id]
         counts = (tally.steps, tally.forks, tally.reused, tally.llm_calls)
-        rows.append((run.id, printable(run.name), statuses[run.id], age(now - run.created_at), *map(str, counts)))
-    return table(header, rows, right=header[3:])
+        row = (run.id, printable(run.name), statuses[run.id], age(now - run.created_at), *map(str, counts))
+        rows.append((*row, owner_line(leases.get(run.id))) if leases else row)
+    return table((*header, "OWNER (LEASE)") if leases else header, rows, right=header[3:])
+
+
+def owner_line(lease: Lease | None) -> str:
+    """Who works on a run, and when that process last renewed its lease."""
+    return "" if lease is None else f"{printable(lease.host)} process {lease.pid} ({age(lease.age_s)})"
 
 
 def deadline_line(run: RunRecord) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ramify import paths
 from ramify.runtime.errors import RunNotFound, StoreError
 from ramify.runtime.journal import refs
-from ramify.runtime.records import DOUBTFUL, CheckpointRecord, EffectStatus, RunRecord, RunStatus
-from ramify.runtime.store.run_locks import is_held
+from ramify.runtime.records import DOUBTFUL, CheckpointRecord, EffectStatus, Lease, RunId, RunRecord, RunStatus
+from ramify.runtime.store.run_locks import is_held, is_worked_on
 
 if TYPE_CHECKING:
     from ramify.fork_engine.store import SnapshotStore
@@ -123,15 +123,15 @@ class Home:
         """The state that `text` names. Raises `RunNotFound` and `AmbiguousRef`."""
         return self.read(lambda store: find_state(store, text))
 
-    def status(self, run: RunRecord) -> str:
-        """The status to show for a run.
+    def status(self, run: RunRecord, leases: Mapping[RunId, Lease] | None = None) -> str:
+        """The status to show for a run. `leases`: if they were read already.
 
         "interrupted" if the row says running and no process works on it, unless the run is a LangGraph thread with
         nothing left to run. "in doubt" if the run ended with an effect of unknown outcome that is still unresolved.
         """
         if run.status is RunStatus.FAILED and (run.error or "").startswith(("EffectInDoubt: ", "ResultNotKept: ")):
             return EffectStatus.IN_DOUBT.value if self._has_doubts(run) else run.status.value
-        if run.status is not RunStatus.RUNNING or is_held(paths.locks(self.folder), run.id):
+        if run.status is not RunStatus.RUNNING or self._is_worked_on(run, leases):
             return run.status.value
         if run.thread_id is not None:
             from ramify.runtime.langgraph.thread.stored_thread import has_ended
@@ -139,6 +139,14 @@ class Home:
             if has_ended(self.database, run):
                 return RunStatus.DONE.value
         return INTERRUPTED
+
+    def _is_worked_on(self, run: RunRecord, leases: Mapping[RunId, Lease] | None) -> bool:
+        locks = paths.locks(self.folder)
+        if is_held(locks, run.id):
+            return True
+        if leases is None:
+            leases = self.read(lambda store: store.leases([run.id], self.clock()))
+        return is_worked_on(locks, run.id, leases.get(run.id))
 
     def _has_doubts(self, run: RunRecord) -> bool:
         from ramify.runtime.store.reader import at_once, reading

@@ -22,8 +22,8 @@ MOST_AT_ONCE = 64
 
 
 class BackgroundPush:
-    """A context manager with one uploading thread. Leaving it uploads what waits, and raises the first `RemoteError`
-    that uploads met.
+    """A context manager with one uploading thread. Leaving it uploads what waits, tries again what failed, and raises
+    the first `RemoteError` of what failed again.
 
     remote: an open remote store, which outlives this. pins: the home's.
     """
@@ -33,6 +33,7 @@ class BackgroundPush:
         self._queue: deque[SnapshotId] = deque()
         self._seen: set[SnapshotId] = set()
         self._changed = threading.Condition()
+        self._failed_before: list[SnapshotId] = []
         self._closed = False
         self._busy = False
         self.errors: list[ForkEngineError] = []
@@ -49,6 +50,9 @@ class BackgroundPush:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        if self._failed_before:
+            self.errors.clear()
+            self._upload(list(dict.fromkeys(self._failed_before)))
         failed = next((one for one in self.errors if isinstance(one, RemoteError)), None)
         if error is None and failed is not None:
             raise failed
@@ -68,12 +72,15 @@ class BackgroundPush:
 
     def _serve(self) -> None:
         while batch := self._next():
-            try:
-                push(self._remote, batch, self._pins)
-            except SnapshotNotFound:
-                self._one_by_one(batch)  # one of them was deleted since
-            except ForkEngineError as error:
-                self._failed(error, batch)
+            self._upload(batch)
+
+    def _upload(self, batch: list[SnapshotId]) -> None:
+        try:
+            push(self._remote, batch, self._pins)
+        except SnapshotNotFound:
+            self._one_by_one(batch)  # one of them was deleted since
+        except ForkEngineError as error:
+            self._failed(error, batch)
 
     def _one_by_one(self, batch: list[SnapshotId]) -> None:
         for id in batch:
@@ -87,6 +94,7 @@ class BackgroundPush:
     def _failed(self, error: ForkEngineError, batch: list[SnapshotId]) -> None:
         with self._changed:
             self.errors.append(error)
+            self._failed_before += batch
             self._seen.difference_update(batch)  # a later `add` tries again
 
     def _next(self) -> list[SnapshotId]:

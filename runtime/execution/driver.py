@@ -263,7 +263,8 @@ def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
 
 
 async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, journal: Journal) -> Any:
-    """Await `work`; cancel it if `ramify cancel` is called for the run."""
+    """Await `work`; cancel it if `ramify cancel` is called for the run. Raises `LeaseLost` if another process took it
+    over."""
     run = journal.run_id
     take_cancel_request(services.locks, run)  # drop a request that came too late for an earlier process
     task = asyncio.ensure_future(work)
@@ -271,12 +272,14 @@ async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, 
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=_LISTEN_S)
+            if not task.done() and (lost := services.store.loss_of(run)) is not None:
+                raise lost
             if not task.done() and (
                 take_cancel_request(services.locks, run) or await services.store.stop_requested(run)
             ):
                 asked = journal.unwinds = True
                 task.cancel()
-    except BaseException:  # we are cancelled, or the database fails
+    except BaseException:  # we are cancelled, the database fails, or another process has the run
         journal.unwinds = True
         task.cancel()
         await asyncio.wait({task})

@@ -36,8 +36,12 @@ ADVICE = {
 
 SHARED_SESSIONS = (
     "it is behind a connection pooler that gives each transaction another session (as PgBouncer does with "
-    "pool_mode = transaction or statement), but a run's lock needs a session of its own. Use the server's own "
-    "address, or have the pooler use pool_mode = session for this database"
+    "pool_mode = transaction), but this needs a session of its own. Use the server's own address, or have the pooler "
+    "use pool_mode = session for this database"
+)
+STATEMENT_POOLING = (
+    "it is behind a connection pooler that gives each statement another session (PgBouncer's pool_mode = statement), "
+    "so there are no transactions. Use the server's own address, or have the pooler use pool_mode = transaction"
 )
 
 # By PostgreSQL's SQLSTATE, or its class (the first two characters).

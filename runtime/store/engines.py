@@ -44,31 +44,56 @@ def probe(path: Path) -> None:
     sqlite3.connect(path).close()
 
 
-def reader(address: Address) -> AsyncEngine:
-    """Return the engine for reading. Raises `StoreError` if PostgreSQL's driver is not installed."""
+def reader(address: Address, *, pooled: bool = False) -> AsyncEngine:
+    """Return the engine for reading. Raises `StoreError` if PostgreSQL's driver is not installed.
+
+    pooled: a pooler before the server gives each transaction another session (`pooler_check.py`).
+    """
     if address.file is not None:
         engine = create_async_engine(address.url.set(drivername="sqlite+aiosqlite"))
         prepare(engine.sync_engine)
         return engine
     with _psycopg():
-        engine = create_async_engine(address.url, pool_pre_ping=True, connect_args=_SERVER)
-    bind_to_process(engine.sync_engine)
-    event.listen(engine.sync_engine, "connect", _in_our_schema)
+        engine = create_async_engine(address.url, pool_pre_ping=True, **_options(pooled))
+    _set_up(engine.sync_engine, pooled)
     return engine
 
 
-def writer(address: Address) -> Engine:
-    """Return the engine for writing. Its transactions take SQLite's write lock when they begin: a transaction that
-    reads first and asks for the lock later fails at once if another process wrote in between."""
+def writer(address: Address, *, pooled: bool = False) -> Engine:
+    """Return the engine for writing. `pooled`: as for `reader`.
+
+    On SQLite its transactions take the write lock when they begin: a transaction that reads first and asks for the
+    lock later fails at once if another process wrote in between.
+    """
     if address.file is not None:
         engine = create_engine(address.url.set(drivername="sqlite"))
         prepare(engine)
         return engine.execution_options(write=True)
     with _psycopg():
-        engine = create_engine(address.url, connect_args=_SERVER)
-    bind_to_process(engine)
-    event.listen(engine, "connect", _in_our_schema)
+        engine = create_engine(address.url, **_options(pooled))
+    _set_up(engine, pooled)
     return engine
+
+
+def without_settings(address: Address) -> Engine:
+    """Return an engine on a server that leaves the sessions as they are. Raises `StoreError` as `reader`."""
+    with _psycopg():
+        return create_engine(address.url, **_options(pooled=True))
+
+
+def _options(pooled: bool) -> dict[str, Any]:
+    """Return the options of an engine on a server. Prepared statements belong to a session."""
+    if not pooled:
+        return {"connect_args": _SERVER}
+    return {"connect_args": {**_SERVER, "prepare_threshold": None}, "isolation_level": "READ COMMITTED"}
+
+
+def _set_up(engine: Engine, pooled: bool) -> None:
+    bind_to_process(engine)
+    if pooled:
+        event.listen(engine, "begin", lambda connection: in_our_schema_now(connection.connection))
+    else:
+        event.listen(engine, "connect", _in_our_schema)
 
 
 @contextmanager
@@ -199,6 +224,16 @@ def looking(connection: Connection) -> Iterator[None]:
         if not connection.invalidated:
             with driver_errors(connection):
                 own.rollback()
+
+
+def in_our_schema_now(connection: Any) -> None:
+    """Make the settings of `_in_our_schema` for the driver's present transaction."""
+    cursor = connection.cursor()
+    cursor.execute(
+        f"SELECT set_config('search_path', '{SCHEMA}, ' || current_setting('search_path'), true), "
+        "set_config('synchronous_commit', 'on', true)"
+    )
+    cursor.close()
 
 
 def _in_our_schema(connection: Any, _record: object) -> None:

@@ -1,12 +1,14 @@
-"""Refuse a connection pooler that gives each transaction another session, such as PgBouncer in transaction mode.
+"""Find out whether a connection pooler gives each transaction another session, such as PgBouncer in transaction mode.
 
-A run's lock, the search path and prepared statements belong to a session of PostgreSQL. Behind such a pooler the
-transactions of one client use several sessions, and several clients share one: two machines could hold the same lock.
+The search path and prepared statements belong to a session of PostgreSQL. Behind such a pooler the transactions of
+one client use several sessions, and several clients share one. So the settings must be made in each transaction
+(`engines.py`). What needs a session, such as LangGraph's saver, refuses such an address. A pooler that gives each
+statement another session is refused by all.
 
 A session is identified by the pid of its server process, which the protocol reports when a client connects. If the
 server reports the same pid by SQL, there is no pooler. Otherwise the pooler is tested: two connections must have
-different pids, and each must keep its pid in all transactions. A pooler in session mode passes. Each later batch
-checks the pid again (`run_committer.py`).
+different pids, and each must keep its pid in all transactions. A pooler in session mode passes. Where sessions are
+not shared, each later batch checks the pid again (`run_committer.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from ramify.runtime.errors import StoreError
-from ramify.runtime.store.database_errors import SHARED_SESSIONS, sessions_are_shared
+from ramify.runtime.store.address import Address
+from ramify.runtime.store.database_errors import SHARED_SESSIONS, STATEMENT_POOLING, sessions_are_shared
+from ramify.runtime.store.engines import without_settings
 
 ROUNDS = 4
 
@@ -26,26 +30,38 @@ class SessionsShared(StoreError):
     """The database is behind a pooler that does not keep a session per client."""
 
 
+def shares_sessions(address: Address) -> bool:
+    """Whether a pooler before the server shares sessions. Raises `SessionsShared` if it has no transactions."""
+    engine = without_settings(address)
+    try:
+        return _shares_sessions(engine, address)
+    finally:
+        engine.dispose()
+
+
 def refuse_shared_sessions(engine: Engine, address: object) -> None:
     """Raise `SessionsShared` if a pooler shares sessions. Does nothing on SQLite."""
-    if engine.dialect.name != "postgresql":
-        return
-    try:
-        with engine.connect() as one:
-            if _is_direct(one):
-                return
-            with engine.connect() as other:
-                shared = _share(one, other)
-    except DBAPIError as error:
-        if not sessions_are_shared(error):
-            raise
-        raise refused(address) from error
-    if shared:
+    if engine.dialect.name == "postgresql" and _shares_sessions(engine, address):
         raise refused(address)
 
 
 def refused(address: object) -> SessionsShared:
     return SessionsShared(f"the database {address} cannot be used: {SHARED_SESSIONS}")
+
+
+def _shares_sessions(engine: Engine, address: object) -> bool:
+    try:
+        with engine.connect() as one:
+            if _is_direct(one):
+                return False
+            with engine.connect() as other:
+                return _share(one, other)
+    except DBAPIError as error:
+        if not sessions_are_shared(error):
+            raise
+        if "statement pooling" in str(error.orig):
+            raise SessionsShared(f"the database {address} cannot be used: {STATEMENT_POOLING}") from error
+        return True
 
 
 def session_of(connection: Connection) -> int:

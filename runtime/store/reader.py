@@ -21,6 +21,7 @@ from ramify.runtime.records import (
     AnswerRecord,
     CheckpointRecord,
     EffectRecord,
+    Lease,
     LLMRecord,
     OpRecord,
     RunId,
@@ -30,6 +31,7 @@ from ramify.runtime.store import address as addresses
 from ramify.runtime.store import readonly_sqlite, rows, run_counts
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, as_store_errors
+from ramify.runtime.store.lease_query import SERVER_NOW, leases_query
 from ramify.runtime.store.revisions import REVISIONS, SCHEMA, VERSION_TABLE
 from ramify.runtime.store.run_counts import Tally
 from ramify.runtime.store.stored_texts import ESCAPED, Digest, Packed, unescape_text, unpack
@@ -111,6 +113,14 @@ class Reader:
         statuses = sorted(status.value for status in DOUBTFUL)
         query = f"SELECT * FROM effects WHERE status IN ({', '.join('?' * len(statuses))}) ORDER BY n"
         return self._records(query, statuses, rows.effect_record)
+
+    async def leases(self, run_ids: Sequence[RunId], now: float) -> dict[RunId, Lease]:
+        """Return who works on each of these runs, or did last. `now`: Unix seconds; a server uses its own clock."""
+        if not run_ids:
+            return {}
+        at = SERVER_NOW if self.address.file is None else repr(float(now))
+        query = leases_query(at, ", ".join("?" * len(run_ids)))
+        return {lease.run: lease for lease in map(Lease.of_row, self._rows(query, tuple(run_ids)))}
 
     def _ledger(self, table: str, run_id: RunId) -> list[EffectRecord]:
         return self._records(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
@@ -237,17 +247,19 @@ def _connected(address: Address, *, bring: bool = False) -> Any:
         if address.file is not None and not bring:
             # a missing file is not created; each SELECT by itself sees one state
             return readonly_sqlite.connected(address.file, timeout_s=BUSY_TIMEOUT_S)
-        from ramify.runtime.store.engines import writer
+        from ramify.runtime.store.engines import in_our_schema_now, writer
         from ramify.runtime.store.migrate import bring_up_to_date
-        from ramify.runtime.store.pooler_check import refuse_shared_sessions
+        from ramify.runtime.store.pooler_check import shares_sessions
 
-        engine = writer(address)
+        pooled = address.on_server and shares_sessions(address)
+        engine = writer(address, pooled=pooled)
         try:
-            refuse_shared_sessions(engine, address)
             if bring:
                 bring_up_to_date(engine, address)
             connection = engine.raw_connection()
             connection.detach()  # so that closing it does not return it to the pool
+            if pooled:
+                in_our_schema_now(connection)  # all reading is one transaction, since nothing ends it
             return connection
         finally:
             engine.dispose()

@@ -11,11 +11,12 @@ its
 tables are in the same database: then a node's row, its writes and the checkpoint are one commit.
 
 **Lost connections** to a server. The batch is retried, with growing pauses, for up to `patience_s`. If the answer to
-a
-commit was lost, the retry finds out whether the commit took place: each batch first writes its number under this
-writer's id. The connection also holds the locks of the runs (PostgreSQL's advisory locks). After a reconnect the
-locks are taken again before anything is written. If another process has taken a run over meanwhile, nothing more is
-written for that run.
+a commit was lost, the retry finds out whether the commit took place: each batch first writes its number under this
+writer's id.
+
+**Fencing.** A batch with rows of a run that this process works on is written only while it has the run's lease
+(`leases.py`), which is checked in the same transaction. A job of LangGraph's saver does not say whose it is: it is
+written while no lease was lost.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, Engine, func
+from sqlalchemy import Connection, Engine, text
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.close_on_fork import refuse_in_child
-from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
+from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
-from ramify.runtime.store import statements, tables
+from ramify.runtime.store import leases, statements
 from ramify.runtime.store.blobs import RecentTexts
 from ramify.runtime.store.database_errors import is_connection_lost
+from ramify.runtime.store.lease_keeper import LeaseKeeper
+from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.pooler_check import refused, session_of
 from ramify.runtime.store.retries import FIRST_PAUSE_S as FIRST_PAUSE_S
 from ramify.runtime.store.retries import LONGEST_PAUSE_S as LONGEST_PAUSE_S
 from ramify.runtime.store.retries import PATIENCE_S as PATIENCE_S
 from ramify.runtime.store.retries import Retries
-from ramify.runtime.store.run_locks import lock_number
 
 Work = Callable[[Connection], None]
 Barrier = Callable[[], None]
@@ -70,13 +72,14 @@ class Job:
     linger_s: float = 0.0
     undone: Callable[[], None] | None = None
     begins: bool = False  # the run is new, or gets another plan: its earlier texts must not be bases
+    by_saver: bool = False  # LangGraph's, for a thread of any run
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
     job: Job
     due: float = 0.0
-    alone: bool = False  # a lock operation, which needs a batch of its own
+    alone: Callable[[], None] | None = None  # work with a lease, outside a transaction of ours
     future: Future[None] = field(default_factory=Future)
 
 
@@ -88,6 +91,8 @@ class RunCommitter:
 
     clock: returns Unix seconds. timer: returns monotonic seconds.
     linger_s: how long a batch waits for announced commits. patience_s: how long a lost server is retried.
+    lease_s: for how long this process may be stopped without losing its runs. pooled: a pooler gives each transaction
+    another session.
     """
 
     def __init__(
@@ -99,6 +104,8 @@ class RunCommitter:
         patience_s: float = PATIENCE_S,
         timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        lease_s: float = leases.LASTS_S,
+        pooled: bool = False,
     ) -> None:
         self._engine = engine
         self._on_server = engine.dialect.name == "postgresql"
@@ -107,9 +114,9 @@ class RunCommitter:
         self._name = secrets.token_hex(8)
         self._batches = 0
         self._connection: Connection | None = None
-        self._session = 0  # the connection's session on the server, which owns our locks
-        self._held: set[RunId] = set()
-        self._lost: set[RunId] = set()
+        self._pooled = pooled
+        self._session = 0  # the connection's session on the server, which has our settings
+        self.keeper = LeaseKeeper(engine, leases.this_process(self._name, lease_s), clock=clock)
         self._queue: deque[_Waiting] = deque()
         self._announced = 0
         self._recent = RecentTexts()
@@ -144,13 +151,13 @@ class RunCommitter:
             self._announced += 1
         return AnnouncedCommit(self)
 
-    def hold(self, run: RunId) -> Future[None]:
-        """Lock a run against processes on other machines, on PostgreSQL. The future raises `RunLocked` if one has
-        it."""
-        return self._put(_Waiting(Job(lambda connection: self._take_lock(connection, run)), alone=True), None)
+    def hold(self, run: RunId, lock: FileLock) -> Future[None]:
+        """Take the lease of a run. The future raises `LeaseHeld` and `RunLocked`."""
+        return self._put(_Waiting(Job(_nothing), alone=lambda: self.keeper.take(run, lock)), None)
 
     def let_go(self, run: RunId) -> Future[None]:
-        return self._put(_Waiting(Job(lambda connection: self._release_lock(connection, run)), alone=True), None)
+        """Give the lease back after all jobs that were submitted before."""
+        return self._put(_Waiting(Job(_nothing), alone=lambda: self.keeper.release(run)), None)
 
     def close(self) -> None:
         if os.getpid() != self._owner:
@@ -161,6 +168,7 @@ class RunCommitter:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        self.keeper.close()
 
     def arrived(self) -> None:
         """Note that an announced commit has come, or will not come."""
@@ -226,7 +234,7 @@ class RunCommitter:
         return min(one.due for one in self._queue) - self._timer() if self._queue else None
 
     def _commit(self, batch: list[_Waiting]) -> None:
-        if len(batch) > 1 and any(one.alone for one in batch):
+        if len(batch) > 1 and any(one.alone is not None for one in batch):
             self._commit_one_by_one(batch)
             return
         try:
@@ -273,10 +281,15 @@ class RunCommitter:
             self._sleep(pause_s)
 
     def _transact(self, batch: list[_Waiting]) -> None:
+        if (work_alone := batch[0].alone) is not None:
+            work_alone()
+            return
+        by_saver = any(one.job.by_saver for one in batch)
+        tokens = self.keeper.tokens({one.job.run for one in batch}, every=by_saver)
         connection = self._connected()
         with connection.begin() as transaction:
             crash_points.point("transaction begun")
-            if self._on_server and not batch[0].alone and not self._write_batch_number(connection):
+            if not self._may_write(connection, tokens):
                 transaction.rollback()  # this batch was committed before; only the answer was lost
                 return
             for one in batch:
@@ -285,8 +298,6 @@ class RunCommitter:
             texts = [self._recent.packed(one.job.run, text) for one in batch for text in one.job.texts]
             statements.put_blobs(connection, dict(texts))
             for one in batch:
-                if one.job.run in self._lost:
-                    raise _taken_over(one.job.run)
                 one.job.work(connection)
             crash_points.point("rows written")
         for one in batch:
@@ -294,18 +305,30 @@ class RunCommitter:
         if not self._on_server and sum(len(text) for one in batch for text in one.job.texts) > _MUCH:
             self._disconnect()  # SQLite keeps the values of a statement until it gets others
 
-    def _write_batch_number(self, connection: Connection) -> bool:
-        """Write the batch's number. Returns False if the number is there already."""
+    def _may_write(self, connection: Connection, tokens: Mapping[RunId, int]) -> bool:
+        """Check that the leases are ours until the commit, and on a server write the batch's number. Returns False if
+        the number is there already. Raises `LeaseLost`."""
+        if not self._on_server:
+            if tokens:
+                query, values = leases.fence(self.keeper.owner, tokens)
+                if len(connection.execute(text(query), values).all()) < len(tokens):
+                    self.keeper.note_lost(connection, tokens)
+            return True
         values = {"id": self._name, "batch": self._batches, "at": self._clock()}
-        put = statements.insert(connection, tables.writers).values(values)
-        newer = {"batch": put.excluded.batch, "at": put.excluded.at}
-        put = put.on_conflict_do_update(
-            index_elements=["id"], set_=newer, where=tables.writers.c.batch < put.excluded.batch
-        )
-        found = connection.execute(put.returning(func.pg_backend_pid())).first()
-        if found is not None and found[0] != self._session:
-            raise self._refused()
-        return found is not None
+        query = f"{_BATCH_NUMBER}, 0"
+        if tokens:
+            fence, more = leases.fence(self.keeper.owner, tokens)
+            values |= more
+            query = f"WITH ours AS ({fence} FOR SHARE) {_BATCH_NUMBER}, (SELECT count(*) FROM ours)"
+        found = connection.execute(text(query), values).first()
+        if found is None:
+            return False
+        session, ours = found
+        if not self._pooled and session != self._session:
+            raise refused(self._engine.url.render_as_string())
+        if ours < len(tokens):
+            self.keeper.note_lost(connection, tokens)
+        return True
 
     def _connected(self) -> Connection:
         if self._connection is None:
@@ -314,19 +337,11 @@ class RunCommitter:
                 if self._on_server:
                     with connection.begin():
                         self._session = session_of(connection)
-                self._retake_locks(connection)
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
-
-    def _retake_locks(self, connection: Connection) -> None:
-        with connection.begin():
-            for run in sorted(self._held):
-                if not self._try_lock(connection, run):
-                    self._held.discard(run)
-                    self._lost.add(run)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -334,28 +349,16 @@ class RunCommitter:
             connection.invalidate()
             connection.close()
 
-    def _take_lock(self, connection: Connection, run: RunId) -> None:
-        if run not in self._held and not self._try_lock(connection, run):
-            raise RunLocked(f"run {run} is being worked on by a process on another machine: wait for it or stop it")
-        self._held.add(run)
-        self._lost.discard(run)
 
-    def _try_lock(self, connection: Connection, run: RunId) -> bool:
-        """Try to take the run's lock on the server. Checks that the connection still has its own session."""
-        asked = "SELECT pg_try_advisory_lock(%s), pg_backend_pid()"
-        locked, session = connection.exec_driver_sql(asked, (lock_number(run),)).one()
-        if session != self._session:
-            raise self._refused()
-        return bool(locked)
+def _nothing(_: Connection) -> None:
+    pass
 
-    def _refused(self) -> StoreError:
-        return refused(self._engine.url.render_as_string())
 
-    def _release_lock(self, connection: Connection, run: RunId) -> None:
-        if run in self._held:
-            connection.exec_driver_sql("SELECT pg_advisory_unlock(%s)", (lock_number(run),))
-        self._held.discard(run)
-        self._lost.discard(run)
+_BATCH_NUMBER = (
+    "INSERT INTO writers (id, batch, at) VALUES (:id, :batch, :at) "
+    "ON CONFLICT (id) DO UPDATE SET batch = excluded.batch, at = excluded.at WHERE writers.batch < excluded.batch "
+    "RETURNING pg_backend_pid()"
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -381,11 +384,4 @@ def _thread_ended(error: BaseException) -> StoreError:
     return StoreError(
         f"the committing thread has ended ({type(error).__name__}: {error}): close this Runtime or app and resume "
         "its runs with a new one"
-    )
-
-
-def _taken_over(run: RunId | None) -> RunLocked:
-    return RunLocked(
-        f"the connection to the database broke, and a process on another machine took over run {run}: "
-        "this process has stopped working on it"
     )

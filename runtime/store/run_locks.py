@@ -1,7 +1,9 @@
-"""Run locks: only one process works on a run at a time. The kernel releases the lock when the process ends.
+"""Run locks: only one process works on a run at a time.
 
-On one machine the lock is a file lock. If the database is on a server, which processes on several machines may use,
-the server also holds an advisory lock for as long as the writing connection lives (`run_committer.py`).
+Each run has a file lock in its home and a lease in its database (`leases.py`). The kernel releases the file lock when
+the process ends in any way, so a process that gets it need not wait for the lease of its predecessor. The lease
+serves where the file lock does not: between homes and machines, and when the process that has the lock is stopped
+(SIGSTOP, a frozen container). Then its lease ends, and the one that takes the lease replaces the file of the lock.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,16 +24,16 @@ from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.store_folder import flush_folder
 from ramify.runtime.errors import RunLocked, RunPushed
-from ramify.runtime.records import RunId
+from ramify.runtime.records import Lease, RunId
 
 if TYPE_CHECKING:  # the command line uses locks, and starts without SQLAlchemy
-    from sqlalchemy import Connection
+    from ramify.runtime.store.leases import FileLock
 
 
 class LocksRuns(Protocol):
-    """The part of RunStore that locks a run on a server."""
+    """The part of RunStore that takes the lease of a run."""
 
-    def held(self, run_id: RunId, /) -> AbstractAsyncContextManager[None]: ...
+    def held(self, run_id: RunId, lock: FileLock, /) -> AbstractAsyncContextManager[None]: ...
 
 
 class RunLock:
@@ -46,19 +48,41 @@ class RunLock:
         self._fd: int | None = None
 
     def __enter__(self) -> RunLock:
-        paths.make_private(self._path.parent)
-        fd = open_lock(self._path, os.O_RDWR | os.O_CREAT)
-        if not _taken(fd):
-            close_lock(fd)
+        self._refuse_pushed()
+        if (fd := self._open_locked()) is None:
             raise RunLocked(f"run {self._run} is being worked on by another process: wait for it or stop it")
+        self._fd = fd
+        try:
+            self._refuse_pushed()  # again: the one that had the lock may have pushed it
+        except RunPushed:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def replace(self) -> None:
+        """Take the lock from a process that has it, by another file. The caller has taken the run's lease."""
+        self._refuse_pushed()
+        self._path.unlink(missing_ok=True)
+        self._fd = self._open_locked()
+
+    def _open_locked(self) -> int | None:
+        """Open and lock the file. Returns None if another process has the lock."""
+        paths.make_private(self._path.parent)
+        while True:
+            fd = open_lock(self._path, os.O_RDWR | os.O_CREAT)
+            if not _taken(fd):
+                close_lock(fd)
+                return None
+            if _is_file_at(fd, self._path):
+                return fd
+            close_lock(fd)  # it was replaced meanwhile: the lock is that of the new file
+
+    def _refuse_pushed(self) -> None:
         if not self._even_pushed and (pushed := pushed_run(self._folder, self._run)) is not None:
-            close_lock(fd)
             raise RunPushed(
                 f"run {self._run} was pushed to {pushed.url}, and goes on where it is pulled: "
                 f"`ramify pull {self._run}` brings it back, unless another machine has pulled it"
             )
-        self._fd = fd
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
@@ -66,6 +90,13 @@ class RunLock:
         if self._fd is not None:
             close_lock(self._fd)
             self._fd = None
+
+
+def _is_file_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _taken(fd: int) -> bool:
@@ -82,11 +113,33 @@ def _taken(fd: int) -> bool:
 
 @asynccontextmanager
 async def hold_run(folder: Path, store: LocksRuns, run: RunId, *, even_pushed: bool = False) -> AsyncIterator[None]:
-    """Hold a run on this machine and, if its database is on a server, on all machines. Raises `RunLocked`, and
-    `RunPushed` unless `even_pushed`."""
-    with RunLock(folder, run, even_pushed=even_pushed):
-        async with store.held(run):
+    """Hold a run: its file lock and its lease. Raises `RunLocked`, and `RunPushed` unless `even_pushed`."""
+    from ramify.runtime.store.leases import FileLock
+
+    lock = RunLock(folder, run, even_pushed=even_pushed)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock)
+            is_taken = True
+        except RunPushed:
+            raise
+        except RunLocked:
+            is_taken = False
+        async with store.held(run, FileLock(identity(folder), is_taken)):
+            if not is_taken:
+                stack.push(lock)
+                lock.replace()
             yield
+
+
+def identity(folder: Path) -> str:
+    """Return a text that identifies a folder on this kernel, as long as it runs; "" if there is none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        there = folder.stat()
+    except OSError:
+        return ""
+    return hashlib.sha256(f"{boot} {there.st_dev} {there.st_ino}".encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +215,9 @@ def is_held(folder: Path, run: RunId) -> bool:
     return False
 
 
-def lock_number(run: RunId, what: str = "run") -> int:
-    """Return the number of a run's advisory lock in PostgreSQL, a signed 64-bit integer. `what`: "run" for working on
-    the run, "stop" for cancelling it."""
-    return int.from_bytes(hashlib.sha256(f"ramify {what} {run}".encode()).digest()[:8], signed=True)
-
-
-def held_elsewhere(connection: Connection, runs: Iterable[RunId], what: str = "run") -> set[RunId]:
-    """Return those of these runs that a process on any machine has locked."""
-    rows = connection.exec_driver_sql(
-        "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 "
-        "AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    there = {(int(high) << 32) | int(low) for high, low in rows}
-    return {run for run in runs if lock_number(run, what) % (1 << 64) in there}
+def is_worked_on(folder: Path, run: RunId, lease: Lease | None) -> bool:
+    """Whether a process on any machine works on the run. `lease`: the run's. Processes that use this folder are known
+    by its lock, without waiting for the end of their lease."""
+    if is_held(folder, run):
+        return True
+    return lease is not None and lease.is_alive and lease.lock_folder != identity(folder)

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
 from ramify import paths
 from ramify.fork_engine.close_on_fork import refuse_in_child
-from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
+from ramify.runtime.errors import LeaseHeld, LeaseLost, StoreError, UsedAfterFork
 from ramify.runtime.records import (
     AnswerRecord,
     CheckpointRecord,
     EffectRecord,
+    Lease,
     LLMRecord,
     OpRecord,
     RunId,
@@ -33,18 +35,20 @@ from ramify.runtime.records import (
     RunUpdate,
 )
 from ramify.runtime.store import address as addresses
-from ramify.runtime.store import rows, run_locks, statements, tables
+from ramify.runtime.store import leases, rows, statements, tables
 from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
+from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.migrate import bring_up_to_date
-from ramify.runtime.store.pooler_check import refuse_shared_sessions
+from ramify.runtime.store.pooler_check import shares_sessions
 from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, Barrier, Job, RunCommitter
 from ramify.runtime.store.store_queries import StoreQueries
 from ramify.runtime.store.stored_texts import Packed
 
 T = TypeVar("T")
 
-_HOLD_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+_LOOKS = 50  # at a lease, in the time that it lasts
+_STOP_S = 4.0  # for how long a request to cancel a run stands; it is repeated
 
 
 class RunStore(StoreQueries):
@@ -53,13 +57,21 @@ class RunStore(StoreQueries):
     address: a path or `sqlite:///FILE`, created with its folders if missing, or `postgresql://…`.
     clock: returns Unix seconds, for `updated_at`.
     patience_s: for how many seconds a lost connection to a server is retried.
+    lease_s: for how many seconds this process may be stopped without losing the runs that it works on.
 
     Every method raises `StoreError`, which says what to do, if the database cannot be used.
     """
 
-    def __init__(self, address: str | Path, *, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        address: str | Path,
+        *,
+        clock: Callable[[], float],
+        patience_s: float = PATIENCE_S,
+        lease_s: float = leases.LASTS_S,
+    ) -> None:
         super().__init__(addresses.parse(address), patience_s)
-        self._clock = clock
+        self._clock, self._lease_s = clock, lease_s
         self._writer: Engine | None = None
         self._committer: RunCommitter | None = None
         self._owner = os.getpid()
@@ -69,15 +81,17 @@ class RunStore(StoreQueries):
             if (file := self.address.file) is not None:
                 paths.make_private(file.parent)
                 await asyncio.to_thread(probe, file)
-            self._reader, self._writer = reader(self.address), writer(self.address)
+            pooled = self.address.on_server and await asyncio.to_thread(shares_sessions, self.address)
+            self._reader, self._writer = reader(self.address, pooled=pooled), writer(self.address, pooled=pooled)
             try:
-                await asyncio.to_thread(refuse_shared_sessions, self._writer, self.address)
                 await asyncio.to_thread(bring_up_to_date, self._writer, self.address)
             except BaseException:
                 await self._dispose()
                 raise
         self._owner = os.getpid()
-        self._committer = RunCommitter(self._writer, clock=self._clock, patience_s=self._patience_s)
+        self._committer = RunCommitter(
+            self._writer, clock=self._clock, patience_s=self._patience_s, lease_s=self._lease_s, pooled=pooled
+        )
         return self
 
     async def __aexit__(
@@ -118,61 +132,87 @@ class RunStore(StoreQueries):
 
     async def delete_run(self, run_id: RunId) -> None:
         """Delete a run with all its rows, and the texts that no other row names."""
-        await self._write(Job(lambda connection: statements.delete_run(connection, run_id)))
+
+        def work(connection: Connection) -> None:
+            statements.delete_run(connection, run_id)
+            connection.execute(tables.leases.delete().where(tables.leases.c.run_id == run_id))
+
+        await self._write(Job(work))
 
     @asynccontextmanager
-    async def held(self, run_id: RunId) -> AsyncIterator[None]:
-        """Hold the run against processes on other machines in this block. Raises `RunLocked` if one works on it.
+    async def held(self, run_id: RunId, lock: FileLock = FileLock()) -> AsyncIterator[None]:  # noqa: B008
+        """Have the run's lease in this block: no other process works on the run. `lock`: what is known from the run's
+        file lock (`run_locks.py`).
 
-        A SQLite file belongs to one machine, on which the run's lock file does the same (`run_locks.py`).
+        Raises `LeaseHeld`, a `RunLocked`, when another process renews the lease. A lease whose owner was killed on
+        another machine is waited for. In the block, every write of the run raises `LeaseLost` once another process
+        has taken it, because this one was stopped or cut off for too long.
         """
-        if self.address.on_server:
-            await self._hold(run_id)
+        await self._hold(run_id, lock)
         try:
             yield
         finally:
-            if self.address.on_server and os.getpid() == self._owner:
+            if os.getpid() == self._owner and self._committer is not None:  # a closed store has given it back
                 await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
 
-    async def _hold(self, run_id: RunId) -> None:
-        """Take the lock. Retries, because a server takes a moment to notice that the holder was killed."""
-        for pause in _HOLD_AGAIN_S:
+    async def _hold(self, run_id: RunId, lock: FileLock) -> None:
+        seen: tuple[int, int] | None = None
+        until = time.monotonic() + 2 * self._lease_s  # a frozen clock must not make this wait for ever
+        while True:
             try:
-                await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
+                await self._wait(asyncio.wrap_future(self._opened().hold(run_id, lock)))
                 return
-            except RunLocked:
-                await asyncio.sleep(pause)
-        await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
+            except LeaseHeld as error:
+                is_renewed = seen is not None and error.renewed != seen
+                if not lock.taken or is_renewed or time.monotonic() > until:
+                    raise
+                seen = error.renewed
+            await asyncio.sleep(self._lease_s / _LOOKS)
 
-    async def held_anywhere(self, run_ids: Iterable[RunId]) -> set[RunId]:
-        """Return those of these runs on which a process of any machine works; empty if the database is a file."""
-        if not self.address.on_server:
-            return set()
-        wanted = list(run_ids)
-        return await self._read(lambda connection: connection.run_sync(run_locks.held_elsewhere, wanted))
+    def loss_of(self, run_id: RunId) -> LeaseLost | None:
+        """Return the error if another process is known to have taken over a run that this one works on."""
+        return self._opened().keeper.loss_of(run_id)
+
+    async def leases(self, run_ids: Iterable[RunId]) -> dict[RunId, Lease]:
+        """Return who works on each of these runs, or did last."""
+        wanted, now = list(run_ids), self._clock()
+        return await self._read(lambda connection: connection.run_sync(leases.find, wanted, now))
 
     @asynccontextmanager
     async def requesting_stop(self, run_id: RunId) -> AsyncIterator[None]:
-        """In this block, ask the process that works on the run to cancel it. The request is a lock on the server,
-        which ends with this connection. If the database is a file, `run_locks.py` does the same."""
+        """In this block, ask the process that works on the run to cancel it. The request ends shortly after this
+        process. If the database is a file, `run_locks.py` does the same."""
         if not self.address.on_server:
             yield
             return
-        assert self._reader is not None
-        lock = {"lock": run_locks.lock_number(run_id, "stop")}
-        async with self._reader.connect() as connection:
-            await connection.execute(text("SELECT pg_advisory_lock_shared(:lock)"), lock)
-            try:
-                yield
-            finally:
-                await connection.execute(text("SELECT pg_advisory_unlock_shared(:lock)"), lock)
+        ended = asyncio.Event()
+        await self._ask_to_stop(run_id, _STOP_S)
+        asking = asyncio.create_task(self._keep_asking(run_id, ended))
+        try:
+            yield
+        finally:
+            ended.set()
+            await asyncio.wait([asking])
+            await self._ask_to_stop(run_id, 0.0)
+
+    async def _keep_asking(self, run_id: RunId, ended: asyncio.Event) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _STOP_S / 2)
+                return
+            with suppress(StoreError):  # the caller, who looks at the run meanwhile, meets the error as well
+                await self._ask_to_stop(run_id, _STOP_S)
+
+    async def _ask_to_stop(self, run_id: RunId, for_s: float) -> None:
+        with as_store_errors(self.address):
+            await asyncio.to_thread(self._opened().keeper.ask_to_stop, run_id, for_s)
 
     async def stop_requested(self, run_id: RunId) -> bool:
-        """Whether a process on any machine is in an `requesting_stop` block for the run."""
+        """Whether a process on any machine is in a `requesting_stop` block for the run."""
         if not self.address.on_server:
             return False
-        wished = await self._read(lambda c: c.run_sync(run_locks.held_elsewhere, [run_id], "stop"))
-        return bool(wished)
+        lease = (await self.leases([run_id])).get(run_id)
+        return lease is not None and lease.is_asked_to_stop
 
     def coming(self) -> AnnouncedCommit:
         """Announce a commit that follows soon; other commits wait a little to share its fsync."""

@@ -233,6 +233,23 @@ writers = Table(
 )
 """On PostgreSQL, the number of the last batch that each writing process committed."""
 
+leases = Table(
+    "leases",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("owner", PlainText),  # the id of the writer that works on the run; NULL: nobody does
+    Column("token", NUMBER, nullable=False),  # grows with each owner
+    Column("host", Text, nullable=False),  # of the last owner, as its pid
+    Column("pid", NUMBER, nullable=False),
+    Column("lock_folder", PlainText, nullable=False),  # identifies the folder of the owner's file lock; may be empty
+    Column("taken_at", Float, nullable=False),  # Unix seconds: the server's clock, or with SQLite the owner's
+    Column("renewed_at", Float, nullable=False),
+    Column("renewals", NUMBER, nullable=False),
+    Column("lasts_s", Float, nullable=False),  # without a renewal
+    Column("stop_until", Float, nullable=False),  # until then, somebody asks the owner to cancel the run
+)
+"""Who works on which run (`leases.py`). The row stays when the run ends, so that tokens never repeat."""
+
 
 def query(table: Table) -> Select[Any]:
     """Select every column of a table except `n`. Long texts are selected as digests: `rows.with_texts` replaces

@@ -18,7 +18,7 @@ from ramify.inspect.home import Home, require_run
 from ramify.inspect.text import age, fitted, printable, table
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import EffectRecord, EffectStatus, RunRecord, RunStatus, RunUpdate
-from ramify.runtime.store.run_locks import is_held, request_cancel
+from ramify.runtime.store.run_locks import is_held, is_worked_on, request_cancel
 
 if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
@@ -178,7 +178,7 @@ def _can_stop(run: RunRecord) -> RunRecord:
 
 async def _is_held(store: RunStore, locks: Path, run: RunRecord) -> bool:
     """Whether a process works on the run: on this machine or, through a database server, on another one."""
-    return is_held(locks, run.id) or bool(await store.held_anywhere([run.id]))
+    return is_worked_on(locks, run.id, (await store.leases([run.id])).get(run.id))
 
 
 async def _until_free(store: RunStore, locks: Path, run: RunRecord, wait_s: float) -> None:

@@ -17,6 +17,7 @@ from ramify.inspect.text import count, harmless
 from ramify.runtime.records import DECORATORS, RunRecord
 
 if TYPE_CHECKING:
+    from ramify.fork_engine.errors import RemoteError
     from ramify.fork_engine.types import Change, Withheld
     from ramify.runtime.events import Event, Observer
     from ramify.session import Runtime
@@ -45,6 +46,7 @@ class RunOptions:
     as_json: bool
     quiet: bool
     metrics: Path | None
+    remote: str | None
 
     def __post_init__(self) -> None:
         if self.active_files and not self.apply:
@@ -73,6 +75,12 @@ def run_options(command: Command) -> Command:
             "--metrics",
             type=click.Path(path_type=Path, dir_okay=False),
             help="Write Prometheus counters of the run to this file when it ends.",
+        ),
+        click.option(
+            "--remote",
+            metavar="URL",
+            help="Upload each state to this bucket while the run goes on, and fetch states that are not here. "
+            "s3://BUCKET/PREFIX, gs://…, az://ACCOUNT/CONTAINER, or a folder.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object: run, status, result, changes."),
         click.option("--active-files", is_flag=True, help=f"With --apply. {ACTIVE_FILES}"),
@@ -110,18 +118,33 @@ def perform(home: Home, choices: RunOptions, work: Callable[[Runtime], Awaitable
             api_key=choices.api_key,
             model=choices.model,
             observer=choices.observer(progress),
+            remote=choices.remote,
         )
         try:
-            finished = run_async(_run_to_end(runtime, work, choices))
+            finished, not_uploaded = run_async(_run_to_end(runtime, work, choices))
         except KeyboardInterrupt:
             raise Interrupted(runtime.last_run_id) from None
     show_result(finished, choices)
     collect_at_the_end(home)
+    if not_uploaded is not None:
+        say(f"the run is done, but not all of its states were uploaded: `ramify push {finished.run.id}`", err=True)
+        raise not_uploaded
 
 
-async def _run_to_end(runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]], choices: RunOptions) -> Finished:
-    async with runtime:
-        return await finish(runtime, await work(runtime), None, choices)
+async def _run_to_end(
+    runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]], choices: RunOptions
+) -> tuple[Finished, RemoteError | None]:
+    from ramify.fork_engine.errors import RemoteError
+
+    finished = None
+    try:
+        async with runtime:
+            finished = await finish(runtime, await work(runtime), None, choices)
+    except RemoteError as error:
+        if finished is None:
+            raise
+        return finished, error
+    return finished, None
 
 
 async def finish(runtime: Runtime, result: Any, run_id: str | None, choices: RunOptions) -> Finished:

@@ -18,12 +18,12 @@ from ramify.inspect.home import Home, find_state_with_history, require_run
 from ramify.inspect.text import age, fitted, printable
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.journal.refs import Place, parse
-from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunId, RunRecord
+from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunId, RunRecord, RunStatus
 
 if TYPE_CHECKING:
     from ramify.inspect.checkpoint_graph import GraphRow
     from ramify.inspect.history import History
-    from ramify.runtime.records import CheckpointRecord
+    from ramify.runtime.records import CheckpointRecord, Lease
     from ramify.runtime.store import Tally
     from ramify.runtime.store.reader import Reader
 
@@ -44,26 +44,31 @@ def ls_command(home: Home, limit: int, as_json: bool) -> None:
     Example: ramify ls -n 5
     """
     if home.has_runs:
-        runs, tallies = home.read(lambda store: _read_runs(store, limit))
+        runs, tallies, leases = home.read(lambda store: _read_runs(store, limit, home.clock()))
     else:
         home.require_usable()
-        runs, tallies = [], {}
+        runs, tallies, leases = [], {}, {}
+    statuses = {run.id: home.status(run, leases) for run in runs}
+    owners = {run: lease for run, lease in leases.items() if statuses[run] == RunStatus.RUNNING and lease.owner}
     if as_json:
-        say_json([_run_object(run, tallies[run.id], home.status(run)) for run in runs])
+        say_json([_run_object(run, tallies[run.id], statuses[run.id], owners.get(run.id)) for run in runs])
     elif not runs:
         say(f"no runs yet in {home.location}: start one with `ramify run FILE.py:NAME`", err=True)
     else:
-        say_pages(headed(run_table(runs, tallies, {run.id: home.status(run) for run in runs}, home.clock())))
+        say_pages(headed(run_table(runs, tallies, statuses, home.clock(), owners)))
         if len(runs) == limit:
             say(f"the newest {limit} runs; `ramify ls -n 0` lists all", style="dim", err=True)
 
 
-async def _read_runs(store: Reader, limit: int) -> tuple[list[RunRecord], Mapping[RunId, Tally]]:
+async def _read_runs(
+    store: Reader, limit: int, now: float
+) -> tuple[list[RunRecord], Mapping[RunId, Tally], Mapping[RunId, Lease]]:
     runs = await store.runs(limit or None)
-    return runs, await store.tallies([run.id for run in runs])
+    going = [run.id for run in runs if run.status is RunStatus.RUNNING]
+    return runs, await store.tallies([run.id for run in runs]), await store.leases(going, now)
 
 
-def _run_object(run: RunRecord, tally: Tally, status: str) -> dict[str, object]:
+def _run_object(run: RunRecord, tally: Tally, status: str, owner: Lease | None) -> dict[str, object]:
     return {
         "id": run.id,
         "name": run.name,
@@ -81,6 +86,15 @@ def _run_object(run: RunRecord, tally: Tally, status: str) -> dict[str, object]:
         "merges": tally.merges,
         "llm_calls": tally.llm_calls,
         "error": run.error or None,
+        "owner": None
+        if owner is None
+        else {
+            "host": owner.host,
+            "pid": owner.pid,
+            "since": owner.taken_at,
+            "lease_age_s": round(owner.age_s, 3),
+            "lease_lasts_s": owner.lasts_s,
+        },
     }
 
 

@@ -255,7 +255,7 @@ class GroupCommitter:
                 self._handed -= left
 
     def _hand_over(self, lead: RunCommitter, work: Work, how: WriteMode, linger_s: float = 0.0) -> Future[None]:
-        job = Job(self._finished(work, how), linger_s=linger_s, undone=self._undone)
+        job = Job(self._finished(work, how), linger_s=linger_s, undone=self._undone, by_saver=True)
         done = lead.submit(job)
         self._handed.add(done)
         done.add_done_callback(lambda done: self._came(job, done))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from ramify.cli.main import run_command_line
 from ramify.inspect.facts import run_table
 from ramify.runtime.records import RunStatus
 from ramify.runtime.store import Tally
+from ramify.runtime.store.address import parse
+from ramify.runtime.store.engines import writer
+from ramify.runtime.store.leases import FileLock, Owner, release, take
 from ramify.runtime.store.run_locks import RunLock
 
 
@@ -42,6 +46,25 @@ def test_running_run_without_a_process_is_interrupted(home: Any, ramify: Any, se
     assert ramify("ls", "--json").json[0]["status"] == "interrupted"
     with RunLock(home.path / "locks", home.story.run.id):
         assert ramify("ls", "--json").json[0]["status"] == "running"
+
+
+def test_ls_names_the_owner_of_a_running_run(home: Any, ramify: Any, set_status: Any) -> None:
+    """Also one that uses another home, or another machine, with the same database."""
+    set_status(RunStatus.RUNNING)
+    mine = Owner("some writer", "other-host", 4711, lasts_s=1e9)
+    engine = writer(parse(home.path / "ramify.db"))
+    with engine.begin() as connection:
+        take(connection, home.story.run.id, mine, FileLock("another folder"), time.time() - 125)
+    head, line = ramify("ls").out.splitlines()
+    assert head.endswith("OWNER (LEASE)")
+    assert line.endswith("other-host process 4711 (2 minutes ago)")
+    (run,) = ramify("ls", "--json").json
+    assert (run["status"], run["owner"]["host"], run["owner"]["pid"]) == ("running", "other-host", 4711)
+    with engine.begin() as connection:
+        release(connection, home.story.run.id, mine, 1)
+    engine.dispose()
+    (run,) = ramify("ls", "--json").json
+    assert (run["status"], run["owner"]) == ("interrupted", None)
 
 
 def test_ls_in_an_empty_home(ramify: Any, tmp_path: Any) -> None:

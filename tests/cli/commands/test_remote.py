@@ -47,6 +47,28 @@ def bucket(tmp_path: Path) -> Path:
     return tmp_path / "bucket"
 
 
+def test_a_run_is_uploaded_while_it_goes_on(ramify: Any, there: Any, bucket: Path, tmp_path: Path) -> None:
+    flow, database = tmp_path / "flow.py", tmp_path / "shared.db"
+    flow.write_text(FLOW)
+    shared = ("--database", database)
+    assert ramify(*shared, "run", f"{flow}:flow", "--sandbox", "copy", "--remote", bucket).status == 1
+    run = ramify(*shared, "ls", "--json").json[0]["id"]
+    (tmp_path / "ready").touch()
+    done = there(*shared, "resume", run, "--remote", bucket)
+    assert done.out == "by the first step\n", done.err
+    assert (tmp_path / "calls").read_text() == "first\n"
+
+
+def test_a_result_is_printed_although_states_were_not_uploaded(ramify: Any, bucket: Path, tmp_path: Path) -> None:
+    flow = tmp_path / "flow.py"
+    breaks = "    shutil.move(PLACE / 'bucket', PLACE / 'gone')\n    (PLACE / 'bucket').touch()\n    await first()"
+    flow.write_text("import shutil\n" + FLOW.replace("    await first()", breaks))
+    (tmp_path / "ready").touch()
+    done = ramify("run", f"{flow}:flow", "--sandbox", "copy", "--remote", bucket)
+    assert (done.status, done.out) == (1, "by the first step\n")
+    assert "not all of its states were uploaded: `ramify" in done.err and "push" in done.err
+
+
 def test_a_run_moves_to_another_home_and_goes_on(ramify: Any, there: Any, bucket: Path, tmp_path: Path) -> None:
     flow, workspace = tmp_path / "flow.py", tmp_path / "workspace"
     flow.write_text(FLOW)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine.errors import RemoteObjectMissing
+from ramify.fork_engine.errors import RemoteError, RemoteObjectMissing
 from ramify.fork_engine.remote.background_push import BackgroundPush
 from ramify.fork_engine.remote.pull import pull
 from ramify.fork_engine.types import SnapshotId
@@ -26,18 +26,28 @@ def test_what_was_queued_is_uploaded_at_the_latest_at_the_end(machine: Callable[
     assert pull(there.remote, [state.id for state in states]).snapshots == tuple(states)
 
 
-def test_errors_are_kept_and_a_later_call_tries_again(machine: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["a later call", "the end"])
+def test_errors_are_kept_and_what_failed_is_tried_again(machine: Callable[..., Any], tmp_path: Path, by: str) -> None:
     here, there = machine("here"), machine("there")
     base = here.bench.base({"a": "1"})
     names = tmp_path / "bucket" / "names"
     names.write_text("in the way")
-    pushing = BackgroundPush(here.remote)
-    with pytest.raises(Exception, match="names"), pushing:
+    with BackgroundPush(here.remote) as pushing:
         pushing.add(base.id)
         pushing.wait()
         assert len(pushing.errors) == 1
         with pytest.raises(RemoteObjectMissing):
             next(there.remote.find(base.id))
         names.unlink()
-        pushing.add(base.id)
+        if by == "a later call":
+            pushing.add(base.id)
+            pushing.wait()
+            assert next(there.remote.find(base.id)).snapshot == base
     assert next(there.remote.find(base.id)).snapshot == base
+
+
+def test_what_fails_again_is_raised_at_the_end(machine: Callable[..., Any], tmp_path: Path) -> None:
+    here = machine("here")
+    (tmp_path / "bucket" / "names").write_text("in the way")
+    with pytest.raises(RemoteError, match="names"), BackgroundPush(here.remote) as pushing:
+        pushing.add(here.bench.base({"a": "1"}).id)

@@ -211,7 +211,7 @@ async def test_a_running_run_can_be_neither_approved_nor_resumed(
     run = await stop_in(runtime, effects_app.plain, "before", workspace)
     verdicts = [runtime.approve(run, "post", happened=happened) for happened in (False, False, False)]
     heard = await asyncio.gather(*verdicts, return_exceptions=True)
-    assert {type(one) for one in heard} <= {EffectRecord, RunLocked}
+    assert all(isinstance(one, EffectRecord | RunLocked) for one in heard)
     assert await statuses(runtime) == [EffectStatus.AGAIN]
     effects_app.STOP[:] = ["before"]
     going = asyncio.create_task(runtime.resume(run))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.address import parse
+from ramify.runtime.store.engines import writer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import postgres
@@ -133,3 +135,27 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def store(address: str) -> AsyncIterator[RunStore]:
     async with RunStore(address, clock=lambda: 5000.0) as opened:
         yield opened
+
+
+@pytest.fixture
+def change_leases(address: str) -> Callable[[str], None]:
+    """Change all leases: `renewed_at = renewed_at - 7200` makes them as old as if their owners had been stopped."""
+
+    def change(how: str) -> None:
+        engine = writer(parse(address))
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"UPDATE leases SET {how}")
+        engine.dispose()
+
+    return change
+
+
+async def _is_alive(store: RunStore, run: RunId) -> bool:
+    lease = (await store.leases([run])).get(run)
+    return lease is not None and lease.is_alive
+
+
+@pytest.fixture
+def is_alive() -> Callable[[RunStore, RunId], Awaitable[bool]]:
+    """Whether a process has the lease of a run."""
+    return _is_alive

@@ -53,8 +53,12 @@ async def test_a_run_is_cancelled_from_another_machine(tmp_path: Path, one_datab
 async def test_a_cancel_request_ends_with_its_process(one_database: str) -> None:
     run = RunId("somerun")
     async with RunStore(one_database, clock=time.time) as one, RunStore(one_database, clock=time.time) as other:
-        async with one.requesting_stop(run):
+        async with other.held(run):
+            async with one.requesting_stop(run):
+                assert await other.stop_requested(run)
+                assert not await other.stop_requested(RunId("another"))
+            assert not await other.stop_requested(run)
+            await one._ask_to_stop(run, 600.0)
             assert await other.stop_requested(run)
-            assert not await other.stop_requested(RunId("another"))
-            assert not await other.held_anywhere([run])
-        assert not await other.stop_requested(run)
+        async with one.held(run):  # another owner is not asked
+            assert not await one.stop_requested(run)

@@ -1,4 +1,4 @@
-"""Behind PgBouncer: refused if clients share sessions, used if each has its own."""
+"""Behind PgBouncer: used if each transaction may have its own session, refused if there are no transactions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -18,10 +18,12 @@ import pytest
 from sqlalchemy import make_url
 
 from ramify import Runtime, step, workflow
+from ramify.runtime.errors import LeaseLost
 from ramify.runtime.langgraph.checkpointer import Saver
-from ramify.runtime.records import RunId
+from ramify.runtime.records import RunId, RunRecord
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import writer
+from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.pooler_check import SessionsShared, refuse_shared_sessions, session_of
 from ramify.runtime.store.reader import reading
 
@@ -34,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(PGBOUNCER is None, reason="no PgBouncer: install it (apt-get install pgbouncer)"),
 ]
 Pool = Callable[..., str]
+Alive = Callable[[RunStore, RunId], Awaitable[bool]]
 
 
 @contextmanager
@@ -113,32 +116,64 @@ SHARED = [
     {"pool_mode": "transaction", "default_pool_size": "8", "min_pool_size": "8"},
     {"pool_mode": "transaction", "server_round_robin": "1", "default_pool_size": "2", "min_pool_size": "2"},
     {"pool_mode": "transaction", "server_round_robin": "1", "default_pool_size": "5", "min_pool_size": "5"},
-    {"pool_mode": "statement"},
 ]
 
 
 @pytest.mark.parametrize("settings", SHARED, ids=lambda settings: " ".join(settings.values()))
-async def test_shared_sessions_are_refused(settings: dict[str, str], pool: Pool, tmp_path: Path) -> None:
+async def test_sessions_may_be_shared(settings: dict[str, str], pool: Pool, tmp_path: Path, is_alive: Alive) -> None:
+    """Runs, their leases, and cancelling need no session. LangGraph's saver does, and says so."""
     address = pool(**settings)
+    async with (
+        Runtime(home=tmp_path / "home", database=address, sandbox="copy") as runtime,
+        RunStore(address, clock=time.time, lease_s=0.5) as other,
+    ):
+        assert await runtime.run(count) == 12
+        run = RunId(str(runtime.last_run_id))
+        assert not await is_alive(other, run)
+        async with runtime.store.held(run):
+            assert await is_alive(other, run)
+            async with other.requesting_stop(run):
+                assert await runtime.store.stop_requested(run)
+            await runtime.store.commit(run)
+            await asyncio.to_thread(_expire, address)
+            async with other.held(run, FileLock("another home")):
+                with pytest.raises(LeaseLost, match=f"took over run {run}"):
+                    await runtime.store.commit(run)
+    with reading(address) as reader:
+        assert [one.id for one in await reader.runs()] == [run]
+        assert not (await reader.leases([run], time.time()))[run].is_alive
+    with pytest.raises(SessionsShared, match=r"pool_mode = session") as refused:
+        await asyncio.to_thread(Saver, address)
+    assert "127.0.0.1" in str(refused.value)
+    with psycopg.connect(address) as connection:  # no setting of ours is left for the pool's other clients
+        assert connection.execute("SHOW search_path").fetchone() == ('"$user", public',)
+
+
+def _expire(address: str) -> None:
+    with psycopg.connect(address, prepare_threshold=None) as connection:
+        connection.execute("UPDATE ramify.leases SET renewed_at = renewed_at - 7200")
+
+
+async def test_a_pool_of_statements_is_refused(pool: Pool, tmp_path: Path) -> None:
+    address = pool(pool_mode="statement")
     for _ in range(2):
-        with pytest.raises(SessionsShared, match=r"pool_mode = session") as refused:
+        with pytest.raises(SessionsShared, match="pool_mode = transaction"):
             async with Runtime(home=tmp_path / "home", database=address, sandbox="copy"):
                 pass
-        assert "127.0.0.1" in str(refused.value)
-    with pytest.raises(SessionsShared):
-        await asyncio.to_thread(Saver, address)
     with pytest.raises(SessionsShared), reading(address):
         pass
 
 
 @pytest.mark.parametrize("settings", [{}, {"server_round_robin": "1"}], ids=["", "round robin"])
-async def test_a_pooler_in_session_mode_is_used(settings: dict[str, str], pool: Pool, tmp_path: Path) -> None:
+async def test_a_pooler_in_session_mode_is_used(
+    settings: dict[str, str], pool: Pool, tmp_path: Path, is_alive: Alive
+) -> None:
     address = pool(pool_mode="session", **settings)
     async with Runtime(home=tmp_path / "home", database=address, sandbox="copy") as runtime:
         assert await runtime.run(count) == 12
         run = RunId(str(runtime.last_run_id))
         async with runtime.store.held(run):
-            assert await runtime.store.held_anywhere([run]) == {run}
+            assert await is_alive(runtime.store, run)
     saver = await asyncio.to_thread(Saver, address)
     await asyncio.to_thread(saver.close)
 
@@ -160,14 +195,12 @@ async def test_without_a_pooler_one_check_is_enough(postgres_server: str) -> Non
 
 
 async def test_a_pooler_that_changes_its_mode_later_is_noticed(
-    postgres_server: str, one_database: str, monkeypatch: pytest.MonkeyPatch
+    postgres_server: str, one_database: str, monkeypatch: pytest.MonkeyPatch, a_run: Callable[..., RunRecord]
 ) -> None:
-    """By each batch: it is written in the session that holds our locks, or not at all."""
+    """By each batch: it is written in the session that has our settings, or not at all."""
     async with RunStore(one_database, clock=time.time) as store:
+        await store.create_run(a_run())
         committer = store._opened()
-        async with store.held(RunId("held")):
-            monkeypatch.setattr(committer, "_session", committer._session + 1)
-            with pytest.raises(SessionsShared):
-                async with store.held(RunId("another")):
-                    pass
-            monkeypatch.undo()
+        monkeypatch.setattr(committer, "_session", committer._session + 1)
+        with pytest.raises(SessionsShared):
+            await store.commit(a_run().id)

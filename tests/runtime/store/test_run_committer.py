@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from ramify.runtime.errors import RunLocked, StoreError
+from ramify.runtime.errors import StoreError
 from ramify.runtime.records import RunId
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.address import parse
 from ramify.runtime.store.engines import writer
 from ramify.runtime.store.run_committer import Job, RunCommitter
-from ramify.runtime.store.run_locks import lock_number
 
 Make = Callable[..., Any]
 RUN = RunId("run-1")
@@ -162,37 +161,6 @@ async def test_a_commit_whose_answer_was_lost_is_found_not_repeated(
         await store.commit(RUN, ops=[an_op(seq=1)])
         assert len(lost) == 1
         assert [op.seq for op in await store.ops(RUN)] == [1]
-
-
-@pytest.mark.postgres
-async def test_a_run_is_locked_on_all_machines(on_server: str, a_run: Make) -> None:
-    async with (
-        RunStore(on_server, clock=lambda: 0.0) as here,
-        RunStore(on_server, clock=lambda: 0.0) as there,
-    ):
-        await here.create_run(a_run())
-        async with here.held(RUN):
-            assert await there.held_anywhere([RUN, RunId("other")]) == {RUN}
-            with pytest.raises(RunLocked, match="another machine"):
-                async with there.held(RUN):
-                    pass
-        assert await there.held_anywhere([RUN]) == set()
-        async with there.held(RUN):
-            await there.commit(RUN)
-
-
-@pytest.mark.postgres
-async def test_a_process_that_lost_its_lock_writes_nothing_more(on_server: str, a_run: Make) -> None:
-    import psycopg
-
-    async with RunStore(on_server, clock=lambda: 0.0) as store:
-        await store.create_run(a_run())
-        async with store.held(RUN):
-            await asyncio.to_thread(end_connections, on_server)
-            with psycopg.connect(on_server, autocommit=True) as faster:
-                faster.execute("SELECT pg_advisory_lock(%s)", (lock_number(RUN),))
-                with pytest.raises(RunLocked, match="took over run run-1"):
-                    await store.commit(RUN)
 
 
 @pytest.mark.postgres
