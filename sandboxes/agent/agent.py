@@ -23,6 +23,7 @@ from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.python_sessions import SOURCE, PythonSession
 from ramify.sandboxes.agent.messages import (
+    Adopt,
     Attach,
     Cancel,
     CloseSession,
@@ -39,6 +40,7 @@ from ramify.sandboxes.agent.messages import (
     Frozen,
     Inspect,
     Inspection,
+    Leave,
     Link,
     Message,
     OpenSession,
@@ -47,8 +49,9 @@ from ramify.sandboxes.agent.messages import (
     Start,
     Thaw,
 )
+from ramify.sandboxes.agent.prepared_shell import ShellPreparer
 from ramify.sandboxes.agent.shell import Shell
-from ramify.sandboxes.agent.supervisor import ProcessSupervisor, Tree
+from ramify.sandboxes.agent.supervisor import Tree
 from ramify.sandboxes.linux import processes
 from ramify.sandboxes.linux.memory_map import areas
 
@@ -57,17 +60,21 @@ SESSION_STARTS_S = 20.0
 INTERRUPT_S = 1.0  # for a session to react to KeyboardInterrupt
 
 
-class Agent(ProcessSupervisor):
+class Agent(ShellPreparer):
     """Answers the host's messages in order, until the host hangs up or ends."""
 
     def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
         super().__init__(start, link, host, tree)
         self._frozen: list[processes.Process] = []
         self._lost = dict(start.lost)
-        if start.image:
+        self._restore_all()
+
+    def _restore_all(self) -> None:
+        """Start what the world begins with."""
+        if self._tree is not None and self._tree.image >= 0:
             self._restore_processes()
-        if start.sessions and tree is not None:
-            self._restore_sessions(Path(tree.path_inside(start.sessions)))
+        if self._start.sessions and self._tree is not None:
+            self._restore_sessions(Path(self._tree.path_inside(self._start.sessions)))
 
     def serve(self) -> None:
         try:
@@ -97,6 +104,14 @@ class Agent(ProcessSupervisor):
         match message:
             case Run():
                 return self._run(message)
+            case Adopt():
+                self._lost = dict(message.lost)
+                self._adopt(message)
+                self._restore_all()
+                return Done()
+            case Leave():
+                self._end_all()
+                return Done()
             case Inspect():
                 return self._inspect(message.kept)
             case Detach():

@@ -253,7 +253,7 @@ def _become_agent(link: Link, host: int, go: int, mounts: MountView | None = Non
 def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | None) -> None:
     listeners = Listeners(link.passed.pop()) if start.view is not None and start.view.egress else None
     if mounts is not None and start.view is not None:
-        mounts.build(start.view, start.image)
+        mounts.build(start.view, start.image, waits=start.waits)
     else:
         kernel.become_subreaper()
     if listeners is not None:
@@ -261,5 +261,7 @@ def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | No
     agent = Agent(start, link, host, mounts)
     if listeners is not None:
         agent.open_ports(listeners)
-    link.send(Ready(pid, mounts.uncovered if mounts is not None else []))
+    if start.waits and not start.whole:
+        agent.prepare_shell()
+    link.send(Ready(pid, mounts.uncovered, mounts.made) if mounts is not None else Ready(pid))
     agent.serve()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.linux.mount_table import MountTable, is_within
@@ -54,7 +54,7 @@ class HostOverlays:
         """`root`: an empty folder of the host, the mount point of the new root."""
         self._root = root
         self._mounts = MountTable.read()
-        self._made: list[tuple[str, tuple[int, int]]] = []  # the folders that were created anew, as they were then
+        self.made: list[tuple[str, int, int]] = []  # the folders that were created anew, as they were then
         self.uncovered: list[str] = []  # folders that locks and watches reach, and why
         self._masks = 0
         self._shown = 0
@@ -73,7 +73,7 @@ class HostOverlays:
 
     def outdated(self) -> bool:
         """Whether a folder that was created anew has other entries now. Changed mounts are noticed elsewhere."""
-        return any(_stamp(path) != stamp for path, stamp in self._made)
+        return outdated(self.made)
 
     def show(self, path: str, hidden: Iterable[str]) -> int:
         """A descriptor of a folder or file of the host, without what is hidden in it, to be attached anywhere."""
@@ -142,7 +142,7 @@ class HostOverlays:
         if len(entries) > MOST_ENTRIES:
             self._bind(path, target, f"something is mounted below it, and it has more than {MOST_ENTRIES} entries")
             return
-        self._made.append((path, _stamp(path)))
+        self.made.append((path, *_stamp(path)))
         files = 0
         for entry in entries:
             source, place = _join(path, entry.name), _join(target, entry.name)
@@ -213,6 +213,11 @@ class HostOverlays:
     def _workplace(self, name: str) -> str:
         os.mkdir(self._place(name))
         return self._place(name)
+
+
+def outdated(made: Iterable[Sequence[object]]) -> bool:
+    """Whether one of these folders (path, inode, time of change) has other entries now."""
+    return any(_stamp(str(path)) != (inode, changed) for path, inode, changed in made)
 
 
 def cover(path: str, at: str, points: Collection[str]) -> None:

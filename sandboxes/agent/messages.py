@@ -64,12 +64,34 @@ class Start:
     sessions: str = ""  # the Python sessions to begin with, a folder of the store
     lost: dict[str, str] = field(default_factory=dict)  # sessions that cannot be restored: by name, why
     bounds: Bounds = field(default_factory=Bounds)
+    waits: bool = False  # for `Adopt`: the tree, the shell's state and the processes are not known yet
+    whole: bool = False  # what it waits for is an image of processes, so it starts no shell meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Begin the life of a world whose agent waits. Its tree comes along as a descriptor, after that of the image. The
+    reply is `Done` or `Failed`. The fields are those of `Start`."""
+
+    env: dict[str, str]
+    cwd: str
+    shell: bytes = b""
+    image: bool = False  # there are processes to begin with
+    sessions: str = ""
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End all processes of the world. The reply comes when they have ended; the agent itself lives on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     pid: int  # the agent's, in the host's pid namespace
     uncovered: list[str] = field(default_factory=list)  # host folders that locks and watches reach, and why
+    made: list[tuple[str, int, int]] = field(default_factory=list)
+    """Host folders that were made anew in its view: their inodes and times. If one changes, the view is outdated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +309,8 @@ class Done:
 
 Message = (
     Start
+    | Adopt
+    | Leave
     | Ready
     | Failed
     | Run

@@ -72,6 +72,13 @@ class CloneMount:
 
 
 @dataclass(frozen=True, slots=True)
+class CloneFolder:
+    """Get a descriptor of a folder of the host, read-only, that leads nowhere else."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unmount:
     """Unmount an overlay. `ok` is false, and nothing has changed, if a process of the host has something open in
     it."""
@@ -87,9 +94,9 @@ class MountReply:
     error: str = ""
 
 
-MountRequest = MountOverlays | MakeLayer | CloneMount | Unmount
+MountRequest = MountOverlays | MakeLayer | CloneMount | CloneFolder | Unmount
 _KINDS: dict[str, type[MountRequest | MountReply]] = {
-    kind.__name__: kind for kind in (MountOverlays, MakeLayer, CloneMount, Unmount, MountReply)
+    kind.__name__: kind for kind in (MountOverlays, MakeLayer, CloneMount, CloneFolder, Unmount, MountReply)
 }
 
 
@@ -175,6 +182,8 @@ class MountServer:
                         os.utime(_place(f"{request.point}/{entry.path}"), ns=(entry.mtime_ns, entry.mtime_ns))
             case CloneMount():
                 given.append(kernel.clone_tree(_place(request.point)))
+            case CloneFolder():
+                given.append(kernel.clone_confined(self._openable_path(request.path)))
             case Unmount():
                 return _unmount(_place(request.point), lazily=request.lazily)
         return True

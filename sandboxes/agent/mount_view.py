@@ -50,6 +50,7 @@ class MountView:
         self.image = -1  # a descriptor of the process image, if there is one
         self._shown: list[tuple[str, int]] = []  # visible places, while they are detached
         self.uncovered: list[str] = []  # host folders that are bound instead of overlaid, and why
+        self.made: list[tuple[str, int, int]] = []  # host folders that were made anew, as they were then
 
     def prepare(self) -> None:
         """Build in advance what does not depend on the world: a spare agent does this while it waits."""
@@ -71,9 +72,9 @@ class MountView:
                 self._mount_tmpfs(root, place)
         _loopback_up()
 
-    def build(self, view: View, image: str = "") -> None:
+    def build(self, view: View, image: str = "", *, waits: bool = False) -> None:
         """Build the whole view. Afterwards the calling process lives in the new root. `image`: processes to begin
-        with."""
+        with. `waits`: the tree comes later, by `adopt`."""
         if self._mounted < 0:
             self._make_root()
         elif _outdated(self._mounted) or self._areas.outdated():
@@ -94,7 +95,7 @@ class MountView:
             covered = [*SCRATCH_PLACES, *map(os.path.realpath, view.points[:-1])]
             self._areas.hide("/", root, view.hidden, [*view.points, *view.visible], covered)
         self._areas.close()
-        self.uncovered = self._areas.uncovered
+        self.uncovered, self.made = self._areas.uncovered, self._areas.made
         if view.image:
             kernel.umount(root, kernel.MNT_DETACH)
             kernel.attach(passed.pop(0), root)
@@ -110,7 +111,10 @@ class MountView:
             ):
                 self._mount_tmpfs("", place)
         Path(PRIVATE).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._attach_all(passed, shown)
+        if waits:
+            self._attach_beside(passed, shown)
+        else:
+            self._attach_all(passed, shown)
         if not view.image:  # a seal replaces an image's root
             landlock.make_ruleset()
 
@@ -145,6 +149,11 @@ class MountView:
     def _attach_all(self, passed: list[int], shown: list[tuple[str, int]]) -> None:
         """Attach everything from the first place beside the tree on."""
         *beside, tree = passed
+        self._attach_beside(beside, shown)
+        self._put(self._view.points[-1], tree)
+
+    def _attach_beside(self, beside: list[int], shown: list[tuple[str, int]]) -> None:
+        """Attach everything but the tree, whose mount point exists afterwards."""
         for point, descriptor in zip(self._beside(), beside, strict=True):
             _make_mount_point(point, directory=True)
             self._put(point, descriptor)
@@ -157,12 +166,18 @@ class MountView:
             self._put(path, descriptor)
             kernel.set_attributes(path, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV, recursive=True)
         _make_mount_point(self._view.points[-1], directory=True)
-        self._put(self._view.points[-1], tree)
 
     def _put(self, point: str, descriptor: int) -> None:
         kernel.attach(descriptor, point)
         os.close(descriptor)
         self._stack.append(point)
+
+    def adopt(self, *, image: bool) -> None:
+        """Attach the tree of a view that waited, from the descriptors that came along."""
+        passed = self._take()
+        if image:
+            self.image = passed.pop(0)
+        self._put(self._view.points[-1], passed.pop())
 
     def attach(self, *, outside: bool) -> None:
         """Attach the tree again, with `outside` everything beside it first, from the descriptors that came along."""

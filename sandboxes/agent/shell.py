@@ -79,6 +79,13 @@ class Shell:
         report = shlex.quote(f"{shell_report.TRAPS}; {shell_report.REPORT}")
         self._send(f"declare -r {shell_report.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
 
+    def take_over(self, command: str, pwd: str, top: str) -> None:
+        """Become the shell of a world that began in `pwd`, or in `top` if there is no such folder, by a command that
+        restores a state. The shell was started in "/", before the world was known."""
+        move = f"builtin cd -- {shlex.quote(pwd)} 2>/dev/null || builtin cd -- {shlex.quote(top)}"
+        forget = "builtin unset -v OLDPWD; builtin declare -x OLDPWD; SECONDS=0"
+        self._after_state(lambda: self._send(f"{move}; {forget}; {command}", ""))
+
     def step_aside(self) -> None:
         """Leave the tree, so that it can be unmounted; `come_back` returns."""
         self._after_state(lambda: self._send("builtin cd /", ""))

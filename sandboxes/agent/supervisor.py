@@ -39,6 +39,8 @@ SHELL_ANSWER_TIMEOUT_S = 10.0
 class Tree(Protocol):
     """The mounts that are detached and attached again at a seal; a plain folder has none."""
 
+    def adopt(self, *, image: bool) -> None: ...
+
     def attach(self, *, outside: bool) -> None: ...
 
     def detach(self, *, outside: bool) -> bool: ...
@@ -311,9 +313,9 @@ class ProcessSupervisor:
         if self._shell is None:
             kept, env = self._state_for_new_shell(), self._start_env()
             late = too_long_for_exec(env)
-            self._shell = self._spawn_shell(kept, {name: env[name] for name in env if name not in late})
-            self._poll.register(self._shell.control, select.POLLIN)
-            self._restore(self._shell, kept, late)
+            env = {name: env[name] for name in env if name not in late}
+            self._restore(started := self._spawn_shell(kept, env, self._start_place()), kept, late)
+            return started
         return self._shell
 
     def _state_for_new_shell(self) -> ShellSnapshot | None:
@@ -359,11 +361,10 @@ class ProcessSupervisor:
             self._last_state = shell.state + b"\0" + self._limits.encode()
         self._shell = None
 
-    def _spawn_shell(self, kept: ShellSnapshot | None, env: Mapping[str, str]) -> Shell:
-        """Fork a child that confines itself and executes bash."""
+    def _spawn_shell(self, kept: ShellSnapshot | None, env: Mapping[str, str], pwd: str) -> Shell:
+        """Fork a child that confines itself and executes bash in `pwd`. It becomes the world's shell."""
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
-        pwd = self._start_place()
         with self._score.raised_for_children():
             pid = os.fork()
         if pid == 0:
@@ -397,7 +398,9 @@ class ProcessSupervisor:
                 os._exit(127)
         os.close(script)
         os.close(control_in)
-        return Shell(pid, script_in, control, pwd)
+        shell = self._shell = Shell(pid, script_in, control, pwd)
+        self._poll.register(control, select.POLLIN)
+        return shell
 
     def _enter(self, pwd: str) -> None:
         if self._start.view is None:

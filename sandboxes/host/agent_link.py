@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol, Self, cast
 
 from ramify.fork_engine.close_on_fork import close_in_children, hang_up, refuse_in_child
-from ramify.sandboxes.agent.messages import LENGTHS, Cancel, Failed, Message, Run, decode, encode
+from ramify.sandboxes.agent.messages import LENGTHS, Cancel, Failed, Leave, Message, Run, decode, encode
 from ramify.sandboxes.errors import SandboxError, UsedAfterFork, WorldDied
 from ramify.sandboxes.linux.cgroups import Group
 from ramify.sandboxes.linux.resource_limits import Bounds
@@ -190,6 +190,11 @@ class AgentLink:
     def __init__(self, helper: ExitReporter, exit_code: asyncio.Future[int], stream: MessageStream) -> None:
         self._helper, self._exit_code, self._stream = helper, exit_code, stream
         self.pid = 0  # the agent's, known once it is ready
+        self.made: list[tuple[str, int, int]] = []  # as in `Ready`
+
+    @property
+    def lives(self) -> bool:
+        return not self._exit_code.done()
 
     def apply_limits(self, group: asyncio.Future[Group], bounds: Bounds) -> None:
         """Apply these limits to the control group once it exists. Meanwhile only the agent watches the world."""
@@ -258,6 +263,13 @@ class AgentLink:
     def cancel(self) -> None:
         """Have the current command killed; its reply still comes."""
         self._stream.send(Cancel())
+
+    async def leave(self) -> None:
+        """Wait until all processes of the world have ended. Its agent, with its mounts, ends by `close`."""
+        try:
+            await self.ask(Leave())
+        except SandboxError:  # it has died, or one of them hangs: wait for the end of all
+            await self.close()
 
     async def close(self) -> None:
         """Hang up, which ends the world, and wait until it has ended."""
@@ -332,6 +344,11 @@ class LazyAgentLink(AgentLink):
 
     def _hung_up(self) -> bool:
         return self._closed
+
+    async def leave(self) -> None:
+        self._closed = True
+        if self._link is not None:
+            await self._link.leave()
 
     def cancel(self) -> None:
         self._cancelled = True

@@ -125,7 +125,7 @@ class ForkServerClient:
                 raise
         if not isinstance(answer, Ready):
             raise WorldStartFailed(f"a world's agent answered {type(answer).__name__} to its start")
-        link.pid = answer.pid
+        link.pid, link.made = answer.pid, answer.made
         return link
 
     async def _take_agent(self, start: Start) -> SpareAgent:

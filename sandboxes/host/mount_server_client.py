@@ -14,6 +14,7 @@ from ramify.sandboxes.agent.mount_server import (
     BIGGEST,
     FEW,
     PLACES,
+    CloneFolder,
     CloneMount,
     LayerEntry,
     MakeLayer,
@@ -80,6 +81,13 @@ class MountServerClient:
         answer, given = await self._ask(CloneMount(point))
         if answer.error:
             raise SandboxError(f"a tree could not be passed to its world: {answer.error}")
+        return given[0]
+
+    async def clone_folder(self, path: Path) -> int:
+        """A descriptor of a folder of the host, read-only, for a world's agent. Raises `SandboxError`."""
+        answer, given = await self._ask(CloneFolder(str(path)))
+        if answer.error:
+            raise SandboxError(f"{path.name} could not be passed to its world: {answer.error}")
         return given[0]
 
     async def make_layer(self, point: str, entries: Sequence[LayerEntry]) -> None:

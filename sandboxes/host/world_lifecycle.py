@@ -30,6 +30,8 @@ from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.linux import ptrace
 from ramify.sandboxes.linux.resource_limits import Bounds
 
+GROUNDS = "grounds"  # the folder of base images in a world's own
+
 
 @dataclass(frozen=True, slots=True)
 class ShellState:
@@ -126,7 +128,7 @@ class WorldLifecycle(ABC):
         self._maps_files = True  # at the last freeze, a process could write to a file by a mapping
         self._closed = False
         self._first_snapshot, self._first_blob = ShellSnapshot(), ""  # what the first shell began with, and its blob
-        self._base_images = BaseImages(resources.folder / "grounds")
+        self._base_images = BaseImages(resources.folder / GROUNDS)
 
     @property
     def id(self) -> WorldId:
@@ -200,14 +202,18 @@ class WorldLifecycle(ABC):
         async with self._lock, self._standing:
             if self._closed:
                 raise WorldDied("the world was closed")
-            await self._end_processes()
-            await asyncio.to_thread(remove_tree, self._folder)
             if snapshot.image is None and self._spec.image is not None:
                 count = self._made_from.image_layers
                 outside = (*self._made_from.outside[:count], *snapshot.outside)
                 snapshot = replace(snapshot, image=self._made_from.image, outside=outside, image_layers=count)
+            await self._leave(snapshot)
             self._snapshot = snapshot
             await self.begin()
+
+    async def _leave(self, snapshot: Snapshot) -> None:
+        """End all processes and leave all files, before the world starts anew at `snapshot`."""
+        await self._end_processes()
+        await asyncio.to_thread(remove_tree, self._folder)
 
     async def close(self) -> None:
         if not self._closed:

@@ -110,12 +110,16 @@ class WorldProcesses(WorldLifecycle):
         try:
             await super()._end_processes()
         finally:
-            shells, self._shells = self._shells, {}
-            for shell in shells.values():
-                shell.abandon()
-            processes, self._processes = self._processes, set()
-            for process in processes:
-                process.abandon()
+            self._abandon_processes()
+
+    def _abandon_processes(self) -> None:
+        """Give up what was started: the world's processes end."""
+        shells, self._shells = self._shells, {}
+        for shell in shells.values():
+            shell.abandon()
+        processes, self._processes = self._processes, set()
+        for process in processes:
+            process.abandon()
 
 
 async def _kills_since_now(link: AgentLink) -> Callable[[], Awaitable[bool]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -65,6 +66,24 @@ class MountTable:
             elif is_within(mount.root, within):
                 found.add(mount.point)
         return found
+
+
+class MountWatch:
+    """Tells whether a mount has changed in this process's mount namespace."""
+
+    def __init__(self) -> None:
+        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._table, select.POLLPRI)
+
+    def changed(self) -> bool:
+        """Whether one has changed since the last call, or since this object was made."""
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        if self._table >= 0:
+            os.close(self._table)
+            self._table = -1
 
 
 def parse(text: str) -> list[Mount]:

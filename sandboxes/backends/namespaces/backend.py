@@ -7,7 +7,6 @@ request. Trees over a snapshot that is forked repeatedly are mounted in advance 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from ramify.fork_engine.types import LayerId, Snapshot
 from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
+from ramify.sandboxes.backends.namespaces.place import Place
+from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, PreparedPlaces
 from ramify.sandboxes.backends.namespaces.warm_pool import WarmPool
 from ramify.sandboxes.backends.namespaces.world import NamespaceWorld, mount_trees
 from ramify.sandboxes.capabilities import Feature
@@ -52,11 +53,13 @@ class NamespaceBackend(AgentBackend):
         self._overlays.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
         self._pool = WarmPool(self._session.folder, self._helper.trees)
-        self._mounted_tops: dict[Path, os.stat_result] = {}
+        self._prepared = PreparedPlaces(self._session.folder, self._helper)
+        self._claimed: dict[Path, Place] = {}  # by folder, until its world is registered
         self._connections = Slots.of_process()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await self._prepared.close()
         await self._pool.close()
         await super().__aexit__(*exc)
 
@@ -68,12 +71,8 @@ class NamespaceBackend(AgentBackend):
     def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
         broker = None if spec.egress is None else EgressBroker(spec.egress, self._connections, time.time)
-        world = NamespaceWorld(resources, self._helper, self._overlays, snapshot, spec, broker)
-        top = self._mounted_tops.pop(resources.folder, None)
-        if top is not None:
-            world.next_tree_overlay()  # its tree was mounted earlier
-            world.adopt_tree(snapshot, top)
-        return world
+        place = self._claimed.pop(resources.folder)
+        return NamespaceWorld(resources, self._helper, self._overlays, snapshot, spec, place, self, broker)
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         return (await self.fork(snapshot, spec, 1))[0]
@@ -91,16 +90,34 @@ class NamespaceBackend(AgentBackend):
     async def _forked(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
         worlds: list[AgentWorld] = []
         try:
-            for folder, top in self._pool.take(self._store.lower_dirs(snapshot), n):
-                if top is not None:
-                    self._mounted_tops[folder] = top
-                worlds.append(self._register(snapshot, spec, folder))
+            for place in self._claim(snapshot, spec, n):
+                self._claimed[place.folder] = place
+                worlds.append(self._register(snapshot, spec, place.folder))
             await mount_trees([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
             await run_all_to_end([world.begin() for world in worlds])
         except BaseException:
             await asyncio.gather(*(world.close() for world in worlds))
             raise
         return list(worlds)
+
+    # Places
+
+    def _claim(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[Place]:
+        """Places for `n` new worlds, as far as possible prepared ones."""
+        assert self._helper is not None
+        lowers = self._store.lower_dirs(snapshot)
+        prepared = self._prepared.take(Kind.of(snapshot, spec), n)
+        others = self._pool.take(lowers, n - len(prepared))
+        return [*prepared, *(Place(folder, self._helper.trees, top) for folder, top in others)]
+
+    def claim_one(self, snapshot: Snapshot, spec: WorldSpec) -> Place:
+        """A place for the next life of a world. Its tree is not mounted."""
+        assert self._helper is not None
+        prepared = self._prepared.take(Kind.of(snapshot, spec), 1)
+        return prepared[0] if prepared else Place(self._pool.take_folder(), self._helper.trees)
+
+    def expect(self, pattern: Pattern) -> None:
+        self._prepared.expect(pattern)
 
     async def _imported(self, image: Path) -> LayerId:
         if not image.exists():

@@ -57,6 +57,11 @@ class WarmPool:
         self._restock()
         return [self._take() for _ in range(n)]
 
+    def take_folder(self) -> Path:
+        """A folder as in `take`, without a tree."""
+        self._restock()
+        return self._empty.pop() if self._empty else self._new()
+
     def _take(self) -> tuple[Path, os.stat_result | None]:
         if self._mounted and not self._trees.gone:
             return self._mounted.pop()
@@ -90,7 +95,7 @@ class WarmPool:
 
     async def _add(self) -> None:
         folder = self._new()
-        await asyncio.to_thread(_make, folder)
+        await asyncio.to_thread(make_folders, folder)
         self._empty.append(folder)
 
     async def _mount_tree(self, folder: Path) -> None:
@@ -121,6 +126,7 @@ def _identity(lowers: Sequence[Path]) -> Stack:
         return ()
 
 
-def _make(folder: Path) -> None:
+def make_folders(folder: Path) -> None:
+    """Make a world's folder, with the upper and work folders of its first mount."""
     for path in (folder, folder / "upper", folder / "work", folder / "work/1"):
         path.mkdir()

@@ -16,29 +16,32 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
-from ramify.sandboxes.agent.mount_server import Overlay
+from ramify.sandboxes.agent.messages import Adopt, Attach, Detach, Done, Start, View
 from ramify.sandboxes.agent.mount_view import PRIVATE
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
 from ramify.sandboxes.backends.namespaces.image_users import ImageUser, image_user
+from ramify.sandboxes.backends.namespaces.place import Place
+from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, Places, waiting
 from ramify.sandboxes.checkpointing import criu
+from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
 from ramify.sandboxes.egress.settings import environment
-from ramify.sandboxes.errors import SandboxError
-from ramify.sandboxes.host.agent_link import AgentLink
+from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
-from ramify.sandboxes.host.concurrency import run_all_to_end
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.host.port_client import PortClient
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, GROUNDS, ShellState, WorldResources
 
 RESOLVER = Path("/etc/resolv.conf")
+MOST_CLEARING = 2  # places that a world has left and that are not cleared yet
 
 
 class NamespaceWorld(AgentWorld):
@@ -51,20 +54,20 @@ class NamespaceWorld(AgentWorld):
         overlays: HomeOverlays,
         snapshot: Snapshot,
         spec: WorldSpec,
+        place: Place,
+        places: Places,
         broker: EgressBroker | None = None,
     ) -> None:
         super().__init__(resources, snapshot, spec)
         self._broker = broker
-        self._fresh = self._folder.exists()  # the folders for its first mount exist, empty
         self._helper, self._overlays = helper, overlays
+        self._place, self._places = place, places
+        self._start: Start | None = None  # how its agent was started, or will be
+        self._expected: Pattern | None = None  # how places are prepared for its snapshots
+        self._clearing: set[asyncio.Task[None]] = set()  # places that it has left
         self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
-        self._beside: list[SideOverlay] = []
         self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
-        self._mounts = 0  # how many; overlayfs accepts no work folder twice after `volatile`
-        self._works: list[Path] = []  # work folders of the mounts beside the tree
         self._tidying: asyncio.Task[None] | None = None
-        self._has_tree = False
-        self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time when it was created
 
     @property
     def path(self) -> Path:
@@ -93,9 +96,9 @@ class NamespaceWorld(AgentWorld):
     async def _make(self, snapshot: Snapshot) -> Start:
         """Mount the tree, unless it is mounted, and describe the world to its agent."""
         self._stayed.forget()
-        if not self._has_tree:
+        if not self._place.has_tree:
             await mount_trees([self], snapshot)
-        self._has_tree = False
+        self._place.has_tree = False
         image = snapshot.image is not None
         await self._lay_out(snapshot)
         return Start(
@@ -108,7 +111,7 @@ class NamespaceWorld(AgentWorld):
             view=View(
                 folder=str(self._folder),
                 store=self._overlays.store,
-                points=[*(beside.point for beside in self._beside), self._tree_inside()],
+                points=[*(beside.point for beside in self._place.beside), self._tree_inside()],
                 hidden=[*map(str, self._resources.hidden), *self._overlays.exposed],
                 visible=[str(path) for path in self._visible()],
                 network=self._spec.network,
@@ -127,13 +130,15 @@ class NamespaceWorld(AgentWorld):
         return [user.uid, user.gid]
 
     async def _lay_out(self, snapshot: Snapshot) -> None:
+        self._place.beside = await self._side_overlays(self._folder, snapshot)
+
+    async def _side_overlays(self, folder: Path, snapshot: Snapshot) -> list[SideOverlay]:
         places = [self._spec.mount_at, *self._visible()]
         layers = self._resources.store.outside_dirs(snapshot)
         if count := len(snapshot.image_stack):
             image, above = layers[:count], layers[count:]
-            self._beside = await self._overlays.overlays_over_image(self._folder, image, above, places)
-        else:
-            self._beside = await self._overlays.overlays_over_host(self._folder, layers, places)
+            return await self._overlays.overlays_over_image(folder, image, above, places)
+        return await self._overlays.overlays_over_host(folder, layers, places)
 
     def _visible(self) -> tuple[Path, ...]:
         """With the network, also show the resolver's configuration if it lies in a hidden place."""
@@ -151,16 +156,53 @@ class NamespaceWorld(AgentWorld):
     async def _link_to(self, start: Start) -> AgentLink:
         """Start the agent with the first request; at once if processes of the snapshot or startup commands must
         run."""
-        lazy_link = self._helper.lazy_link(start, self._mounted)
+        self._start = start
+        if self._place.agent is not None:
+            place = self._place
+            lazy_link = LazyAgentLink(lambda: self._adopt(place, start))
+        else:
+            lazy_link = self._helper.lazy_link(start, self._mounted)
         if start.image or self._spec.startup:
             await lazy_link.start()
         return lazy_link
+
+    async def _adopt(self, place: Place, start: Start) -> AgentLink:
+        """Let the agent that waits in this place begin the world's life. Raises `WorldStartFailed`."""
+        agent, place.agent = place.agent, None
+        assert agent is not None
+        trees, given = self._helper.trees, list[int]()
+        adopt = Adopt(start.env, start.cwd, start.shell, bool(start.image), start.sessions, start.lost)
+        try:
+            if start.image:
+                given.append(await trees.clone_folder(Path(start.image)))
+            given.append(await trees.clone(self._id))
+            await agent.ask(adopt, given)
+        except BaseException as error:
+            await agent.close()
+            if isinstance(error, SandboxError):
+                raise WorldStartFailed(f"a world could not be set up: {error}") from error
+            raise
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        return agent
+
+    async def _expect(self, snapshot: Snapshot) -> None:
+        """Have places prepared for rollbacks to this snapshot and forks of it."""
+        kind = Kind.of(snapshot, self._spec)
+        if kind is None or self._start is None:
+            return
+        if self._expected is None or self._expected.kind != kind:
+            beside = await self._side_overlays(Path(), snapshot)
+            start = replace(waiting(self._start, self._start_env()), whole=kind.whole)
+            self._expected = Pattern(kind, start, tuple(beside))
+        self._places.expect(self._expected)
 
     async def _mounted(self, given: list[int]) -> None:
         """Append to `given` a descriptor of every mount that the agent attaches."""
         tree = asyncio.ensure_future(self._helper.trees.clone(self._id))
         try:
-            await self._mount_beside(given)
+            await self._place.mount_beside(given)
         finally:
             given.append(await tree)
         if self._broker is not None:
@@ -178,74 +220,81 @@ class NamespaceWorld(AgentWorld):
             await self._helper.trees.unmount(self._id, lazily=True)
             if self._tidying is not None:
                 await asyncio.wait({self._tidying})
+            if self._place.agent is not None:
+                await self._place.agent.close()
+            if self._clearing:
+                await asyncio.gather(*self._clearing)
+
+    async def _rollback(self, snapshot: Snapshot) -> None:
+        await super()._rollback(snapshot)
+        await self._expect(self._snapshot)
+
+    async def _leave(self, snapshot: Snapshot) -> None:
+        """End all processes, and move to another place. The old one is cleared in the background."""
+        link, self._link = self._link, None
+        try:
+            if link is not None:
+                await link.leave()
+        finally:
+            self._abandon_processes()
+        if self._broker is not None:
+            await self._broker.hang_up()
+        await self._helper.trees.unmount(self._id, lazily=True)
+        if len(self._clearing) >= MOST_CLEARING:
+            await asyncio.wait(self._clearing, return_when=asyncio.FIRST_COMPLETED)
+        self._clear(link, self._place)
+        self._place = self._places.claim_one(snapshot, self._spec)
+        self._folder = self._place.folder
+        self._base_images = BaseImages(self._folder / GROUNDS)
+
+    def _clear(self, link: AgentLink | None, place: Place) -> None:
+        """Remove what an earlier life of the world has left."""
+
+        async def clear(tidying: asyncio.Task[None] | None) -> None:
+            for agent in (link, place.agent):
+                if agent is not None:
+                    await agent.close()
+            if tidying is not None:
+                await asyncio.wait({tidying})
+            await asyncio.to_thread(place.remove)
+
+        self._clearing.add(clearing := asyncio.ensure_future(clear(self._tidying)))
+        clearing.add_done_callback(self._cleared)
+
+    def _cleared(self, clearing: asyncio.Task[None]) -> None:
+        if clearing.exception() is None:  # else the end of the world reports it
+            self._clearing.discard(clearing)
 
     # MountView
 
-    def next_tree_overlay(self) -> Overlay:
-        self._mounts += 1
-        fresh, self._fresh = self._fresh, False
-        return Overlay(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id, fresh)
-
     @property
-    def has_tree(self) -> bool:
-        """Whether its tree is already mounted for a start that is still to come."""
-        return self._has_tree
+    def place(self) -> Place:
+        return self._place
 
-    def adopt_tree(self, snapshot: Snapshot, top: os.stat_result) -> None:
-        self._base, self._has_tree = snapshot, True
-        self._untouched = {str(self._folder / "upper"): (top.st_mode, top.st_mtime_ns)}
-
-    async def _mount_tree(self) -> None:
-        lowers = self._resources.store.lower_dirs(self._base)
-        fresh = not (self._folder / "upper").exists()
-        await self._helper.trees.mount([str(folder) for folder in lowers], [self.next_tree_overlay()])
-        if fresh:
-            self._record_unchanged(str(self._folder / "upper"))
-
-    async def _mount_beside(self, given: list[int]) -> None:
-        """Send all orders at once: the mount server works through them one by one without waiting for us."""
-        mounted: dict[int, list[int]] = {}
-        self._works = []
-
-        async def mount(at: int, beside: SideOverlay) -> None:
-            self._mounts += 1
-            fresh = not Path(beside.upper).exists()
-            work = self._folder / f"work/{self._mounts}"
-            self._works.append(work)
-            mounted[at] = await self._helper.trees.mount(beside.lowers, [beside.over(str(work))])
-            if fresh:
-                self._record_unchanged(beside.upper)
-
-        try:
-            await run_all_to_end([mount(at, beside) for at, beside in enumerate(self._beside)])
-        finally:
-            for at in sorted(mounted):
-                given += mounted[at]
-
-    def _record_unchanged(self, upper: str) -> None:
-        now = Path(upper).stat()
-        self._untouched[upper] = (now.st_mode, now.st_mtime_ns)
-
-    def _unchanged(self, upper: str) -> bool:
-        if upper not in self._untouched:
-            return True  # never mounted
-        now = Path(upper).stat()
-        return (now.st_mode, now.st_mtime_ns) == self._untouched[upper] and not any(Path(upper).iterdir())
+    def adopt_tree(self, snapshot: Snapshot) -> None:
+        """Its tree was mounted over this snapshot."""
+        self._base = snapshot
 
     # Seals
+
+    async def _seal(self, flush: bool) -> Snapshot:
+        snapshot = await super()._seal(flush)
+        await self._expect(snapshot)
+        return snapshot
 
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
         """Seal by moving the uppers if the mounts can be removed, else by copying them while all processes are
         frozen."""
-        outside = not all(self._unchanged(beside.upper) for beside in self._beside)
-        if not outside and self._unchanged(str(self._folder / "upper")):
+        place = self._place
+        outside = not place.unchanged(beside.upper for beside in place.beside)
+        if not outside and place.unchanged([str(place.upper)]):
             if state.same_as(self._snapshot):
                 return self._snapshot
             return await asyncio.to_thread(self._seal_uppers, state, outside=False, move=False)
         root = outside and self._base.image is not None  # a process cannot unmount the root that it stands on
         if others or root or not await self._unmount_all(outside=outside):
             return await self._frozen(lambda: self._seal_uppers(state, outside=outside, move=False))
-        spent = set((self._folder / "work").iterdir()) - (set() if outside else set(self._works))
+        spent = place.spent_works(outside=outside)
         try:
             self._base = await asyncio.to_thread(self._seal_uppers, state, outside=outside, move=True)
         finally:
@@ -301,7 +350,7 @@ class NamespaceWorld(AgentWorld):
     async def _remount(self, *, outside: bool) -> None:
         """Mount the longer stack after a seal; after a failed seal the old stack, whose uppers are still there."""
         try:
-            await self._mount_tree()
+            await self._place.mount_tree(self._resources.store.lower_dirs(self._base), self._id)
             if outside:
                 await self._lay_out(self._base)
             await self._attach(outside=outside)
@@ -315,7 +364,7 @@ class NamespaceWorld(AgentWorld):
         given: list[int] = []
         try:
             if outside:
-                await self._mount_beside(given)
+                await self._place.mount_beside(given)
             given.append(await self._helper.trees.clone(self._id))
             await self._require_link().ask(Attach(outside), given)
         finally:
@@ -325,14 +374,14 @@ class NamespaceWorld(AgentWorld):
 
 async def mount_trees(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
     """Mount the trees of those worlds that have none, over one snapshot."""
-    worlds = [world for world in worlds if not world.has_tree]
+    worlds = [world for world in worlds if not world.place.has_tree]
     if not worlds:
         return
     first = worlds[0]
     lowers = first._resources.store.lower_dirs(snapshot)
-    await first._helper.trees.mount(
-        [str(folder) for folder in lowers], [world.next_tree_overlay() for world in worlds]
-    )
+    overlays = [world.place.next_tree_overlay(world.id) for world in worlds]
+    await first._helper.trees.mount([str(folder) for folder in lowers], overlays)
     top = lowers[-1].stat()
     for world in worlds:
-        world.adopt_tree(snapshot, top)
+        world.place.note_new_tree(top)
+        world.adopt_tree(snapshot)

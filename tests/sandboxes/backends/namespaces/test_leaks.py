@@ -67,8 +67,9 @@ def control_groups() -> list[str]:
 
 
 async def settled(backend: NamespaceBackend) -> None:
-    """Wait until the spares are back and waiting, and until worlds are prepared again."""
+    """End the prepared places, and wait until the spares are back and waiting, and trees are prepared again."""
     assert backend._helper is not None
+    await backend._prepared.clear()
     deadline = time.monotonic() + PATIENCE_S
     spares = backend._helper._spares
     while len(spares) < SPARES or len(processes.descendants(helper_of(backend))) != SPARES + 1:

@@ -1,0 +1,170 @@
+"""Places with an agent and a shell that wait for a world, so that a first command need not wait for them.
+
+A fork or a rollback takes one that was made for the same kind of world (`Kind`): its view, its home and /tmp, its
+shell's start environment. Only the tree and the shell's state are still to come (`messages.Adopt`). Places are made
+in the background, once a world of their kind has been sealed or rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot
+from ramify.sandboxes.agent import host_overlays
+from ramify.sandboxes.agent.messages import Start
+from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
+from ramify.sandboxes.backends.namespaces.place import Place
+from ramify.sandboxes.backends.namespaces.warm_pool import make_folders
+from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.errors import SandboxError
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.host.fork_server_client import ForkServerClient
+from ramify.sandboxes.linux.mount_table import MountWatch
+
+OF_A_KIND, KINDS = 2, 2
+"""Places that wait at most: each has two processes with about 8 MB of their own."""
+AFTER_S = 0.02  # so that the worlds that are being started go first
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What worlds must have in common to use the same prepared places."""
+
+    spec: WorldSpec
+    image: LayerId | None
+    outside: tuple[LayerId, ...]
+    whole: bool  # they begin with an image of all processes, the shell among them
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, spec: WorldSpec) -> Kind | None:
+        """None for worlds that are never prepared: secrets outlive no world, and connections to the host are made
+        when a world begins."""
+        if spec.secrets or spec.network or spec.egress is not None:
+            return None
+        return cls(spec, snapshot.image, tuple(snapshot.outside), snapshot.tier is ProcessTier.CRIU)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How a world of some kind is started. `start` has nothing of a snapshot, and no folder."""
+
+    kind: Kind
+    start: Start
+    beside: tuple[SideOverlay, ...]  # `upper` relative to the world's folder
+
+
+def waiting(start: Start, env: dict[str, str]) -> Start:
+    """The start of an agent that waits for such a world. `env`: as the specification has it."""
+    assert start.view is not None
+    view = replace(start.view, folder="")
+    blank = replace(start, env=env, cwd="", shell=b"", image="", sessions="", lost={})
+    return replace(blank, view=view, waits=True)
+
+
+class Places(Protocol):
+    """Where a world gets its next place from."""
+
+    def claim_one(self, snapshot: Snapshot, spec: WorldSpec) -> Place: ...
+
+    def expect(self, pattern: Pattern) -> None: ...
+
+
+class PreparedPlaces:
+    """The places of one backend that wait. `folder` is the backend's own."""
+
+    def __init__(self, folder: Path, helper: ForkServerClient) -> None:
+        self._folder, self._helper = folder, helper
+        self._patterns: list[Pattern] = []  # the kind that was asked for last is the first
+        self._ready: list[tuple[Kind, Place]] = []
+        self._mounts = MountWatch()
+        self._making: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def take(self, kind: Kind | None, n: int) -> list[Place]:
+        """At most `n` places for worlds of this kind. The caller closes their agents and removes their folders."""
+        if kind is None:
+            return []
+        all_of_them = self._mounts.changed()
+        self._discard([one for one in self._ready if all_of_them or _outdated(one[1])])
+        mine = [one for one in self._ready if one[0] == kind][:n]
+        self._ready = [one for one in self._ready if one not in mine]
+        return [place for _, place in mine]
+
+    def expect(self, pattern: Pattern) -> None:
+        """Have places ready for worlds of this kind."""
+        self._patterns = [pattern, *(other for other in self._patterns if other.kind != pattern.kind)][:KINDS]
+        busy = self._making is not None and not self._making.done()
+        if self._missing() is not None and not busy and not self._closed:
+            self._making = asyncio.ensure_future(self._make())
+
+    async def _make(self) -> None:
+        await asyncio.sleep(AFTER_S)
+        kinds = [pattern.kind for pattern in self._patterns]
+        self._discard([one for one in self._ready if one[0] not in kinds])
+        with suppress(SandboxError, OSError):  # the next world starts its own agent and reports why that fails
+            while (pattern := self._missing()) is not None:
+                await finish_before_cancelling(self._prepare(pattern))
+
+    def _missing(self) -> Pattern | None:
+        """The kind that lacks a place most urgently."""
+        kinds = [kind for kind, _ in self._ready]
+        return next((one for one in self._patterns if kinds.count(one.kind) < OF_A_KIND), None)
+
+    async def _prepare(self, pattern: Pattern) -> None:
+        folder = self._folder / uuid.uuid4().hex[:12]
+        await asyncio.to_thread(make_folders, folder)
+        place = Place(folder, self._helper.trees)
+        place.beside = [replace(one, upper=str(folder / one.upper)) for one in pattern.beside]
+        given: list[int] = []
+        try:
+            await place.mount_beside(given)
+            view = pattern.start.view
+            assert view is not None
+            start = replace(pattern.start, view=replace(view, folder=str(folder)))
+            place.agent = await self._helper.spawn(start, given)
+        except BaseException:
+            await asyncio.to_thread(place.remove)
+            raise
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        self._ready.append((pattern.kind, place))
+
+    def _discard(self, unwanted: Iterable[tuple[Kind, Place]]) -> None:
+        gone = list(unwanted)
+        self._ready = [one for one in self._ready if one not in gone]
+        for _, place in gone:
+            self._ending.add(ending := asyncio.ensure_future(_end(place)))
+            ending.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """End what waits, and prepare no more."""
+        self._closed = True
+        await self.clear()
+        self._mounts.close()
+
+    async def clear(self) -> None:
+        """End what waits, until more is expected."""
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.wait({self._making})
+        self._discard(self._ready)
+        await asyncio.gather(*self._ending, return_exceptions=True)  # the backend's folder is removed as a whole
+
+
+async def _end(place: Place) -> None:
+    if place.agent is not None:
+        await place.agent.close()
+    await asyncio.to_thread(place.remove)
+
+
+def _outdated(place: Place) -> bool:
+    return place.agent is None or not place.agent.lives or host_overlays.outdated(place.agent.made)

@@ -1,0 +1,175 @@
+"""Agents and shells that were started ahead: a world that uses one is like any other, and none is stale."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ramify.fork_engine.types import Snapshot
+from ramify.sandboxes.agent.prepared_shell import can_take_over, takeover_script
+from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot
+from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.backends.namespaces.prepared_places import OF_A_KIND, Kind
+from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.host.fork_server_client import ForkServerClient
+
+pytestmark = pytest.mark.linux_ns
+
+Out = Callable[[World, str], Awaitable[str]]
+STATE = "declare -p; declare -f; shopt -p; set +o; alias; trap -p; umask; ulimit -a; pwd; dirs; printf '%s|' \"$@\""
+OF_THE_PROCESS = ("RANDOM", "SRANDOM", "SECONDS", "EPOCH", "BASH_", "RAMIFY_OPTIONS", "LINENO", "_=", "PIPESTATUS")
+
+ROWS = """
+import sqlite3, sys
+db = sqlite3.connect("db")
+db.execute("create table if not exists t (n)")
+if sys.argv[1:]:
+    db.execute("insert into t values (1)")
+    db.commit()
+else:
+    print(db.execute("select count(*) from t").fetchone()[0])
+"""
+
+
+async def ready(backend: NamespaceBackend) -> int:
+    """The number of prepared places, once preparing has finished."""
+    if backend._prepared._making is not None:
+        await backend._prepared._making
+    return len(backend._prepared._ready)
+
+
+async def state_of(world: World, out: Out) -> list[str]:
+    told = (await out(world, STATE)).splitlines()
+    return [line for line in told if not any(name in line for name in OF_THE_PROCESS)]
+
+
+async def spawn_nothing(*_: object) -> object:
+    raise AssertionError("an agent was started")
+
+
+async def test_a_fork_and_a_rollback_use_what_waits_and_are_like_any_other(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    fresh = await state_of(world, out)
+    assert await ready(namespaces) == 0, "a world that is never sealed prepares nothing"
+    await out(
+        world, "cd package; export GONE=1 PATH=$PATH:/x; f() { echo f; }; alias a=b; set -u; umask 27; set -- 1 2"
+    )
+    await out(world, "unset LANG; kept='x y'; shopt -s extglob; trap 'echo t' USR1; OLDPWD=/usr")
+    snapshot = await world.seal()
+    plain = await namespaces.materialise(snapshot, replace(spec, secrets={"NONE": "1"}))  # never prepared
+    assert await ready(namespaces) == OF_A_KIND
+    expected = [line for line in await state_of(plain, out) if "NONE" not in line]
+    with monkeypatch.context() as patched:
+        patched.setattr(ForkServerClient, "spawn", spawn_nothing)
+        child = await namespaces.materialise(snapshot, spec)
+        assert await state_of(child, out) == expected
+        await world.rollback(base)
+        assert await state_of(world, out) == fresh
+    for other in (plain, child):
+        assert (await other.seal()).id == snapshot.id
+    assert (await world.seal()).id == base.id
+    await out(child, "echo more > new; echo more > /tmp/new; cd inner")
+    sealed = await child.seal()
+    assert await out(await namespaces.materialise(sealed, spec), "cat ../new /tmp/new; pwd; kept=$kept; f") == (
+        f"more\nmore\n{spec.mount_at}/package/inner\nf\n"
+    )
+
+
+async def test_a_state_that_only_a_new_bash_can_have_gets_one(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    await out(world, "ulimit -n 100; export POSIXLY_CORRECT=1")
+    snapshot = await world.seal()
+    assert await ready(namespaces) == OF_A_KIND
+    child = await namespaces.materialise(snapshot, spec)
+    assert await out(child, "ulimit -n; shopt -qo posix && echo $$") == "100\n3\n", "the second shell of this agent"
+
+
+async def test_nothing_waits_for_other_kinds_and_no_stale_place_is_used(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    await out(world, "echo x > x")
+    snapshot = await world.seal()
+    assert await ready(namespaces) == OF_A_KIND
+    for other in (replace(spec, env={"A": "1"}), replace(spec, max_output=10)):
+        assert not namespaces._prepared.take(Kind.of(snapshot, other), 1)
+    for never in (replace(spec, secrets={"A": "1"}), replace(spec, network=True)):
+        assert Kind.of(snapshot, never) is None
+    (killed,) = namespaces._prepared._ready[0][1:]
+    assert killed.agent is not None
+    os.kill(killed.agent.pid, signal.SIGKILL)
+    await asyncio.wait({killed.agent._exit_code}, timeout=60)
+    children = [await namespaces.materialise(snapshot, spec) for _ in range(OF_A_KIND)]
+    assert [await out(child, "cat x") for child in children] == ["x\n"] * OF_A_KIND
+    await world.seal()
+    assert await ready(namespaces) == OF_A_KIND
+    monkeypatch.setattr(namespaces._prepared._mounts, "changed", lambda: True)  # the host mounted something
+    assert not namespaces._prepared.take(Kind.of(snapshot, spec), 1)
+
+
+async def test_a_process_of_an_earlier_life_has_ended_when_a_rollback_returns(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    await out(world, "(while :; do echo $((n++)) > count; done) & until [ -s count ]; do :; done")
+    old = world.path / "count"
+    held = os.open(old, os.O_RDONLY)
+    try:
+        await world.rollback(base)
+        assert not old.exists()
+        before = os.fstat(held).st_mtime_ns
+        assert await out(world, "ls count 2>/dev/null; ps -e -o comm= 2>/dev/null | grep -c sleep || :") in (
+            "",
+            "0\n",
+        )
+        await asyncio.sleep(0.05)
+        assert os.fstat(held).st_mtime_ns == before
+    finally:
+        os.close(held)
+
+
+async def test_random_forks_and_rollbacks_of_a_writer_a_database_and_a_session(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    """What each world shows is what its snapshot had: a database's rows, an appended file's lines, a variable."""
+    chance = random.Random(7)
+    rounds = int(os.environ.get("RAMIFY_LIVE_ROUNDS", "6"))
+    world = await namespaces.materialise(base, spec)
+    (world.path / "rows.py").write_text(ROWS)
+    known: list[tuple[Snapshot, str]] = [(await world.seal(), "0 0 0")]
+    tell = "echo $(python3 rows.py) $(cat log 2>/dev/null | wc -l) ${n:-0}"
+    for _ in range(rounds):
+        await out(world, "python3 rows.py add; echo line >> log; n=$((n+1))")
+        told = (await out(world, tell)).strip()
+        known.append((await world.seal(flush=False), told))
+        snapshot, expected = chance.choice(known)
+        if chance.random() < 0.5:
+            await world.rollback(snapshot)
+        else:
+            child = await namespaces.materialise(snapshot, spec)
+            await world.close()
+            world = child
+        assert (await out(world, tell)).strip() == expected
+
+
+def test_what_a_prepared_shell_can_take_over() -> None:
+    started = {"PATH": "/bin", "A": "1"}
+    assert can_take_over(started, {"PATH": "/usr/bin", "B": "2"}, None)
+    for name in ("BASH_ENV", "SHELLOPTS", "POSIXLY_CORRECT", "UID", "A-B", "PWD"):
+        assert not can_take_over(started, {**started, name: "x"}, None)
+    assert not can_take_over(started, started, ShellSnapshot(limits={"RLIMIT_NOFILE": (1, 1)}))
+    assert takeover_script(started, started, None, "/w") == b""
+    assert takeover_script(started, {"PATH": "/bin", "B": "it's"}, None, "/w") == (
+        b"builtin unset -v A\nbuiltin export B='it'\\''s'\n"
+    )
