@@ -36,7 +36,12 @@ _SAID = {
 
 def with_merged_output(command: str, interpreter: Sequence[str] = ("bash", "-c")) -> list[str]:
     """Return a command whose standard error goes where its standard output goes, in the order of writing."""
-    return ["bash", "-c", 'exec 2>&1; exec "$@"', "bash", *interpreter, command]
+    return merged([*interpreter, command])
+
+
+def merged(words: Sequence[str]) -> list[str]:
+    """As `with_merged_output`, for a program and its arguments."""
+    return ["bash", "-c", 'exec 2>&1; exec "$@"', "bash", *words]
 
 
 async def read_file(world: World, path: str, *, most: int = MOST_READ) -> bytes:
@@ -71,6 +76,16 @@ async def upload(world: World, source: Path, target: str) -> None:
         await write_file(world, str(inside), file.read_bytes())
         if file.stat().st_mode & 0o111:
             await world.exec(["chmod", "+x", "--", str(inside)], check=True)
+
+
+def as_os_error(error: FileAccessFailed) -> OSError:
+    """The error that a file on this machine would have given."""
+    kinds: dict[str, type[OSError]] = {
+        "missing": FileNotFoundError,
+        "folder": IsADirectoryError,
+        "permission": PermissionError,
+    }
+    return kinds.get(error.reason, OSError)(str(error))
 
 
 def _is_in_tree(world: World, path: str) -> bool:
