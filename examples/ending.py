@@ -11,6 +11,8 @@ from ramify.fork_engine.errors import ForkEngineError
 from ramify.runtime.errors import RunError
 from ramify.sandboxes.errors import SandboxError
 from ramify.serving.errors import ServingError
+from ramify.tree_search.errors import SearchError
+from ramify.worlds.errors import WorldError
 
 
 @contextmanager
@@ -20,7 +22,7 @@ def report_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("stopped: what was done is kept, and `ramify resume` goes on", file=sys.stderr)
         sys.exit(130)
-    except (RunError, ServingError, SandboxError, ForkEngineError) as error:
+    except (RunError, ServingError, SandboxError, ForkEngineError, WorldError, SearchError) as error:
         sys.exit(f"error: {error}")
 
 

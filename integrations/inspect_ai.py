@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Literal, overload
 
 from ramify.integrations.errors import FileAccessFailed
-from ramify.integrations.world_access import read_file, write_file
+from ramify.integrations.world_access import as_os_error, read_file, write_file
 from ramify.worlds.errors import WorldClosed
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
@@ -130,7 +130,7 @@ class WorldSandboxEnvironment(SandboxEnvironment):
         try:
             await write_file(self.world, file, data)
         except FileAccessFailed as error:
-            raise _as_os_error(error) from error
+            raise _as_inspects(error) from error
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -142,7 +142,7 @@ class WorldSandboxEnvironment(SandboxEnvironment):
         try:
             data = await read_file(self.world, file, most=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE)
         except FileAccessFailed as error:
-            raise _as_os_error(error) from error
+            raise _as_inspects(error) from error
         return data.decode() if text else data
 
     # Beyond Inspect's interface
@@ -160,13 +160,8 @@ class WorldSandboxEnvironment(SandboxEnvironment):
         await self.world.restore(snapshot)
 
 
-def _as_os_error(error: FileAccessFailed) -> Exception:
+def _as_inspects(error: FileAccessFailed) -> Exception:
     if error.reason == "too_large":
         error_of_inspect: Exception = OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         return error_of_inspect
-    kinds: dict[str, type[Exception]] = {
-        "missing": FileNotFoundError,
-        "folder": IsADirectoryError,
-        "permission": PermissionError,
-    }
-    return kinds.get(error.reason, OSError)(str(error))
+    return as_os_error(error)

@@ -13,6 +13,7 @@ import asyncio
 import copy
 import platform
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.integrations.world_access import with_merged_output
@@ -127,19 +128,53 @@ def _raise_if_submitted(output: dict[str, Any]) -> None:
         raise Submitted({"role": "exit", "content": submission, "extra": extra})
 
 
-class AgentTurns:
-    """A mini-swe-agent agent over a `WorldEnvironment`, as an environment of `ramify.search`. An action is a message
-    of the model, a step executes its commands, and a fork copies messages, cost and world.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of an agent's model: an action of `ramify.search`. Answers with the same commands are equal, and of
+    those without commands the ones that say the same.
 
-        async with ramify.search(AgentTurns(agent), propose, score=…) as found:
+    messages: what the agent adds to its own. interrupted: the answer has no commands because it was malformed, or
+    because the agent reached a limit; the messages then say so, as in the agent's own loop.
+    """
+
+    key: tuple[str, ...]
+    messages: tuple[dict[str, Any], ...] = field(compare=False, repr=False)
+    cost: float = field(default=0.0, compare=False)
+    calls: int = field(default=1, compare=False)
+    interrupted: bool = field(default=False, compare=False)
+
+    @classmethod
+    def of(cls, message: dict[str, Any]) -> Answer:
+        """The answer that a model's message is."""
+        extra = message.get("extra", {})
+        commands = tuple(str(action.get("command", "")) for action in extra.get("actions", []))
+        return cls(commands or ("", str(message.get("content"))), (message,), extra.get("cost", 0.0))
+
+    @classmethod
+    def to_interrupt(cls, flow: InterruptAgentFlow) -> Answer:
+        """What the agent's loop adds for a malformed answer, or at a limit."""
+        said = tuple(str(message.get("content")) for message in flow.messages)
+        malformed = isinstance(flow, FormatError)
+        cost = flow.messages[0].get("extra", {}).get("cost", 0.0) if malformed else 0.0
+        return cls((type(flow).__name__, *said), flow.messages, cost, calls=int(malformed), interrupted=True)
+
+
+class AgentTurns:
+    """A mini-swe-agent agent over a `WorldEnvironment`, as an environment of `ramify.search`. An action is an
+    `Answer` of the model, a step executes its commands, and a fork copies messages, cost and world.
+
+        async with ramify.search(AgentTurns(agent, task), propose, score=…) as found:
             print(found.best.environment.agent.messages[-1])
     """
 
     def __init__(self, agent: DefaultAgent, task: str = "", **variables: Any) -> None:
-        """agent: its `env` is a `WorldEnvironment`. task, variables: as `agent.run` takes them; without messages, the
-        agent gets its system and task messages now."""
+        """agent: its `env` is a `WorldEnvironment`, else `TypeError`. task, variables: as `agent.run` takes them;
+        without messages, the agent gets its system and task messages now."""
+        if not isinstance(agent.env, WorldEnvironment):
+            raise TypeError(
+                f"the agent's env must be a WorldEnvironment, to be forked; it is {type(agent.env).__name__}"
+            )
         self.agent = agent
-        assert isinstance(agent.env, WorldEnvironment)
         self.environment = agent.env
         if not agent.messages:
             agent.extra_template_vars |= {"task": task, **variables}
@@ -155,21 +190,44 @@ class AgentTurns:
         """Whether the agent has ended."""
         return bool(self.agent.messages) and self.agent.messages[-1].get("role") == "exit"
 
-    async def step(self, action: dict[str, Any]) -> StepResult:
-        """Add the model's message, execute its actions, and return the new messages."""
+    def ask(self) -> Answer:
+        """Ask the agent's model for its next answer, within the agent's limits. The agent stays as it is. Raises what
+        the model raises."""
+        trial = copy.copy(self.agent)
+        trial.messages = list(self.agent.messages)
+        try:
+            return Answer.of(dict(trial.query()))
+        except InterruptAgentFlow as flow:
+            return Answer.to_interrupt(flow)
+
+    async def step(self, action: Answer) -> StepResult:
+        """Add the answer's messages, execute its commands, and return the new messages."""
         before = len(self.agent.messages)
         await asyncio.to_thread(self._step, action)
         return StepResult(self.agent.messages[before:], done=self.done)
 
-    def _step(self, action: dict[str, Any]) -> None:
+    def _step(self, answer: Answer) -> None:
         agent = self.agent
-        agent.n_calls += 1
-        agent.cost += action.get("extra", {}).get("cost", 0.0)
-        agent.add_messages(action)
+        agent.n_calls += answer.calls
+        agent.cost += answer.cost
+        agent.add_messages(*answer.messages)
+        if answer.interrupted:
+            if answer.calls:
+                self._count_format_error()
+            return
         try:
-            agent.execute_actions(action)
+            agent.execute_actions(answer.messages[-1])
+            agent.n_consecutive_format_errors = 0
         except InterruptAgentFlow as flow:
             agent.add_messages(*flow.messages)
+
+    def _count_format_error(self) -> None:
+        """As the agent's `run`: too many in a row end it."""
+        agent = self.agent
+        agent.n_consecutive_format_errors += 1
+        if 0 < agent.config.max_consecutive_format_errors <= agent.n_consecutive_format_errors:
+            extra = {"exit_status": "RepeatedFormatError", "submission": ""}
+            agent.add_messages({"role": "exit", "content": "RepeatedFormatError", "extra": extra})
 
     async def fork(self, n: int) -> list[AgentTurns]:
         forks = await asyncio.to_thread(self.environment.fork, n)
@@ -183,6 +241,10 @@ class AgentTurns:
         snapshot = await asyncio.to_thread(self.environment.world.snapshot)
         return snapshot.content_key or None
 
+    def history_key(self, history: Sequence[Turn[Answer]]) -> Hashable:
+        """The commands: times and identifiers in messages are no difference between two states."""
+        return tuple(turn.action for turn in history)
+
     def _copy(self, environment: WorldEnvironment) -> DefaultAgent:
         agent = copy.copy(self.agent)
         agent.messages = copy.deepcopy(self.agent.messages)
@@ -191,16 +253,7 @@ class AgentTurns:
         return agent
 
 
-async def propose(environment: AgentTurns, history: Sequence[Turn[Any]], n: int) -> list[dict[str, Any]]:
-    """Ask the agent's model `n` times for its next message: a policy for `ramify.search`. A model whose answers vary
+async def propose(environment: AgentTurns, history: Sequence[Turn[Answer]], n: int) -> list[Answer]:
+    """Ask the agent's model `n` times for its next answer: a policy for `ramify.search`. A model whose answers vary
     (a temperature above 0) gives different ones."""
-    agent = environment.agent
-
-    def ask() -> dict[str, Any] | None:
-        try:
-            return dict(agent.model.query(agent.messages))
-        except FormatError:
-            return None
-
-    answers = await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(n)))
-    return [answer for answer in answers if answer is not None]
+    return list(await asyncio.gather(*(asyncio.to_thread(environment.ask) for _ in range(n))))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ramify.integrations.errors import FileAccessFailed, NotStarted
-from ramify.integrations.world_access import read_file, write_file
+from ramify.integrations.world_access import pack, read_file, unpack, write_file
 from ramify.worlds.errors import WorldNotFound
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind
@@ -148,17 +148,13 @@ class WorldSession(BaseSandboxSession):
 
     async def persist_workspace(self) -> io.IOBase:
         root = self.state.manifest.root
-        leave_out = [f"--exclude=./{path.as_posix()}" for path in self._persist_workspace_skip_relpaths()]
+        leave_out = [path.as_posix() for path in self._persist_workspace_skip_relpaths()]
         archive = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115  the caller closes it
         try:
-            async with self.world.start(["tar", "-C", root, *leave_out, "-cf", "-", "."]) as tar:
-                tar.stderr.collect(4096)
-                async for data in tar.stdout:
-                    archive.write(data)
-                code, said = await tar.wait(), await tar.stderr.collected()
-            if code:
-                raise WorkspaceArchiveReadError(path=Path(root), context={"said": said.decode("utf-8", "replace")})
-            archive.seek(0)
+            await pack(self.world, root, archive, leave_out)
+        except FileAccessFailed as error:
+            archive.close()
+            raise WorkspaceArchiveReadError(path=Path(root), cause=error) from error
         except BaseException:
             archive.close()
             raise
@@ -176,9 +172,10 @@ class WorldSession(BaseSandboxSession):
             except (UnsafeTarMemberError, tarfile.TarError) as error:
                 raise WorkspaceArchiveWriteError(path=Path(root), cause=error) from error
             archive.seek(0)
-            result = await self.world.exec(["tar", "-C", root, "-xf", "-"], stdin=archive)
-        if not result.ok:
-            raise WorkspaceArchiveWriteError(path=Path(root), context={"said": result.stderr[-500:]})
+            try:
+                await unpack(self.world, root, archive)
+            except FileAccessFailed as error:
+                raise WorkspaceArchiveWriteError(path=Path(root), cause=error) from error
 
     # Beyond the SDK's interface
 

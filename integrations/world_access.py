@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import tarfile
+import tempfile
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import IO
 
 from ramify.integrations.errors import FileAccessFailed
 from ramify.worlds.errors import PathRefused
@@ -12,6 +16,7 @@ from ramify.worlds.world import World
 MOST_READ = 100 << 20
 """Bytes of the largest file that an adapter reads."""
 
+_IN_MEMORY = 8 << 20  # bytes of an archive before it goes to a temporary file
 _READ = """
 [ -d "$1" ] && exit 21
 [ -e "$1" ] || exit 2
@@ -24,11 +29,22 @@ _WRITE = """
 mkdir -p -- "$(dirname -- "$1")" || exit 13
 cat > "$1" || exit 13
 """
-_REASONS = {2: "missing", 13: "permission", 21: "folder", 27: "too_large"}
+_PACK = """
+[ -e "$1" ] || exit 2
+[ -d "$1" ] || exit 20
+folder=$1; shift
+exec tar -C "$folder" "$@" -cf - .
+"""
+_UNPACK = """
+mkdir -p -- "$1" || exit 13
+exec tar -C "$1" -o -xf -
+"""
+_REASONS = {2: "missing", 13: "permission", 20: "not_folder", 21: "folder", 27: "too_large"}
 _SAID = {
     "missing": "no such file in the world",
     "permission": "the world does not allow it",
     "folder": "it is a directory",
+    "not_folder": "it is no directory",
     "too_large": "the file is too large",
     "other": "the command failed",
 }
@@ -36,7 +52,12 @@ _SAID = {
 
 def with_merged_output(command: str, interpreter: Sequence[str] = ("bash", "-c")) -> list[str]:
     """Return a command whose standard error goes where its standard output goes, in the order of writing."""
-    return ["bash", "-c", 'exec 2>&1; exec "$@"', "bash", *interpreter, command]
+    return merged([*interpreter, command])
+
+
+def merged(words: Sequence[str]) -> list[str]:
+    """As `with_merged_output`, for a program and its arguments."""
+    return ["bash", "-c", 'exec 2>&1; exec "$@"', "bash", *words]
 
 
 async def read_file(world: World, path: str, *, most: int = MOST_READ) -> bytes:
@@ -61,16 +82,71 @@ async def write_file(world: World, path: str, data: bytes) -> None:
 
 
 async def upload(world: World, source: Path, target: str) -> None:
-    """Copy a file or a folder of this machine into the world, at any path inside. Raises `FileAccessFailed`."""
-    if _is_in_tree(world, target):
-        await world.upload(source, str(world.workdir / target))
+    """Copy a file, or what is in a folder, of this machine into the world, at any path inside. Links stay links.
+    Raises `FileAccessFailed`."""
+    if source.is_dir():
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as archive:
+            await asyncio.to_thread(_pack_here, source, archive)
+            await unpack(world, target, archive)
         return
-    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    for file in files:
-        inside = PurePosixPath(target) if file == source else PurePosixPath(target) / file.relative_to(source)
-        await write_file(world, str(inside), file.read_bytes())
-        if file.stat().st_mode & 0o111:
-            await world.exec(["chmod", "+x", "--", str(inside)], check=True)
+    await write_file(world, target, await asyncio.to_thread(source.read_bytes))
+    if source.stat().st_mode & 0o111:
+        await world.exec(["chmod", "+x", "--", target], check=True)
+
+
+async def download(world: World, source: str, target: Path) -> None:
+    """Copy what is in a folder of the world, at any path inside, into a folder of this machine. Files that are there
+    are replaced; FIFOs and devices are left out. Raises `FileAccessFailed`, and `tarfile.FilterError` for a link out
+    of the folder."""
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as archive:
+        await pack(world, source, archive)
+        await asyncio.to_thread(_extract, archive, target)
+
+
+async def pack(world: World, folder: str, archive: IO[bytes], leave_out: Sequence[str] = ()) -> None:
+    """Write a tar of what is in a folder of the world to an archive, and rewind it. leave_out: relative paths. Needs
+    a `tar` in the world. Raises `FileAccessFailed`."""
+    without = [f"--exclude=./{path}" for path in leave_out]
+    async with world.start(["bash", "-c", _PACK, "bash", folder, *without]) as tar:
+        tar.stderr.collect(4096)
+        async for data in tar.stdout:
+            await asyncio.to_thread(archive.write, data)
+        code, said = await tar.wait(), await tar.stderr.collected()
+    _check(code, "read", folder, said.decode("utf-8", "replace"))
+    archive.seek(0)
+
+
+async def unpack(world: World, folder: str, archive: IO[bytes]) -> None:
+    """Extract a tar into a folder of the world, which is made. Needs a `tar` in the world. Raises
+    `FileAccessFailed`."""
+    result = await world.exec(["bash", "-c", _UNPACK, "bash", folder], stdin=archive)
+    _check(result.exit_code, "write", folder, result.stderr)
+
+
+def _pack_here(folder: Path, archive: IO[bytes]) -> None:
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(folder, ".")
+    archive.seek(0)
+
+
+def _extract(archive: IO[bytes], folder: Path) -> None:
+    def wanted(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        return None if member.isdev() else tarfile.data_filter(member, path)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=archive) as tar:
+        tar.extractall(folder, filter=wanted)
+
+
+def as_os_error(error: FileAccessFailed) -> OSError:
+    """The error that a file on this machine would have given."""
+    kinds: dict[str, type[OSError]] = {
+        "missing": FileNotFoundError,
+        "folder": IsADirectoryError,
+        "not_folder": NotADirectoryError,
+        "permission": PermissionError,
+    }
+    return kinds.get(error.reason, OSError)(str(error))
 
 
 def _is_in_tree(world: World, path: str) -> bool:
@@ -78,7 +154,8 @@ def _is_in_tree(world: World, path: str) -> bool:
     return ".." not in given.parts and given.is_relative_to(str(world.mount_at))
 
 
-def _check(exit_code: int, act: str, path: str) -> None:
+def _check(exit_code: int, act: str, path: str, said: str = "") -> None:
     if exit_code:
         reason = _REASONS.get(exit_code, "other")
-        raise FileAccessFailed(f"cannot {act} {path}: {_SAID[reason]}", reason)
+        told = said.strip()[-500:] if reason == "other" else ""
+        raise FileAccessFailed(f"cannot {act} {path}: {told or _SAID[reason]}", reason)

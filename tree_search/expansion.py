@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic
 
 from ramify.tree_search.errors import NoScore
-from ramify.tree_search.types import E, Keyed, Node, Policy, Score, StepResult, Stopped, Turn
+from ramify.tree_search.types import E, HistoryKeyed, Keyed, Node, Policy, Score, StepResult, Stopped, Turn
 
 
 class Expansion(Generic[E]):
@@ -162,7 +162,7 @@ class Expansion(Generic[E]):
         key = await environment.state_key()
         if key is None:
             return False
-        said = self._same(node.history) if self._same is not None else repr(node.history)
+        said = self._same(node.history) if self._same is not None else _said(environment, node.history)
         known = (said, key) in self._seen
         self._seen.add((said, key))
         return known
@@ -177,6 +177,11 @@ class Expansion(Generic[E]):
                 await self.close(before)
         if self._goal is not None and node.done and node.score >= self._goal and not self.ended:
             self.stopped = Stopped.GOAL
+
+
+def _said(environment: object, history: Sequence[Turn[Any]]) -> Hashable:
+    """What of a history counts when two states are compared, by the environment."""
+    return environment.history_key(history) if isinstance(environment, HistoryKeyed) else repr(history)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -42,7 +42,7 @@ async def search(
     concurrency: steps at a time.
     repeat: try an action again that was tried at the same state; for environments with chance in them.
     same: what of a history counts when two states are compared, besides the environment's own `state_key`. By default
-        all of it; `lambda history: None` if only the environment matters.
+        the environment's `history_key`, or all of it; `lambda history: None` if only the environment matters.
 
     Raises `NothingProposed`, `NoScore`, and whatever the policy raises.
     """

@@ -54,6 +54,15 @@ class Keyed(Protocol):
         ...
 
 
+@runtime_checkable
+class HistoryKeyed(Protocol):
+    """An environment that knows which histories are equal for it. Without it, all of a history counts."""
+
+    def history_key(self, history: Sequence[Turn[Any]], /) -> Hashable:
+        """Return a value that is equal for equal histories."""
+        ...
+
+
 E = TypeVar("E", bound=Environment[Any])
 
 Policy = Callable[[E, Sequence[Turn[Any]], int], Awaitable[Sequence[Any]]]

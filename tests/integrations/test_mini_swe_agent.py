@@ -12,10 +12,11 @@ pytest.importorskip("minisweagent", reason="needs mini-swe-agent: pip install 'r
 
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments import get_environment
+from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.test_models import DeterministicModel, make_output
 
 from ramify import search
-from ramify.integrations.mini_swe_agent import AgentTurns, WorldEnvironment, propose
+from ramify.integrations.mini_swe_agent import AgentTurns, Answer, WorldEnvironment, propose
 from ramify.tree_search.types import Turn
 
 DOTTED = "ramify.integrations.mini_swe_agent.WorldEnvironment"
@@ -53,9 +54,9 @@ def test_commands_are_stateless_and_merge_their_output(environment: WorldEnviron
 
 
 def test_a_command_that_takes_too_long_is_told_with_its_output(environment: WorldEnvironment) -> None:
-    told: dict[str, Any] = environment.execute({"command": "echo begun; sleep 60"}, timeout=1)
+    told: dict[str, Any] = environment.execute({"command": "echo begun; sleep 60"}, timeout=6)
     assert (told["output"], told["returncode"]) == ("begun\n", -1)
-    assert "1 seconds" in told["exception_info"] and told["extra"]["exception_type"] == "TimeoutExpired"
+    assert "6 seconds" in told["exception_info"] and told["extra"]["exception_type"] == "TimeoutExpired"
 
 
 def test_failed_submission_does_not_end_the_agent(environment: WorldEnvironment) -> None:
@@ -107,3 +108,28 @@ async def test_a_search_forks_the_agent_at_every_turn(environment: WorldEnvironm
         assert found.best.done and best.messages[-1]["extra"]["submission"] == "print('abcd')\n"
         assert best.n_calls == 2 and len(best.messages) > len(started.messages) == 2
     assert environment.execute({"command": "cat main.py"})["output"] == "print('hello')\n"
+
+
+async def test_the_agents_limits_hold_in_a_search(environment: WorldEnvironment) -> None:
+    outputs = [make_output("", [{"command": f"echo {number} > {number}"}]) for number in "12"]
+    limited = DefaultAgent(DeterministicModel(outputs=outputs), environment, step_limit=2, cost_limit=0, **TEMPLATES)
+    turns = AgentTurns(limited, "write")
+    for calls in (1, 2):
+        asked = turns.ask()
+        assert (turns.agent.n_calls, len(turns.agent.messages)) == (calls - 1, 2 * calls), "asking changes nothing"
+        assert not (await turns.step(asked)).done and turns.agent.n_calls == turns.agent.cost == calls
+    last = await turns.step(turns.ask())
+    assert last.done and turns.agent.messages[-1]["extra"]["exit_status"] == "LimitsExceeded"
+    assert turns.agent.n_calls == 2
+
+
+def test_answers_with_the_same_commands_are_one() -> None:
+    one, two = (Answer.of(make_output(said, [{"command": "ls"}])) for said in ("I look.", "Let me see."))
+    other = Answer.of(make_output("I look.", [{"command": "ls -l"}]))
+    assert one == two != other and len({one, two, other}) == 2
+    assert Answer.of({"role": "assistant", "content": "ls"}) != one, "words are no command"
+
+
+async def test_only_an_agent_in_a_world_can_be_searched() -> None:
+    with pytest.raises(TypeError, match="WorldEnvironment"):
+        AgentTurns(DefaultAgent(DeterministicModel(outputs=[]), LocalEnvironment(), **TEMPLATES))

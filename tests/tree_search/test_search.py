@@ -97,6 +97,16 @@ async def test_states_that_are_equal_are_explored_once() -> None:
     async with search(Sum(), one_or_two, width=2, depth=3, method=Beam(9)) as found:
         assert (found.steps, found.merged) == (2 + 4 + 8, 0), "histories that differ are different states"
 
+    class Counted(Sum):
+        async def fork(self, n: int) -> list[Digits]:
+            return [Counted(self.target, self.said) for _ in range(n)]
+
+        def history_key(self, history: Sequence[Turn[Any]]) -> Hashable:
+            return len(history)
+
+    async with search(Counted(), one_or_two, width=2, depth=3, method=Beam(9)) as found:
+        assert (found.steps, found.merged) == (2 + 4 + 6, 1 + 2), "the environment says what of a history counts"
+
 
 async def test_a_step_that_raises_is_a_dead_end() -> None:
     async def risky(environment: Any, history: Sequence[Turn[str]], n: int) -> list[str]:
