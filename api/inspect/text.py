@@ -61,6 +61,14 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'es' if thing.endswith(('ch', 's', 'x')) else 's'}"
 
 
+def byte_count(number: int) -> str:
+    """A size; a kB has 1024 bytes."""
+    for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number} B"
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[str] = ()) -> list[str]:
     """Lines with aligned columns; the columns named in `right` are aligned to the right.
 

@@ -1,6 +1,7 @@
 """Policies by name. The command line, the gateway, the vLLM plug-in and replay read this one table.
 
-To add a policy, write a module with a class that keeps to `types.Policy`, and add a line to `POLICIES`.
+To add a policy, write a module with a class that keeps to `types.Policy`, and add a line to `POLICIES`. Its value is
+the class, whose parameters are the options of `--policy-option`, or a function of these options.
 """
 
 from __future__ import annotations
@@ -18,18 +19,17 @@ from ramify.serving.policy.types import Policy, SloClass
 DEFAULT = "concord"
 
 OptionValue = str | int | float | bool | None | dict[str, float]
-_Options = dict[str, OptionValue]
 
 
 class UnknownPolicy(ValueError):
     """No policy has this name, or the policy has no such option. The message lists what there is."""
 
 
-def _calm(options: _Options) -> Policy:
+def _calm(**options: OptionValue) -> Policy:
     return Calm(CalmOptions(**_goodput(options)))  # type: ignore[arg-type]
 
 
-def _concord(options: _Options) -> Policy:
+def _concord(**options: OptionValue) -> Policy:
     floors = options.get("floors")
     if isinstance(floors, dict):
         options = {**options, "floors": {SloClass(k): v for k, v in floors.items()}}
@@ -38,15 +38,11 @@ def _concord(options: _Options) -> Policy:
     return StreamLending(ConcordOptions.from_names(**_goodput(options)), lending)
 
 
-def _goodput(options: _Options) -> _Options:
+def _goodput(options: dict[str, OptionValue]) -> dict[str, OptionValue]:
     return {**options, "goodput": Goodput(str(options["goodput"]))} if "goodput" in options else options
 
 
-def _edf(options: _Options) -> Policy:
-    return EarliestDeadlineFirst(**options)  # type: ignore[arg-type]
-
-
-def _andes(options: _Options) -> Policy:
+def _andes(**options: OptionValue) -> Policy:
     # Not loaded before it is used: it needs numpy.
     from ramify.serving.policy.andes.packing import Objective
     from ramify.serving.policy.andes.policy import Andes, AndesOptions
@@ -55,8 +51,8 @@ def _andes(options: _Options) -> Policy:
     return Andes(AndesOptions(**named))  # type: ignore[arg-type]
 
 
-POLICIES: dict[str, Callable[[_Options], Policy]] = {
-    "edf": _edf,
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "edf": EarliestDeadlineFirst,
     "calm-thesis": _calm,
     "andes": _andes,
     "concord": _concord,
@@ -76,6 +72,6 @@ def make_policy(name: str = DEFAULT, **options: OptionValue) -> Policy:
     if name not in POLICIES:
         raise UnknownPolicy(f"no policy is called {name!r}: there are {', '.join(POLICIES)}")
     try:
-        return POLICIES[name](dict(options))
+        return POLICIES[name](**options)
     except (TypeError, ValueError) as error:
         raise UnknownPolicy(f"policy {name}: {error}") from error

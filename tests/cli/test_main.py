@@ -15,7 +15,7 @@ import pytest
 
 from ramify import __version__
 from ramify.cli.main import cli
-from ramify.cli.registry import ENTRIES
+from tests.cli.commands_of import every_command
 
 RAMIFY = [sys.executable, "-m", "ramify.cli.main"]
 
@@ -41,13 +41,15 @@ def test_help_documents_commands_and_exit_codes() -> None:
     assert call("--version").stdout == f"ramify, version {__version__}\n"
 
 
-@pytest.mark.parametrize("name", [*ENTRIES, "models pull", "models ls"])
-def test_every_command_has_help_with_an_example(name: str, ramify: Any) -> None:
+@pytest.mark.parametrize("name", every_command())
+def test_every_command_has_help_with_an_example(name: str, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     said = ramify(*name.split(), "--help")
     assert said.status == 0
     assert said.out.startswith(f"Usage: ramify {name}")
     examples = re.findall(rf"Example: .*ramify {name}(?: |$)", " ".join(said.out.split()) + " ")
     assert examples, said.out
+    assert "..." not in said.out.partition("\nCommands:")[2], "the first sentence of a command's help is too long"
 
 
 LISTINGS = ("ls", "inbox", "log", "show", "tree", "diff", "effects", "explain", "doctor", "fsck", "gc")

@@ -23,6 +23,7 @@ from ramify.compiler.ir.text import parse_graph
 from ramify.compiler.pipeline import Compilation, compile_graph, compile_workflow
 from ramify.compiler.plan import Plan
 
+FILE = "tests/compiler/test_pipeline.py"
 GOLDENS = Path(__file__).parent / "goldens"
 
 
@@ -52,7 +53,9 @@ def check_goldens(name: str, forms: Mapping[str, str]) -> None:
         text = re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", exact)  # each version of Python has its own syntax trees
         if os.environ.get("RAMIFY_UPDATE_GOLDENS"):
             golden.write_text(text, encoding="utf-8")
-        assert text == golden.read_text(encoding="utf-8"), f"{golden.name} differs"
+        assert text == golden.read_text(encoding="utf-8"), (
+            f"{golden.name} differs. If the new output is right: RAMIFY_UPDATE_GOLDENS=1 pytest {FILE}, read the diff"
+        )
 
 
 @pytest.mark.parametrize("name", ["repair", "coder"])

@@ -202,7 +202,7 @@ def show_result(finished: Finished, choices: RunOptions) -> None:
         more = len(finished.changes) - 10
         if more > 0:
             say(f"  and {more} more", err=True)
-        where = f"written to {run.workspace}" if finished.applied else f"`ramify diff {run.id}` shows them, "
-        how = "" if finished.applied else f"`ramify checkout {run.id} DIR` writes them out"
-        say(f"{count(len(finished.changes), 'path')} changed: {where}{how}", err=True)
+        look = f"`ramify diff {run.id}` shows how, `ramify checkout {run.id} DIR` writes all files into a folder"
+        where = f"written to {run.workspace}" if finished.applied else look
+        say(f"{count(len(finished.changes), 'path')} changed: {where}", err=True)
     say_withheld(finished.withheld)

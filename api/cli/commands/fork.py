@@ -129,7 +129,7 @@ def checkout_command(home: Home, state: str, folder: Path, force: bool, active_f
     """Write the files of a STATE into DIR, which is missing or empty.
 
     With --force into any folder: files there that the state does not have are left alone. Files that the run made or
-    changed and that act on whoever enters the folder, such as hooks of git, are left out and named.
+    changed and that programs run by themselves, such as hooks of git, are left out and named.
 
     \b
     Example: ramify checkout @~2 what-it-was

@@ -35,10 +35,16 @@ def image_group() -> None:
 
 @image_group.command("pull")
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="Print no progress.")
 @pass_home
 def pull_command(home: Home, names: tuple[str, ...], quiet: bool) -> None:
-    """Get images, and print their ids. Layers that are here are not fetched again."""
+    """Fetch images, and print their ids.
+
+    Layers that are here are not fetched again.
+
+    \b
+    Example: ramify image pull python:3.12-slim
+    """
     from ramify.worlds.home import WorldHome
 
     async def act() -> None:
@@ -58,11 +64,20 @@ def pull_command(home: Home, names: tuple[str, ...], quiet: bool) -> None:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", required=True, help="The image's name, such as task:1.")
 @click.option(
-    "--file", "dockerfile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The Dockerfile."
+    "--file",
+    "dockerfile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The Dockerfile.  [default: the one in FOLDER]",
 )
 @pass_home
 def build_command(home: Home, folder: Path, name: str, dockerfile: Path | None) -> None:
-    """Build the Dockerfile of FOLDER by buildah, which has to be installed, and print the image's id."""
+    """Build the Dockerfile of FOLDER, and print the image's id.
+
+    Needs buildah: apt-get install buildah.
+
+    \b
+    Example: ramify image build --name task:1 folder
+    """
     from ramify.worlds.home import WorldHome
 
     async def act() -> str:
@@ -73,10 +88,16 @@ def build_command(home: Home, folder: Path, name: str, dockerfile: Path | None) 
 
 
 @image_group.command("ls")
-@click.option("--json", "as_json", is_flag=True, help="A list.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
 def ls_command(home: Home, as_json: bool) -> None:
-    """The images, newest first. SIZE counts each layer fully, also if other images share it."""
+    """List the images, newest first.
+
+    SIZE counts each layer fully, also if other images share it.
+
+    \b
+    Example: ramify image ls
+    """
     found = _catalogue(home).all()
     if as_json:
         say_json([_shown(image) for image in found])
@@ -97,7 +118,14 @@ def ls_command(home: Home, as_json: bool) -> None:
 @click.argument("name", metavar="IMAGE")
 @pass_home
 def inspect_command(home: Home, name: str) -> None:
-    """One image as JSON: its names, snapshot, layers, and what it says about its use. IMAGE: a name or an id."""
+    """Print what is known of an IMAGE as a JSON object.
+
+    IMAGE is a name or an id. The object has its names, its snapshot, its layers, and its own settings such as ENV and
+    WORKDIR.
+
+    \b
+    Example: ramify image inspect python:3.12-slim
+    """
     say_json(_shown(_catalogue(home).get(name), whole=True))
 
 
@@ -105,8 +133,13 @@ def inspect_command(home: Home, name: str) -> None:
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
 @pass_home
 def rm_command(home: Home, names: tuple[str, ...]) -> None:
-    """Forget names of images, or by their ids whole images. `ramify gc` then deletes the layers that no world and no
-    other image needs."""
+    """Forget names of images, or images by their ids.
+
+    `ramify gc` then deletes the layers that no world and no other image needs.
+
+    \b
+    Example: ramify image rm python:3.12-slim
+    """
     catalogue = _catalogue(home)
     for name in names:
         catalogue.remove(name)

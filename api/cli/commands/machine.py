@@ -36,7 +36,9 @@ def models_group() -> None:
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing unless it fails.")
 @pass_home
 def pull_command(home: Home, name: str | None, verify: bool, quiet: bool) -> None:
-    """Download the weights of a model (by default the default model) unless they are here.
+    """Download the weights of a model, unless they are here.
+
+    Without NAME, that is the default model.
 
     \b
     Example: ramify models pull --verify
@@ -56,12 +58,11 @@ def pull_command(home: Home, name: str | None, verify: bool, quiet: bool) -> Non
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
 def list_command(home: Home, as_json: bool) -> None:
-    """List the models that can be downloaded, and where their weights are.
+    """List the models, and where their weights are.
 
     \b
     Example: ramify models ls --json
     """
-    pass
     from ramify.serving.engine import models
 
     here = models_here(home)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +13,7 @@ from ramify import paths
 from ramify.cli.completion import run_names
 from ramify.cli.console import pass_home, run_async, say, say_json
 from ramify.inspect.home import Home, find_run, find_state
-from ramify.inspect.text import count
+from ramify.inspect.text import byte_count, count
 
 if TYPE_CHECKING:
     from ramify.fork_engine.remote.remote_store import RemoteStore
@@ -66,7 +66,7 @@ def push_command(home: Home, names: tuple[str, ...], url: str | None, as_json: b
     for run in done.runs:
         say(f"run {run}: pushed")
     uploaded = f"{count(done.snapshots, 'snapshot')} uploaded, {done.known} known"
-    say(f"{uploaded}; {count(done.objects, 'object')}, {done.bytes} B")
+    say(f"{uploaded}; {count(done.objects, 'object')}, {byte_count(done.bytes)}")
 
 
 async def _push(home: Home, names: Sequence[str], url: str | None) -> _Pushed:
@@ -116,12 +116,13 @@ async def _named(home: Home, store: RunStore | None, name: str) -> tuple[RunId |
 @click.command("pull")
 @click.argument("name", metavar="ID")
 @_URL
-@click.option("--tag", metavar="NAME", help="The tag that a state gets here (default: the beginning of its id).")
+@click.option("--tag", metavar="NAME", help="The tag that a state gets here.  [default: the beginning of its id]")
 @_JSON
 @pass_home
 def pull_command(home: Home, name: str, url: str | None, tag: str | None, as_json: bool) -> None:
-    """Fetch a run or a snapshot from a bucket by its id, or by the beginning of it. Files that are here are not
-    fetched.
+    """Fetch a run or a snapshot from a bucket.
+
+    ID is its id, or the beginning of it. Files that are here are not fetched.
 
     A run can then be resumed here, and on no other machine. A snapshot gets a tag, so that `ramify gc` keeps it:
     `ramify world new --from TAG` starts a world from it.
@@ -131,15 +132,25 @@ def pull_command(home: Home, name: str, url: str | None, tag: str | None, as_jso
     """
     done = run_async(_pull(home, name, url, tag))
     if as_json:
-        say_json(done)
-    elif done["run"]:
-        run = done["run"]
-        say(f"run {run} is here, with {done['members']} layers and blobs: `ramify resume {run}` continues it")
+        say_json(asdict(done))
+    elif done.run:
+        say(f"run {done.run} is here, with {_members(done.members)}: `ramify resume {done.run}` continues it")
     else:
-        say(f"{done['snapshot']}: fetched {done['members']} layers and blobs, {done['bytes']} B; tag {done['tag']}")
+        say(f"{done.snapshot}: fetched {_members(done.members)}, {byte_count(done.bytes)}; tag {done.tag}")
 
 
-async def _pull(home: Home, name: str, url: str | None, tag: str | None) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """A run, or a snapshot and its tag; the other is empty."""
+
+    run: str
+    snapshot: str
+    tag: str
+    members: int
+    bytes: int
+
+
+async def _pull(home: Home, name: str, url: str | None, tag: str | None) -> _Pulled:
     from ramify.fork_engine.errors import RemoteObjectMissing
     from ramify.runtime.journal.run_transfer import pull_run
     from ramify.runtime.records import RunId
@@ -156,7 +167,7 @@ async def _pull(home: Home, name: str, url: str | None, tag: str | None) -> dict
                 run = RunId(runs[0]) if here is None else here.id
                 done = await pull_run(store, remote, paths.locks(home.folder), run)
                 fetched = done.fetched
-                return {"run": run, "snapshot": "", "tag": "", "members": fetched.members, "bytes": fetched.bytes}
+                return _Pulled(run, "", "", fetched.members, fetched.bytes)
         found = remote.snapshots_beginning(name) if len(name) >= _SHORTEST else []
         if len(found) + len(runs) != 1:
             raise RemoteObjectMissing(
@@ -166,7 +177,7 @@ async def _pull(home: Home, name: str, url: str | None, tag: str | None) -> dict
         return await _pull_snapshot(home, remote, found[0], tag or found[0][:12])
 
 
-async def _pull_snapshot(home: Home, remote: RemoteStore, id: SnapshotId, tag: str) -> dict[str, object]:
+async def _pull_snapshot(home: Home, remote: RemoteStore, id: SnapshotId, tag: str) -> _Pulled:
     from ramify.fork_engine.gc_pins import Pins
     from ramify.fork_engine.remote.pull import pull
     from ramify.worlds.errors import NameTaken, WorldNotFound
@@ -183,7 +194,7 @@ async def _pull_snapshot(home: Home, remote: RemoteStore, id: SnapshotId, tag: s
         done = pull(remote, [id])
         if new:
             references.put(Kind.TAG, Reference(tag, id, now, now, source=remote.bucket.url), new=True)
-    return {"run": "", "snapshot": id, "tag": tag, "members": done.members, "bytes": done.bytes}
+    return _Pulled("", id, tag, done.members, done.bytes)
 
 
 def _opened(home: Home, url: str | None = None, *, create: bool = False) -> RemoteStore:
@@ -198,6 +209,10 @@ def _references(home: Home) -> References:
     return References(paths.references(home.folder))
 
 
+def _members(number: int) -> str:
+    return "1 layer or blob" if number == 1 else f"{number} layers and blobs"
+
+
 def collect_remote(home: Home, dry_run: bool, as_json: bool) -> None:
     """Print what a collection of the home's bucket did, or would do."""
     from ramify.fork_engine.remote.collection import collect
@@ -209,7 +224,7 @@ def collect_remote(home: Home, dry_run: bool, as_json: bool) -> None:
         say_json({key: getattr(done, key) for key in keys})
         return
     would = "would delete" if dry_run else "deleted"
-    say(f"{would} {count(done.deleted, 'object')}, {done.bytes} B")
+    say(f"{would} {count(done.deleted, 'object')}, {byte_count(done.bytes)}")
     say(f"{count(done.waiting, 'object')} that nobody names: deleted by a later call, after a day")
 
 
@@ -240,5 +255,5 @@ def check_remote(home: Home, repair: bool, as_json: bool) -> int:
     for id in report.lost:
         say(f"snapshot {id}: cannot be fetched; push it again from a machine that has it", style="red")
     found = count(len(report.problems), "problem") if report.problems else "no problems"
-    say(f"checked {count(report.records, 'record')}, {report.members} layers and blobs: {found}")
+    say(f"checked {count(report.records, 'record')}, {_members(report.members)}: {found}")
     return report.status

@@ -269,7 +269,7 @@ def _state_object(snapshot: Snapshot, state: State | None) -> dict[str, object]:
 
 
 def op_lines(ops: Sequence[OpRecord]) -> list[str]:
-    header = ("SEQ", "PLAN OP", "KIND", "BRANCH", "STEP", "TOOK", "SNAPSHOT", "WHAT CAME OF IT")
+    header = ("SEQ", "PLAN OP", "KIND", "BRANCH", "STEP", "TOOK", "SNAPSHOT", "RESULT")
     rows = []
     for op in ops:
         took = "-" if op.kind in (OpKind.SEAL, OpKind.RELEASE) else seconds(op.ended_at - op.started_at)

@@ -13,7 +13,7 @@ import click
 from ramify import paths
 from ramify.cli.console import pass_home, run_async, say, say_json
 from ramify.inspect.home import Home
-from ramify.inspect.text import count
+from ramify.inspect.text import byte_count, count
 from ramify.runtime.store.run_locks import was_worked_on_here
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def _size(context: click.Context | None, parameter: click.Parameter | None, valu
     callback=_size,
     help="Also delete states that can be computed again, cheapest first, until this size: 500M, 2G.",
 )
-@click.option("--auto", is_flag=True, help="Only if it is due, as after each `ramify run`; see below.")
+@click.option("--auto", is_flag=True, help="Only if it is due, as after each `ramify run`; see above.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @click.option(
-    "--remote", is_flag=True, help="In this home's bucket instead: what no home names for a day is deleted."
+    "--remote", is_flag=True, help="In this home's bucket instead: delete what no home has named for a day."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @pass_home
@@ -103,7 +103,7 @@ def collect_at_the_end(home: Home) -> None:
     if done is not None and done.snapshots:
         say(
             f"the disk is nearly full, or above ${BUDGET_VARIABLE}: deleted {count(done.snapshots, 'snapshot')}, "
-            f"{_bytes(done.bytes)}. {BUDGET_VARIABLE}={_OFF} turns this off",
+            f"{byte_count(done.bytes)}. {BUDGET_VARIABLE}={_OFF} turns this off",
             err=True,
         )
 
@@ -148,24 +148,17 @@ async def _collect(home: Home, budget: int | None, dry_run: bool, *, wait: bool 
 
 def _show_collected(done: Collected, dry_run: bool) -> None:
     would = "would delete" if dry_run else "deleted"
-    say(f"{would} {count(done.snapshots, 'snapshot')}, {_bytes(done.bytes)}")
+    say(f"{would} {count(done.snapshots, 'snapshot')}, {byte_count(done.bytes)}")
     for one in done.evicted:
-        say(f"  {one.id[:12]}: {_bytes(one.frees)}, {one.seconds:.1f} s to compute again", style="dim")
-    say(f"{count(done.kept, 'snapshot')} kept, {_bytes(done.held)} in files")
+        say(f"  {one.id[:12]}: {byte_count(one.frees)}, {one.seconds:.1f} s to compute again", style="dim")
+    say(f"{count(done.kept, 'snapshot')} kept, {byte_count(done.held)} in files")
     if done.young:
         say(f"{count(done.young, 'snapshot')} of the last 5 minutes: left for a later `ramify gc`")
     if not done.within_budget and done.budget is not None:
         say(
-            f"the rest cannot be computed again: they take more than the budget of {_bytes(done.budget)}",
+            f"the rest cannot be computed again: they take more than the budget of {byte_count(done.budget)}",
             style="yellow",
         )
-
-
-def _bytes(number: int) -> str:
-    for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
-        if number >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number} B"
 
 
 def _collected_object(done: Collected | None) -> dict[str, object]:
@@ -189,7 +182,7 @@ def _collected_object(done: Collected | None) -> dict[str, object]:
 @click.option(
     "--remote",
     is_flag=True,
-    help="Check this home's bucket instead. --repair: let the next push replace what is damaged.",
+    help="Check this home's bucket instead. With --repair, the next push replaces what is damaged.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context

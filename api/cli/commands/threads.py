@@ -38,15 +38,16 @@ def threads_group() -> None:
 
 @threads_group.command("import")
 @click.argument("source", metavar="ADDRESS")
-@click.option("--to", "target", metavar="ADDRESS", help="The database of a ramify.Saver. Default: the home's own.")
+@click.option("--to", "target", metavar="ADDRESS", help="The database of a ramify.Saver.  [default: the home's own]")
 @_thread_option
 @_json_option
 @pass_home
 def import_command(
     home: CommandHome, source: str, target: str | None, threads: tuple[str, ...], as_json: bool
 ) -> None:
-    """Copy threads of a LangGraph saver into the home, where `ramify.graph.saver()` finds them. ADDRESS:
-    sqlite:///FILE, a path, or postgresql://HOST/DATABASE.
+    """Copy threads of a LangGraph saver into the home.
+
+    `ramify.graph.saver()` finds them there. ADDRESS is sqlite:///FILE, a path, or postgresql://HOST/DATABASE.
 
     \b
     Example: ramify threads import sqlite:///checkpoints.sqlite
@@ -66,13 +67,15 @@ def import_command(
 
 @threads_group.command("export")
 @click.argument("target", metavar="ADDRESS")
-@click.option("--from", "source", metavar="ADDRESS", help="The database of a ramify.Saver. Default: the home's own.")
+@click.option(
+    "--from", "source", metavar="ADDRESS", help="The database of a ramify.Saver.  [default: the home's own]"
+)
 @click.option(
     "--load",
     "modules",
     multiple=True,
     metavar="FILE.py|MODULE",
-    help="Load this first, because it defines types of the threads' values; may be repeated.",
+    help="Load this first, because it defines types of the threads' values. Repeatable.",
 )
 @_thread_option
 @_json_option
@@ -85,8 +88,10 @@ def export_command(
     threads: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Copy threads of the home into the database of a LangGraph saver, which is made if it is missing. ADDRESS:
-    sqlite:///FILE, a path, or postgresql://HOST/DATABASE.
+    """Copy threads of the home for a LangGraph saver.
+
+    ADDRESS is the saver's database, which is made if it is missing: sqlite:///FILE, a path, or
+    postgresql://HOST/DATABASE.
 
     Values that LangGraph's own form would change are written in LangGraph's form. That needs their types: --load
     names what defines them.

@@ -50,15 +50,19 @@ def world_group() -> None:
 
 def _sandbox_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
-        "--sandbox", type=click.Choice(["namespaces", "docker", "copy"]), help="The backend (default: namespaces)."
+        "--sandbox",
+        type=click.Choice(["namespaces", "docker", "copy"]),
+        help="The sandbox backend.  [default: the one that the world was made with]",
     )(command)
 
 
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--user", "-u", metavar="USER", help="A name or an id of the world, also NAME:GROUP."),
-        click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="May be repeated."),
-        click.option("--cwd", metavar="DIR", help="Absolute, or relative to the world's tree."),
+        click.option(
+            "--user", "-u", metavar="USER", help="Run as this user of the world: a name or an id, also NAME:GROUP."
+        ),
+        click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set a variable. Repeatable."),
+        click.option("--cwd", metavar="DIR", help="The directory: absolute, or relative to the world's tree."),
     ):
         command = option(command)
     return command
@@ -66,16 +70,20 @@ def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @world_group.command("new")
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", help="The world's name (default: a new one).")
+@click.option("--name", help="The world's name.  [default: a new one]")
 @click.option("--from", "state", metavar="STATE", help="Start from a tag, a world or a snapshot instead of a folder.")
 @click.option(
     "--image",
     metavar="IMAGE",
     help="An image (python:3.12, oci:FOLDER, docker:NAME), or a root file system: a folder or a tar.",
 )
-@click.option("--network", is_flag=True, help="Use this machine's network.")
+@click.option("--network", is_flag=True, help="Use this machine's network. By default a world has none.")
 @allow_option
-@_sandbox_option
+@click.option(
+    "--sandbox",
+    type=click.Choice(["namespaces", "docker", "copy"]),
+    help="The sandbox backend.  [default: $RAMIFY_SANDBOX or namespaces]",
+)
 @pass_home
 def new_command(
     home: Home,
@@ -87,7 +95,15 @@ def new_command(
     allow: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
-    """Make a world from FOLDER, from a state, or empty, and print its name. The folder is never changed."""
+    """Make a world and print its name.
+
+    It starts from FOLDER, which is never changed, from the state of --from, or empty.
+
+    \b
+    Example:
+      ramify world new repo --name one
+      ramify world new --from before --name two
+    """
     from ramify.worlds.world import World
 
     if folder is not None and state is not None:
@@ -113,11 +129,15 @@ def new_command(
 
 
 @world_group.command("ls")
-@click.option("--tags", is_flag=True, help="The tags of snapshots instead.")
-@click.option("--json", "as_json", is_flag=True, help="A list.")
+@click.option("--tags", is_flag=True, help="List the tags of snapshots instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
 def ls_command(home: Home, tags: bool, as_json: bool) -> None:
-    """The worlds, newest first."""
+    """List the worlds, newest first.
+
+    \b
+    Example: ramify world ls
+    """
     from ramify import paths
     from ramify.worlds.references import Kind, References
 
@@ -137,13 +157,18 @@ def ls_command(home: Home, tags: bool, as_json: bool) -> None:
 @world_group.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--shell", is_flag=True, help="Run in the world's persistent shell: `cd` and `export` last.")
+@click.option(
+    "--shell", is_flag=True, help="Run in the world's persistent shell, which keeps what `cd` and `export` did."
+)
 @_place_options
 @click.option(
-    "--timeout", type=float, metavar="SECONDS", help="Then kill what the command started; the status is 124."
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help="After this time, kill what the command started; the exit status is 124.",
 )
 @click.option("-i", "--stdin", "--interactive", "stdin", is_flag=True, help="Pass standard input to the command.")
-@click.option("-t", "--tty", is_flag=True, help="Give it a terminal, connected with this one. Needs a terminal here.")
+@click.option("-t", "--tty", is_flag=True, help="Connect the command with this terminal.")
 @credential_option
 @_sandbox_option
 @pass_home
@@ -161,11 +186,13 @@ def exec_command(
     credentials: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
-    """Run COMMAND in the world NAME, and store what it changed. Options stand before NAME. One word is run by bash,
-    several as they are. Output comes as the command writes it. The exit status is the command's own.
+    """Run COMMAND in the world NAME, and store what it changed.
+
+    Write options before NAME. A COMMAND of one word is a line for bash; several words are run as they are. Output
+    comes as the command writes it. The exit status is the command's own.
 
     \b
-    Examples:
+    Example:
       ramify world exec --timeout 60 one -- pytest -q
       ramify world exec -i one 'tar x' < files.tar
       ramify world exec -t one -- vim notes
@@ -206,8 +233,10 @@ def shell_command(
     credentials: tuple[str, ...],
     sandbox: str | None,
 ) -> None:
-    """An interactive bash in the world NAME, in a terminal of its own; what it changes is stored at its end. If
-    standard input is no terminal, bash runs it as a script. The exit status is the shell's own.
+    """Open an interactive bash in the world NAME.
+
+    It has a terminal of its own. What it changed is stored when it ends. If standard input is no terminal, bash runs
+    it as a script. The exit status is the shell's own.
 
     \b
     Example: ramify world shell one
@@ -224,10 +253,18 @@ def shell_command(
 
 @world_group.command("fork")
 @click.argument("name")
-@click.option("--name", "names", multiple=True, help="The fork's name; may be repeated for several forks.")
+@click.option(
+    "--name", "names", multiple=True, help="The fork's name. Repeat it for several forks.  [default: a new one]"
+)
 @pass_home
 def fork_command(home: Home, name: str, names: tuple[str, ...]) -> None:
-    """Make another world of a world's stored state, and print its name. It costs one small file."""
+    """Make a copy of the world NAME, and print its name.
+
+    The copy starts at the state that is stored. It costs one small file: files are shared until they are changed.
+
+    \b
+    Example: ramify world fork one --name two --name three
+    """
 
     async def act(opened: WorldHome) -> list[str]:
         called = list(names) or [f"{name}-{secrets.token_hex(2)}"]
@@ -242,7 +279,13 @@ def fork_command(home: Home, name: str, names: tuple[str, ...]) -> None:
 @click.argument("tag", required=False)
 @pass_home
 def snapshot_command(home: Home, name: str, tag: str | None) -> None:
-    """Print the id of a world's stored state, and give it the name TAG."""
+    """Print the id of a world's state, and tag it.
+
+    The state is the one that is stored. `ramify gc` keeps a state that has a TAG.
+
+    \b
+    Example: ramify world snapshot one before
+    """
 
     async def act(opened: WorldHome) -> str:
         state = opened.saved(name)
@@ -258,7 +301,13 @@ def snapshot_command(home: Home, name: str, tag: str | None) -> None:
 @click.argument("state")
 @pass_home
 def restore_command(home: Home, name: str, state: str) -> None:
-    """Take a world back to a state: a tag, another world, or a snapshot's id."""
+    """Take the world NAME back to a STATE.
+
+    STATE is a tag, another world, or the id of a snapshot.
+
+    \b
+    Example: ramify world restore one before
+    """
 
     async def act(opened: WorldHome) -> None:
         from ramify.worlds.references import Kind
@@ -272,11 +321,18 @@ def restore_command(home: Home, name: str, state: str) -> None:
 @world_group.command("diff")
 @click.argument("before")
 @click.argument("after")
-@click.option("--json", "as_json", is_flag=True, help="A list.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @click.option("-z", "nul", is_flag=True, help="End letters and paths with a NUL, and do not quote paths.")
 @pass_home
 def diff_command(home: Home, before: str, after: str, as_json: bool, nul: bool) -> None:
-    """The paths that differ between two states: worlds, tags or snapshots. Unusual paths are quoted, as by git."""
+    """List the paths that differ between two states.
+
+    BEFORE and AFTER are worlds, tags or ids of snapshots. The letters are A (added), D (removed), M (contents), T
+    (type) and P (permissions). Unusual paths are quoted, as by git.
+
+    \b
+    Example: ramify world diff before one
+    """
 
     async def act(opened: WorldHome) -> list[Change]:
         return opened.store.changes(opened.resolve(before), opened.resolve(after))
@@ -295,13 +351,26 @@ def diff_command(home: Home, before: str, after: str, as_json: bool, nul: bool) 
 @world_group.command("merge")
 @click.argument("name")
 @click.argument("other")
-@click.option("--base", metavar="STATE", help="The state from which both come (default: their common ancestor).")
 @click.option(
-    "--strategy", type=click.Choice(["fail", "ours", "theirs", "union"]), default="fail", help="For conflicts."
+    "--base", metavar="STATE", help="The state from which both come.  [default: their latest common ancestor]"
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(["fail", "ours", "theirs", "union"]),
+    default="fail",
+    show_default=True,
+    help="How to resolve conflicts that a merge by lines does not resolve.",
 )
 @pass_home
 def merge_command(home: Home, name: str, other: str, base: str | None, strategy: str) -> None:
-    """Merge the changes of OTHER (a world, a tag or a snapshot) into the world NAME. A conflict changes nothing."""
+    """Merge the changes of OTHER into the world NAME.
+
+    OTHER is a world, a tag or the id of a snapshot. The id of the merged state is printed. A conflict changes
+    nothing.
+
+    \b
+    Example: ramify world merge one two
+    """
 
     async def act(opened: WorldHome) -> str:
         from ramify.fork_engine.types import MergeStrategy
@@ -314,13 +383,19 @@ def merge_command(home: Home, name: str, other: str, base: str | None, strategy:
 @world_group.command("checkout")
 @click.argument("state")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@click.option(
+    "--force", is_flag=True, help="Write into a folder that is not empty; files that differ are overwritten."
+)
 @click.option("--active-files", is_flag=True, help=ACTIVE_FILES)
 @pass_home
 def checkout_command(home: Home, state: str, folder: Path, force: bool, active_files: bool) -> None:
-    """Write the files of a state (a world, a tag or a snapshot) into a folder.
+    """Write the files of a STATE into FOLDER.
 
-    Files that the world made or changed and that act on whoever enters the folder are left out and named.
+    STATE is a world, a tag or the id of a snapshot. FOLDER is missing or empty, unless you pass --force. Files that
+    the world made or changed and that programs run by themselves, such as hooks of git, are left out and named.
+
+    \b
+    Example: ramify world checkout one out
     """
 
     async def act(opened: WorldHome) -> Written:
@@ -336,7 +411,15 @@ def checkout_command(home: Home, state: str, folder: Path, force: bool, active_f
 @click.option("--tag", "tags", is_flag=True, help="The names are tags.")
 @pass_home
 def rm_command(home: Home, names: tuple[str, ...], tags: bool) -> None:
-    """Delete worlds or tags. `ramify gc` then deletes the snapshots that nothing else needs."""
+    """Delete worlds, or with --tag tags.
+
+    `ramify gc` then deletes the snapshots that nothing else needs.
+
+    \b
+    Example:
+      ramify world rm two three
+      ramify world rm --tag before
+    """
 
     async def act(opened: WorldHome) -> None:
         from ramify.worlds.references import Kind

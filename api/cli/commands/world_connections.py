@@ -27,7 +27,7 @@ def allow_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "allow",
         multiple=True,
         metavar="HOST[:PORT]",
-        help="Let the world connect to this host; may be repeated. Default: no network.",
+        help="Let the world connect to this host. Repeatable.  [default: no network]",
     )(command)
 
 
@@ -37,8 +37,8 @@ def credential_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "credentials",
         multiple=True,
         metavar="HOST=HEADER",
-        help="A header that the broker adds, such as 'api.example.org=Authorization: Bearer $KEY', with a variable "
-        "of this environment. The world never sees it; no state keeps it.",
+        help="Add this header to requests to HOST, such as 'api.example.org=Authorization: Bearer $KEY' with a "
+        "variable of this environment. The world never sees it; no state keeps it. Repeatable.",
     )(command)
 
 
@@ -68,11 +68,13 @@ def read_credentials(given: tuple[str, ...], variables: Mapping[str, str] | None
 
 @click.command("connections")
 @click.argument("name")
-@click.option("--refused", is_flag=True, help="Only what the allow-list refused.")
-@click.option("--json", "as_json", is_flag=True, help="A list.")
+@click.option("--refused", is_flag=True, help="List only what was refused.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
 def connections_command(home: Home, name: str, refused: bool, as_json: bool) -> None:
-    """The connections that the world NAME made, or tried to make, oldest first. The log is bounded: old ones go.
+    """List the connections that the world NAME made or tried.
+
+    The oldest comes first. The log keeps the newest connections, and forgets older ones.
 
     \b
     Example: ramify world connections one --refused
@@ -106,8 +108,9 @@ def _row(one: Connection) -> tuple[str, ...]:
 @click.option("--none", "nothing", is_flag=True, help="Allow nothing.")
 @pass_home
 def allow_command(home: Home, name: str, entries: tuple[str, ...], nothing: bool) -> None:
-    """Let the world NAME connect to these hosts, and no others, from its next command on. Without hosts: print what
-    it may connect to.
+    """Let the world NAME connect to these hosts alone.
+
+    The list holds from the world's next command on, and replaces the earlier one. Without hosts, print the list.
 
     \b
     Example: ramify world allow one pypi.org '*.pythonhosted.org' 127.0.0.1:8000

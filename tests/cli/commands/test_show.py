@@ -33,7 +33,7 @@ SEQ  BRANCH  TAGS                       QUEUED  FIRST TOKEN     END  DEADLINE  M
 all          3 calls                    0.12 s            -  29.5 s    90.0 s  met
 """
 OPS = """\
-SEQ  PLAN OP  KIND     BRANCH                      STEP         TOOK  SNAPSHOT  WHAT CAME OF IT
+SEQ  PLAN OP  KIND     BRANCH                      STEP         TOOK  SNAPSHOT  RESULT
   1  o1       RUN      root                        run_tests  0.50 s            3/5 passed
   6  o6       RUN      root/fork.1.0.2             try_edit   0.50 s            reused from 5eed00000001#5: 4/5 passed
  10  o10      RUN      root/fork.1.0.1/fork.2.0.0  try_edit   0.50 s            failed: ValueError: no

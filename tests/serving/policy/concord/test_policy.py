@@ -12,8 +12,7 @@ from ramify.serving.policy.concord.job_index import JobIndex
 from ramify.serving.policy.concord.options import ConcordOptions
 from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.goodput import Goodput
-from ramify.serving.policy.registry import POLICIES, OptionValue, UnknownPolicy, make_policy
-from ramify.serving.policy.stream_lending import StreamLending
+from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import (
     Capacity,
     CompoundView,
@@ -27,14 +26,7 @@ from ramify.serving.policy.types import (
     View,
 )
 from ramify.serving.protocol.length_sketch import LengthSketch
-from tests.serving.policy.views import NOW, running, view
-
-# 10 ms a token whatever runs; 1 ms for 10 prompt tokens: 100 tokens of prompt and 100 of answer take 1.01 s.
-STEP = StepModel(10.0, 0.0, 0.0, 0.1)
-
-
-def capacity(slots: int, running_now: int = 0, **more: object) -> Capacity:
-    return Capacity(slots, running_now, step=STEP, **more)  # type: ignore[arg-type]
+from tests.serving.policy.views import NOW, capacity, running, situations, view
 
 
 def test_while_everything_fits_the_earliest_latest_start_is_first() -> None:
@@ -310,83 +302,6 @@ def test_the_prompt_budget_protects_the_tightest_stream(
     assert Concord().decide(View(room, waits, [running(1)]), NOW).budget is None
 
 
-kinds = st.sampled_from(list(SloClass))
-
-
-@st.composite
-def situations(draw: st.DrawFn) -> View:
-    def call(id_: int, state: State) -> RequestView:
-        kind = draw(kinds)
-        started = state is not State.WAITING
-        generated = draw(st.integers(1, 50)) if started else 0
-        due = NOW + draw(st.floats(-5, 60))
-        compound = CompoundView(f"c{draw(st.integers(0, 2))}", draw(st.integers(0, 1)), deadline=due)
-        group = GroupView(f"g{draw(st.integers(0, 1))}", 4, 2)
-        return view(
-            id_,
-            kind,
-            draw(st.floats(1, 500)),
-            arrived=NOW - draw(st.floats(0, 200)),
-            deadline=due if kind is SloClass.DEADLINE else None,
-            ttft=due if kind is SloClass.LATENCY else None,
-            tbt=draw(st.none() | st.just(0.1)) if kind is SloClass.LATENCY else None,
-            admit_by=draw(st.none() | st.just(due)),
-            compound=compound if kind is SloClass.COMPOUND else None,
-            group=group if draw(st.booleans()) else None,
-            generated=generated,
-            computed=100 + generated if state in (State.RUNNING, State.PAUSED) else 0,
-            weight=draw(st.sampled_from([1.0, 5.0])),
-            state=state,
-        )
-
-    counts = [draw(st.integers(0, n)) for n in (12, 4, 5, 3)]
-    states = [State.WAITING, State.PREEMPTED, State.RUNNING, State.PAUSED]
-    calls = [call(100 * s + i, states[s]) for s in range(4) for i in range(counts[s])]
-    slots = draw(st.integers(max(1, counts[2]), 8))
-    able = {name: draw(st.booleans()) for name in ("can_preempt", "can_pause", "can_cancel")}
-    room = capacity(slots, counts[2], kv_free=draw(st.none() | st.integers(0, 3000)), **able)
-    by = {state: [c for c in calls if c.state is state] for state in states}
-    return View(room, by[State.WAITING] + by[State.PREEMPTED], by[State.RUNNING], by[State.PAUSED])
-
-
-@pytest.mark.parametrize(
-    ("name", "options"), [*((name, {}) for name in sorted(POLICIES)), ("concord", {"goodput": "token"})]
-)
-@given(situations())
-@settings(max_examples=60, deadline=None)
-def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, OptionValue], seen: View) -> None:
-    policy = make_policy(name, **options)
-    verdict = policy.decide(seen, NOW)
-    waiting, ran = {c.id for c in seen.waiting}, {c.id for c in seen.running}
-    dropped = {refusal.id for refusal in verdict.drop}
-    assert sorted([*verdict.order, *dropped]) == sorted(waiting)
-    assert verdict.order[: len(verdict.admit)] == verdict.admit
-    moved = [*verdict.preempt, *verdict.pause]
-    assert len(set(moved)) == len(moved)
-    paused = {c.id for c in seen.paused}
-    assert set(verdict.pause) <= ran
-    assert set(verdict.preempt) <= ran | paused
-    assert set(verdict.resume) <= paused - set(moved)
-    assert len(verdict.admit) + len(verdict.resume) <= seen.capacity.free + len(ran.intersection(moved))
-    assert seen.capacity.can_preempt or not verdict.preempt
-    assert seen.capacity.can_pause or not verdict.pause
-    assert verdict.wake_at is None or verdict.wake_at > NOW
-    assert not any(
-        c.slo_class is SloClass.BEST_EFFORT and c.admit_by is None and c.id in dropped for c in seen.waiting
-    )
-    assert verdict == make_policy(name, **options).decide(seen, NOW)
-
-
-@pytest.mark.parametrize("name", sorted(POLICIES))
-def test_a_preempted_call_that_has_answered_is_not_refused_for_its_start(name: str) -> None:
-    """Its first token came in time, and it was admitted: refusing it would end an answer half way."""
-    limits = {"ttft": NOW - 5, "admit_by": NOW - 5}
-    begun = RequestView(
-        RequestId(1), NOW - 9, SloClass.LATENCY, state=State.PREEMPTED, generated=20, tbt=1.0, **limits
-    )
-    assert make_policy(name).decide(View(capacity(1, 0), [begun]), NOW).drop == ()
-
-
 @given(situations(), situations(), st.floats(0, 30))
 @settings(max_examples=60, deadline=None)
 def test_earlier_views_do_not_change_a_verdict(before: View, seen: View, later: float) -> None:
@@ -395,11 +310,3 @@ def test_earlier_views_do_not_change_a_verdict(before: View, seen: View, later: 
     used.decide(replace(before, capacity=seen.capacity), NOW - 1)
     used.decide(replace(seen, waiting=seen.waiting[1:]), NOW - 1)
     assert set(used.decide(seen, NOW + later).order) == set(fresh.decide(seen, NOW + later).order)
-
-
-def test_an_unknown_policy_or_option_lists_what_there_is() -> None:
-    assert isinstance(make_policy(), StreamLending)
-    with pytest.raises(UnknownPolicy, match="no policy is called 'fifo': there are edf, calm-thesis, andes, concord"):
-        make_policy("fifo")
-    with pytest.raises(UnknownPolicy, match=r"policy concord: .*wait"):
-        make_policy("concord", wait=3)
