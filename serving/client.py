@@ -28,7 +28,7 @@ from ramify.serving.errors import (
     LLMUnavailable,
     UsedAfterFork,
 )
-from ramify.serving.pacing import Pacer, paced
+from ramify.serving.pacing import Pacer, paced, tokens_to_read
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.tags import HEADER, SLOTags
 from ramify.serving.types import ChatRequest, ChatResult, Message
@@ -183,7 +183,7 @@ class LLMClient:
         """
         pieces = self._pieces(request, tags or SLOTags(), deadline_s, restart=False)
         if pace_tbt_s is not None:
-            pieces = paced(pieces, Pacer(pace_tbt_s), self._clock, self._sleep)
+            pieces = paced(pieces, Pacer(pace_tbt_s), self._clock, self._sleep, _tokens_to_read)
         return ChatStream(pieces)
 
     async def hint(self, messages: Sequence[Message], *, model: str = "default") -> str:
@@ -397,3 +397,7 @@ def _seconds_of(retry_after: str | None) -> float:
         return max(0.0, float(retry_after or 0.0))
     except ValueError:
         return 0.0
+
+
+def _tokens_to_read(piece: str | ChatResult) -> float:
+    return tokens_to_read(piece) if isinstance(piece, str) else 0.0

@@ -56,6 +56,7 @@ class GatewaySettings:
     whole_s: float = 600.0  # the same for an answer that does not stream
     restart_s: float = 60.0  # seconds without a sign of life after which an engine of ours is restarted
     keepalive_s: float | None = None  # seconds without a byte after which a stream gets a comment; None: never
+    pace: bool = False  # give streams out at their readers' pace
     drain_s: float = 0.0  # seconds that calls in progress get when the gateway stops
     engine_log: Path | None = None
     analyzer: bool = False  # run the request analyzer

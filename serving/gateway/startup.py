@@ -107,6 +107,7 @@ async def start_server(
         k=settings.placement_k,
         api_keys=settings.api_keys,
         keepalive_s=settings.keepalive_s,
+        pace=settings.pace,
     )
     gateway: Gateway = app.state.gateway
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})

@@ -50,6 +50,7 @@ class SLOTags:
     slo_waiting_s: float | None = None  # longest wait before admission
     slo_think_s: float | None = None  # left until the model must have finished thinking; then slo_tbt_s applies
     slo_class: str | None = None  # one of CLASSES
+    slo_pace: int | None = None  # 1: the gateway gives a stream out at its reader's pace; 0: as it comes
     compound_id: str | None = None  # the workflow run
     compound_stage: int | None = None  # index of this stage
     compound_stages: int | None = None  # number of stages
@@ -74,6 +75,8 @@ class SLOTags:
                 raise BadTags(name, f"{problem}, got {_shown(value)}")
         if self.slo_class == "stream" and self.slo_tbt_s == 0:
             raise BadTags("slo_tbt_s", "a stream's reader takes time for a token: name it, or leave it out")
+        if self.slo_pace and self.slo_tbt_s == 0:
+            raise BadTags("slo_tbt_s", "0 is no pace: name the reader's time for a token, or leave it out")
         for part, whole in (("compound_stage", "compound_stages"), ("fork_need", "fork_size")):
             a, b = getattr(self, part), getattr(self, whole)
             if a is not None and b is not None and a > b:
@@ -256,6 +259,7 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "slo_waiting_s": _seconds,
     "slo_think_s": _seconds,
     "slo_class": _class,
+    "slo_pace": _flag,
     "compound_id": _text,
     "compound_stage": _count,
     "compound_stages": _count,

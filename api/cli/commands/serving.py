@@ -109,6 +109,7 @@ if TYPE_CHECKING:
               metavar="SECONDS", help="Restart local and vllm if they are silent for this long.")  # fmt: skip
 @click.option("--keepalive", "keepalive_s", type=click.FloatRange(min=0.1), metavar="SECONDS",
               help="Send a comment on a stream that is silent for this long: proxies would end it.")  # fmt: skip
+@click.option("--pace", is_flag=True, help="Give the text of calls of the class stream out at reading speed.")
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long to wait for calls in progress when stopping.")  # fmt: skip
 @click.option(
@@ -161,6 +162,7 @@ def serve_command(
     whole_s: float,
     restart_s: float,
     keepalive_s: float | None,
+    pace: bool,
     drain_s: float,
     analyzer: bool,
     log: bool,
@@ -213,6 +215,7 @@ def serve_command(
         whole_s=whole_s,
         restart_s=restart_s,
         keepalive_s=keepalive_s,
+        pace=pace,
         drain_s=drain_s,
         engine_log=engine_log,
         analyzer=analyzer,

@@ -55,6 +55,7 @@ def create_gateway(
     hang_s: float = HANG_S,
     whole_s: float = WHOLE_S,
     keepalive_s: float | None = None,
+    pace: bool = False,
 ) -> Starlette:
     """The gateway as an ASGI application.
 
@@ -65,6 +66,7 @@ def create_gateway(
     forward_xargs: the engine reads our tags (`traits.reads_tags` of a replica). Otherwise tags are removed, because
         most servers refuse unknown fields.
     keepalive_s: a stream gets a comment after so many seconds without a byte; None: it never does.
+    pace: give the tokens of calls of the class `stream` out at their readers' pace (`Gateway.delivery`).
     hang_s, whole_s: seconds of silence allowed on a stream, and before a whole answer (see `Upstream`).
     """
     if isinstance(upstream, str):
@@ -83,7 +85,7 @@ def create_gateway(
         admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
     else:
         admission = OneQueue(policy or make_live_policy(), replicas, clock, figures.verdict)
-    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys, keepalive_s)
+    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys, keepalive_s, pace)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
