@@ -14,6 +14,7 @@ from starlette.requests import Request
 from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.admission.prefix_hints import HintResult, PrefixHints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
+from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, salted, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -65,6 +66,7 @@ class Gateway:
         self.bodies = UnfinishedBodies()
         self.stopping = False
         self.analysis: LengthForecasts | None = None
+        self.engines = EngineMessages({})  # our schedulers inside engines
         self.demand: Observation | None = None  # what the number of replicas follows, if it may change
         self._keys = Keys(api_keys)
         self._sizes = PromptSizes()

@@ -29,7 +29,7 @@ _FEWEST = 8  # tool times from which the distribution is used
 class IdleContext:
     """The context of a program whose latest call has ended and whose next call has not started."""
 
-    program: str
+    program: str  # with its branch: `CompoundView.chain`
     tokens: int  # in KV
     since: float  # when its latest call ended
     expected_s: float | None = None  # time of the tool by the plan; None: the plan does not say

@@ -56,6 +56,12 @@ class CompoundView:
     deadline: float | None = None  # of the whole workflow
     rest: tuple[StageEstimate, ...] = ()  # the stages after this one
     due: float | None = None  # of this stage, by its share of the deadline (D_s = φ(s)·D); no policy reads it yet
+    branch: str | None = None  # whose calls continue each other's context; None: the workflow has one line of calls
+
+    @property
+    def chain(self) -> str:
+        """The calls that continue each other's context."""
+        return self.id if self.branch is None else f"{self.id}\n{self.branch}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class SLOTags:
     compound_last: int | None = None  # 1 in the last stage, else 0
     compound_deadline_s: float | None = None  # from the first request seen with this id
     compound_deadline_at: float | None = None  # Unix seconds
+    compound_branch: str | None = None  # of the run: its calls continue each other's context
     compound_due_s: float | None = None  # left until this stage's share of the deadline ends: a goal, not a limit
     plan_rest: tuple[float, ...] | None = None
     fork_group: str | None = None
@@ -267,6 +268,7 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "compound_last": _flag,
     "compound_deadline_s": _seconds,
     "compound_deadline_at": _unix,
+    "compound_branch": _text,
     "compound_due_s": _seconds,
     "plan_rest": _plan_rest,
     "fork_group": _text,

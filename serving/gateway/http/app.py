@@ -103,6 +103,7 @@ def create_gateway(
             Route("/v1/models/{model:path}", control.model),
             Route("/v1/ramify/requests", control.requests),
             Route(f"/v1{wire.HISTORY_PATH}", control.history),
+            Route(f"/v1{wire.RELEASE_PATH}", control.release, methods=["POST"]),
             Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
             Route(f"/v1{wire.PREFIX_PATH}", control.prefix, methods=["POST"]),
             Route("/health", control.health),
@@ -188,6 +189,18 @@ class _Control:
         for call in chosen:
             call.interrupt(Aborted())
         return JsonResponse({"cancelled": len(chosen)})
+
+    async def release(self, request: Request) -> Response:
+        """Say that no call will continue some branches of a workflow, or that it is over, so that engines let go of
+        their KV: `{"compound_id": …, "branches": […]}`. Calls in progress go on."""
+        client = self._gateway.authorise(request)
+        body = await body_of(request, self._gateway.bodies)
+        run, branches = body.get("compound_id"), body.get("branches")
+        if not isinstance(run, str) or not run:
+            raise bad_request("compound_id", "compound_id: name the workflow, as a string")
+        if branches is not None and not (isinstance(branches, list) and all(isinstance(b, str) for b in branches)):
+            raise bad_request("branches", "branches: must be a list of strings; leave it out for the whole workflow")
+        return JsonResponse({"engines": self._gateway.engines.release(owned_name(run, client), branches)})
 
     async def prefix(self, request: Request) -> Response:
         """Let an idle engine prefill the beginning of future calls: `{"model": …, "messages": […], "tools": […]}`.
