@@ -29,6 +29,7 @@ from ramify.serving.gateway.sse import encode
 from ramify.serving.http_guard import Keys, shown_keys
 from ramify.serving.pacing import Pacer
 from ramify.serving.policy.types import Finished, SloClass, StepModel
+from ramify.serving.protocol.agent_hints import session_headers, without_hints, written
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
 from ramify.serving.qoe import READING_TBT_S
@@ -253,7 +254,9 @@ class Gateway:
 
     def forwarded(self, call: Call, body: Mapping[str, object], to: Replica) -> dict[str, object]:
         """The body for an engine: without our tags, or with what is left of them; its own model for "default"."""
-        plain = without_tags(body)
+        plain, hints = without_hints(without_tags(body), to.traits.hints), to.traits.hints
+        if hints is not None:
+            plain = written(plain, hints, call.tags, None if call.sketch is None else call.sketch.quantile(0.5, 0))
         if to.alias is not None and plain.get("model", "default") == "default":
             plain["model"] = to.alias
         plain = salted(plain, to.traits, call.client)
@@ -271,6 +274,10 @@ class Gateway:
             left = call.compound.completed(left, now)
         theirs = plain.get("vllm_xargs")
         return {**plain, "vllm_xargs": {**(theirs if isinstance(theirs, dict) else {}), **left.to_xargs()}}
+
+    def headers(self, call: Call, trace: Mapping[str, str], to: Replica) -> dict[str, str]:
+        """The headers for an engine: those that name the request, and its session where the engine reads that."""
+        return {**trace, **session_headers(to.traits.hints, call.tags)}
 
 
 def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:

@@ -55,7 +55,7 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 whole_s=settings.whole_s,
                 queues=settings.forward_xargs,
             )
-            traits = EngineTraits(settings.forward_xargs, settings.can_resume)
+            traits = EngineTraits(settings.forward_xargs, settings.can_resume, settings.engine_hints)
             behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))
             if settings.forward_xargs:
                 await stack.enter_async_context(following(upstream, settings.hang_s / LOOKS))

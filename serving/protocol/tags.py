@@ -59,6 +59,7 @@ class SLOTags:
     compound_deadline_s: float | None = None  # from the first request seen with this id
     compound_deadline_at: float | None = None  # Unix seconds
     compound_branch: str | None = None  # of the run: its calls continue each other's context
+    compound_ttl_s: float | None = None  # after the answer, in which the branch may go on; 0: it does not
     compound_due_s: float | None = None  # left until this stage's share of the deadline ends: a goal, not a limit
     plan_rest: tuple[float, ...] | None = None
     fork_group: str | None = None
@@ -269,6 +270,7 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "compound_deadline_s": _seconds,
     "compound_deadline_at": _unix,
     "compound_branch": _text,
+    "compound_ttl_s": _seconds,
     "compound_due_s": _seconds,
     "plan_rest": _plan_rest,
     "fork_group": _text,

@@ -69,6 +69,10 @@ class KeptContexts:
             self.release(scheduler, program.id)
             return
         chain = program.chain
+        if program.ttl_s == 0:
+            self._release_chain(scheduler, chain)
+            return
+        self._retention.left(chain, now)
         self._left[chain] = (now, program.stage)
         self._left.move_to_end(chain)
         if len(self._left) > _PROGRAMS:
@@ -80,7 +84,8 @@ class KeptContexts:
         expected = program.rest[0].tool_s_before if program.rest else None
         blocks, tokens = self._adapter.keep_blocks(scheduler, request)
         if kept is None:
-            context = IdleContext(chain, 0, now, expected)
+            until = None if program.ttl_s is None else now + program.ttl_s
+            context = IdleContext(chain, 0, now, expected, until)
             kept = self._kept[chain] = _Kept(context, program.stage)
             self.held += 1
         kept.blocks.append(blocks)
@@ -100,9 +105,13 @@ class KeptContexts:
         else:
             chains = [CompoundView(program, branch=branch).chain for branch in branches]
         for chain in chains:
-            self._left.pop(chain, None)
-            if chain in self._kept:
-                self._drop(scheduler, chain)
+            self._release_chain(scheduler, chain)
+
+    def _release_chain(self, scheduler: Any, chain: str) -> None:
+        self._left.pop(chain, None)
+        self._retention.over(chain)
+        if chain in self._kept:
+            self._drop(scheduler, chain)
 
     def make_room(self, scheduler: Any, first: RequestLike | None, step: StepModel, context: int, now: float) -> None:
         """Give up contexts as the retention says. Call it before each step. `first`: the first waiting request."""

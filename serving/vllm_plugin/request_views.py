@@ -238,6 +238,7 @@ class RequestViews:
             tuple(StageEstimate(*rest[i : i + 4]) for i in range(0, len(rest), 4)),
             _after(now, tags.compound_due_s),
             tags.compound_branch,
+            tags.compound_ttl_s,
         )
 
 

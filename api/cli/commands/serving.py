@@ -96,6 +96,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Running streams may be preempted for urgent calls and resumed later.",
 )
+@click.option("--engine-hints", type=click.Choice(["dynamo", "vllm"]),
+              help="Engines at URLs read hints about agents: Dynamo's, or those proposed for vLLM.")  # fmt: skip
 @click.option(
     "--prompt-cache",
     is_flag=True,
@@ -157,6 +159,7 @@ def serve_command(
     placement_k: int | None,
     forward_tags: bool,
     can_resume: bool,
+    engine_hints: str | None,
     prompt_cache: bool,
     hang_s: float,
     whole_s: float,
@@ -183,6 +186,7 @@ def serve_command(
     from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
     from ramify.serving.http_guard import stays_here, web_origin
     from ramify.serving.policy.registry import UnknownPolicy
+    from ramify.serving.protocol.agent_hints import HintDialect
 
     named = (*engines, *([base_url] if base_url else [])) or ("local",)
     try:
@@ -206,6 +210,7 @@ def serve_command(
         insecure_no_keys=insecure_no_keys,
         forward_xargs=forward_tags,
         can_resume=can_resume,
+        engine_hints=None if engine_hints is None else HintDialect(engine_hints),
         prompt_cache=prompt_cache,
         policy=policy,
         policy_options=dict(map(_option, policy_options)),

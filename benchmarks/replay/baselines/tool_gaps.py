@@ -45,6 +45,12 @@ class Continuum:
         self._delay_s = delay_s
         self._gaps: list[float] = []
 
+    def left(self, program: str, at: float) -> None:
+        """It does not count those that are away."""
+
+    def over(self, program: str) -> None:
+        """As `left`."""
+
     def returned(self, program: str, after_s: float) -> None:
         insort(self._gaps, after_s)
         if len(self._gaps) > _SEEN:
@@ -87,6 +93,12 @@ class InferCept:
     """
 
     backfills = False
+
+    def left(self, program: str, at: float) -> None:
+        """It does not count those that are away."""
+
+    def over(self, program: str) -> None:
+        """As `left`."""
 
     def returned(self, program: str, after_s: float) -> None:
         """InferCept does not learn."""

@@ -186,11 +186,10 @@ class Endpoint:
 
     async def _fail(self, work: _Work, error: ApiError) -> None:
         """Send the client the error, after what there is of the answer."""
-        if work.delivery is not None:
-            work.delivery.hurry()
         if work.held and work.call.first_token is not None:
             await work.send()
         if work.delivery is not None:
+            work.delivery.hurry()
             await work.delivery.drained()
         await work.out.error(error)
 
@@ -265,7 +264,8 @@ class Endpoint:
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway
         body = gateway.forwarded(call, work.body, replica)
-        answer = await _of(replica).post(work.dialect.path, _encoded(body), work.trace)
+        headers = gateway.headers(call, work.trace, replica)
+        answer = await _of(replica).post(work.dialect.path, _encoded(body), headers)
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
         call.cut = was_cut(answer)
@@ -277,14 +277,14 @@ class Endpoint:
     async def _stream(self, work: _Work, replica: Replica) -> None:
         call, gateway, upstream = work.call, self._gateway, _of(replica)
         body = gateway.forwarded(call, work.body, replica)
-        again, work.name = call.chunks, None
+        headers, again, work.name = gateway.headers(call, work.trace, replica), call.chunks, None
         if again:
             body = continued(work.dialect, body, "".join(work.text), again)
         else:
             work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
         done = False
-        async with aclosing(upstream.stream(work.dialect.path, _encoded(body), work.trace)) as batches:
+        async with aclosing(upstream.stream(work.dialect.path, _encoded(body), headers)) as batches:
             async for batch in batches:
                 done = self._take(work, batch, again)
                 if work.held and call.first_token is not None:

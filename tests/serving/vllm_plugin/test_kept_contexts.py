@@ -23,6 +23,12 @@ class KeepAll:
 
     backfills = True
 
+    def left(self, program: str, at: float) -> None:
+        pass
+
+    def over(self, program: str) -> None:
+        pass
+
     def returned(self, program: str, after_s: float) -> None:
         self.after_s = after_s
 
