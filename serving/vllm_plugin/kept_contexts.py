@@ -41,6 +41,8 @@ class KeptContexts:
         self._adapter = adapter
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by chain of calls
         self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by chain: when a call ended, of which stage
+        self._open: dict[str, int] = {}  # calls in the engine, by chain
+        self._crowded: set[str] = set()  # chains with more calls at once than a stage has: they are none
         self._head: tuple[str, int] | None = None  # the first waiting request, and what of its prompt is not held
         self._idle_share = 0.0
         self._looked_at: float | None = None
@@ -53,13 +55,25 @@ class KeptContexts:
 
     def arrived(self, program: CompoundView, now: float) -> None:
         """A call of the program has arrived."""
-        left = self._left.get(program.chain)
-        if left is not None and program.stage > left[1]:
-            del self._left[program.chain]
-            self._retention.returned(program.chain, now - left[0])
-        kept = self._kept.get(program.chain)
+        chain = program.chain
+        self._open[chain] = self._open.get(chain, 0) + 1
+        if self._open[chain] > program.width:
+            self._crowded.add(chain)
+        left = self._left.get(chain)
+        if left is not None and (program.stage > left[1] or program.width == 1):  # a client may name no stages
+            del self._left[chain]
+            self._retention.returned(chain, now - left[0])
+        kept = self._kept.get(chain)
         if kept is not None and not kept.context.waits:
             kept.context = replace(kept.context, waits=True)
+
+    def gone(self, program: CompoundView) -> None:
+        """A call of the program has left the engine, for any reason. Call it after `ended`."""
+        chain = program.chain
+        self._open[chain] -= 1
+        if not self._open[chain]:
+            del self._open[chain]
+            self._crowded.discard(chain)
 
     def ended(self, scheduler: Any, request: RequestLike, program: CompoundView, now: float) -> None:
         """A call of the program has its whole answer. Its blocks are held unless the program ends with it. Call it
@@ -69,7 +83,7 @@ class KeptContexts:
             self.release(scheduler, program.id)
             return
         chain = program.chain
-        if program.ttl_s == 0:
+        if program.ttl_s == 0 or chain in self._crowded:
             self._release_chain(scheduler, chain)
             return
         self._retention.left(chain, now)

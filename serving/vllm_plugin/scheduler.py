@@ -197,8 +197,10 @@ class ConcordScheduler(AsyncScheduler):
             ended_well = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
             met = ended_well and not late and (view.deadline is None or now <= view.deadline)
             self._decider.observe(Finished(view, now, met, view.generated - late if ended_well else 0))
-            if self._contexts is not None and view.compound is not None and ended_well:
-                self._contexts.ended(self, request, view.compound, now)
+            if self._contexts is not None and view.compound is not None:
+                if ended_well:
+                    self._contexts.ended(self, request, view.compound, now)
+                self._contexts.gone(view.compound)
         freed = super()._free_request(request, delay_free_blocks)
         if self.decision_log.writes:
             kv_free, status = self._adapter.free_tokens(self), request.status.name

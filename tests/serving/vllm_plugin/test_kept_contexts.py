@@ -139,3 +139,28 @@ def test_branches_are_kept_apart_and_go_when_they_are_released(kept: Callable[[A
     assert len(engine.scheduler._contexts) == 0
     assert pool.get_num_free_blocks() == free
     engine.scheduler._messages.close()
+
+
+def test_calls_at_once_under_one_name_are_no_chain(kept: Callable[[Any], Any]) -> None:
+    """A client may give all its calls the same name."""
+    engine = kept(KeepAll())
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    free = pool.get_num_free_blocks()
+    same = {"compound_id": "all"}
+    for number in range(2):
+        engine.add(f"a{number}", prompt(number), 4, same)
+    engine.until(lambda: "a0" in engine.ended and "a1" in engine.ended)
+    engine.step()
+    assert len(engine.scheduler._contexts) == 0
+    assert pool.get_num_free_blocks() == free
+    served(engine, "b", prompt(3), same)
+    assert len(engine.scheduler._contexts) == 1, "later it is one again"
+
+
+def test_a_client_that_names_no_stages_comes_back_too(kept: Callable[[Any], Any]) -> None:
+    retention = KeepAll()
+    engine = kept(retention)
+    served(engine, "a", prompt(0), {"compound_id": "p"})
+    engine.now += 7.5
+    assert served(engine, "b", prompt(0) + [99] * BLOCK, {"compound_id": "p"}) <= 2 * BLOCK
+    assert retention.after_s == pytest.approx(7.5, abs=0.2)
