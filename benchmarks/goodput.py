@@ -1,12 +1,14 @@
 """Goodput of Concord and of every other scheduler, replayed on vLLM's own scheduler (docs/evaluation.md).
 
     python benchmarks/goodput.py [--quick] [--json] [--trace PATH] [--only load …] [--seeds 5] [--minutes N]
-        [--report PAGE.md] [--results FILE] [--out FOLDER] [--fresh] [--verify N]
+        [--page PAGE.md] [--report PAGE.md] [--results FILE] [--out FOLDER] [--fresh] [--verify N]
 
 The run can be stopped, and goes on later: each replay's result is stored in FOLDER under its configuration
 (scheduler, trace, load, seed, limits, step model). A result names the version of the code that computed it. A
 stored result is used whatever that version is; the command says how many are of another one. `--fresh` uses only
 those of the present version.
+
+`--page docs/evaluation.md` only writes the page by which users pick a policy, from the stored results.
 
 `--report PAGE.md` writes the tables into PAGE.md, between its marks, and beside it the results (PAGE.jsonl.gz) and a
 plot (PAGE.png). `--results FILE` takes the stored results from such a file. `--verify N` replays N of them, chosen at
@@ -49,9 +51,10 @@ from benchmarks.replay.inputs.traces import Trace  # noqa: E402
 from benchmarks.replay.inputs.workload import programs  # noqa: E402
 from benchmarks.replay.jobs import Job, Result  # noqa: E402
 from benchmarks.replay.pool import run_all, stored_result, worker  # noqa: E402
+from benchmarks.replay.report import decision_page  # noqa: E402
 from benchmarks.replay.report.comparisons import FIGURES, Row, by_class  # noqa: E402
 from benchmarks.replay.report.html_report import write_page  # noqa: E402
-from benchmarks.replay.report.markdown_report import around, update, where  # noqa: E402
+from benchmarks.replay.report.markdown_report import BEGIN, END, around, update, where  # noqa: E402
 from benchmarks.replay.report.target_rows import bounds_needed, rows_of  # noqa: E402
 from benchmarks.replay.report.thesis_rows import thesis_rows_of  # noqa: E402
 from benchmarks.replay.results import code_version, pack, read_packed, unpack  # noqa: E402
@@ -72,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=within(1, 86_400), help="of arrivals in a replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=count(1), default=min(2, os.cpu_count() or 1))
     parser.add_argument("--report", type=to_write, help="write the tables between this page's marks; see above")
+    parser.add_argument("--page", type=to_write, help="only write the page for users, from stored results")
     parser.add_argument("--results", type=Path, help="use the stored results of this file (*.jsonl.gz)")
     parser.add_argument(
         "--fresh", action="store_true", help="use no result that another version of the code computed"
@@ -87,6 +91,10 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     asked = arguments()
     try:
+        if asked.page:
+            results = list(read_packed(asked.results or STORED).values())
+            asked.page.write_text(decision_page.page(results), encoding="utf-8")
+            return 0
         if asked.verify:
             return verified(asked)
         base, wanted = prepared(asked)
@@ -126,6 +134,8 @@ def prepared(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     for name in asked.contender or ():
         contender(name)
     if asked.report:
+        if not asked.report.exists():
+            asked.report.write_text(f"# The evaluation's tables\n\n{BEGIN}\n{END}\n", encoding="utf-8")
         around(asked.report)
         for beside in (".jsonl.gz", ".png"):
             writable(asked.report.with_suffix(beside))

@@ -1,26 +1,33 @@
 """Measure what agents lose when their KV is evicted during tool calls: completion times and prefill, in replay.
 
-    python benchmarks/tool_calls.py [--quick] [--json] [--trace FOLDER] [--seconds S] [--seeds N]
+    python benchmarks/tool_calls.py [--quick] [--json] [--trace FOLDER] [--seconds S] [--seeds N] [--only NAME]
+        [--live]
 
 Programs are pieces of real agent sessions (the folder `agent_sessions` of kv-cache-tester, Apache-2.0), or made-up
 ones of the same shape: each call repeats the context of the one before and adds a tool's result. The engine holds
 about eight of their contexts. Every scheduler runs in vLLM's own, so this needs an interpreter with vLLM
 (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
+
+`--live` runs agents on real engines instead: vLLM for CPUs with SmolLM2, stock and with Concord, in turns. Their
+contexts need more KV than there is. `benchmarks/gpu.py` does the same on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from random import Random
 from statistics import fmean, quantiles
+from typing import Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -41,10 +48,15 @@ from benchmarks.replay.types import (
     Structure,
 )
 from benchmarks.rows import Row, not_measured, options, printed, report, row
+from benchmarks.serving_costs import live_policies
+from benchmarks.serving_costs.live_policies import CPU, Client, tool_call_rows
 from benchmarks.serving_costs.policy_cost import vllm_python
-from ramify.serving.policy.kv_retention import CostAware
+from ramify import paths
+from ramify.serving.engine import models
+from ramify.serving.policy.kv_retention import CostAware, Retention
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import SloClass, StepModel
+from ramify.serving.protocol.tags import SLOTags, XargValue
 
 STEP = StepModel()  # an 8-billion-parameter Llama on an H200
 SETTING = Setting(step=STEP, slots=64, kv_tokens=800_000, block_size=64, warm=0.0, cool=0.0)
@@ -52,6 +64,8 @@ LOAD = 1.1  # of what the engine serves if nothing is computed twice
 PERSON_S = 60.0  # a longer gap is a person's: the program ends before it
 TURNS = 20  # of a program, at most
 FEWEST = 4
+SWAPS = "InferCept with a CPU tier"
+COPY_MS = 0.0026  # milliseconds to copy a token's KV (128 KiB) over PCIe 5 at 50 GB/s
 ABREAST = 8  # calls in a batch, for the cost of a program
 LONGEST = 200_000  # tokens of a context
 _BLIND = Knowledge(lengths=Lengths.NONE, structure=Structure.HIDDEN)
@@ -129,20 +143,63 @@ def least_prefill(made: Sequence[Program]) -> int:
     return total
 
 
-class AlwaysWrong(CostAware):
+class InvertedTimes(CostAware):
     """Ours, told the contrary of what is true of each tool's time: long for short, and short for long."""
 
     def returned(self, program: str, after_s: float) -> None:
         super().returned(program, 600.0 / max(1.0, after_s))
 
 
+def hint_of(program: Program, stage: int, place: int) -> dict[str, XargValue]:
+    """What a right hint of others becomes: a session, without a deadline, a stage or a plan."""
+    return _session(str(program.id))
+
+
+def never_back(program: Program, stage: int, place: int) -> dict[str, XargValue]:
+    """Each call says that it is a session of its own: none is ever continued."""
+    return _session(f"{program.id}.{place}")
+
+
+def one_session(program: Program, stage: int, place: int) -> dict[str, XargValue]:
+    """All calls of all programs say that they are one session."""
+    return _session("all")
+
+
+def contrary(program: Program, stage: int, place: int) -> dict[str, XargValue]:
+    """Those that go on say that nobody needs their context; the last call of each says that it will be continued."""
+    last = stage + 1 == len(program.stages)
+    return _session(str(program.id), compound_ttl_s=3600.0 if last else 0.0)
+
+
+def wrong_plan(program: Program, stage: int, place: int) -> dict[str, XargValue]:
+    """Its plan says ten minutes for a short tool, and a tenth of a second for a long one."""
+    later = program.stages[stage + 1 :]
+    rest = [n for one in later for n in (1.0, 1.0, 1.0, 600.0 if one.tool_s < 10 else 0.1)]
+    return _session(str(program.id), compound_stage=stage, plan_rest=tuple(rest) or None)
+
+
+def _session(name: str, **more: Any) -> dict[str, XargValue]:
+    return SLOTags(slo_class="best_effort", compound_id=name, **more).to_xargs()
+
+
+WRONG = {
+    "never back": never_back,
+    "one session": one_session,
+    "contrary": contrary,
+    "wrong plan": wrong_plan,
+}
+
+
 def contenders() -> dict[str, Contender]:
-    """Return the schedulers by name. None is told a length or a later stage."""
+    """Return the schedulers by name. None is told a length or a later stage, but for lies."""
     from benchmarks.replay.baselines.plas import Plas
     from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent, by_program
 
     def of(name: str, engine: object, **more: object) -> Contender:
         return Contender(name, engine, _BLIND, preempts=True, **more)  # type: ignore[arg-type]
+
+    def ours(name: str, retention: Callable[[], Retention] | None = CostAware, **more: object) -> Contender:
+        return of(name, lambda: make_policy("concord"), retention=retention, **more)
 
     made = (
         of("vLLM", Stock()),
@@ -150,9 +207,12 @@ def contenders() -> dict[str, Contender]:
         of("Continuum", by_program, retention=Continuum),
         of("InferCept", by_program, retention=InferCept),
         of("ThunderAgent", by_program, gate=ThunderAgent),
-        of("concord, LRU", lambda: make_policy("concord")),
-        of("concord", lambda: make_policy("concord"), retention=CostAware),
-        of("concord, wrong times", lambda: make_policy("concord"), retention=AlwaysWrong),
+        of(SWAPS, by_program, retention=lambda: InferCept(COPY_MS)),
+        ours("concord, LRU", None),
+        ours("concord"),
+        ours("concord, hints of others", retold=hint_of),
+        ours("hints wrong: inverted times", InvertedTimes),
+        *(ours(f"hints wrong: {how}", retold=lie) for how, lie in WRONG.items()),
     )
     return {one.name: one for one in made}
 
@@ -171,20 +231,26 @@ def measure(name: str, seconds: float, seed: int, trace: Path | None) -> Measure
 
     made = programs(sessions(trace, seed), LOAD, seconds, seed)
     told = LengthHints([call.output for one in made for call in one.calls], seed)
+    used, contender = list[Retention](), contenders()[name]
+    if (make := contender.retention) is not None:
+        used.append(make())
+        contender = replace(contender, retention=lambda: used[0])
     with tempfile.TemporaryDirectory() as folder:
-        done = replay(made, contenders()[name], replace(SETTING, seconds=seconds), told, Path(folder))
+        done = replay(made, contender, replace(SETTING, seconds=seconds), told, Path(folder))
     took = [one.ended - one.program.at for one in done.outcomes if one.ended is not None]
     if len(took) < len(made):
         raise RuntimeError(f"{name}: {len(made) - len(took)} of {len(made)} programs did not end")
     least = least_prefill(made)
-    return Measured(fmean(took), quantiles(took, n=10)[-1], done.prefilled - least, least)
+    copied = sum([swaps.copied for one in used if (swaps := getattr(one, "swaps", None)) is not None])
+    return Measured(fmean(took), quantiles(took, n=10)[-1], done.prefilled - copied - least, least)
 
 
-def rows(quick: bool, trace: Path | None, seconds: float, seeds: int) -> list[Row]:
+def rows(quick: bool, trace: Path | None, seconds: float, seeds: int, only: Sequence[str] = ()) -> list[Row]:
     python = vllm_python()
     if python is None:
         return [not_measured("agents over tool calls", "", "no interpreter with vLLM: make vllm-cpu", missed=True)]
     names = [name for name in contenders() if not quick or name in ("vLLM", "concord")]
+    names = [name for name in names if not only or name in only]
     found: dict[tuple[str, int], Measured] = {}
     for name in names:
         for seed in range(seeds):
@@ -193,7 +259,7 @@ def rows(quick: bool, trace: Path | None, seconds: float, seeds: int) -> list[Ro
             if done.returncode:
                 raise RuntimeError(f"the replay failed:\n{done.stderr[-3000:]}")
             found[name, seed] = Measured(**json.loads(done.stdout.strip().splitlines()[-1]))
-    return [one for name in names for one in _rows_of(name, found, range(seeds))]
+    return [*(one for name in names for one in _rows_of(name, found, range(seeds))), *_wrong_row(found, range(seeds))]
 
 
 def _rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[int]) -> list[Row]:
@@ -201,15 +267,17 @@ def _rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[
     mean_s, stock_s = fmean([one.mean_s for one in mine]), fmean([one.mean_s for one in stock])
     again = sum(one.again for one in mine) / sum(one.least for one in mine)
     stock_again = sum(one.again for one in stock) / sum(one.least for one in stock)
-    others = [who for who, seed in found if seed == 0 and not who.startswith(("concord", "vLLM"))]
-    best = min([fmean([found[who, seed].mean_s for seed in seeds]) for who in others], default=inf)
+    sooner = [theirs.mean_s / one.mean_s for one, theirs in zip(mine, stock, strict=True)]
     speed = stock_s / mean_s
-    note = f"p90 {fmean([one.p90_s for one in mine]):.0f} s; vLLM's mean / this mean: {speed:.2f}; {len(seeds)} seeds"
+    note = (
+        f"p90 {fmean([one.p90_s for one in mine]):.0f} s; vLLM's mean / this mean: {speed:.2f}, by seed "
+        f"{min(sooner):.2f} to {max(sooner):.2f}; {len(seeds)} seeds"
+    )
     target, met = None, None
     if name == "concord":
+        peers = {who for who, _ in found if not who.startswith(("concord", "hints", "vLLM")) and who != SWAPS}
+        best = min([fmean([found[who, seed].mean_s for seed in seeds]) for who in peers], default=inf)
         target, met = "1.5 x sooner than vLLM, and sooner than every other", speed >= 1.5 and mean_s <= best
-    elif name == "concord, wrong times":
-        target, met = "at most vLLM's / .98", speed >= 0.98
     out = [
         row(f"{name}: mean completion of a program at {LOAD} x capacity", round(mean_s, 1), "s", target=target,
             met=met, peer="vLLM", peer_value=round(stock_s, 1), times_faster=True,
@@ -222,11 +290,46 @@ def _rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[
     return out
 
 
+def _wrong_row(found: dict[tuple[str, int], Measured], seeds: Sequence[int]) -> list[Row]:
+    """The worst of all wrong hints."""
+    stock_s = fmean([found["vLLM", seed].mean_s for seed in seeds])
+    wrong = sorted({who for who, _ in found if who.startswith("hints wrong")})
+    if not wrong:
+        return []
+    speeds = {who: stock_s / fmean([found[who, seed].mean_s for seed in seeds]) for who in wrong}
+    worst = min(speeds, key=speeds.__getitem__)
+    note = "; ".join(f"{who.removeprefix('hints wrong: ')} {speed:.2f}" for who, speed in speeds.items())
+    return [
+        row("hints all wrong: vLLM's mean completion / ours, the worst of them", round(speeds[worst], 3), "x",
+            target=0.98, at_least=True, peer="vLLM", peer_value=1.0, note=f"{note}; {len(seeds)} seeds")
+    ]  # fmt: skip
+
+
+def live_rows(rounds: int) -> list[Row]:
+    """Agents on vLLM for CPUs, stock and with Concord."""
+    return asyncio.run(_live(rounds))
+
+
+async def _live(rounds: int) -> list[Row]:
+    python = vllm_python()
+    if python is None:
+        return [not_measured("agents on vLLM for CPUs", "", "no interpreter with vLLM: make vllm-cpu", missed=True)]
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ramify-tools-")))
+        kinds = ("vLLM", "concord")
+        started = live_policies.engines(kinds, CPU, models.locate(paths.home()), Path(python), folder)
+        engines = await stack.enter_async_context(started)
+        clients = {kind: await stack.enter_async_context(Client(engine)) for kind, engine in engines.items()}
+        return tool_call_rows(await live_policies.worked(clients, CPU, rounds), CPU)
+
+
 def main() -> None:
     parser = options(__doc__, "two schedulers and two minutes of arrivals")
     parser.add_argument("--trace", type=Path, help="a folder of agent sessions")
     parser.add_argument("--seconds", type=float, help="programs arrive for so long (900; 120 with --quick)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each scheduler (1)")
+    parser.add_argument("--live", action="store_true", help="on vLLM for CPUs instead of in replay")
+    parser.add_argument("--only", action="append", default=[], help="a scheduler; repeatable, vLLM must be one")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
@@ -234,7 +337,10 @@ def main() -> None:
         print(json.dumps(asdict(measure(name, seconds, seed, Path(trace) if trace else None))))
         return
     seconds = asked.seconds or (120.0 if asked.quick else 900.0)
-    found = rows(asked.quick, asked.trace, seconds, asked.seeds)
+    if asked.live:
+        found = live_rows(1 if asked.quick else 4)
+    else:
+        found = rows(asked.quick, asked.trace, seconds, asked.seeds, asked.only)
     for one in found:
         print(printed(one), flush=True)
     if asked.json:

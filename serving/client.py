@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -28,7 +28,7 @@ from ramify.serving.errors import (
     LLMUnavailable,
     UsedAfterFork,
 )
-from ramify.serving.pacing import Pacer, paced
+from ramify.serving.pacing import Pacer, paced, tokens_to_read
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.tags import HEADER, SLOTags
 from ramify.serving.types import ChatRequest, ChatResult, Message
@@ -70,6 +70,7 @@ class PrefixHints:
 
 _T = TypeVar("_T")
 _CONNECT_S = 10.0
+_RELEASE_S = 2.0
 _BACKOFF_BASE_S = 0.25
 _BACKOFF_CAP_S = 8.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
@@ -183,7 +184,7 @@ class LLMClient:
         """
         pieces = self._pieces(request, tags or SLOTags(), deadline_s, restart=False)
         if pace_tbt_s is not None:
-            pieces = paced(pieces, Pacer(pace_tbt_s), self._clock, self._sleep)
+            pieces = paced(pieces, Pacer(pace_tbt_s), self._clock, self._sleep, _tokens_to_read)
         return ChatStream(pieces)
 
     async def hint(self, messages: Sequence[Message], *, model: str = "default") -> str:
@@ -194,6 +195,16 @@ class LLMClient:
         """
         self._refuse_in_child()
         return self._scrubbed(await self._hints.send(messages, model=self._model if model == "default" else model))
+
+    async def release(self, compound_id: str, branches: Sequence[str] | None = None) -> None:
+        """Tell a Ramify gateway that no call will continue these branches of a workflow (None: the whole workflow),
+        so that engines let go of their KV at once. Only a gateway may be told. A failure is ignored: an engine that
+        hears nothing gives the KV up when it needs the room.
+        """
+        self._refuse_in_child()
+        body = {"compound_id": compound_id, **({} if branches is None else {"branches": list(branches)})}
+        with suppress(httpx.RequestError):
+            await self._http.post(f"{self.base_url}{wire.RELEASE_PATH}", json=body, timeout=_RELEASE_S)
 
     async def models(self) -> tuple[str, ...]:
         """The names of the models that the server serves. Asks once, without retries. Raises the errors of `chat`."""
@@ -397,3 +408,7 @@ def _seconds_of(retry_after: str | None) -> float:
         return max(0.0, float(retry_after or 0.0))
     except ValueError:
         return 0.0
+
+
+def _tokens_to_read(piece: str | ChatResult) -> float:
+    return tokens_to_read(piece) if isinstance(piece, str) else 0.0

@@ -13,6 +13,7 @@ from typing import NewType, Protocol
 
 from ramify.serving.policy.kv_retention import Retention
 from ramify.serving.policy.types import Policy, SloClass, StepModel
+from ramify.serving.protocol.tags import XargValue
 
 ProgramId = NewType("ProgramId", int)
 
@@ -126,6 +127,7 @@ class Contender:
     preempts: bool = False  # it often preempts, so a replay begins with vLLM's prefix cache: the results are the same
     retention: Callable[[], Retention] | None = None  # of programs that wait for tools; None: vLLM's LRU
     gate: Callable[[int], Gate] | None = None  # by the tokens of KV; None: every call enters at once
+    retold: Callable[[Program, int, int], dict[str, XargValue]] | None = None  # by stage and place, the tags instead
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ async def drive(
             journal=journal,
             snapshots=services.snapshots,
             worlds=WorldPool(services.backend, world_spec(record)),
-            calls=LLMCalls(record, plan, journal, services.llm, services.clock, answers),
+            calls=LLMCalls(record, plan, journal, services.llm, services.clock, answers, by_branch=True),
             clock=services.clock,
             root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[StateOrigin(base, "the workspace")]),
             reuse=reuse,
@@ -214,6 +214,7 @@ async def drive(
             return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
         finally:
             journal.close()  # before the lock is released: then another process may work on the run
+            await run.calls.aclose()
             await run.worlds.close()
             run.reuse.close()
             recovery.close()

@@ -146,6 +146,7 @@ class Fork(Generic[T]):
             branch.line.released = True
             await run.settle(branch.line.path)
             await run.worlds.drop(branch.line)
+        run.calls.release([branch.line.path for branch in branches])
         await run.worlds.end_ready(self._scope.branch.path)
         if (kind is not None and not issubclass(kind, Exception)) or run.journal.stopped is not None:
             return  # cancelled or stopped: a resume continues from here

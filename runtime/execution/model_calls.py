@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ramify.compiler.plan import STAGES, OpId, OpKind, Plan
@@ -19,6 +20,8 @@ from ramify.serving.client import LLMClient
 from ramify.serving.errors import DeadlineInfeasible
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.types import ChatRequest, ChatResult
+
+_LONGEST_TAG = 256
 
 LLMProvider = Callable[[], Awaitable[LLMClient]]
 """Returns the run's client; starts an engine first if none runs."""
@@ -44,7 +47,11 @@ class LLMCalls:
         provider: LLMProvider,
         clock: Callable[[], float],
         answers: Answers | None = None,
+        *,
+        by_branch: bool = False,
     ) -> None:
+        """`by_branch`: the calls of a branch continue each other's context, and `release` says when that ends."""
+        self._by_branch = by_branch
         self._answers = answers  # None: no reuse, every call goes to the model
         self._record = record
         self._plan = plan
@@ -53,6 +60,9 @@ class LLMCalls:
         self._clock = clock
         self._stage = 0
         self.under_way = 0  # number of stages in progress
+        self._gateway: LLMClient | None = None  # if its answers come through a Ramify gateway
+        self._asked: set[BranchPath] = set()  # branches whose calls it answered, and that are not released
+        self._telling: set[asyncio.Task[None]] = set()
 
     def stage(
         self, requests: list[ChatRequest], *, op_id: OpId, place: str, branch: BranchPath, step_key: str | None
@@ -77,6 +87,21 @@ class LLMCalls:
             for request, digest in zip(requests, digests, strict=True)
         ]
         return self._send_in_turn(requests, rows, index)
+
+    def release(self, branches: Sequence[BranchPath]) -> None:
+        """Let engines give up the KV of branches that make no more calls, and of theirs. Does not wait."""
+        roots = tuple(f"{branch}/" for branch in branches)
+        over = sorted(one for one in self._asked if f"{one}/".startswith(roots))
+        self._asked.difference_update(over)
+        if over and self._gateway is not None:
+            task = asyncio.create_task(self._gateway.release(self._record.id, [branch_tag(one) for one in over]))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def aclose(self) -> None:
+        """Let engines give up the KV of the whole run."""
+        if self._gateway is not None and (self._asked or self._telling):
+            await asyncio.gather(*self._telling, self._gateway.release(self._record.id), return_exceptions=True)
 
     def deadline_left(self) -> float | None:
         """Return the seconds until the deadline, negative if it has passed; None without a deadline."""
@@ -166,11 +191,15 @@ class LLMCalls:
         return result
 
     async def _call_model(self, client: LLMClient, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
-        tags = self._tags(stage)
+        branch = branch_tag(row.branch) if self._by_branch else None
+        tags = replace(self._tags(stage), compound_branch=branch)
         begun = self._clock()
         crash_points.point("about to ask")
         result = await client.chat(request, tags=tags, deadline_s=tags.slo_deadline_s)
         crash_points.point("answer there")
+        if result.ledger is not None:
+            self._gateway = client
+            self._asked.add(row.branch)
         await self._journal.record_llm(
             replace(
                 row,
@@ -235,6 +264,11 @@ class LLMCalls:
         in the code, or, if the code does not tell, one more than there will have been after this stage."""
         known = self._plan.stages
         return known - index if known is not None and known > index else index + 2
+
+
+def branch_tag(branch: BranchPath) -> str:
+    """Return the name of a branch in the tags of its calls, which are short."""
+    return branch if len(branch) <= _LONGEST_TAG else hashlib.sha256(branch.encode()).hexdigest()
 
 
 def _failed_row(first: LLMRecord, error: Exception, begun: float, now: float) -> OpRecord:

@@ -4,7 +4,8 @@ learn."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,12 @@ from starlette.requests import Request
 from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.admission.prefix_hints import HintResult, PrefixHints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
+from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, salted, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError, bad_request, without_address
+from ramify.serving.gateway.paced_delivery import PacedDelivery
 from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
@@ -24,9 +27,12 @@ from ramify.serving.gateway.records.metrics import Metrics
 from ramify.serving.gateway.request_bodies import UnfinishedBodies
 from ramify.serving.gateway.sse import encode
 from ramify.serving.http_guard import Keys, shown_keys
-from ramify.serving.policy.types import Finished, StepModel
+from ramify.serving.pacing import Pacer
+from ramify.serving.policy.types import Finished, SloClass, StepModel
+from ramify.serving.protocol.agent_hints import session_headers, without_hints, written
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
+from ramify.serving.qoe import READING_TBT_S
 from ramify.serving.scaling.observation import Observation
 
 if TYPE_CHECKING:  # it imports numpy, which a gateway without an analyzer does not need
@@ -47,8 +53,11 @@ class Gateway:
         metrics: Metrics,
         api_keys: Sequence[str],
         keepalive_s: float | None = None,
+        pace: bool = False,
     ) -> None:
         self.keepalive_s = keepalive_s
+        self._pace = pace
+        self._deliveries: set[PacedDelivery] = set()
         self.replicas = replicas
         self.admission = admission
         self.records = records
@@ -58,6 +67,7 @@ class Gateway:
         self.bodies = UnfinishedBodies()
         self.stopping = False
         self.analysis: LengthForecasts | None = None
+        self.engines = EngineMessages({})  # our schedulers inside engines
         self.demand: Observation | None = None  # what the number of replicas follows, if it may change
         self._keys = Keys(api_keys)
         self._sizes = PromptSizes()
@@ -65,6 +75,8 @@ class Gateway:
     async def drain(self, seconds: float) -> None:
         """Take no more calls, let those in progress run for so many seconds, and break off the rest."""
         self.stopping = True
+        for delivery in self._deliveries:
+            delivery.hurry()
         await self.hints.stop()
         if self.answers:
             await asyncio.wait(self.answers, timeout=seconds)
@@ -202,6 +214,27 @@ class Gateway:
         seen = service_of(call, at, details, now, tokens=tokens, pieces=pieces) if alone else None
         at.answered(seen)
 
+    @asynccontextmanager
+    async def delivery(
+        self, call: Call, body: Mapping[str, object], dialect: Dialect, send: Callable[[bytes], Awaitable[None]]
+    ) -> AsyncIterator[PacedDelivery | None]:
+        """How the events of a stream go out at its reader's pace; None if they go out as they come.
+
+        `slo_pace` decides; without it, `pace` for streams without a deadline. Several answers at once never are.
+        """
+        tags = call.tags
+        asked = self._pace and tags.slo_class == SloClass.STREAM and call.deadline is None
+        if several(dialect, body) or not (asked if tags.slo_pace is None else tags.slo_pace):
+            yield None
+            return
+        clock = self.records.clock
+        async with PacedDelivery(send, Pacer(tags.slo_tbt_s or READING_TBT_S), clock) as one:
+            self._deliveries.add(one)
+            try:
+                yield one
+            finally:
+                self._deliveries.discard(one)
+
     def close(self, call: Call, outcome: Outcome) -> None:
         """Record that a call has ended. Only its first ending counts."""
         view = call.view()
@@ -221,14 +254,16 @@ class Gateway:
 
     def forwarded(self, call: Call, body: Mapping[str, object], to: Replica) -> dict[str, object]:
         """The body for an engine: without our tags, or with what is left of them; its own model for "default"."""
-        plain = without_tags(body)
+        plain, hints = without_hints(without_tags(body), to.traits.hints), to.traits.hints
+        if hints is not None:
+            plain = written(plain, hints, call.tags, None if call.sketch is None else call.sketch.quantile(0.5, 0))
         if to.alias is not None and plain.get("model", "default") == "default":
             plain["model"] = to.alias
         plain = salted(plain, to.traits, call.client)
         if not to.traits.reads_tags:
             return plain
         now = self.records.clock()
-        left = call.tags.aged(now - call.arrived)
+        left = replace(call.tags.aged(now - call.arrived), slo_pace=None)  # the gateway's own
         if call.compound and call.compound.deadline is not None and call.tags.compound_deadline_s is not None:
             left = replace(left, compound_deadline_s=max(0.0, call.compound.deadline - now))
         if call.thinking and left.slo_ttft_s is None:  # a scheduler cannot tell which tokens are thoughts
@@ -239,6 +274,10 @@ class Gateway:
             left = call.compound.completed(left, now)
         theirs = plain.get("vllm_xargs")
         return {**plain, "vllm_xargs": {**(theirs if isinstance(theirs, dict) else {}), **left.to_xargs()}}
+
+    def headers(self, call: Call, trace: Mapping[str, str], to: Replica) -> dict[str, str]:
+        """The headers for an engine: those that name the request, and its session where the engine reads that."""
+        return {**trace, **session_headers(to.traits.hints, call.tags)}
 
 
 def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:

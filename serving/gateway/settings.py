@@ -13,6 +13,7 @@ from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.errors import BadPool, EngineFailed, Exposed, ScalingUnsupported
 from ramify.serving.http_guard import AccessPolicy, Keys, as_address, authority, stays_here, web_origin
 from ramify.serving.policy.registry import DEFAULT, OptionValue, make_live_policy
+from ramify.serving.protocol.agent_hints import HintDialect
 from ramify.serving.scaling.types import PoolLimits
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class GatewaySettings:
     allow_origins: tuple[str, ...] = ()  # other sites whose pages may call, as `http_guard.web_origin` has them
     insecure_no_keys: bool = False  # listen beyond this machine without keys
     forward_xargs: bool = False  # engines at URLs read our tags
+    engine_hints: HintDialect | None = None  # engines at URLs read such hints about agents
     can_resume: bool = False  # the engines can continue an answer whose beginning they are given
     policy: str = DEFAULT
     policy_options: dict[str, OptionValue] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class GatewaySettings:
     whole_s: float = 600.0  # the same for an answer that does not stream
     restart_s: float = 60.0  # seconds without a sign of life after which an engine of ours is restarted
     keepalive_s: float | None = None  # seconds without a byte after which a stream gets a comment; None: never
+    pace: bool = False  # give streams out at their readers' pace
     drain_s: float = 0.0  # seconds that calls in progress get when the gateway stops
     engine_log: Path | None = None
     analyzer: bool = False  # run the request analyzer

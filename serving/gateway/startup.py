@@ -19,6 +19,7 @@ from ramify.serving.engine.llama_cpp import LocalEngine
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.elastic_replicas import ElasticReplicas
+from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.supervisor import LOOKS, SupervisedEngine, following
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -54,7 +55,7 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 whole_s=settings.whole_s,
                 queues=settings.forward_xargs,
             )
-            traits = EngineTraits(settings.forward_xargs, settings.can_resume)
+            traits = EngineTraits(settings.forward_xargs, settings.can_resume, settings.engine_hints)
             behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))
             if settings.forward_xargs:
                 await stack.enter_async_context(following(upstream, settings.hang_s / LOOKS))
@@ -107,11 +108,14 @@ async def start_server(
         k=settings.placement_k,
         api_keys=settings.api_keys,
         keepalive_s=settings.keepalive_s,
+        pace=settings.pace,
     )
     gateway: Gateway = app.state.gateway
+    gateway.engines = EngineMessages(sockets)
+    stack.callback(gateway.engines.close)
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:
-        await _start_analyzer(stack, settings, listener.getsockname()[1], gateway, sockets)
+        await _start_analyzer(stack, settings, listener.getsockname()[1], gateway)
     for engine in engines:
         if isinstance(engine, SupervisedEngine):
             engine.changed, engine.restarted = gateway.admission.decide, gateway.metrics.restarted
@@ -145,9 +149,7 @@ async def start_server(
     return gateway
 
 
-async def _start_analyzer(
-    stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway, sockets: Mapping[int, Path]
-) -> None:
+async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway) -> None:
     """Start the analyzer's process. It keeps what it learns for the next gateway on this port.
 
     Raises AnalyzerDown, and EngineFailed if nothing can be kept.
@@ -171,7 +173,7 @@ async def _start_analyzer(
         ) from error
     analyzer = await stack.enter_async_context(AnalyzerSupervisor(folder, restarted=restarted))
     client = AnalyzerClient(analyzer.socket)
-    gateway.analysis = LengthForecasts(client, gateway.admission.decide, sockets=sockets)
+    gateway.analysis = LengthForecasts(client, gateway.admission.decide, engines=gateway.engines)
 
 
 def _elastic(settings: GatewaySettings, least: int, most: int) -> ElasticReplicas:

@@ -7,32 +7,29 @@ anew.
 
 `Retention` decides which contexts are worth their memory. The host (`ramify.serving.vllm_plugin.kept_contexts`) holds
 the blocks and asks before each step. `CostAware` is ours. It knows how long tools take (the plan's estimate, or
-`ReturnTimes`, learnt from the calls themselves), what a prefill costs, and how much of the engine is idle.
+`ReturnTimes`), how many return at all (`ReturnTimes`: a hint may be wrong), what a prefill costs, and how much of the
+engine is idle.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ramify.serving.policy.return_times import ReturnTimes
 from ramify.serving.policy.types import StepModel
-
-_GAPS = 512  # tool times kept of all programs together
-_PRIOR_S = 10.0  # a tool's time while none is known
-_FEWEST = 8  # tool times from which the distribution is used
 
 
 @dataclass(frozen=True, slots=True)
 class IdleContext:
     """The context of a program whose latest call has ended and whose next call has not started."""
 
-    program: str
+    program: str  # with its branch: `CompoundView.chain`
     tokens: int  # in KV
     since: float  # when its latest call ended
     expected_s: float | None = None  # time of the tool by the plan; None: the plan does not say
+    until: float | None = None  # after that time nobody comes back to it, by its client
     waits: bool = False  # its next call has arrived and waits for a slot
 
 
@@ -59,35 +56,14 @@ class Retention(Protocol):
     def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
         """Return the programs whose contexts are given up at the time `now`."""
 
+    def left(self, program: str, at: float) -> None:
+        """Learn that a call of the program has ended, and that it may go on."""
+
+    def over(self, program: str) -> None:
+        """Learn that the program does not come back."""
+
     def returned(self, program: str, after_s: float) -> None:
         """Learn that the program's next call came `after_s` seconds after its latest call ended."""
-
-
-class ReturnTimes:
-    """How long programs stay away, as they did lately: an empirical distribution."""
-
-    def __init__(self) -> None:
-        self._latest: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def add(self, seconds: float) -> None:
-        self._latest.append(seconds)
-        insort(self._sorted, seconds)
-        if len(self._latest) > _GAPS:
-            self._sorted.remove(self._latest.popleft())
-
-    def left(self, elapsed: float) -> tuple[float, float]:
-        """Return for a program that has been away for `elapsed` seconds: the median time until it returns, and the
-        chance that it returns at all within ten times as long as most do.
-
-        Nobody who stays away is told from one who is gone: beyond all times seen the chance falls with the time.
-        """
-        later = [gap - elapsed for gap in self._sorted if gap > elapsed]
-        if len(self._sorted) < _FEWEST:
-            return max(_PRIOR_S, elapsed), 1.0 if elapsed < 10 * _PRIOR_S else 0.1
-        if not later:
-            return max(_PRIOR_S, elapsed), 1.0 / (1 + len(self._sorted))
-        return later[len(later) // 2], 1.0
 
 
 class CostAware:
@@ -105,8 +81,14 @@ class CostAware:
         self._worth = worth
         self._times = ReturnTimes()
 
+    def left(self, program: str, at: float) -> None:
+        self._times.left(program, at)
+
+    def over(self, program: str) -> None:
+        self._times.over(program)
+
     def returned(self, program: str, after_s: float) -> None:
-        self._times.add(after_s)
+        self._times.returned(program, after_s)
 
     def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
         ranked = sorted(idle, key=lambda one: self._density(one, room.step, now))
@@ -137,10 +119,13 @@ class CostAware:
     def _left(self, one: IdleContext, now: float) -> tuple[float, float]:
         if one.waits:
             return 0.0, 1.0
+        if one.until is not None and now >= one.until:
+            return 0.0, 0.0
         elapsed = now - one.since
+        left_s, chance = self._times.remaining(elapsed, now)
         if one.expected_s is not None and elapsed < one.expected_s:
-            return one.expected_s - elapsed, 1.0
-        return self._times.left(elapsed)
+            left_s, chance = one.expected_s - elapsed, max(chance, self._times.share)
+        return left_s, chance
 
     def _density(self, one: IdleContext, step: StepModel, now: float) -> float:
         """What a token of the context saves for each second that it stays: least first."""

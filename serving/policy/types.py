@@ -56,6 +56,13 @@ class CompoundView:
     deadline: float | None = None  # of the whole workflow
     rest: tuple[StageEstimate, ...] = ()  # the stages after this one
     due: float | None = None  # of this stage, by its share of the deadline (D_s = φ(s)·D); no policy reads it yet
+    branch: str | None = None  # whose calls continue each other's context; None: the workflow has one line of calls
+    ttl_s: float | None = None  # after its answer, in which the branch may go on; 0: it does not; None: not known
+
+    @property
+    def chain(self) -> str:
+        """The calls that continue each other's context."""
+        return self.id if self.branch is None else f"{self.id}\n{self.branch}"
 
 
 @dataclass(frozen=True, slots=True)

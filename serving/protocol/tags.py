@@ -50,6 +50,7 @@ class SLOTags:
     slo_waiting_s: float | None = None  # longest wait before admission
     slo_think_s: float | None = None  # left until the model must have finished thinking; then slo_tbt_s applies
     slo_class: str | None = None  # one of CLASSES
+    slo_pace: int | None = None  # 1: the gateway gives a stream out at its reader's pace; 0: as it comes
     compound_id: str | None = None  # the workflow run
     compound_stage: int | None = None  # index of this stage
     compound_stages: int | None = None  # number of stages
@@ -57,6 +58,8 @@ class SLOTags:
     compound_last: int | None = None  # 1 in the last stage, else 0
     compound_deadline_s: float | None = None  # from the first request seen with this id
     compound_deadline_at: float | None = None  # Unix seconds
+    compound_branch: str | None = None  # of the run: its calls continue each other's context
+    compound_ttl_s: float | None = None  # after the answer, in which the branch may go on; 0: it does not
     compound_due_s: float | None = None  # left until this stage's share of the deadline ends: a goal, not a limit
     plan_rest: tuple[float, ...] | None = None
     fork_group: str | None = None
@@ -74,6 +77,8 @@ class SLOTags:
                 raise BadTags(name, f"{problem}, got {_shown(value)}")
         if self.slo_class == "stream" and self.slo_tbt_s == 0:
             raise BadTags("slo_tbt_s", "a stream's reader takes time for a token: name it, or leave it out")
+        if self.slo_pace and self.slo_tbt_s == 0:
+            raise BadTags("slo_tbt_s", "0 is no pace: name the reader's time for a token, or leave it out")
         for part, whole in (("compound_stage", "compound_stages"), ("fork_need", "fork_size")):
             a, b = getattr(self, part), getattr(self, whole)
             if a is not None and b is not None and a > b:
@@ -256,6 +261,7 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "slo_waiting_s": _seconds,
     "slo_think_s": _seconds,
     "slo_class": _class,
+    "slo_pace": _flag,
     "compound_id": _text,
     "compound_stage": _count,
     "compound_stages": _count,
@@ -263,6 +269,8 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "compound_last": _flag,
     "compound_deadline_s": _seconds,
     "compound_deadline_at": _unix,
+    "compound_branch": _text,
+    "compound_ttl_s": _seconds,
     "compound_due_s": _seconds,
     "plan_rest": _plan_rest,
     "fork_group": _text,

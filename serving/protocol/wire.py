@@ -18,6 +18,7 @@ from ramify.serving.types import ChatRequest, ChatResult, Ledger, Message, Token
 DONE = "[DONE]"
 GATEWAY_HEADER = "x-ramify-gateway"  # on a list of models: this server is a Ramify gateway and takes prefix hints
 PREFIX_PATH = "/ramify/prefix"  # after /v1
+RELEASE_PATH = "/ramify/release"  # after /v1
 HISTORY_PATH = "/ramify/history"  # after /v1
 LEDGER_KEY = "ramify"  # the one field that the gateway adds to a response: where the call's time went
 INFEASIBLE_CODE = "deadline_infeasible"

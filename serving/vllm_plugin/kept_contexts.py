@@ -2,15 +2,16 @@
 
 vLLM puts the blocks of an ended request at the end of its free queue. They stay in the prefix cache until other
 requests have taken all blocks before them. Here each ended call of a program that goes on keeps a reference to its
-blocks, so that they are no part of the free queue. Before each step a `Retention` says which contexts to give up
-for the calls that run or wait. When a program's next call starts it has references of its own, and the held ones are
-dropped.
+blocks, so that they are no part of the free queue. The branches of a program are chains of calls of their own. Before
+each step a `Retention` says which contexts to give up for the calls that run or wait. When a chain's next call starts
+it has references of its own, and the held ones are dropped. They are also dropped when the gateway says that the
+branch, or the program, makes no more calls.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,14 +35,14 @@ class _Kept:
 class KeptContexts:
     """The contexts held in one engine. For one thread, as vLLM's scheduler."""
 
-    def __init__(self, retention: Retention, adapter: Adapter, program_of: Callable[[str], str | None]) -> None:
-        """`program_of`: the program of a request that is in the engine, by its id."""
-        self._retention, self._program_of = retention, program_of
+    def __init__(self, retention: Retention, adapter: Adapter, chain_of: Callable[[str], str | None]) -> None:
+        """`chain_of`: the chain of calls of a request that is in the engine, by the request's id."""
+        self._retention, self._chain_of = retention, chain_of
         self._adapter = adapter
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._left: OrderedDict[str, tuple[float, int]] = (
-            OrderedDict()
-        )  # by program: when a call ended, of which stage
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by chain of calls
+        self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by chain: when a call ended, of which stage
+        self._open: dict[str, int] = {}  # calls in the engine, by chain
+        self._crowded: set[str] = set()  # chains with more calls at once than a stage has: they are none
         self._head: tuple[str, int] | None = None  # the first waiting request, and what of its prompt is not held
         self._idle_share = 0.0
         self._looked_at: float | None = None
@@ -54,49 +55,77 @@ class KeptContexts:
 
     def arrived(self, program: CompoundView, now: float) -> None:
         """A call of the program has arrived."""
-        left = self._left.get(program.id)
-        if left is not None and program.stage > left[1]:
-            del self._left[program.id]
-            self._retention.returned(program.id, now - left[0])
-        kept = self._kept.get(program.id)
+        chain = program.chain
+        self._open[chain] = self._open.get(chain, 0) + 1
+        if self._open[chain] > program.width:
+            self._crowded.add(chain)
+        left = self._left.get(chain)
+        if left is not None and (program.stage > left[1] or program.width == 1):  # a client may name no stages
+            del self._left[chain]
+            self._retention.returned(chain, now - left[0])
+        kept = self._kept.get(chain)
         if kept is not None and not kept.context.waits:
             kept.context = replace(kept.context, waits=True)
+
+    def gone(self, program: CompoundView) -> None:
+        """A call of the program has left the engine, for any reason. Call it after `ended`."""
+        chain = program.chain
+        self._open[chain] -= 1
+        if not self._open[chain]:
+            del self._open[chain]
+            self._crowded.discard(chain)
 
     def ended(self, scheduler: Any, request: RequestLike, program: CompoundView, now: float) -> None:
         """A call of the program has its whole answer. Its blocks are held unless the program ends with it. Call it
         before vLLM frees them.
         """
         if program.last:
-            self.over(scheduler, program.id)
+            self.release(scheduler, program.id)
             return
-        self._left[program.id] = (now, program.stage)
-        self._left.move_to_end(program.id)
+        chain = program.chain
+        if program.ttl_s == 0 or chain in self._crowded:
+            self._release_chain(scheduler, chain)
+            return
+        self._retention.left(chain, now)
+        self._left[chain] = (now, program.stage)
+        self._left.move_to_end(chain)
         if len(self._left) > _PROGRAMS:
             self._left.popitem(last=False)
-        kept = self._kept.get(program.id)
+        kept = self._kept.get(chain)
         if kept is not None and kept.stage != program.stage:
-            self._drop(scheduler, program.id)
+            self._drop(scheduler, chain)
             kept = None
         expected = program.rest[0].tool_s_before if program.rest else None
         blocks, tokens = self._adapter.keep_blocks(scheduler, request)
         if kept is None:
-            context = IdleContext(program.id, 0, now, expected)
-            kept = self._kept[program.id] = _Kept(context, program.stage)
+            until = None if program.ttl_s is None else now + program.ttl_s
+            context = IdleContext(chain, 0, now, expected, until)
+            kept = self._kept[chain] = _Kept(context, program.stage)
             self.held += 1
         kept.blocks.append(blocks)
         kept.context = replace(kept.context, tokens=kept.context.tokens + tokens, since=now)
 
-    def started(self, scheduler: Any, program: str) -> None:
-        """A call of the program has started: it has references of its own to the blocks that it shares."""
-        kept = self._kept.get(program)
+    def started(self, scheduler: Any, chain: str) -> None:
+        """A call of the chain has started: it has references of its own to the blocks that it shares."""
+        kept = self._kept.get(chain)
         if kept is not None and kept.context.waits:
-            self._drop(scheduler, program)
+            self._drop(scheduler, chain)
 
-    def over(self, scheduler: Any, program: str) -> None:
-        """The program has ended, or its branch is dead."""
-        self._left.pop(program, None)
-        if program in self._kept:
-            self._drop(scheduler, program)
+    def release(self, scheduler: Any, program: str, branches: Iterable[str] | None = None) -> None:
+        """No call will continue these branches of a program; of None, the whole program. Drops what is held."""
+        if branches is None:
+            of_program = f"{program}\n"
+            chains = [one for one in (*self._left, *self._kept) if one == program or one.startswith(of_program)]
+        else:
+            chains = [CompoundView(program, branch=branch).chain for branch in branches]
+        for chain in chains:
+            self._release_chain(scheduler, chain)
+
+    def _release_chain(self, scheduler: Any, chain: str) -> None:
+        self._left.pop(chain, None)
+        self._retention.over(chain)
+        if chain in self._kept:
+            self._drop(scheduler, chain)
 
     def make_room(self, scheduler: Any, first: RequestLike | None, step: StepModel, context: int, now: float) -> None:
         """Give up contexts as the retention says. Call it before each step. `first`: the first waiting request."""
@@ -127,8 +156,8 @@ class KeptContexts:
             self._adapter.reorder(scheduler, ready)
 
     def _is_held(self, request: RequestLike) -> bool:
-        program = self._program_of(request.request_id)
-        return program is not None and program in self._kept
+        chain = self._chain_of(request.request_id)
+        return chain is not None and chain in self._kept
 
     def _wanted(self, scheduler: Any, first: RequestLike) -> int:
         key = first.request_id
@@ -136,8 +165,8 @@ class KeptContexts:
             self._head = key, self._adapter.unheld_tokens(scheduler, first)
         return self._head[1]
 
-    def _drop(self, scheduler: Any, program: str) -> None:
-        for blocks in self._kept.pop(program).blocks:
+    def _drop(self, scheduler: Any, chain: str) -> None:
+        for blocks in self._kept.pop(chain).blocks:
             self._adapter.drop_blocks(scheduler, blocks)
         self._head = None
 

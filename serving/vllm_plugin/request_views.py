@@ -129,10 +129,10 @@ class RequestViews:
         seen = self._seen.get(request_id)
         return None if seen is None or seen.view.group is None else seen.view.group.id
 
-    def program_of(self, request_id: str) -> str | None:
-        """Return the id of the workflow that the request belongs to."""
+    def chain_of(self, request_id: str) -> str | None:
+        """Return the chain of calls that the request belongs to: its workflow, and the branch of that."""
         seen = self._seen.get(request_id)
-        return None if seen is None or seen.view.compound is None else seen.view.compound.id
+        return None if seen is None or seen.view.compound is None else seen.view.compound.chain
 
     def waiting(self, requests: Iterable[RequestLike]) -> list[RequestView]:
         """Return the views of waiting requests.
@@ -237,6 +237,8 @@ class RequestViews:
             min(ends, default=None),
             tuple(StageEstimate(*rest[i : i + 4]) for i in range(0, len(rest), 4)),
             _after(now, tags.compound_due_s),
+            tags.compound_branch,
+            tags.compound_ttl_s,
         )
 
 

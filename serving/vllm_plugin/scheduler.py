@@ -41,8 +41,8 @@ from ramify.serving.policy.types import (
 from ramify.serving.protocol.wire import refusal_to_line
 from ramify.serving.vllm_plugin.calibration import StepCalibrator
 from ramify.serving.vllm_plugin.errors import BadOptions
+from ramify.serving.vllm_plugin.gateway_messages import GatewayMessages, NewSketch
 from ramify.serving.vllm_plugin.kept_contexts import KeptContexts
-from ramify.serving.vllm_plugin.length_updates import LengthUpdates
 from ramify.serving.vllm_plugin.options import PluginOptions
 from ramify.serving.vllm_plugin.reports import DecisionLog, TotalsReport
 from ramify.serving.vllm_plugin.request_views import RequestViews, TrackedRequest
@@ -80,7 +80,7 @@ class ConcordScheduler(AsyncScheduler):
         self._context = 0  # tokens in KV of the running requests
         self._contexts: KeptContexts | None = None
         self.keep_by(CostAware() if options.keep_contexts else None)
-        self._length_updates = LengthUpdates(options.socket)
+        self._messages = GatewayMessages(options.socket)
         self.decision_log = DecisionLog(options.trace)
         self._totals = TotalsReport(options.report)
 
@@ -96,7 +96,7 @@ class ConcordScheduler(AsyncScheduler):
 
         Call it before the first request.
         """
-        held = None if retention is None else KeptContexts(retention, self._adapter, self._views.program_of)
+        held = None if retention is None else KeptContexts(retention, self._adapter, self._views.chain_of)
         self._contexts = held
 
     # Called by vLLM
@@ -115,8 +115,11 @@ class ConcordScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = self.clock()
-        for request_id, sketch in self._length_updates.take():
-            self._changed = self._views.refine(request_id, sketch) or self._changed
+        for message in self._messages.take():
+            if isinstance(message, NewSketch):
+                self._changed = self._views.refine(message.request_id, message.sketch) or self._changed
+            elif self._contexts is not None:
+                self._contexts.release(self, message.compound_id, message.branches)
         self._forget_paused_that_were_preempted()
         if self._unreadable:
             self._refuse([Refusal(seen.view.id, f"tags: {seen.problem}") for seen in self._unreadable], now)
@@ -142,7 +145,7 @@ class ConcordScheduler(AsyncScheduler):
             self._totals.scheduled(output.num_scheduled_tokens, computed, now)
         self._totals.stepped(now)
         for new in output.scheduled_new_reqs:
-            if self._contexts is not None and (program := self._views.program_of(new.req_id)) is not None:
+            if self._contexts is not None and (program := self._views.chain_of(new.req_id)) is not None:
                 self._contexts.started(self, program)
             if (group := self._views.group_of(new.req_id)) is not None:
                 self._changed = self._views.reprice_group(group) or self._changed
@@ -173,7 +176,7 @@ class ConcordScheduler(AsyncScheduler):
 
     def shutdown(self) -> None:
         self._totals.write(self.clock(), at_once=True)
-        self._length_updates.close()
+        self._messages.close()
         self.decision_log.close()
         super().shutdown()
 
@@ -194,8 +197,10 @@ class ConcordScheduler(AsyncScheduler):
             ended_well = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
             met = ended_well and not late and (view.deadline is None or now <= view.deadline)
             self._decider.observe(Finished(view, now, met, view.generated - late if ended_well else 0))
-            if self._contexts is not None and view.compound is not None and ended_well:
-                self._contexts.ended(self, request, view.compound, now)
+            if self._contexts is not None and view.compound is not None:
+                if ended_well:
+                    self._contexts.ended(self, request, view.compound, now)
+                self._contexts.gone(view.compound)
         freed = super()._free_request(request, delay_free_blocks)
         if self.decision_log.writes:
             kv_free, status = self._adapter.free_tokens(self), request.status.name

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent
-from benchmarks.tool_calls import least_prefill, programs, sessions
+from benchmarks.replay.simulation.cpu_tier import Swaps
+from benchmarks.tool_calls import WRONG, hint_of, least_prefill, programs, sessions
 from ramify.serving.policy.kv_retention import IdleContext, Room
 from ramify.serving.policy.types import StepModel
+from ramify.serving.protocol.tags import SLOTags
 
 STEP = StepModel(base_ms=10, per_prefill_ms=0.02)
 SHORT = Room(free=0, growth=0, wanted=1_000, running=2, step=STEP, context=10_000, idle_share=0.0)
@@ -37,6 +41,35 @@ def test_infercept_gives_up_what_was_away_for_longer_than_its_prefill_is_worth()
     there = IdleContext("there", 50_000, since=0.0)  # its prefill takes 1 s, and the waste of it half as much
     assert InferCept().release([there], SHORT, 0.5) == []
     assert InferCept().release([there], SHORT, 2.0) == ["there"]
+
+
+def test_infercept_swaps_sooner_than_it_discards() -> None:
+    there = IdleContext("7", 50_000, since=0.0)  # to copy it back takes an eighth of its prefill
+    swapping = InferCept(copy_ms=0.0025)
+    assert swapping.release([there], SHORT, 0.2) == ["7"]
+    assert swapping.swaps is not None and swapping.swaps.held == {"7": 50_000}
+
+
+def test_what_was_swapped_out_is_copied_once() -> None:
+    swaps = Swaps(copy_ms=0.0025)
+    swaps.held["7"] = 100
+    request = SimpleNamespace(num_computed_tokens=80)
+    scheduler, output = SimpleNamespace(requests={"7.3": request}), SimpleNamespace(num_scheduled_tokens={"7.3": 30})
+    assert swaps.taken(scheduler, output) == 30
+    request.num_computed_tokens = 130
+    output.num_scheduled_tokens["7.3"] = 50
+    assert swaps.taken(scheduler, output) == 20
+    request.num_computed_tokens = 131
+    output.num_scheduled_tokens["7.3"] = 1
+    assert swaps.taken(scheduler, output) == 0
+    assert swaps.copied == 50
+
+
+def test_lies_are_tags_that_our_scheduler_reads() -> None:
+    (one, *_) = programs(sessions(None, 3), 1.1, 60.0, 3)
+    for how in (hint_of, *WRONG.values()):
+        for stage in range(len(one.stages)):
+            assert SLOTags.from_xargs(how(one, stage, stage)).compound_id is not None
 
 
 def test_thunderagent_admits_programs_that_fit_together() -> None:

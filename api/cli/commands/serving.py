@@ -96,6 +96,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Running streams may be preempted for urgent calls and resumed later.",
 )
+@click.option("--engine-hints", type=click.Choice(["dynamo", "vllm"]),
+              help="Engines at URLs read hints about agents: Dynamo's, or those proposed for vLLM.")  # fmt: skip
 @click.option(
     "--prompt-cache",
     is_flag=True,
@@ -109,6 +111,7 @@ if TYPE_CHECKING:
               metavar="SECONDS", help="Restart local and vllm if they are silent for this long.")  # fmt: skip
 @click.option("--keepalive", "keepalive_s", type=click.FloatRange(min=0.1), metavar="SECONDS",
               help="Send a comment on a stream that is silent for this long: proxies would end it.")  # fmt: skip
+@click.option("--pace", is_flag=True, help="Give the text of calls of the class stream out at reading speed.")
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long to wait for calls in progress when stopping.")  # fmt: skip
 @click.option(
@@ -156,11 +159,13 @@ def serve_command(
     placement_k: int | None,
     forward_tags: bool,
     can_resume: bool,
+    engine_hints: str | None,
     prompt_cache: bool,
     hang_s: float,
     whole_s: float,
     restart_s: float,
     keepalive_s: float | None,
+    pace: bool,
     drain_s: float,
     analyzer: bool,
     log: bool,
@@ -181,6 +186,7 @@ def serve_command(
     from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
     from ramify.serving.http_guard import stays_here, web_origin
     from ramify.serving.policy.registry import UnknownPolicy
+    from ramify.serving.protocol.agent_hints import HintDialect
 
     named = (*engines, *([base_url] if base_url else [])) or ("local",)
     try:
@@ -204,6 +210,7 @@ def serve_command(
         insecure_no_keys=insecure_no_keys,
         forward_xargs=forward_tags,
         can_resume=can_resume,
+        engine_hints=None if engine_hints is None else HintDialect(engine_hints),
         prompt_cache=prompt_cache,
         policy=policy,
         policy_options=dict(map(_option, policy_options)),
@@ -213,6 +220,7 @@ def serve_command(
         whole_s=whole_s,
         restart_s=restart_s,
         keepalive_s=keepalive_s,
+        pace=pace,
         drain_s=drain_s,
         engine_log=engine_log,
         analyzer=analyzer,

@@ -2,7 +2,7 @@
 
 - Continuum (Li et al. 2025, arXiv 2511.02230): each context has a time to live that maximises its expected utility.
 - InferCept (Abhyankar et al. 2024, arXiv 2402.01869): a context stays while that wastes less memory-time than
-  computing it again. The third choice, to swap, needs a CPU tier, which the simulated engine does not have.
+  computing it again, or, with a CPU tier, than copying it back.
 - ThunderAgent (Kang et al. 2026, arXiv 2602.13692): vLLM's LRU behind a gate that admits whole programs.
 
 All serve programs by arrival.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.replay.baselines.ordered import Ordered, Scene
+from benchmarks.replay.simulation.cpu_tier import Swaps
 from ramify.serving.policy.kv_retention import IdleContext, Room
 from ramify.serving.policy.types import RequestView
 
@@ -44,6 +45,12 @@ class Continuum:
     def __init__(self, delay_s: float = 10.0) -> None:
         self._delay_s = delay_s
         self._gaps: list[float] = []
+
+    def left(self, program: str, at: float) -> None:
+        """It does not count those that are away."""
+
+    def over(self, program: str) -> None:
+        """As `left`."""
 
     def returned(self, program: str, after_s: float) -> None:
         insort(self._gaps, after_s)
@@ -84,20 +91,33 @@ class Continuum:
 class InferCept:
     """Keeps a context while that wastes less memory than computing it again (§4.2): the time away so far stands for
     the time still to come; computing again holds up what else is in memory.
+
+    With a CPU tier, a context that is given up is swapped out; copying it back takes the place of computing it. The
+    tier has room for all, and swapping out costs nothing: both favour InferCept.
     """
 
     backfills = False
+
+    def __init__(self, copy_ms: float | None = None) -> None:
+        """`copy_ms`: milliseconds to copy a token's KV back from a CPU tier; None: the engine has none."""
+        self.swaps = None if copy_ms is None else Swaps(copy_ms)
+
+    def left(self, program: str, at: float) -> None:
+        """InferCept does not learn."""
+
+    def over(self, program: str) -> None:
+        """InferCept does not learn."""
 
     def returned(self, program: str, after_s: float) -> None:
         """InferCept does not learn."""
 
     def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
         given, free, need = list[str](), room.free, room.growth + room.wanted
+        back_ms = room.step.per_prefill_ms if self.swaps is None else self.swaps.copy_ms
 
         def excess(one: IdleContext) -> float:
-            prefill_s = room.step.per_prefill_ms / 1000 * one.tokens
-            again = prefill_s * (one.tokens / 2 + room.context)
-            return (now - one.since) * one.tokens - again
+            back_s = back_ms / 1000 * one.tokens
+            return (now - one.since) * one.tokens - back_s * (one.tokens / 2 + room.context)
 
         for one in sorted(idle, key=excess, reverse=True):
             if free >= need:
@@ -106,6 +126,8 @@ class InferCept:
             if must or (excess(one) > 0 and not one.waits):
                 given.append(one.program)
                 free += one.tokens
+                if self.swaps is not None:
+                    self.swaps.held[one.program] = one.tokens
         return given
 
 

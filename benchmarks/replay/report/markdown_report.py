@@ -1,4 +1,4 @@
-"""`update`: writes the tables of an evaluation into a Markdown page (benchmarks/data/evaluation.md).
+"""`update`: writes the tables of an evaluation into a Markdown page.
 
 The part between the two marks is replaced. It has what was computed, the rows with targets and which were missed,
 goodput and attainment of every contender, and, at the loads of the targets, how near each form is to its oracle,

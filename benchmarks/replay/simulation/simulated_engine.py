@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.replay.simulation.cpu_tier import Swaps
 from ramify.serving.policy.kv_retention import Retention
 from ramify.serving.policy.types import Policy, StepModel
 
@@ -181,14 +182,16 @@ class SimulatedEngine:
         return [request.request_id for request in self.scheduler.waiting]
 
 
-def step_seconds_by(model: StepModel) -> Callable[[Any, Any], float]:
+def step_seconds_by(model: StepModel, swaps: Swaps | None = None) -> Callable[[Any, Any], float]:
     """Return a function that gives the seconds of a step by the model."""
 
     def seconds(scheduler: Any, output: Any) -> float:
         context = sum(scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens)
         sequences = len(output.num_scheduled_tokens)
         prefill = max(0, output.total_num_scheduled_tokens - sequences)
-        return model.step_ms(sequences, context, prefill) / 1000
+        copied = 0 if swaps is None else swaps.taken(scheduler, output)
+        copy_ms = 0.0 if swaps is None else copied * swaps.copy_ms
+        return (model.step_ms(sequences, context, max(0, prefill - copied)) + copy_ms) / 1000
 
     return seconds
 

@@ -197,7 +197,12 @@ class Simulation:
             if isinstance(engine, Stock):
                 priority = dict(engine.priorities).get(program.kind, 0)
             else:
-                tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
+                retold = self._contender.retold
+                tags = (
+                    tags_of(program, stage, place, at, self._contender.knows, self._told)
+                    if retold is None
+                    else retold(program, stage, place)
+                )
             # The limit of vLLM if a client names none: all that the context has room for.
             limit = self._context - call.prompt
             self._engines[replica].add(name, prompt_ids(call, number, place), call.output, tags, priority, at, limit)
@@ -300,7 +305,8 @@ def _engine(
     )
     policy = None if isinstance(contender.engine, Stock) else contender.engine()
     retention = None if contender.retention is None else contender.retention()
-    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy, retention=retention)
+    swaps = getattr(retention, "swaps", None)
+    return SimulatedEngine(folder, settings, step_seconds_by(step, swaps), policy=policy, retention=retention)
 
 
 def prompt_ids(call: Call, number: int, place: int) -> list[int]:

@@ -19,6 +19,7 @@ from ramify.serving.gateway.records.calls import Call
 from ramify.serving.policy.cost_model import aggregate_engines, before_token_s
 from ramify.serving.policy.refusal_probe import RefusalProbe
 from ramify.serving.policy.types import Capacity, Needs, RequestId, RequestView
+from ramify.serving.protocol.agent_hints import HintDialect
 
 _K = 2  # replicas with a free slot that are compared for a call (the power of K choices)
 _BACKOFF_S = 0.5
@@ -33,6 +34,7 @@ class EngineTraits:
 
     reads_tags: bool = False  # it reads our tags in `vllm_xargs`; most servers refuse unknown fields
     can_resume: bool = False  # it can continue an answer whose beginning it is given
+    hints: HintDialect | None = None  # it reads such hints about agents
     # It keeps the prompts that it has read for the next call. None: unknown; its server may be a gateway, which
     # knows.
     keeps_prefixes: bool | None = None

@@ -55,6 +55,7 @@ def create_gateway(
     hang_s: float = HANG_S,
     whole_s: float = WHOLE_S,
     keepalive_s: float | None = None,
+    pace: bool = False,
 ) -> Starlette:
     """The gateway as an ASGI application.
 
@@ -65,6 +66,7 @@ def create_gateway(
     forward_xargs: the engine reads our tags (`traits.reads_tags` of a replica). Otherwise tags are removed, because
         most servers refuse unknown fields.
     keepalive_s: a stream gets a comment after so many seconds without a byte; None: it never does.
+    pace: give the tokens of calls of the class `stream` out at their readers' pace (`Gateway.delivery`).
     hang_s, whole_s: seconds of silence allowed on a stream, and before a whole answer (see `Upstream`).
     """
     if isinstance(upstream, str):
@@ -83,7 +85,7 @@ def create_gateway(
         admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
     else:
         admission = OneQueue(policy or make_live_policy(), replicas, clock, figures.verdict)
-    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys, keepalive_s)
+    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys, keepalive_s, pace)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -101,6 +103,7 @@ def create_gateway(
             Route("/v1/models/{model:path}", control.model),
             Route("/v1/ramify/requests", control.requests),
             Route(f"/v1{wire.HISTORY_PATH}", control.history),
+            Route(f"/v1{wire.RELEASE_PATH}", control.release, methods=["POST"]),
             Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
             Route(f"/v1{wire.PREFIX_PATH}", control.prefix, methods=["POST"]),
             Route("/health", control.health),
@@ -186,6 +189,18 @@ class _Control:
         for call in chosen:
             call.interrupt(Aborted())
         return JsonResponse({"cancelled": len(chosen)})
+
+    async def release(self, request: Request) -> Response:
+        """Say that no call will continue some branches of a workflow, or that it is over, so that engines let go of
+        their KV: `{"compound_id": …, "branches": […]}`. Calls in progress go on."""
+        client = self._gateway.authorise(request)
+        body = await body_of(request, self._gateway.bodies)
+        run, branches = body.get("compound_id"), body.get("branches")
+        if not isinstance(run, str) or not run:
+            raise bad_request("compound_id", "compound_id: name the workflow, as a string")
+        if branches is not None and not (isinstance(branches, list) and all(isinstance(b, str) for b in branches)):
+            raise bad_request("branches", "branches: must be a list of strings; leave it out for the whole workflow")
+        return JsonResponse({"engines": self._gateway.engines.release(owned_name(run, client), branches)})
 
     async def prefix(self, request: Request) -> Response:
         """Let an idle engine prefill the beginning of future calls: `{"model": …, "messages": […], "tools": […]}`.

@@ -55,8 +55,10 @@ from ramify.serving.gateway.http.exchange import (
     tags_of,
     traced,
 )
+from ramify.serving.gateway.paced_delivery import PacedDelivery
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.clients import told
+from ramify.serving.pacing import tokens_to_read
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.wire import refusal_from_line
@@ -76,7 +78,8 @@ class _Work:
     dialect: Dialect
     out: ClientResponse
     trace: Mapping[str, str]  # headers that name the request, for the engine
-    held: list[bytes] = field(default_factory=list)  # events not sent yet
+    delivery: PacedDelivery | None = None  # if its events go out at the reader's pace
+    held: list[tuple[bytes, float]] = field(default_factory=list)  # events not sent yet, and their tokens to read
     head: dict[str, object] = field(default_factory=dict)  # the fields that every chunk of the answer begins with
     name: str | None = None  # the answer's id at the engine that works on it
     text: list[str] = field(default_factory=list)  # the answer so far, kept where it may have to be resumed
@@ -85,6 +88,15 @@ class _Work:
     format: AnswerFormat = field(default_factory=ChunkFormat)  # of this attempt
     ended: bool = False
     whole: bool = True  # it ended as the engine wanted, not by a failure
+
+    async def send(self) -> None:
+        """Send what is held, or leave it to the delivery."""
+        held, self.held = self.held, []
+        if self.delivery is None:
+            await self.out.bytes(b"".join([event for event, _ in held]))
+            return
+        for event, tokens in held:
+            await self.delivery.put(event, tokens)
 
 
 class Endpoint:
@@ -112,7 +124,7 @@ class Endpoint:
         trace = traced(request)
         out = ClientResponse(scope, receive, send, trace, self._api.errors)
         work = _Work(call, asked, body, dialect, out, trace)
-        answer = call.task = asyncio.create_task(self._answer(work, stream))
+        answer = call.task = asyncio.create_task(self._delivered(work) if stream else self._answer(work, stream))
         gone = asyncio.create_task(client_left(receive))
         beside = [gone]
         if stream and gateway.keepalive_s is not None:
@@ -142,6 +154,10 @@ class Endpoint:
         at_engine(self._api, llama_cpp=llama_cpp).request(asked)
         return body
 
+    async def _delivered(self, work: _Work) -> None:
+        async with self._gateway.delivery(work.call, work.body, work.dialect, work.out.bytes) as work.delivery:
+            await self._answer(work, stream=True)
+
     async def _answer(self, work: _Work, stream: bool) -> None:
         """Try until one attempt is the last one; then send the client what came of it."""
         call, close = work.call, self._gateway.close
@@ -150,6 +166,10 @@ class Endpoint:
                 await self._gateway.analyse(call, self._api.dialect, work.body)
             while not await self._attempt(work, stream):
                 pass
+            if work.delivery is not None:
+                await work.delivery.drained()
+            if stream:
+                await work.out.end()
         except Refused as refused:
             close(call, Outcome.REFUSED)
             refusal = refused.refusal
@@ -167,7 +187,10 @@ class Endpoint:
     async def _fail(self, work: _Work, error: ApiError) -> None:
         """Send the client the error, after what there is of the answer."""
         if work.held and work.call.first_token is not None:
-            await work.out.bytes(b"".join(work.held))
+            await work.send()
+        if work.delivery is not None:
+            work.delivery.hurry()
+            await work.delivery.drained()
         await work.out.error(error)
 
     async def _attempt(self, work: _Work, stream: bool) -> bool:
@@ -241,7 +264,8 @@ class Endpoint:
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway
         body = gateway.forwarded(call, work.body, replica)
-        answer = await _of(replica).post(work.dialect.path, _encoded(body), work.trace)
+        headers = gateway.headers(call, work.trace, replica)
+        answer = await _of(replica).post(work.dialect.path, _encoded(body), headers)
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
         call.cut = was_cut(answer)
@@ -253,19 +277,18 @@ class Endpoint:
     async def _stream(self, work: _Work, replica: Replica) -> None:
         call, gateway, upstream = work.call, self._gateway, _of(replica)
         body = gateway.forwarded(call, work.body, replica)
-        again, work.name = call.chunks, None
+        headers, again, work.name = gateway.headers(call, work.trace, replica), call.chunks, None
         if again:
             body = continued(work.dialect, body, "".join(work.text), again)
         else:
             work.held.clear()  # left by a failed attempt, like the head of its answer
             work.head.clear()
         done = False
-        async with aclosing(upstream.stream(work.dialect.path, _encoded(body), work.trace)) as batches:
+        async with aclosing(upstream.stream(work.dialect.path, _encoded(body), headers)) as batches:
             async for batch in batches:
                 done = self._take(work, batch, again)
                 if work.held and call.first_token is not None:
-                    await work.out.bytes(b"".join(work.held))
-                    work.held.clear()
+                    await work.send()
                 if done:
                     break
         # If several answers were asked for, the end of one says nothing about the others.
@@ -281,7 +304,7 @@ class Endpoint:
             if event.data == sse.DONE:
                 return True
             if not event.data:
-                work.held.append(event.raw + b"\n\n")
+                work.held.append((event.raw + b"\n\n", 0.0))
                 continue
             chunk = wire.parse_object(event.data)
             piece = dialect.read(chunk)
@@ -313,8 +336,10 @@ class Endpoint:
                 if joined is None:
                     continue
                 chunk = joined
+            if work.delivery is not None and piece.answers and not piece.text:
+                work.delivery.hurry()  # a tool call: programs wait for it, not readers
             if said := work.format.event(raw, chunk, piece):
-                work.held.append(said)
+                work.held.append((said, tokens_to_read(piece.text)))
             if piece.ends and dialect.last_is_whole:
                 return True
         return False
@@ -325,9 +350,8 @@ class Endpoint:
         if work.whole:
             gateway.answered(call, replica, work.body, work.dialect, work.usage, work.name, work.details)
         gateway.close(call, Outcome.DONE if work.whole else Outcome.FAILED)
-        work.held.append(work.format.end(self._ledger(call)))
-        await work.out.bytes(b"".join(work.held))
-        await work.out.end()
+        work.held.append((work.format.end(self._ledger(call)), 0.0))
+        await work.send()
 
     def _ledger(self, call: Call) -> dict[str, object]:
         return asdict(call.ledger(self._gateway.records.clock()))

@@ -20,6 +20,7 @@ from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.formats.apis import ErrorFormat
 from ramify.serving.gateway.records.clients import owned
 from ramify.serving.gateway.request_bodies import BODY_S, UnfinishedBodies
+from ramify.serving.protocol.agent_hints import read_hints, with_hints
 from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
@@ -170,7 +171,7 @@ def tags_of(request: Request, body: Mapping[str, object], client: str = "") -> S
         tags = SLOTags.from_body(body)
         for header in request.headers.getlist(HEADER):
             tags = tags.merged(SLOTags.from_header(header))
-        tags = owned(tags, client)
+        tags = owned(with_hints(tags, read_hints(body, request.headers)), client)
     except BadTags as error:
         raise bad_request(error.field, str(error)) from error
     return tags

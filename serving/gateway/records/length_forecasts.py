@@ -8,15 +8,12 @@ workflows that end. Nothing here can delay a call for longer than the analyzer c
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import socket
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ramify.serving.errors import AnalyzerDown, BadFrame
+from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.records.calls import Call
 from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound
@@ -61,13 +58,10 @@ class _Workflow:
 class LengthForecasts:
     """The analyzer's part in one gateway. `changed` is called when a running or waiting call has a new sketch."""
 
-    def __init__(self, client: AnalyzerClient, changed: Callable[[], None], *, sockets: Mapping[int, Path]) -> None:
-        """`sockets`: by replica, where its engine takes new sketches as datagrams."""
+    def __init__(self, client: AnalyzerClient, changed: Callable[[], None], *, engines: EngineMessages) -> None:
         self._client = client
         self._changed = changed
-        self._sockets = sockets
-        self._datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._datagrams.setblocking(False)
+        self._engines = engines
         self._calls: dict[int, _Followed] = {}
         self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
         self._asking: set[asyncio.Task[None]] = set()
@@ -148,7 +142,6 @@ class LengthForecasts:
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
-        self._datagrams.close()
         await self._client.aclose()
 
     async def _again(self, call: Call, followed: _Followed, answer_id: str | None) -> None:
@@ -158,11 +151,9 @@ class LengthForecasts:
         if not forecast.fresh or call.ended is not None:
             return
         call.predict(forecast.sketch)
-        path = self._sockets.get(call.replica)
-        if path is not None and answer_id is not None:
+        if answer_id is not None:
             said = {"request_id": answer_id, "length_quantiles": list(forecast.sketch.to_wire())}
-            with contextlib.suppress(OSError):  # an engine that is busy or gone goes on with its old sketch
-                self._datagrams.sendto(json.dumps(said).encode(), str(path))
+            self._engines.send(call.replica, said)
         self._changed()
 
     async def _match(self, call: Call) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.kv_retention import CostAware, IdleContext, ReturnTimes, Room
+from ramify.serving.policy.kv_retention import CostAware, IdleContext, Room
 from ramify.serving.policy.types import StepModel
 
 STEP = StepModel(base_ms=10, per_seq_ms=0.1, per_kctx_ms=0.1, per_prefill_ms=0.02)
@@ -60,13 +60,18 @@ def test_nothing_is_given_up_in_vain() -> None:
     assert taught().release([LATE], replace(FULL, wanted=300_000), NOW) == []
 
 
-def test_the_time_left_is_that_of_those_who_stayed_as_long() -> None:
-    times = ReturnTimes()
-    for seconds in [1.0] * 50 + [60.0] * 10:
-        times.add(seconds)
-    assert times.left(0.0)[0] == 1.0
-    assert times.left(5.0)[0] == 55.0
-    assert times.left(100.0)[1] < 0.1
+def test_who_is_said_to_stay_away_makes_room_first() -> None:
+    over = IdleContext("over", 100_000, since=95.0, until=99.0)
+    assert taught().release([SOON, over], FULL, NOW) == ["over"]
+
+
+def test_little_is_kept_for_programs_that_never_come_back() -> None:
+    """Whatever the plan or a hint says of them."""
+    retention = CostAware()
+    for number in range(100):
+        retention.left(f"p{number}", float(number) / 10)
+    waits = [replace(SOON, program="p99"), replace(SOON, program="p98", expected_s=6.0)]
+    assert set(retention.release(waits, replace(FULL, wanted=200_000), NOW)) == {"p98", "p99"}
 
 
 @given(

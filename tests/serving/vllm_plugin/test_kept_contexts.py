@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify.serving.policy.kv_retention import CostAware, IdleContext, Room
+from ramify.serving.vllm_plugin.gateway_messages import GatewayMessages
 
 pytestmark = pytest.mark.vllm
 
@@ -19,6 +22,12 @@ class KeepAll:
     """Gives up what running calls need, and nothing else."""
 
     backfills = True
+
+    def left(self, program: str, at: float) -> None:
+        pass
+
+    def over(self, program: str) -> None:
+        pass
 
     def returned(self, program: str, after_s: float) -> None:
         self.after_s = after_s
@@ -106,4 +115,52 @@ def test_the_next_stage_tells_how_long_the_tool_took(kept: Callable[[Any], Any])
     served(engine, "a", prompt(0), tags(0, 0))
     engine.now += 7.5
     served(engine, "b", prompt(0), tags(0, 1, last=True))
+    assert retention.after_s == pytest.approx(7.5, abs=0.2)
+
+
+def test_branches_are_kept_apart_and_go_when_they_are_released(kept: Callable[[Any], Any], tmp_path: Path) -> None:
+    engine = kept(KeepAll())
+    path = str(tmp_path / "socket")
+    engine.scheduler._messages = GatewayMessages(path)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    free = pool.get_num_free_blocks()
+    for branch in range(2):
+        served(engine, f"a{branch}", prompt(branch), tags(0, branch) | {"compound_branch": f"b{branch}"})
+    engine.step()
+    assert len(engine.scheduler._contexts) == 2
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gateway:
+        gateway.sendto(b'{"compound_id": "p0", "branches": ["b0", "other"]}', path)
+        served(engine, "x", [77] * 4)
+        assert len(engine.scheduler._contexts) == 1
+        assert served(engine, "c", prompt(1) + [99] * BLOCK, tags(0, 2) | {"compound_branch": "b1"}) <= 2 * BLOCK
+        gateway.sendto(b'{"compound_id": "p0"}', path)
+        served(engine, "y", [78] * 4)
+    engine.step()
+    assert len(engine.scheduler._contexts) == 0
+    assert pool.get_num_free_blocks() == free
+    engine.scheduler._messages.close()
+
+
+def test_calls_at_once_under_one_name_are_no_chain(kept: Callable[[Any], Any]) -> None:
+    """A client may give all its calls the same name."""
+    engine = kept(KeepAll())
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    free = pool.get_num_free_blocks()
+    same = {"compound_id": "all"}
+    for number in range(2):
+        engine.add(f"a{number}", prompt(number), 4, same)
+    engine.until(lambda: "a0" in engine.ended and "a1" in engine.ended)
+    engine.step()
+    assert len(engine.scheduler._contexts) == 0
+    assert pool.get_num_free_blocks() == free
+    served(engine, "b", prompt(3), same)
+    assert len(engine.scheduler._contexts) == 1, "later it is one again"
+
+
+def test_a_client_that_names_no_stages_comes_back_too(kept: Callable[[Any], Any]) -> None:
+    retention = KeepAll()
+    engine = kept(retention)
+    served(engine, "a", prompt(0), {"compound_id": "p"})
+    engine.now += 7.5
+    assert served(engine, "b", prompt(0) + [99] * BLOCK, {"compound_id": "p"}) <= 2 * BLOCK
     assert retention.after_s == pytest.approx(7.5, abs=0.2)

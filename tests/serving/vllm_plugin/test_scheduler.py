@@ -224,7 +224,7 @@ def test_a_new_sketch_by_the_socket_changes_what_the_policy_knows(engine: Make, 
     ours.step(1)
     (seen,) = ours.scheduler._views._seen.values()
     assert seen.view.sketch.quantile(0.5) == 123.0
-    assert ours.scheduler._length_updates.unreadable == 1
+    assert ours.scheduler._messages.unreadable == 1
 
 
 @pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord"])

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ramify.serving.errors import AnalyzerDown
+from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records.calls import Outcome
 from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound, is_last
@@ -138,7 +139,7 @@ class Workflows:
         app = create_gateway("http://engine", transport=self.engine, clock=lambda: self.now, forward_xargs=True)
         known: Any = self.learns
         self._gateway = app.state.gateway
-        self._gateway.analysis = LengthForecasts(known, lambda: None, sockets={})
+        self._gateway.analysis = LengthForecasts(known, lambda: None, engines=EngineMessages({}))
         self._app = app
         self._transport = httpx.ASGITransport(app)
         self.book = self._gateway.records

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from ramify.serving.engine.contract import EngineSpec
+from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records import logs
 from ramify.serving.gateway.records.length_forecasts import LengthForecasts
@@ -134,7 +135,7 @@ async def taught(tmp_path: Path, path: str, body: dict[str, object], reason: str
         async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
             assert gateway.gateway is not None
             analyzer: Any = Teaches()
-            gateway.gateway.analysis = LengthForecasts(analyzer, lambda: None, sockets={})
+            gateway.gateway.analysis = LengthForecasts(analyzer, lambda: None, engines=EngineMessages({}))
             asked = {"model": "m", **body, "stream_options": {"include_usage": True}}
             assert (await client.post(path, json=asked)).status_code == 200
     known: Teaches = analyzer
@@ -195,7 +196,7 @@ async def test_prediction_is_passed_to_an_engine_that_reads_tags() -> None:
     model = ScriptedModel(lambda _: "ok")
     app = create_gateway("http://engine", transport=model, forward_xargs=True)
     analyzer: Any = Knows()
-    app.state.gateway.analysis = LengthForecasts(analyzer, lambda: None, sockets={})
+    app.state.gateway.analysis = LengthForecasts(analyzer, lambda: None, engines=EngineMessages({}))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
         await ask(client, app_id="a")
         own = [float(i) for i in range(len(LEVELS))]
@@ -222,7 +223,7 @@ async def test_call_cancelled_during_prediction_gets_the_reason() -> None:
     """And not that the gateway stops, which invites a retry."""
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
     analyzer: Any = Ponders()
-    app.state.gateway.analysis = LengthForecasts(analyzer, lambda: None, sockets={})
+    app.state.gateway.analysis = LengthForecasts(analyzer, lambda: None, engines=EngineMessages({}))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
         call = asyncio.create_task(ask(client, fork_group="g"))
         await analyzer.pondering.wait()
