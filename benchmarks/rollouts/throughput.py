@@ -23,8 +23,9 @@ def rollout_rows(bed: Bed) -> list[Row]:
     every: list[Backend] = [bed.ours, *bed.peers]
     rates: dict[str, list[float]] = {backend.name: [] for backend in every}
     for number in range(blocks):
-        for backend in every[number % len(every) :] + every[: number % len(every)]:
-            rates[backend.name].append(_rate(backend, images, size))
+        for backend in every if number % 2 == 0 else reversed(every):
+            if number == 0 or backend.name in (bed.ours.name, "Docker"):  # of others, one block
+                rates[backend.name].append(_rate(backend, images, size))
     mine, peer = rates.pop(bed.ours.name), rates.get("Docker")
     ratio = round(median(mine) / median(peer), 2) if peer else None
     name = f"rollouts an hour and core, {blocks * size} of {len(images)} tasks"
