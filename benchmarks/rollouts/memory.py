@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,6 +20,10 @@ from benchmarks.rollouts.bed import Bed
 from benchmarks.rows import Row, row
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.blocking_home import SyncWorldHome
+
+
+IDLE_S = 6.0
+"""After the last command. A world keeps a process ready for the next one for 5 seconds."""
 
 
 def rows(bed: Bed) -> list[Row]:
@@ -48,6 +53,7 @@ def _worlds(bed: Bed, count: int, readable: list[float]) -> float:
             before = _proportional_bytes(process_tree(os.getpid()))
             for _ in range(count):
                 worlds.enter_context(_idle(home, image))
+            time.sleep(IDLE_S)
             readable.append((_proportional_bytes(process_tree(os.getpid())) - before) / count / 1e6)
 
         return _taken(fill) / count / 1e6
@@ -59,6 +65,7 @@ def _containers(image: str, count: int) -> float:
     def fill() -> None:
         for _ in range(count):
             subprocess.run(words, check=True, capture_output=True)
+        time.sleep(IDLE_S)
 
     taken = _taken(fill) / count / 1e6
     Docker().settled()
