@@ -21,7 +21,6 @@ from benchmarks.rows import Row, row
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.blocking_home import SyncWorldHome
 
-
 IDLE_S = 6.0
 """After the last command. A world keeps a process ready for the next one for 5 seconds."""
 
