@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rollouts.latencies import lowest
 from benchmarks.rollouts.projects import OPERATORS, PROJECTS, Project, Task
 from benchmarks.rollouts.scripted_agent import DECISIVE, Attempts, after, before
 
@@ -28,3 +29,11 @@ def test_the_decisive_turn_writes_exactly_the_attempts_line(project: Project, tm
 def test_the_best_attempt_is_the_first_whose_tests_passed() -> None:
     assert Attempts(["1\na\n", "0\nb\n", "0\nc\n"], 1.0).best == "0\nb\n"
     assert Attempts(["1\na\n"], 1.0).best == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([5.0], 5.0), ([9, 8, 7, 6], 6), ([1, 9, 9, 2, 2, 9, 8, 8, 8, 7, 7, 7], 2), ([3, 3, 4], 3)],
+)
+def test_a_latency_is_the_lowest_median_of_four_blocks(values: list[float], expected: float) -> None:
+    assert lowest(values) == expected
