@@ -20,8 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.forks import file_forks, live_forks, store_operations
 from benchmarks.rows import Row, options, printed, report
-from benchmarks.worlds import file_forks, live_forks, store_operations
 from ramify.sandboxes.host.scratch import remove_tree
 
 PARTS: dict[str, Callable[[bool, Path | None], list[Row]]] = {

@@ -13,12 +13,14 @@ import asyncio
 import copy
 import platform
 from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.integrations.world_access import with_merged_output
 from ramify.tree_search.types import StepResult, Turn
 from ramify.worlds.blocking import SyncWorld
+from ramify.worlds.blocking_home import shared_home
 
 try:
     from minisweagent.agents.default import DefaultAgent
@@ -52,22 +54,20 @@ class WorldEnvironment:
     """Runs an agent's commands in a world of its own. Also a context manager; `cleanup` ends the world."""
 
     def __init__(self, *, config_class: type = WorldEnvironmentConfig, **kwargs: Any) -> None:
-        """`kwargs`: the fields of `WorldEnvironmentConfig`. Raises as `ramify.World.create` does."""
+        """`kwargs`: the fields of `WorldEnvironmentConfig`. The environments of one process share a home's backend.
+        Raises as `ramify.World.create` does."""
         self.config: WorldEnvironmentConfig = config_class(**kwargs)
         config = self.config
-        self.world = SyncWorld.create(
-            config.folder,
-            snapshot=config.snapshot,
-            image=config.image,
-            sandbox=config.sandbox,
-            home=config.home,
-        )
+        with ExitStack() as held:
+            home = held.enter_context(shared_home(config.home, config.sandbox))
+            self.world = SyncWorld.create(config.folder, snapshot=config.snapshot, image=config.image, home=home)
+            self._held = held.pop_all()
 
     @classmethod
     def of(cls, world: SyncWorld, config: WorldEnvironmentConfig) -> WorldEnvironment:
         """An environment over a world that is there. It owns the world from now on."""
         made = cls.__new__(cls)
-        made.config, made.world = config.model_copy(deep=True), world
+        made.config, made.world, made._held = config.model_copy(deep=True), world, ExitStack()
         return made
 
     def __enter__(self) -> WorldEnvironment:
@@ -103,7 +103,8 @@ class WorldEnvironment:
 
     def cleanup(self) -> None:
         """End the world. May be called twice."""
-        self.world.close()
+        with self._held:
+            self.world.close()
 
     # Beyond mini-swe-agent's interface
 

@@ -6,6 +6,7 @@ Main types, in the order in which to read them:
 - `WorldHome` (`home.py`): the open home: its snapshot store, its backend, and the names of its worlds.
 - `References` (`references.py`): names of worlds and tags of snapshots, one small file each.
 - `SyncWorld` (`blocking.py`): the same as `World`, for code without an event loop.
+- `SyncWorldHome` (`blocking_home.py`): an open home for many of them.
 
 The package stands on `ramify.sandboxes` and `ramify.fork_engine`. It knows no workflows, no journal and no models.
 """

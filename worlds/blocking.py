@@ -13,12 +13,15 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
 from ramify.sandboxes.contract import RunResult
 from ramify.sandboxes.egress.connection_log import Connection
+from ramify.worlds.blocking_home import SyncWorldHome
 from ramify.worlds.blocking_processes import SyncProcess, SyncShell, SyncTerminal
 from ramify.worlds.exposed_port import ExposedPort
+from ramify.worlds.home import WorldHome
 from ramify.worlds.world import MOST_READ, Opening, World
 from ramify.worlds.world_egress import Allowed
 
 T = TypeVar("T")
+_Where = WorldHome | str | Path | None
 
 
 class SyncWorld:
@@ -32,22 +35,27 @@ class SyncWorld:
         self._world = world
         self._portal = portal
         self._owned = owned
+        self._closed = False
 
     @classmethod
-    def create(cls, folder: str | Path | None = None, **options: Any) -> SyncWorld:
-        """As `World.create`, with the same options."""
-        return cls._opened(lambda: World.create(folder, **options))
+    def create(
+        cls, folder: str | Path | None = None, *, home: SyncWorldHome | str | Path | None = None, **options: Any
+    ) -> SyncWorld:
+        """As `World.create`, with the same options. An open `home` is one of `SyncWorldHome`."""
+        return cls._opened(home, lambda where: World.create(folder, home=where, **options))
 
     @classmethod
-    def open(cls, name: str, **options: Any) -> SyncWorld:
-        """As `World.open`, with the same options."""
-        return cls._opened(lambda: World.open(name, **options))
+    def open(cls, name: str, *, home: SyncWorldHome | str | Path | None = None, **options: Any) -> SyncWorld:
+        """As `World.open`, with the same options. An open `home` is one of `SyncWorldHome`."""
+        return cls._opened(home, lambda where: World.open(name, home=where, **options))
 
     @classmethod
-    def _opened(cls, opening: Callable[[], Opening]) -> SyncWorld:
+    def _opened(cls, home: SyncWorldHome | str | Path | None, opening: Callable[[_Where], Opening]) -> SyncWorld:
         async def make() -> World:
-            return await opening()
+            return await opening(home.home if isinstance(home, SyncWorldHome) else home)
 
+        if isinstance(home, SyncWorldHome):
+            return cls(home.portal.call(make), home.portal)
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal("asyncio"))
             return cls(portal.call(make), portal, stack.pop_all())
@@ -61,6 +69,10 @@ class SyncWorld:
         self.close()
 
     def close(self) -> None:
+        """End the world, as `World.close`. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             self._portal.call(self._world.close)
         finally:

@@ -280,8 +280,14 @@ class World(WorldCommands, WorldEgress):
 
         tag: a name for it, which keeps it from `ramify gc`. Raises `NameTaken`, `BadName`, `WorldDied`.
         """
+        return await self._sealed(tag)
+
+    async def _sealed(self, tag: str | None = None, *, flush: bool = True) -> Snapshot:
+        """The state of now. Without `flush` it is lost if the machine crashes, as a world without a name is."""
         async with self._home.pins.held():
-            sealed = await self._alive().seal()
+            sealed = await self._alive().seal(flush=False)
+            if flush or self._reference is not None:  # also if nothing changed since a seal without a flush
+                await asyncio.to_thread(self._home.store.flush)
             self._keep(sealed)
             if tag is not None:
                 self._home.tag(tag, sealed, source=self.name or "")
@@ -294,7 +300,7 @@ class World(WorldCommands, WorldEgress):
         """
         if names is not None and len(names) != n:
             raise ValueError(f"{n} forks need {n} names, not {len(names)}")
-        state = await self.snapshot()
+        state = await self._sealed(flush=names is not None)
         lives = await (await self._home.backend()).fork(state, self._spec, n)
         made: list[World] = []
         try:
@@ -334,7 +340,7 @@ class World(WorldCommands, WorldEgress):
 
     async def diff(self, other: World | Snapshot | str | None = None) -> list[Change]:
         """What changed from `other` to now, sorted by path. Without `other`: since the world was made or opened."""
-        now = await self.snapshot()
+        now = await self._sealed(flush=False)
         before = self._origin if other is None else await self._state_of(other)
         return await asyncio.to_thread(self._home.store.changes, before, now)
 

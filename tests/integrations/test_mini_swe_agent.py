@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,20 @@ def test_a_command_that_takes_too_long_is_told_with_its_output(environment: Worl
 def test_failed_submission_does_not_end_the_agent(environment: WorldEnvironment) -> None:
     command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; exit 1"
     assert environment.execute({"command": command})["returncode"] == 1
+
+
+def test_environments_of_one_home_share_its_backend(repo: Path, sandbox: str, tmp_path: Path) -> None:
+    config = {"folder": str(repo), "sandbox": sandbox, "home": str(tmp_path / "home")}
+    one, two = WorldEnvironment(**config), WorldEnvironment(**config)
+    assert one.world.call(_home_of(one)) is two.world.call(_home_of(two))
+    one.cleanup()
+    one.cleanup()
+    assert two.execute({"command": "ls"})["output"] == "main.py\n"
+    two.cleanup()
+
+
+def _home_of(environment: WorldEnvironment) -> Callable[[], Awaitable[object]]:
+    return environment.world.world._home.backend
 
 
 def test_an_agent_forks_in_the_middle_and_goes_on_differently(environment: WorldEnvironment) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ramify.fork_engine.errors import CheckoutRefused, MergeConflict
 from ramify.fork_engine.types import MergeStrategy
+from ramify.paths import snapshots
 from ramify.worlds.errors import (
     BadName,
     CommandFailed,
@@ -242,4 +243,22 @@ async def test_a_merge_keeps_what_both_sides_have_in_a_folder_of_the_home(home: 
         await fork.exec("echo 3 > ~/.ramify-test/new/third")
         await world.merge(fork)
         assert (await world.exec("cd ~/.ramify-test/new && cat first second third")).stdout == "1\n2\n3\n"
+        await fork.close()
+
+
+async def test_a_fork_waits_for_no_disk_and_a_snapshot_after_it_does(home: WorldHome, repo: Path) -> None:
+    def unflushed() -> list[Path]:
+        return list(snapshots(home.place).glob("unflushed/*/*"))
+
+    async with World.create(repo, home=home) as world:
+        await world.write("new", "1")
+        (fork,) = await world.fork()
+        assert unflushed()
+        await world.snapshot("kept")  # nothing changed since the fork
+        assert not unflushed()
+        await fork.close()
+    async with World.create(repo, home=home, name="named") as world:
+        await world.write("new", "2")
+        (fork,) = await world.fork()
+        assert not unflushed(), "the name stands for the state that was forked"
         await fork.close()

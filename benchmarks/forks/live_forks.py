@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.worlds import lower_bounds as floors
-from benchmarks.worlds.rounds import QUICK_BUDGET_S, Pace, Row, in_budget, missing, no_docker, row
+from benchmarks.forks import lower_bounds as floors
+from benchmarks.forks.rounds import QUICK_BUDGET_S, Pace, Row, in_budget, missing, no_docker, row
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
@@ -115,7 +115,7 @@ class Bench:
         name = "checkpoint after 100 changed files, shell kept, not yet flushed"
         return [
             {
-                **row(name, sealed, 15, "docker commit: benchmarks/worlds/store_operations.py"),
+                **row(name, sealed, 15, "docker commit: benchmarks/forks/store_operations.py"),
                 "floor": floors.checkpoint(self._lower, self._scratch),
             },
             row("checkpoint where nothing changed", clean, 0.5),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.worlds.rounds import in_budget, no_docker, row
+from benchmarks.forks.rounds import in_budget, no_docker, row
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 

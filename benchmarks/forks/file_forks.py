@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.worlds.rounds import QUICK_BUDGET_S, Pace, Row, in_budget, no_docker, row, spent
+from benchmarks.forks.rounds import QUICK_BUDGET_S, Pace, Row, in_budget, no_docker, row, spent
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.contract import Backend, WorldSpec

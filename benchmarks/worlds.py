@@ -1,0 +1,107 @@
+"""Measure worlds as sandboxes of agents, next to Docker and bubblewrap (docs/how-to/worlds.md, harnesses.md).
+
+    python benchmarks/worlds.py [--quick] [--json] [--sdists DIR] [--scratch DIR] [--only start|rollouts|…]
+
+The work is real: projects of the package index with seeded bugs and their own tests, driven by mini-swe-agent's loop
+with a scripted model, so that all backends run the same commands over the same bytes. Run it as an ordinary user who
+may use Docker (`$DOCKER_HOST`). Without an engine, without bubblewrap or without mini-swe-agent, the peers' figures
+are missing, and each row says why. The source distributions are fetched by pip, once (`--sdists`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.rollouts import backends, disk, latencies, memory, projects, task_images, throughput
+from benchmarks.rollouts.bed import Bed
+from benchmarks.rows import Row, not_measured, options, printed, report
+from ramify.sandboxes.errors import SandboxError
+from ramify.sandboxes.host.scratch import remove_tree
+from ramify.worlds.blocking_home import shared_home
+
+PARTS: dict[str, Callable[[Bed], list[Row]]] = {
+    "start": latencies.start_rows,
+    "exec": latencies.exec_rows,
+    "branch": latencies.branch_rows,
+    "rollouts": throughput.rollout_rows,
+    "best": throughput.best_of_rows,
+    "disk": disk.rows,
+    "memory": memory.rows,
+}
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ramify-bench" / "sdists"
+
+
+def missing_docker() -> str:
+    """Why no Docker Engine can be measured; empty if one answers."""
+    if shutil.which("docker") is None:
+        return "Docker is not installed"
+    try:
+        asked = subprocess.run(["docker", "info"], capture_output=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return "the Docker Engine does not answer"
+    return "" if asked.returncode == 0 else "no Docker Engine answers"
+
+
+def missing_bubblewrap(root: Path) -> str:
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    done = subprocess.run(["bwrap", *backends.isolation(root), "true"], capture_output=True, text=True)
+    return done.stderr.strip()
+
+
+def bed(folder: Path, sdists: Path, quick: bool) -> Bed:
+    """Prepare projects and images, and import them into each backend."""
+    tasks = projects.prepared(sdists, folder / "projects", 2 if quick else len(projects.PROJECTS))
+    images = task_images.build(tasks, folder)
+    missing = {"Docker": missing_docker(), "bubblewrap": missing_bubblewrap(folder / "root")}
+    with shared_home(folder / "home") as home:
+        ids = {image.name: home.portal.call(home.home.images.pull, str(image.archive)).id for image in images}
+    if not missing["Docker"]:
+        backends.load(images)
+    return Bed(folder, images, ids, missing, quick)
+
+
+def measured(folder: Path, asked: list[str], sdists: Path, quick: bool) -> list[Row]:
+    rows = []
+    made = bed(folder, sdists, quick)
+    with shared_home(made.home):
+        for part in asked:
+            try:
+                found = PARTS[part](made)
+            except SandboxError as error:
+                found = [not_measured(part, "", str(error))]
+            for row in found:
+                print(printed(row), flush=True)
+            rows += found
+    return rows
+
+
+def main() -> None:
+    parser = options(__doc__, "two projects, few rounds: a minute in all once the source distributions are there")
+    parser.add_argument("--sdists", type=Path, default=_CACHE, help="where the source distributions are kept")
+    parser.add_argument("--scratch", type=Path, help="a folder on the file system to measure")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="only this part; repeatable")
+    asked = parser.parse_args()
+    os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
+    before = os.getloadavg()[0]
+    folder = Path(tempfile.mkdtemp(prefix="ramify-bench-", dir=asked.scratch))
+    try:
+        rows = measured(folder, asked.only or list(PARTS), asked.sdists, asked.quick)
+    except projects.NoProjects as error:
+        sys.exit(f"worlds: {error}")
+    finally:
+        remove_tree(folder)
+    if asked.json:
+        print(report(rows, load=[round(one, 1) for one in (before, os.getloadavg()[0])]))
+
+
+if __name__ == "__main__":
+    main()
