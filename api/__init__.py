@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ramify.runtime.execution.forks import Outcome as Outcome
     from ramify.runtime.execution.forks import Outcomes as Outcomes
     from ramify.runtime.langgraph.checkpointer import Saver as Saver
+    from ramify.runtime.user_code.call_slo import slo as slo
     from ramify.runtime.user_code.sandbox import Sandbox as Sandbox
     from ramify.runtime.user_code.sandbox import SyncSandbox as SyncSandbox
     from ramify.sandboxes.contract import RunResult as RunResult
@@ -67,6 +68,7 @@ _EXPORTS = {
     "ramify.runtime.effects.fence": ("DidNotHappen", "Happened"),
     "ramify.runtime.execution.forks": ("Branch", "Branches", "Outcome", "Outcomes"),
     "ramify.runtime.langgraph.checkpointer": ("Saver",),
+    "ramify.runtime.user_code.call_slo": ("slo",),
     "ramify.runtime.user_code.sandbox": ("Sandbox", "SyncSandbox"),
     "ramify.sandboxes.contract": ("RunResult",),
     "ramify.sandboxes.egress.credentials": ("Header",),

@@ -12,6 +12,7 @@ from ramify.runtime.execution.forks import Fork
 from ramify.runtime.execution.questions import begin_asking
 from ramify.runtime.execution.run import RunScope, is_patched, refuse_inside_step
 from ramify.runtime.user_code.call_sites import CallSite, call_site
+from ramify.runtime.user_code.call_slo import call_slo
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope
 from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
@@ -215,10 +216,10 @@ def _call(
     read: Callable[[Awaitable[list[ChatResult]]], Awaitable[T]],
 ) -> Awaitable[T]:
     what = f"llm.{method}() was called"
-    scope = current_scope(what)
+    scope, said = current_scope(what), call_slo()
     if not isinstance(scope, RunScope):
-        return read(scope.call_llm(requests, site, method))
-    return start_on_run_loop(what, lambda: read(scope.call_llm(requests, site, method)))
+        return read(scope.call_llm(requests, site, method, said))
+    return start_on_run_loop(what, lambda: read(scope.call_llm(requests, site, method, said)))
 
 
 async def _first(pending: Awaitable[list[ChatResult]]) -> ChatResult:

@@ -16,6 +16,7 @@ from ramify.runtime.journal.failures import STANDS, RaisedBy
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Answers, compare_answers
+from ramify.runtime.user_code.call_slo import NOTHING_SAID, CallSLO, call_slo
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import DeadlineInfeasible
 from ramify.serving.protocol.tags import SLOTags
@@ -34,6 +35,7 @@ class _Stage:
     index: int
     width: int
     siblings: bool
+    said: CallSLO
 
 
 class LLMCalls:
@@ -65,7 +67,14 @@ class LLMCalls:
         self._telling: set[asyncio.Task[None]] = set()
 
     def stage(
-        self, requests: list[ChatRequest], *, op_id: OpId, place: str, branch: BranchPath, step_key: str | None
+        self,
+        requests: list[ChatRequest],
+        *,
+        op_id: OpId,
+        place: str,
+        branch: BranchPath,
+        step_key: str | None,
+        said: CallSLO = NOTHING_SAID,
     ) -> Awaitable[list[ChatResult]]:
         """Return an awaitable of the results, in the order of the requests. It raises the first `LLMError`; the calls
         that succeeded are journalled."""
@@ -86,7 +95,7 @@ class LLMCalls:
             )
             for request, digest in zip(requests, digests, strict=True)
         ]
-        return self._send_in_turn(requests, rows, index)
+        return self._send_in_turn(requests, rows, _Stage(index, len(rows), _are_siblings(requests), said))
 
     def release(self, branches: Sequence[BranchPath]) -> None:
         """Let engines give up the KV of branches that make no more calls, and of theirs. Does not wait."""
@@ -109,9 +118,11 @@ class LLMCalls:
             return None
         return self._record.deadline_s - self._journal.consumed_s()
 
-    async def _send_in_turn(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
+    async def _send_in_turn(
+        self, requests: list[ChatRequest], rows: list[LLMRecord], stage: _Stage
+    ) -> list[ChatResult]:
         if not rows or rows[0].step_key is not None:  # the step's own result has a turn
-            return await self._send_all(requests, rows, index)
+            return await self._send_all(requests, rows, stage)
         failed = rows[0].key
         known = [row.key for row in rows if self._journal.is_recorded(row.key)]
         stands, begun = self._journal.stands(failed), self._clock()
@@ -120,7 +131,7 @@ class LLMCalls:
                 await until_cancelled_again(self._journal, failed, "model calls")
                 if stands and (error := self._journal.failed(failed)) is not None:
                     raise error
-                return await self._send_and_record_failure(requests, rows, index)
+                return await self._send_and_record_failure(requests, rows, stage)
         except Exception as error:
             self._journal.followers.told(error, RaisedBy(failed, None, rows[0].branch))
             raise
@@ -130,21 +141,19 @@ class LLMCalls:
             raise
 
     async def _send_and_record_failure(
-        self, requests: list[ChatRequest], rows: list[LLMRecord], index: int
+        self, requests: list[ChatRequest], rows: list[LLMRecord], stage: _Stage
     ) -> list[ChatResult]:
         """Send a stage. If it fails, record that: the workflow may catch the error and go on."""
         begun = self._clock()
         try:
-            return await self._send_all(requests, rows, index)
+            return await self._send_all(requests, rows, stage)
         except Exception as error:
             if error is not self._journal.stopped:
                 await self._journal.record(_failed_row(rows[0], error, begun, self._clock()))
             raise
 
-    async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
+    async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], stage: _Stage) -> list[ChatResult]:
         pairs = zip(requests, rows, strict=True)
-        prompts = {(request.model, request.messages) for request in requests}
-        stage = _Stage(index, len(rows), siblings=len(prompts) == 1 < len(rows))
         sent = [self._send(request, row, stage) for request, row in pairs]
         self.under_way += 1
         try:
@@ -213,12 +222,14 @@ class LLMCalls:
         return result
 
     def tags(self) -> SLOTags:
-        """Return the tags for calls that a step makes with its own client: the run's deadline, but no stage."""
+        """Return the tags for calls that a step makes with its own client: the run's deadline and what the running
+        code says of its calls, but no stage."""
         left = self.deadline_left()
         at = None if left is None else self._clock() + max(0.0, left)
-        return SLOTags(
+        tags = SLOTags(
             slo_class="compound", compound_id=self._record.id, compound_deadline_at=at, app_id=self._record.name
         )
+        return call_slo().on(tags)
 
     def _refuse_when_late(self) -> None:
         left = self.deadline_left()
@@ -232,7 +243,7 @@ class LLMCalls:
     def _tags(self, stage: _Stage) -> SLOTags:
         left = self.deadline_left()
         grouped = stage.siblings and STAGES in self._plan.passes
-        return SLOTags(
+        tags = SLOTags(
             slo_deadline_s=left,
             slo_class="compound",
             compound_id=self._record.id,
@@ -246,6 +257,7 @@ class LLMCalls:
             compound_due_s=self._stage_left(stage.index),
             app_id=self._record.name,
         )
+        return stage.said.on(tags)
 
     def _stage_left(self, index: int) -> float | None:
         """Return the seconds until this stage is due, by its share φ of the deadline: 0 if that has passed, None
@@ -269,6 +281,10 @@ class LLMCalls:
 def branch_tag(branch: BranchPath) -> str:
     """Return the name of a branch in the tags of its calls, which are short."""
     return branch if len(branch) <= _LONGEST_TAG else hashlib.sha256(branch.encode()).hexdigest()
+
+
+def _are_siblings(requests: list[ChatRequest]) -> bool:
+    return len({(request.model, request.messages) for request in requests}) == 1 < len(requests)
 
 
 def _failed_row(first: LLMRecord, error: Exception, begun: float, now: float) -> OpRecord:

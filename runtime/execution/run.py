@@ -33,6 +33,7 @@ from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.user_code.call_sites import CallSite, find_op
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.user_code.scope import current_scope
 from ramify.runtime.user_code.task_waits import LEFT, BegunStep, TaskWaits
@@ -254,7 +255,9 @@ class RunScope:
     def sandbox(self) -> Sandbox | None:
         return self.step.sandbox if self.step else None
 
-    def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
+    def call_llm(
+        self, requests: list[ChatRequest], site: CallSite, method: str, said: CallSLO
+    ) -> Awaitable[list[ChatResult]]:
         """Return the awaitable of one stage of model calls. Keys are taken at the call, in program order."""
         if self.step is not None:
             op, place = self.step.op, f"{self.step.key}|a{self.step.attempt}"
@@ -268,6 +271,7 @@ class RunScope:
             place=place,
             branch=self.branch.path,
             step_key=self.step.key if self.step else None,
+            said=said,
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import Select, String, Table, bindparam, select, text, union
@@ -70,6 +71,17 @@ class StoreQueries:
 
     async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
         return await self._of_run(tables.llm, run_id, rows.llm_record, after)
+
+    async def journal(self, run_id: RunId) -> tuple[list[OpRecord], list[LLMRecord]]:
+        """Return a run's journal and its model calls, as `ops` and `llm` do, over one connection."""
+        queries = [_of_run(table, run_id) for table in (tables.ops, tables.llm)]
+
+        async def ask(connection: AsyncConnection) -> tuple[list[rows.Row], list[rows.Row]]:
+            return await _with_texts(queries[0])(connection), await _with_texts(queries[1])(connection)
+
+        with self._readable():
+            ops, llm = await self._read(ask)
+            return [rows.op_record(row) for row in ops], [rows.llm_record(row) for row in llm]
 
     async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
         """Return the ledger of a run in the order of the first intents: the last attempt of each effect. `earlier`:
@@ -157,15 +169,24 @@ class StoreQueries:
                 await asyncio.sleep(pause_s)
 
     async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T]) -> list[T]:
+        with self._readable():
+            return [make(row) for row in await self._read(_with_texts(query))]
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turn errors in the rows that a query found into `StoreError`."""
         try:
-            found = await self._read(_with_texts(query))
-            return [make(row) for row in found]
+            yield
         except (ValueError, TypeError, KeyError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
     async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
-        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
+        query = _of_run(table, run_id)
         return await self._fetch(query.where(table.c.seq > after) if after else query, make)
+
+
+def _of_run(table: Table, run_id: RunId) -> Select[Any]:
+    return tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
 
 
 async def _whole(reader: AsyncEngine, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import NotInARun, UsedAfterFork
 from ramify.runtime.user_code.call_sites import CallSite
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.serving.types import ChatRequest, ChatResult
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ class Scope(Protocol):
         """The sandbox of the running step; None outside a step and in a pure step."""
         ...
 
-    def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
-        """Make one stage of model calls, all at once. Calls that the journal holds are served from it."""
+    def call_llm(
+        self, requests: list[ChatRequest], site: CallSite, method: str, said: CallSLO
+    ) -> Awaitable[list[ChatResult]]:
+        """Make one stage of model calls, all at once, of which the caller says `said` (`slo`). Calls that the
+        journal holds are served from it."""
         ...
 
 

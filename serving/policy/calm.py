@@ -5,6 +5,10 @@ request is its goodput for each second of generation (equation 4.1). Requests wh
 that of the B-th best are candidates. Sorted by input length, the window of B candidates with the greatest sum of
 priorities is the batch. Within a frame, free slots are filled in the order of priority, and nothing is displaced.
 
+The option `appendix` adds what only the proofs have: the scheduling filter of appendix B, by which a request that
+cannot end before its deadline any more comes after all that can, and the preemption threshold of equation D.5, which
+compares goodput and not priority.
+
 It is kept for comparison; `concord` is the recommended policy. docs/decisions/051 lists the choices that the text
 leaves.
 """
@@ -90,6 +94,7 @@ class CalmOptions:
     fairness: float = 0.0  # f
     fair: Fairness = lambda view, now: now - view.arrived
     cutoff: float | None = None  # p; None: it is adapted
+    appendix: bool = True  # the filter of appendix B, and the threshold of equation D.5
 
 
 _NEVER = float("inf")
@@ -105,6 +110,7 @@ class Ranked(NamedTuple):
     gen_s: float  # t_gen: upper bound of its remaining generation time; for a compound request, of the whole stage
     goodput: float
     priority: float
+    is_feasible: bool = True  # t_SLO^r - t_comp^r is not below 0 (appendix B)
 
 
 class _Known(NamedTuple):
@@ -114,6 +120,7 @@ class _Known(NamedTuple):
     left: float  # len_rem(r), in tokens
     gain: float  # goodput(r), before δ
     admit_by: float
+    due: float  # its deadline, or its workflow's; never for calls that are judged token by token
 
 
 class Calm:
@@ -143,7 +150,7 @@ class Calm:
         late = [one for one in waiting if one.admit_by <= now]
         live = [one for one in waiting if not one.admit_by <= now] if late else waiting
         queue = self._ranked([*live, *known[len(waiting) :]], now, token_s, frame_s)
-        queue.sort(key=lambda ranked: (-ranked.priority, ranked.view.id))
+        queue.sort(key=lambda ranked: (not ranked.is_feasible, -ranked.priority, ranked.view.id))
         in_queue = {one.view.id for one in live}
         order = [ranked.view.id for ranked in queue if ranked.view.id in in_queue]
         new_frame = now >= self._frame_ends
@@ -152,7 +159,7 @@ class Calm:
         if new_frame:
             self._frame_ends = now + frame_s
             self.cutoff.frame(now)
-            chosen = window(queue, view.capacity.slots, self.cutoff.value)
+            chosen = self._batch(queue, view.capacity.slots)
             order = [i for i in order if i in chosen] + [i for i in order if i not in chosen]
             admit = order[: view.capacity.free]
             if view.capacity.can_preempt:
@@ -183,7 +190,13 @@ class Calm:
 
     def _analysed(self, call: RequestView) -> _Known:
         left = remaining(call, self._prior, self.options.quantile)
-        return _Known(call, left, worth(self.options.goodput, call, left), self._admit_by(call))
+        return _Known(call, left, worth(self.options.goodput, call, left), self._admit_by(call), _due(call))
+
+    def _batch(self, queue: list[Ranked], slots: int) -> set[RequestId]:
+        """Choose the batch among what can be in time; the rest takes the slots that this leaves."""
+        feasible = [ranked for ranked in queue if ranked.is_feasible]
+        chosen = window(feasible, slots, self.cutoff.value)
+        return chosen.union([one.view.id for one in queue[len(feasible) :][: max(0, slots - len(chosen))]])
 
     def _ranked(self, known: list[_Known], now: float, token_s: float, frame_s: float) -> list[Ranked]:
         options = self.options
@@ -193,7 +206,12 @@ class Calm:
         for i, one in enumerate(known):
             if (compound := one.view.compound) is not None:
                 stages.setdefault((compound.id, compound.stage), []).append(i)
+        # The calls of a stage run at once: it ends with the longest, although its price is the sum.
+        feasible = [not self.options.appendix or now + own <= one.due for own, one in zip(gen, known, strict=True)]
         for members in stages.values():
+            if not all(map(feasible.__getitem__, members)):
+                for i in members:
+                    feasible[i] = False
             stage_gen, stage_gain = sum([gen[i] for i in members]), sum([gains[i] for i in members])
             for i in members:
                 gen[i], gains[i] = stage_gen, stage_gain
@@ -206,7 +224,7 @@ class Calm:
         if fairness:  # §4.3
             mixed = zip(priority, known, strict=True)
             priority = [(1 - fairness) * own + fairness * fair(one.view, now) for own, one in mixed]
-        return list(map(Ranked, [one.view for one in known], gen, goodput, priority))
+        return list(map(Ranked, [one.view for one in known], gen, goodput, priority, feasible))
 
     def _displaced(
         self, queue: list[Ranked], incoming: list[RequestId], chosen: set[RequestId], view: View, frame_s: float
@@ -226,10 +244,21 @@ class Calm:
             again = max(0, victim.view.computed - victim.view.cached_tokens)
             loss = prefill_s(view.capacity.step, again) * victim.priority
             gain = (rival.priority - victim.priority) * frame_s
-            if rival.priority <= victim.priority * (1 + self.options.preempt_margin) or gain <= loss:
+            if not self._may_preempt(rival, victim) or gain <= loss:
                 break
             out.append(victim.view.id)
         return out
+
+    def _may_preempt(self, rival: Ranked, victim: Ranked) -> bool:
+        """Is R(A) > (1 + δ) R(B) (equation D.5), R being the base goodput? Anything that can be in time may displace
+        what cannot, and not the other way round. Without the appendix the priorities are compared (§4.2).
+        """
+        more = 1 + self.options.preempt_margin
+        if not self.options.appendix:
+            return rival.priority > victim.priority * more
+        if rival.is_feasible is not victim.is_feasible:
+            return rival.is_feasible
+        return rival.goodput > victim.goodput * more
 
     def _admit_by(self, call: RequestView) -> float:
         if call.slo_class is SloClass.BEST_EFFORT or call.generated:
@@ -237,6 +266,11 @@ class Calm:
         if call.admit_by is not None:
             return call.admit_by
         return _NEVER if self.options.waiting_s is None else call.arrived + self.options.waiting_s
+
+
+def _due(call: RequestView) -> float:
+    ends = [call.deadline, None if call.compound is None else call.compound.deadline]
+    return _NEVER if is_latency(call) else min([at for at in ends if at is not None], default=_NEVER)
 
 
 def _not_admitted(one: _Known) -> Refusal:

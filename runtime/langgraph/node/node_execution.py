@@ -38,6 +38,7 @@ from ramify.runtime.langgraph.thread.positions import StoredPosition
 from ramify.runtime.langgraph.thread.session import Session
 from ramify.runtime.langgraph.thread.standing_attempt import StandingAttempt
 from ramify.runtime.user_code.call_sites import CallSite
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import entered, scope_here
 from ramify.serving.transport import tagged
@@ -114,8 +115,10 @@ class NodeScope:
             return SyncSandbox(face, self._portal.loop)  # type: ignore[return-value]  # the blocking face of the same
         return face
 
-    def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
-        return PortalFuture(self._portal.submit(self._attempt.call_llm(requests)))
+    def call_llm(
+        self, requests: list[ChatRequest], site: CallSite, method: str, said: CallSLO
+    ) -> Awaitable[list[ChatResult]]:
+        return PortalFuture(self._portal.submit(self._attempt.call_llm(requests, said)))
 
 
 def current_rerun() -> GraphRun | None:

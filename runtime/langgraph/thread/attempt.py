@@ -32,6 +32,7 @@ from ramify.runtime.langgraph.thread.standing_attempt import (
 from ramify.runtime.langgraph.thread.supersteps import Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, OpStatus
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.serving.types import ChatRequest, ChatResult
 
 
@@ -169,8 +170,8 @@ class Attempt:
         `BackendUnavailable`."""
         return await (await self.stand()).sandbox()
 
-    async def call_llm(self, requests: list[ChatRequest]) -> list[ChatResult]:
-        return await (await self.stand()).call_llm(requests)
+    async def call_llm(self, requests: list[ChatRequest], said: CallSLO) -> list[ChatResult]:
+        return await (await self.stand()).call_llm(requests, said)
 
     def lends(self) -> Loan:
         """Reserve a fork of the world as it is now, for something that the node's code runs. If `must_lend_now`, take

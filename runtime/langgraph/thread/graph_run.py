@@ -71,6 +71,7 @@ class GraphRun:
         self._whole: dict[str, Snapshot] = {}  # known to be complete
         self._is_lingering = False
         self._writing: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
         self._lock = asyncio.Lock()
         self._stack = AsyncExitStack()
         self.clock = services.clock
@@ -90,13 +91,14 @@ class GraphRun:
         skipped: tuple[Skipped, ...] = (),
         *,
         looks: bool = False,
+        is_new: bool = False,
     ) -> GraphRun:
         """Open a run where its journal ends. With `looks`, its recorded status stays until `goes_on` is called.
+        `is_new`: this process has just made the run, and no other knows its name, so that its journal is empty.
         Raises `RunLocked` if another process works on it."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(hold_run(services.locks, services.store, record.id))
-            ops = await services.store.ops(record.id)
-            llm = await services.store.llm(record.id)
+            ops, llm = ([], []) if is_new else await services.store.journal(record.id)
             resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
             came_back = resumed and record.status is not RunStatus.DONE
             if (mixed := mixing(record, services.settings)) is not None:
@@ -144,9 +146,11 @@ class GraphRun:
             status, end = self.stands[0], RunUpdate()
         async with self._stack:
             await self.worlds.close()
+            self._closing.set()
             if self._writing is not None:
                 await asyncio.wait([self._writing])
-            await self.write_noted()
+            if self._noted:  # they share the commit of the run's end
+                await self.record_rows(durable=Durable.NEXT_ROW)
             await self.journal.finish(end)
             self.journal.close()
             self.services.emit(RunEnded(self.record, status))
@@ -189,7 +193,10 @@ class GraphRun:
         self._writing = asyncio.create_task(self._write_behind())
 
     async def _write_behind(self) -> None:
-        await asyncio.sleep(_LINGER_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await self._closing.wait()
+                return
         self._is_lingering = False
         # the rows stay noted: the next recording, or the end of the run, meets the error again
         with suppress(Exception):

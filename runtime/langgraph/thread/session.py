@@ -61,6 +61,7 @@ class Invocation:
     left: StoredPosition | None = None  # where a node stood that handed over to the parent graph
     deadline_s: float | None = None
     anonymous: RunId | None = None  # the run of an invocation without thread or checkpointer
+    was_begun: bool = False  # that run may have a row already
     saver: Saver | None = None  # its checkpointer, if that is Ramify's
     unsent: dict[str, StoredPosition] = field(
         default_factory=dict
@@ -341,14 +342,24 @@ class Session:
             return run
 
     async def _open(self, services: Services, invocation: Invocation, run_id: RunId, new: bool) -> GraphRun:
-        try:
-            record, skipped = await services.store.run(run_id), tuple[Skipped, ...]()
-        except RunNotFound:
-            if not new:
-                raise
-            launch = Launch(self.plan, (), {}, self._workspace, self._deadline_s, run_id, invocation.thread)
-            record, skipped = await create(services, launch)
-        return await GraphRun.open(services, record, self.plan, skipped, looks=invocation.looks)
+        is_new = new and run_id == invocation.anonymous and not invocation.was_begun
+        if is_new:  # its name is random, so the database need not be asked
+            invocation.was_begun = True
+            record, skipped = await self._create(services, invocation, run_id)
+        else:
+            try:
+                record, skipped = await services.store.run(run_id), tuple[Skipped, ...]()
+            except RunNotFound:
+                if not new:
+                    raise
+                record, skipped = await self._create(services, invocation, run_id)
+        return await GraphRun.open(services, record, self.plan, skipped, looks=invocation.looks, is_new=is_new)
+
+    async def _create(
+        self, services: Services, invocation: Invocation, run_id: RunId
+    ) -> tuple[RunRecord, tuple[Skipped, ...]]:
+        launch = Launch(self.plan, (), {}, self._workspace, self._deadline_s, run_id, invocation.thread)
+        return await create(services, launch)
 
     async def _run_id(self, invocation: Invocation, task: Task) -> RunId:
         """Return the id of the run for a thread without a world: a new run, the same however often its start is

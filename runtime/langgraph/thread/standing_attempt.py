@@ -25,6 +25,7 @@ from ramify.runtime.langgraph.thread.supersteps import Position, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.reuse.commands import ReusableCommands
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.worlds.world_pool import Branch
 from ramify.serving.types import ChatRequest, ChatResult
 
@@ -146,13 +147,14 @@ class StandingAttempt:
 
         return ReusableCommands(self._context.run, self._context.key, self._context.op.id, blank, self._context.pin)
 
-    async def call_llm(self, requests: list[ChatRequest]) -> list[ChatResult]:
+    async def call_llm(self, requests: list[ChatRequest], said: CallSLO) -> list[ChatResult]:
         return await self._context.calls.stage(
             requests,
             op_id=self._context.op.id,
             place=self._context.key,
             branch=self.branch.path,
             step_key=self._context.task.key,
+            said=said,
         )
 
     async def fork(self, number: int, state: Snapshot | None) -> Lent:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import search_app
+import slo_app
 
 from ramify import Runtime
 from ramify.runtime.codec import codec
@@ -79,3 +81,17 @@ async def test_a_refusal_is_not_retried(home: Path, workspace: Path) -> None:
             await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="10m")
         assert isinstance(caught.value.__cause__, LLMError)
         assert not isinstance(caught.value.__cause__, LLMRejected)
+
+
+@pytest.mark.parametrize("way", [slo_app.answers, slo_app.answers_in_a_thread])
+async def test_a_workflow_says_which_calls_a_person_reads(home: Path, workspace: Path, way: Any) -> None:
+    async with client_of(ScriptedModel(script)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        await runtime.run(way, "what?", workspace=workspace, deadline="10m")
+        rows = await runtime.llm_calls()
+    drafts, answer = (codec.decode(row.tags_json) for row in (rows[0], rows[-1]))
+    assert (drafts["slo_class"], drafts["goodput_weight"], drafts["slo_think_s"]) == ("compound", 3.0, 20.0)
+    assert "slo_ttft_s" not in drafts
+    assert (answer["slo_class"], answer["compound_last"]) == ("stream", 1)
+    assert (answer["slo_ttft_s"], answer["slo_tbt_s"]) == (1.0, 0.2)
+    assert answer["compound_id"] == drafts["compound_id"]
+    assert "goodput_weight" not in answer

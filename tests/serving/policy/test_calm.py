@@ -108,7 +108,7 @@ def capacity(slots: int, running_now: int, preempt: bool = True) -> Capacity:
 
 
 def test_a_displacement_must_gain_more_than_its_prefill() -> None:
-    calm = CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0)
+    calm = CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0, appendix=False)
     short = view(1, length=20, deadline=NOW + 5)
     cheap, dear = running(9, length=1000), running(9, length=1000, computed=1_000_000)
     assert Calm(calm).decide(View(capacity(1, 1), [short], [cheap]), NOW).preempt == (9,)
@@ -117,8 +117,57 @@ def test_a_displacement_must_gain_more_than_its_prefill() -> None:
     assert Calm(calm).decide(View(capacity(1, 1), [alike], [cheap]), NOW).preempt == ()
 
 
+@pytest.mark.parametrize(("appendix", "first"), [(True, 2), (False, 1)])
+def test_a_request_that_cannot_end_in_time_comes_after_what_can(appendix: bool, first: int) -> None:
+    """The scheduling filter of appendix B: 1 is denser, but needs 1 s of the .9 s that are left."""
+    calls = [view(1, length=100, deadline=NOW + 0.9), view(2, length=200, deadline=NOW + 9)]
+    options = CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0, appendix=appendix)
+    verdict = Calm(options).decide(View(capacity(1, 0), calls), NOW)
+    assert verdict.admit == (first,)
+    assert not verdict.drop, "its length is only an upper bound: it waits"
+    assert Calm(options).decide(View(capacity(2, 0), calls), NOW).admit == (first, 3 - first), "a free slot is used"
+
+
+def test_a_stage_is_in_time_if_its_longest_call_is() -> None:
+    stage = CompoundView("run", 0, width=2, deadline=NOW + 1.5)
+    calls = [view(i, SloClass.COMPOUND, length=length, compound=stage) for i, length in ((1, 100), (2, 140))]
+    assert [one.is_feasible for one in analysed(*calls)] == [True, True], "although their sum is 2.4 s"
+    calls.append(view(3, SloClass.COMPOUND, length=160, compound=stage))
+    assert not any(one.is_feasible for one in analysed(*calls)), "a stage ends with all of its calls"
+
+
+def test_only_what_is_worth_more_preempts() -> None:
+    """Equation D.5 with δ = .1: R(A) > 1.1 R(B), however long the two are."""
+    calm = CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0, starvation_step=0.0)
+    held = running(9, length=1000)
+    for weight, preempted in ((1.0, ()), (1.1, ()), (1.2, (9,))):
+        short = view(1, length=20, deadline=NOW + 5, weight=weight)
+        assert Calm(calm).decide(View(capacity(1, 1), [short], [held]), NOW).preempt == preempted
+    hopeless = running(9, SloClass.DEADLINE, length=1000, deadline=NOW + 2)
+    verdict = Calm(calm).decide(View(capacity(1, 1), [view(1, length=20, deadline=NOW + 5)], [hopeless]), NOW)
+    assert verdict.preempt == (9,), "it would end too late"
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 100), st.integers(1, 50), st.booleans()), min_size=1, max_size=14),
+    st.integers(1, 6),
+)
+def test_the_batch_holds_what_cannot_be_in_time_only_where_slots_are_left(
+    calls: list[tuple[float, int, bool]], slots: int
+) -> None:
+    queue = [
+        Ranked(view(i, prompt_tokens=length), 1.0, priority, priority, able)
+        for i, (priority, length, able) in enumerate(calls)
+    ]
+    queue.sort(key=lambda ranked: (not ranked.is_feasible, -ranked.priority))
+    chosen = Calm()._batch(queue, slots)
+    able = {one.view.id for one in queue if one.is_feasible}
+    assert len(chosen) == min(slots, len(queue))
+    assert len(chosen & able) == min(slots, len(able))
+
+
 def test_within_a_frame_nothing_is_displaced() -> None:
-    calm = Calm(CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0))
+    calm = Calm(CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0, appendix=False))
     first = calm.decide(View(capacity(1, 1), [view(1, length=990, deadline=NOW + 50)], [running(9)]), NOW)
     assert first.wake_at == pytest.approx(NOW + 50 * TOKEN_S)
     urgent = View(capacity(1, 1), [view(2, length=20, deadline=NOW + 5)], [running(9)])

@@ -25,8 +25,11 @@ from ramify.compiler.plan import OpKind
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.errors import NotInARun, RunNotFound
 from ramify.runtime.langgraph.errors import AppClosed, NodesConflict, WorldLost
+from ramify.runtime.langgraph.thread import graph_run
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.records import OpStatus, RunStatus
+from ramify.runtime.store.run_committer import RunCommitter
+from ramify.runtime.store.store_queries import StoreQueries
 
 CONFIG = {"configurable": {"thread_id": "1"}}
 
@@ -486,3 +489,27 @@ async def test_langgraphs_loop_ends_with_its_invocation(compile_graph: Any) -> N
         assert [loop() for loop in loops] == [None, None]
     finally:
         gc.enable()
+
+
+async def test_an_invocation_without_a_thread_costs_two_commits_and_no_query(
+    compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run has a random name, so the database need not be asked; the rows of its nodes share the last commit."""
+    monkeypatch.setattr(graph_run, "_LINGER_S", 600.0)  # the end must not wait for it
+    app = compile_graph(chain(("a", lambda state: {"n": 1}), ("b", lambda state: {"n": state["n"] + 1})))
+    commits, queries = [], []
+    commit, read = RunCommitter._commit, StoreQueries._read
+    await asyncio.wait_for(app.ainvoke({}), 60)
+    monkeypatch.setattr(RunCommitter, "_commit", lambda *given: (commits.append(given), commit(*given))[1])
+    monkeypatch.setattr(StoreQueries, "_read", lambda *given: (queries.append(given), read(*given))[1])
+    assert (await asyncio.wait_for(app.ainvoke({}), 60))["n"] == 2
+    assert (len(commits), len(queries)) == (2, 0), "one that makes the run, one that ends it"
+    monkeypatch.undo()
+    services = app.session.portal.wait(app.session.services())
+    rows, run = app.session.portal.wait(_recorded(services.store, app.session.last_run_id))
+    assert [row.status for row in rows] == [OpStatus.DONE] * 2
+    assert run.status is RunStatus.DONE
+
+
+async def _recorded(store: Any, run: Any) -> Any:
+    return await store.ops(run), await store.run(run)

@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
-from ramify import llm
+from ramify import llm, slo
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import NotInARun
 from ramify.serving.client import LLMClient
@@ -49,6 +49,33 @@ async def test_calls_carry_the_deadline_and_the_run(compile_graph: Any, kept: An
         assert tags["compound_id"] == kept(app).runs[0].id
         assert 0 < tags["slo_deadline_s"] <= 90
         assert (row.op_id, row.branch) == ("run.only", "root")
+
+
+async def test_a_node_says_which_calls_a_person_reads(compile_graph: Any, kept: Any) -> None:
+    heard: list[SLOTags] = []
+
+    def model(request: httpx.Request) -> httpx.Response:
+        heard.append(SLOTags.from_header(request.headers[HEADER]))
+        return httpx.Response(200, json={})
+
+    transport = TaggingTransport(httpx.MockTransport(model), "http://gateway/v1")
+
+    async def asks(state: State) -> State:
+        async with httpx.AsyncClient(transport=transport) as client:
+            with slo(stream=True, per_token=0.2, weight=2):
+                await client.post("http://gateway/v1/chat/completions", json={})
+                said = await llm.chat("one")
+            await client.post("http://gateway/v1/chat/completions", json={})
+        return {"said": [said.text]}
+
+    app = compile_graph(only(asks), deadline="90s")
+    await app.ainvoke({})
+    (row,) = kept(app).llm
+    own = codec.decode(row.tags_json)
+    shown = [(tags.slo_class, tags.slo_tbt_s, tags.goodput_weight) for tags in heard]
+    assert shown == [("stream", 0.2, 2), ("compound", None, None)]
+    assert (own["slo_class"], own["slo_tbt_s"], own["goodput_weight"]) == ("stream", 0.2, 2)
+    assert {tags.compound_id for tags in heard} == {own["compound_id"]}
 
 
 def test_a_client_of_the_nodes_own_carries_the_runs_deadline(compile_graph: Any, kept: Any) -> None:
