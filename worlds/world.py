@@ -133,7 +133,7 @@ class World(WorldCommands, WorldEgress):
                     base = await asyncio.to_thread(opened.put_over, base, stored)
                 under = stored or await asyncio.to_thread(opened.image_under, base)
                 if under is not None:
-                    theirs = {name: value for name, value in under.config.env.items() if name not in (env or {})}
+                    theirs = {name: (env or {}).get(name, value) for name, value in under.config.env.items()}
                     spec = replace(spec, user=under.config.user, command_env=theirs)
                 return await cls._start(opened, base, started_in(spec, base), name, source, keeps_home)
 

@@ -64,6 +64,11 @@ async def test_a_world_over_an_image_has_its_files_variables_and_directory(home:
                 assert told.stdout == "one\nchanged\nhello\n"
 
 
+async def test_a_variable_goes_before_the_images(home: WorldHome, layout: Path) -> None:
+    async with World.create(image=str(layout), home=home, env={"GREETING": "bye", "MORE": "more"}) as world:
+        assert (await world.exec("echo $GREETING $MORE $PATH")).stdout == "bye more /usr/bin:/bin:/opt/bin\n"
+
+
 async def test_a_named_world_keeps_its_image(home: WorldHome, layout: Path) -> None:
     async with World.create(image=str(layout), name="one", home=home) as world:
         await world.exec("echo more > new")
