@@ -199,12 +199,16 @@ class Dump:
     """Dump every process into an empty folder of the world's own. They stand still until `Thaw`."""
 
     images: str
+    bases: list[int] = field(default_factory=list)  # inodes of available earlier page files
 
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
     reason: str = ""  # why it failed; then all processes run on
     maps_files: bool = False  # as in `Frozen`
+    tree: bool = False  # into Ramify's own images, else by CRIU
+    taken: dict[str, int] = field(default_factory=dict)  # for these, as in `DumpedSessions`
+    why_no_tree: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot
+from ramify.fork_engine.types import LayerId, Snapshot
 from ramify.sandboxes.agent import host_overlays
 from ramify.sandboxes.agent.messages import Start
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
@@ -48,7 +48,7 @@ class Kind:
         when a world begins."""
         if spec.secrets or spec.network or spec.egress is not None:
             return None
-        return cls(spec, snapshot.image, tuple(snapshot.outside), snapshot.tier is ProcessTier.CRIU)
+        return cls(spec, snapshot.image, tuple(snapshot.outside), snapshot.tier.whole)
 
 
 @dataclass(frozen=True)

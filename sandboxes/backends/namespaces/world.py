@@ -162,7 +162,7 @@ class NamespaceWorld(AgentWorld):
             lazy_link = LazyAgentLink(lambda: self._adopt(place, start))
         else:
             lazy_link = self._helper.lazy_link(start, self._mounted)
-        if start.image or self._spec.startup:
+        if self._snapshot.tier.whole or self._spec.startup:
             await lazy_link.start()
         return lazy_link
 
