@@ -28,7 +28,7 @@ from ramify.sandboxes.agent.prepared_shell import ShellPreparer
 from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import Tree
 from ramify.sandboxes.linux import processes
-from ramify.sandboxes.linux.memory_map import areas
+from ramify.sandboxes.linux.memory_map import FileId, areas
 
 FREEZES = 5  # attempts
 
@@ -40,6 +40,7 @@ class ProcessKeeper(ShellPreparer):
         super().__init__(start, link, host, tree)
         self._frozen: list[processes.Process] = []
         self._bases: dict[tuple[int, int], ImageBase] = {}  # by process: what its next image may build on
+        self._mapped: frozenset[FileId] = frozenset()  # files of images that restored processes and their forks map
 
     def _dump(self, message: Dump) -> Dumped:
         """Dump the shell with its descendants, and leave them stopped."""
@@ -98,7 +99,7 @@ class ProcessKeeper(ShellPreparer):
         self._forget_bases(found, bases)
         taken: dict[str, int] = {}
         for process in found:
-            base = self._bases.get(process.key, ImageBase())
+            base = replace(self._bases.get(process.key, ImageBase()), restored_from=self._mapped)
             folder, name = place / str(process.pid), str(process.pid)
             made = process_dump.dump_process(name, process.pid, folder, self._start.private, pipes, base, view.points)
             taken[name] = 0 if made is not None or base.base is None else base.base.inode
@@ -125,11 +126,9 @@ class ProcessKeeper(ShellPreparer):
 
     def _leave_images(self) -> None:
         """Give processes that were restored from images memory of their own: CRIU cannot open what they map."""
-        for process in self._all():
-            base = self._bases.get(process.key)
-            if base is not None and base.restored_from:
-                leave_image(process.pid, base.restored_from)
-                self._bases[process.key] = replace(base, restored_from=frozenset())
+        if self._mapped:
+            for process in self._all():
+                leave_image(process.pid, self._mapped)
 
     def _restore_tree(self, tree: ProcessTree, images: Path) -> None:
         """Start with the processes of these images. Raises `OSError` if they cannot be restored."""
@@ -151,7 +150,7 @@ class ProcessKeeper(ShellPreparer):
         )
         try:
             with self._score.raised_for_children():
-                restored = restore_tree(tree, images, own, confined, self._criu.pids)
+                restored = restore_tree(tree, images, own, confined, self._criu.pids, frozen=self._start.frozen)
         except CannotRestore as error:
             raise OSError(str(error)) from error
         finally:
@@ -160,10 +159,13 @@ class ProcessKeeper(ShellPreparer):
         self._begin_with(note, script_in, control)
         for pid, session in sessions.items():
             self._sessions.begin(session, pid)
-        for process in self._all():
+        all_of_them = self._all()
+        self._frozen = all_of_them if self._start.frozen else []
+        for process in all_of_them:
             if process.pid in restored:
                 folder = images / str(process.pid)
-                self._bases[process.key] = base_of_restored(restored[process.pid], folder, areas(process.pid))
+                base = base_of_restored(restored[process.pid], folder, areas(process.pid))
+                self._bases[process.key], self._mapped = base, self._mapped | base.restored_from
 
     def _begin_with(self, note: DumpNote, script: int, control: int) -> None:
         """Take over a restored shell, by the agent's ends of its pipes."""

@@ -66,6 +66,7 @@ class Start:
     bounds: Bounds = field(default_factory=Bounds)
     waits: bool = False  # for `Adopt`: the tree, the shell's state and the processes are not known yet
     whole: bool = False  # what it waits for is an image of processes, so it starts no shell meanwhile
+    frozen: bool = False  # the processes of the image stand still until `Thaw`
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,15 @@ class _Source:
 
 
 def restore_tree(
-    tree: ProcessTree, images: Path, pipes: Mapping[str, int], confine: Callable[[], None], pids: PidCounter
+    tree: ProcessTree,
+    images: Path,
+    pipes: Mapping[str, int],
+    confine: Callable[[], None],
+    pids: PidCounter,
+    *,
+    frozen: bool = False,
 ) -> dict[int, Image]:
-    """Restore the tree as descendants of this process; return the images by pid.
+    """Restore the tree as descendants of this process; return the images by pid. `frozen`: leave all stopped.
 
     `pipes`, `confine`: as for `process_restore.restore`. Raises `CannotRestore`; then nothing of it is left.
     """
@@ -59,6 +65,8 @@ def restore_tree(
             for tracee in tracees:
                 tracee.await_exec()
                 rebuild(tracee, sources[tracee.pid].image, sources[tracee.pid].memory[1])
+            for member in tree.members if frozen else ():
+                os.kill(member.pid, signal.SIGSTOP)  # it stops when it is released
         except BaseException as error:
             for member in tree.members:  # before they are released: none may run half restored
                 with contextlib.suppress(ProcessLookupError):

@@ -53,12 +53,13 @@ async def test_a_tree_goes_on_in_every_fork_and_shares_its_memory(
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
     (world.path / "counter.py").write_text(COUNTER)
-    start = "plain=kept; f() { echo $plain; }; trap 'echo ended' USR1; sleep 1000 & (sleep 2000; echo never) & "
-    await out(world, start + "cd package; umask 27; cd ..; python3 counter.py & program=$!")
+    await out(world, "plain=kept; f() { echo $plain; }; trap 'echo ended' USR1")
+    await out(world, "sleep 1000 & a=$!; (sleep 2000; echo never) & b=$!")
+    await out(world, "cd package; umask 27; cd ..; python3 counter.py & program=$!")
     await until(world, "[ $(wc -l < count) -gt 10 ]")
     sealed = await world.seal()
     assert (sealed.tier, sealed.processes.dropped, sealed.processes.reason) == (ProcessTier.TREE, 0, "")
-    tree = "ps -e -o pid=,ppid=,pgid=,sid=,comm= | grep -v -e ' ps$' -e grep"
+    tree = "ps -o pid=,ppid=,pgid=,sid=,comm= -p $$,$a,$b,$program"
     expected = await out(world, tree)
     forks = await asyncio.gather(*(namespaces.materialise(sealed, dumpable) for _ in range(3)))
     for live in (world, *forks):
@@ -132,7 +133,7 @@ async def test_what_images_cannot_hold_is_dumped_by_criu(
     if "threads" in why:
         await until(fork, "[ $(ls /proc/$!/task | wc -l) = 2 ]")
     sealed = await fork.seal()
-    assert sealed.tier is ProcessTier.CRIU
+    assert sealed.tier is ProcessTier.CRIU, sealed.processes.reason
     assert why in sealed.processes.reason
     last = await namespaces.materialise(sealed, dumpable)
     begun = int(await out(last, "wc -l < count"))
