@@ -58,7 +58,13 @@ class ProcessTier(StrEnum):
     DROPPED = "dropped"  # others ran: their files are kept, the processes are not
     COMMANDS = "commands"  # recorded start-up commands are kept and run again
     REPL = "repl"  # Python sessions are kept in `image`; other processes are in `dropped` or `commands`
-    CRIU = "criu"  # all processes were dumped
+    CRIU = "criu"  # all processes were dumped by CRIU
+    TREE = "tree"  # all processes are kept in Ramify's own images, whose pages forks share
+
+    @property
+    def whole(self) -> bool:
+        """Whether every process was kept, the shell among them."""
+        return self in (ProcessTier.CRIU, ProcessTier.TREE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Processes:
 
     tier: ProcessTier = ProcessTier.NONE
     shell: str = ""  # digest of the blob with the shell's whole state; "" for a new shell
-    image: str = ""  # id of a folder of process images (REPL, CRIU); "" if there is none
+    image: str = ""  # id of a folder of process images (REPL, CRIU, TREE); "" if there is none
     commands: tuple[str, ...] = ()  # commands that start the processes again (COMMANDS)
     dropped: int = 0  # number of processes that were not kept
     reason: str = field(default="", compare=False)  # why the tier is not higher, for people

@@ -17,7 +17,7 @@ from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Proc
 Value = tuple[bool, str] | None
 """(whether it is set, its value), or None if it is as the world started."""
 
-_LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU)
+_LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU, ProcessTier.TREE)
 _OTHER_SHELLS = "two shells in a format that cannot be merged"
 
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 import shlex
 import shutil
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing import process_dump, process_restore
-from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
+from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree
 from ramify.sandboxes.agent.checkpointing.python_sessions import SOURCE, PythonSession
+from ramify.sandboxes.agent.kept_processes import ProcessKeeper
 from ramify.sandboxes.agent.messages import (
     Adopt,
     Attach,
@@ -31,7 +30,6 @@ from ramify.sandboxes.agent.messages import (
     Detach,
     Done,
     Dump,
-    Dumped,
     DumpedSessions,
     DumpSessions,
     Failed,
@@ -49,23 +47,19 @@ from ramify.sandboxes.agent.messages import (
     Start,
     Thaw,
 )
-from ramify.sandboxes.agent.prepared_shell import ShellPreparer
-from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import Tree
 from ramify.sandboxes.linux import processes
 from ramify.sandboxes.linux.memory_map import areas
 
-FREEZES = 5  # attempts
 SESSION_STARTS_S = 20.0
 INTERRUPT_S = 1.0  # for a session to react to KeyboardInterrupt
 
 
-class Agent(ShellPreparer):
+class Agent(ProcessKeeper):
     """Answers the host's messages in order, until the host hangs up or ends."""
 
     def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
         super().__init__(start, link, host, tree)
-        self._frozen: list[processes.Process] = []
         self._lost = dict(start.lost)
         self._restore_all()
 
@@ -129,7 +123,7 @@ class Agent(ShellPreparer):
             case RunCode():
                 return self._run_code(message)
             case Dump():
-                return self._dump(message.images)
+                return self._dump(message)
             case DumpSessions():
                 return self._dump_sessions(message)
             case Freeze():
@@ -286,53 +280,6 @@ class Agent(ShellPreparer):
         self._tree.attach(outside=message.outside)
         self._return_shell()
 
-    def _dump(self, images: str) -> Dumped:
-        """Dump the shell with its descendants, and leave them stopped."""
-        if self._shell is not None:
-            self._await_shell(self._shell)
-        self._release_ended_shell()
-        shell, base_of_restored = self._shell, [p.key for p in self._all() if p.state in "Tt"]
-        if self._criu is None or self._tree is None:
-            return Dumped("this world has no CRIU")
-        strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
-        if strays or shell is None:
-            return Dumped(f"processes {strays} do not descend from the shell, and a dump covers one process tree")
-        place = Path(self._tree.path_inside(images))
-        held = os.open(place, os.O_PATH | os.O_DIRECTORY)
-        try:
-            self._criu.dump(shell.pid, held)
-        except OSError as error:
-            return Dumped(str(error))
-        finally:
-            os.close(held)
-        self._frozen = [p for p in self._all() if p.key not in base_of_restored]
-        last = max(p.pid for p in self._all())
-        sessions = {session.name: session.pid for session in self._sessions}
-        DumpNote(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions).write(place)
-        return Dumped(maps_files=self._maps_files())
-
-    def _restore_processes(self) -> None:
-        """Start with the processes of an image. Raises `OSError` if they cannot be restored."""
-        if self._criu is None or self._tree is None:
-            raise OSError("the snapshot holds dumped processes, and this world has no CRIU to restore them")
-        image = self._tree.image
-        note = DumpNote.read(Path(f"/proc/self/fd/{image}"))
-        script, script_in = self._private.pipe("script")
-        control, control_in = self._private.pipe("control")
-        sessions = {pid: self._sessions.prepare(name) for name, pid in note.sessions.items()}
-        try:
-            self._criu.restore(image)
-        finally:
-            for descriptor in (script, control_in, image):
-                os.close(descriptor)
-        self._criu.pids.last = note.last_pid
-        shell = self._shell = Shell(note.shell, script_in, control, note.pwd)
-        shell.oldpwd, shell.state, shell.status = note.oldpwd, note.state.encode("latin-1"), 0
-        self._poll.register(shell.control, select.POLLIN)
-        self._first_state, self._only_shell = self._state(), False
-        for pid, session in sessions.items():
-            self._sessions.begin(session, pid)
-
     def _dump_sessions(self, message: DumpSessions) -> DumpedSessions:
         """Dump every session that can be dumped, of a world that then stands still."""
         self._sessions.release_ended()
@@ -365,6 +312,10 @@ class Agent(ShellPreparer):
 
     def _restore_sessions(self, images: Path) -> None:
         """Start the Python sessions of an image; remember why, if one cannot be restored."""
+        tree = ProcessTree.find(images)
+        if tree is not None:
+            self._restore_tree(tree, images)
+            return
         for folder in sorted(images.iterdir()):
             name = folder.name
             session = self._sessions.prepare(name)
@@ -389,20 +340,6 @@ class Agent(ShellPreparer):
                 self._lost[name] = str(error)
                 continue
             self._only_shell = False
-
-    def _freeze(self) -> None:
-        for _ in range(FREEZES):
-            self._frozen = processes.freeze(self._others)
-            moving = [p.pid for p in self._others() if not processes.is_stopped(p)]
-            if not moving:
-                return
-            self._thaw()  # a process waiting in vfork for a stopped child can continue now
-        raise OSError(f"processes {moving} cannot be stopped: they hang in the kernel")
-
-    def _thaw(self) -> None:
-        for process in self._frozen:
-            processes.send_signal(process, signal.SIGCONT)
-        self._frozen = []
 
     def _return_shell(self) -> None:
         if self._shell is not None:

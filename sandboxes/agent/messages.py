@@ -66,6 +66,7 @@ class Start:
     bounds: Bounds = field(default_factory=Bounds)
     waits: bool = False  # for `Adopt`: the tree, the shell's state and the processes are not known yet
     whole: bool = False  # what it waits for is an image of processes, so it starts no shell meanwhile
+    frozen: bool = False  # the processes of the image stand still until `Thaw`
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +200,16 @@ class Dump:
     """Dump every process into an empty folder of the world's own. They stand still until `Thaw`."""
 
     images: str
+    bases: list[int] = field(default_factory=list)  # inodes of available earlier page files
 
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
     reason: str = ""  # why it failed; then all processes run on
     maps_files: bool = False  # as in `Frozen`
+    tree: bool = False  # into Ramify's own images, else by CRIU
+    taken: dict[str, int] = field(default_factory=dict)  # for these, as in `DumpedSessions`
+    why_no_tree: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,14 @@ class CloneMount:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveMount:
+    """Give an overlay that the mount server holds another name."""
+
+    point: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
 class CloneFolder:
     """Get a descriptor of a folder of the host, read-only, that leads nowhere else."""
 
@@ -94,9 +102,10 @@ class MountReply:
     error: str = ""
 
 
-MountRequest = MountOverlays | MakeLayer | CloneMount | CloneFolder | Unmount
+MountRequest = MountOverlays | MakeLayer | CloneMount | MoveMount | CloneFolder | Unmount
 _KINDS: dict[str, type[MountRequest | MountReply]] = {
-    kind.__name__: kind for kind in (MountOverlays, MakeLayer, CloneMount, CloneFolder, Unmount, MountReply)
+    kind.__name__: kind
+    for kind in (MountOverlays, MakeLayer, CloneMount, MoveMount, CloneFolder, Unmount, MountReply)
 }
 
 
@@ -182,6 +191,10 @@ class MountServer:
                         os.utime(_place(f"{request.point}/{entry.path}"), ns=(entry.mtime_ns, entry.mtime_ns))
             case CloneMount():
                 given.append(kernel.clone_tree(_place(request.point)))
+            case MoveMount():
+                _make_folder(_place(request.to))
+                kernel.mount(_place(request.point), _place(request.to), flags=kernel.MS_MOVE)
+                os.rmdir(_place(request.point))
             case CloneFolder():
                 given.append(kernel.clone_confined(self._openable_path(request.path)))
             case Unmount():

@@ -34,7 +34,7 @@ class BaseImages:
         self.image = image.parent.name
         self._folder.mkdir(exist_ok=True)
         held = set(self.available())
-        wanted = {path.stat().st_ino: path for path in map(_base_of, image.iterdir())}
+        wanted = {path.stat().st_ino: path for path in map(_base_of, image.iterdir()) if path.exists()}
         for inode in held - wanted.keys():
             (self._folder / str(inode)).unlink()
         for inode in wanted.keys() - held:

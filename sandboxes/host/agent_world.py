@@ -190,12 +190,10 @@ class AgentWorld(WorldProcesses):
         if not why:
             self._stopped = True
             try:
-                why = await self._dump()
+                dumped = await self._dump()
+                why = dumped.reason
                 if not why:
-                    kept = replace(
-                        state.processes, tier=ProcessTier.CRIU, image=await self._adopt_images(), dropped=0
-                    )
-                    return await self._seal_files(replace(state, processes=kept), others)
+                    return await self._seal_files(await self._with_dumped(state, dumped), others)
             finally:
                 await self._resume_processes()
         return await self._seal_with_sessions(state.with_reason(why), others)
@@ -231,9 +229,7 @@ class AgentWorld(WorldProcesses):
         images = await self._fresh_images()
         dumped = await self._ask(DumpSessions(str(images), self._base_images.available()), DumpedSessions)
         self._maps_files = dumped.maps_files
-        for session, base in dumped.taken.items():
-            if base:
-                self._base_images.link_into(base, images / session)
+        self._link_bases(images, dumped.taken)
         return dumped
 
     async def _resume_processes(self) -> None:
@@ -243,11 +239,28 @@ class AgentWorld(WorldProcesses):
         if self._flush:
             await asyncio.to_thread(self._resources.store.flush)
 
-    async def _dump(self) -> str:
-        """Dump all processes into `images`, after which they stand still; return why not if that fails."""
-        dumped = await self._ask(Dump(str(await self._fresh_images())), Dumped)
+    async def _dump(self) -> Dumped:
+        """Dump all processes into `images`, after which they stand still unless that fails."""
+        images = await self._fresh_images()
+        dumped = await self._ask(Dump(str(images), self._base_images.available()), Dumped)
         self._maps_files = dumped.maps_files
-        return dumped.reason
+        self._link_bases(images, dumped.taken)
+        return dumped
+
+    def _link_bases(self, images: Path, taken: Mapping[str, int]) -> None:
+        """Let the images have the earlier files of pages that they build on."""
+        for name, base in taken.items():
+            if base:
+                self._base_images.link_into(base, images / name)
+
+    async def _with_dumped(self, state: ShellState, dumped: Dumped) -> ShellState:
+        """The state with all processes, which were dumped."""
+        tier = ProcessTier.TREE if dumped.tree else ProcessTier.CRIU
+        image = await self._adopt_images()
+        if dumped.tree:
+            self._base_images.keep(self._resources.store.image_dir(image))
+        kept = replace(state.processes, tier=tier, image=image, dropped=0, reason=dumped.why_no_tree)
+        return replace(state, processes=kept)
 
     async def _fresh_images(self) -> Path:
         images = self._folder / "images"

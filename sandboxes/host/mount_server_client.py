@@ -21,6 +21,7 @@ from ramify.sandboxes.agent.mount_server import (
     MountOverlays,
     MountReply,
     MountRequest,
+    MoveMount,
     Overlay,
     Unmount,
     pack,
@@ -82,6 +83,12 @@ class MountServerClient:
         if answer.error:
             raise SandboxError(f"a tree could not be passed to its world: {answer.error}")
         return given[0]
+
+    async def move(self, point: str, to: str) -> None:
+        """Give a kept tree another name. Raises `SandboxError`."""
+        answer, _ = await self._ask(MoveMount(point, to))
+        if answer.error:
+            raise SandboxError(f"a tree could not be moved to its world: {answer.error}")
 
     async def clone_folder(self, path: Path) -> int:
         """A descriptor of a folder of the host, read-only, for a world's agent. Raises `SandboxError`."""

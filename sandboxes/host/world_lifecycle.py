@@ -179,10 +179,11 @@ class WorldLifecycle(ABC):
             ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot(),
             shell,
         )
-        self._inspection = None if start.image else Inspection(b"", b"", 0)
-        self._only_shell = not start.image
-        self._running = dict.fromkeys(self._snapshot.processes.commands, -1) if start.image else {}
-        self._commands_started = bool(start.image)
+        whole = self._snapshot.tier.whole
+        self._inspection = None if whole else Inspection(b"", b"", 0)
+        self._only_shell = not whole
+        self._running = dict.fromkeys(self._snapshot.processes.commands, -1) if whole else {}
+        self._commands_started = whole
         self._killed = 0
         link = await self._link_to(start)
         if self._closed:  # meanwhile
@@ -253,23 +254,23 @@ class WorldLifecycle(ABC):
         self._why_no_dump = (
             criu.why_not(self._spec) if start.view is not None else "only an isolated world can be dumped"
         )
-        whole = self._snapshot.tier is ProcessTier.CRIU
-        image = self._snapshot.processes.image if whole else ""
+        tier = self._snapshot.tier
+        image = self._snapshot.processes.image if tier.whole else ""
         if self._why_no_dump and image:
             raise WorldStartFailed(f"snapshot {self._snapshot.id} holds dumped processes: {self._why_no_dump}")
         if self._why_no_dump or start.view is None:
             return start
         view = replace(start.view, visible=[*start.view.visible, str(criu.folder())])
-        place = str(self._resources.store.image_dir(image)) if image else ""
+        place = str(self._resources.store.image_dir(image)) if tier is ProcessTier.CRIU else ""
         return replace(start, view=view, criu=list(criu.command()), image=place)
 
     def _with_sessions(self, start: Start) -> Start:
         """Add the snapshot's Python sessions to the start, or why they cannot be restored."""
         self._why_no_session = self.why_no_session(isolated=start.view is not None)
-        if self._snapshot.tier is not ProcessTier.REPL:
+        if self._snapshot.tier not in (ProcessTier.REPL, ProcessTier.TREE):
             return start
         place = self._resources.store.image_dir(self._snapshot.processes.image)
-        if self._why_no_session:
+        if self._why_no_session and self._snapshot.tier is ProcessTier.REPL:
             return replace(start, lost={folder.name: self._why_no_session for folder in place.iterdir()})
         self._base_images.keep(place)
         return replace(start, sessions=str(place))

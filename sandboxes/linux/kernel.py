@@ -31,6 +31,7 @@ KINDS = {
 }
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_MOVE = 8192
 MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 4096, 16384, 1 << 18, 1 << 19
 MNT_DETACH = 2
 
@@ -185,7 +186,12 @@ def set_undumpable(*, closed: bool) -> None:
 
 
 def die_with_parent() -> None:
-    _check(_libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+    set_death_signal(9)
+
+
+def set_death_signal(number: int) -> None:
+    """Have this signal sent to this process when its parent ends; 0 for none."""
+    _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def become_subreaper() -> None:

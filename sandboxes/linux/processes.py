@@ -40,6 +40,11 @@ def all_processes() -> dict[int, Process]:
     return found
 
 
+def stat_of(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the third (the state) on. Raises `FileNotFoundError`."""
+    return _stat(f"/proc/{pid}/stat")
+
+
 def _stat(path: str) -> list[bytes]:
     """The fields of a stat file from the third (the state) on. The second, a name, may contain anything."""
     file = os.open(path, os.O_RDONLY)

@@ -238,10 +238,15 @@ def restart_interrupted_call(registers: dict[str, int]) -> dict[str, int]:
 
 def share_open_file(pid: int, one: int, other: int) -> bool:
     """Whether two descriptors of a process refer to the same open file description. Raises `OSError`."""
-    order = int(_libc.syscall(KCMP, pid, pid, 0, one, other))
+    return share_open_file_among((pid, one), (pid, other))
+
+
+def share_open_file_among(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """As `share_open_file`, for two processes: each with its descriptor."""
+    order = int(_libc.syscall(KCMP, one[0], other[0], 0, one[1], other[1]))
     if order == -1:
         number = ctypes.get_errno()
-        raise OSError(number, f"kcmp of process {pid}: {os.strerror(number)}")
+        raise OSError(number, f"kcmp of process {one[0]}: {os.strerror(number)}")
     return order == 0
 
 

@@ -24,7 +24,7 @@ from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
 MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
 SIGALTSTACK, GET_ROBUST_LIST = 131, 274
-PR_GET_TID_ADDRESS = 40
+PR_GET_PDEATHSIG, PR_GET_CHILD_SUBREAPER, PR_GET_TID_ADDRESS = 2, 37, 40
 ALL_SIGNALS = (1 << 64) - 1
 SIGACTION = 32  # bytes: handler, flags, restorer, mask
 TIMERS = 3  # ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF
@@ -73,6 +73,8 @@ class Thread:
     robust: tuple[int, int]
     stack: str  # hex: its alternate signal stack
     actions: dict[int, str]  # by signal: hex
+    subreaper: int = 0
+    death_signal: int = 0  # sent when its parent ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +143,27 @@ def dump(
         raise CannotDump(f"it has {threads} threads")
     if any(p.parent == pid and p.pid not in spare for p in processes.descendants(pid)):
         raise CannotDump("it has living child processes")
+    pipes = (f"{session}.in", f"{session}.out", "out", "err")
+    return dump_process(session, pid, folder, private, pipes, image_base, points)
+
+
+def dump_process(
+    name: str,
+    pid: int,
+    folder: Path,
+    private: str,
+    pipes: Sequence[str],
+    image_base: ImageBase,
+    points: Sequence[str] = (),
+) -> BasePages | None:
+    """As `dump`, for any process with one thread. `pipes`: the names of the pipes in `private` that it may hold."""
     with Tracee.seize(pid) as tracee:
         tracee.interrupt()
         blocked = tracee.blocked
         registers, floats = tracee.registers, tracee.floats
         tracee.blocked = ALL_SIGNALS  # signals wait until the process runs on
         try:
-            files = _files(session, pid, private)
+            files = open_files(pid, private, pipes)
             thread, heap_end = _thread(tracee, restart_interrupted_call(registers), floats, blocked)
             kernels = tuple(area for area in memory_map.areas(pid) if area.name in memory_map.KERNELS)
             folder.mkdir()
@@ -156,7 +172,7 @@ def dump(
                 made = None if any(one.below >= 0 for one in kept) else _base_of(pages, kept)
             places = (*_address_fields(pid), heap_end)
             kept = _with_openable_paths(kept, points)
-            image = Image(session, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
+            image = Image(name, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
         finally:
             tracee.registers = registers
             tracee.blocked = blocked
@@ -248,6 +264,8 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
         (PRCTL, PR_GET_TID_ADDRESS, results + 96, 0, 0, 0),
         (GET_ROBUST_LIST, 0, results + 104, results + 112),
         (SIGALTSTACK, 0, results + 120),
+        (PRCTL, PR_GET_CHILD_SUBREAPER, results + 144, 0, 0, 0),
+        (PRCTL, PR_GET_PDEATHSIG, results + 148, 0, 0, 0),
         *((RT_SIGACTION, number, 0, results + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
         (BRK, 0),
     ]
@@ -261,8 +279,8 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     tid_address, head, length = struct.unpack_from("=QQQ", data, 96)
     actions = {number: data[160 + n * SIGACTION :][:SIGACTION].hex() for n, number in enumerate(signals)}
     stack, restartable = data[120:144].hex(), tracee.restartable
-    thread = Thread(registers, floats.hex(), blocked, restartable, tid_address, (head, length), stack, actions)
-    return thread, heap_end
+    known = (registers, floats.hex(), blocked, restartable, tid_address, (head, length), stack, actions)
+    return Thread(*known, *struct.unpack_from("=II", data, 144)), heap_end
 
 
 def _handled_signals(pid: int) -> list[int]:
@@ -274,10 +292,11 @@ def _handled_signals(pid: int) -> list[int]:
     return [number for number in range(1, 65) if masks >> (number - 1) & 1]
 
 
-def _files(session: str, pid: int, private: str) -> list[OpenFile]:
+def open_files(pid: int, private: str, pipes: Sequence[str]) -> list[OpenFile]:
+    """Its open files. Raises `CannotDump` for one that cannot be opened again."""
     if Path(f"/proc/{pid}/timers").read_bytes():
         raise CannotDump("it has a timer set")
-    own = [f"{private}/{name}" for name in (f"{session}.in", f"{session}.out", "out", "err")]
+    own = [f"{private}/{name}" for name in pipes]
     files: list[OpenFile] = []
     numbers = sorted(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
     if len(numbers) > MOST_FILES:

@@ -80,13 +80,14 @@ def restore(image: Image, folder: Path, pipes: Mapping[str, int], confine: Calla
     try:
         pid = os.fork()
         if pid == 0:
-            _become_interpreter(image, (base, pages), pipes, confine, go)
+            os.setsid()
+            become_program(image, (base, pages), pipes, confine, go)
         try:
             with Tracee.seize(pid, TRACE_EXEC | EXIT_KILL) as tracee:
                 try:
                     os.write(go_in, b".")
                     tracee.await_exec()
-                    _rebuild(tracee, image, pages)
+                    rebuild(tracee, image, pages)
                 except BaseException:
                     os.kill(pid, signal.SIGKILL)  # before it is released: it must not run half restored
                     raise
@@ -108,13 +109,12 @@ def _end(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def _become_interpreter(
+def become_program(
     image: Image, memory: Sequence[int], pipes: Mapping[str, int], confine: Callable[[], None], go: int
 ) -> None:
-    """In the child: open the image's files, then execute the interpreter."""
+    """In the child: open the image's files, then execute its program when `go` is written to. Does not return."""
     program = image.program
     try:
-        os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -138,7 +138,7 @@ def _become_interpreter(
         kernel.close_all_but((*opened, lowest - 2, lowest - 1))
         os.execve(program.path, [program.path], {})
     except OSError as error:
-        os.write(2, f"a Python session could not be restored: {error}\n".encode())
+        os.write(2, f"{program.name} could not be restored: {error}\n".encode())
     finally:
         os._exit(127)
 
@@ -160,7 +160,7 @@ def _open(file: OpenFile, held: Mapping[str, int], lowest: int) -> int:
     return moved
 
 
-def _rebuild(tracee: Tracee, image: Image, pages: int) -> None:
+def rebuild(tracee: Tracee, image: Image, pages: int) -> None:
     """Rebuild the process, from the first instruction of a new program to the instruction where the image stopped."""
     tracee.blocked = ALL_SIGNALS
     mine = memory_map.areas(tracee.pid)

@@ -106,14 +106,18 @@ class NamespaceBackend(AgentBackend):
         """Places for `n` new worlds, as far as possible prepared ones."""
         assert self._helper is not None
         lowers = self._store.lower_dirs(snapshot)
-        prepared = self._prepared.take(Kind.of(snapshot, spec), n)
+        prepared = self._prepared_for(snapshot, spec, n)
         others = self._pool.take(lowers, n - len(prepared))
         return [*prepared, *(Place(folder, self._helper.trees, top) for folder, top in others)]
 
+    def _prepared_for(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[Place]:
+        warm = self._prepared.take(Kind.warm_of(snapshot, spec), n)
+        return [*warm, *self._prepared.take(Kind.of(snapshot, spec), n - len(warm))]
+
     def claim_one(self, snapshot: Snapshot, spec: WorldSpec) -> Place:
-        """A place for the next life of a world. Its tree is not mounted."""
+        """A place for the next life of a world. Its tree is mounted only if it is warm, by its folder's name."""
         assert self._helper is not None
-        prepared = self._prepared.take(Kind.of(snapshot, spec), 1)
+        prepared = self._prepared_for(snapshot, spec, 1)
         return prepared[0] if prepared else Place(self._pool.take_folder(), self._helper.trees)
 
     def expect(self, pattern: Pattern) -> None:

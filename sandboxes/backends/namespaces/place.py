@@ -6,6 +6,7 @@ prepared place has an agent that waits there, with all but the tree mounted (pre
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ class Place:
     def __init__(self, folder: Path, trees: MountServerClient, tree_mounted: os.stat_result | None = None) -> None:
         self.folder, self._trees = folder, trees
         self.agent: AgentLink | None = None  # waits for the world
+        self.warm = False  # with the tree mounted and the snapshot's processes restored, which stand still
         self.beside: list[SideOverlay] = []
         self._works: list[Path] = []  # work folders of the mounts beside the tree
         self._fresh = folder.exists()  # the folders for the first mount of the tree exist, empty
@@ -94,6 +96,14 @@ class Place:
             return True  # never mounted
         now = Path(upper).stat()
         return (now.st_mode, now.st_mtime_ns) == self._untouched[upper] and not any(Path(upper).iterdir())
+
+    async def clear(self) -> None:
+        """End the agent that waits, and remove all."""
+        if self.agent is not None:
+            await self.agent.close()
+        if self.warm:
+            await self._trees.unmount(self.folder.name, lazily=True)
+        await asyncio.to_thread(self.remove)
 
     def remove(self) -> None:
         """Remove the folder. Blocks."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot
+from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent import host_overlays
 from ramify.sandboxes.agent.messages import Start
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
@@ -28,8 +28,9 @@ from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.linux.mount_table import MountWatch
 
-OF_A_KIND, KINDS = 2, 2
-"""Places that wait at most: each has two processes with about 8 MB of their own."""
+OF_A_KIND, WARM, KINDS = 2, 1, 3
+"""Places that wait at most: of a kind, of a warm snapshot, and kinds. Each has two processes with about 8 MB of their
+own; of the processes of a warm snapshot, only what they write is their own."""
 AFTER_S = 0.02  # so that the worlds that are being started go first
 
 
@@ -41,6 +42,7 @@ class Kind:
     image: LayerId | None
     outside: tuple[LayerId, ...]
     whole: bool  # they begin with an image of all processes, the shell among them
+    warm: SnapshotId | None = None  # they begin at this snapshot, and its processes are restored ahead
 
     @classmethod
     def of(cls, snapshot: Snapshot, spec: WorldSpec) -> Kind | None:
@@ -48,7 +50,13 @@ class Kind:
         when a world begins."""
         if spec.secrets or spec.network or spec.egress is not None:
             return None
-        return cls(spec, snapshot.image, tuple(snapshot.outside), snapshot.tier is ProcessTier.CRIU)
+        return cls(spec, snapshot.image, tuple(snapshot.outside), snapshot.tier.whole)
+
+    @classmethod
+    def warm_of(cls, snapshot: Snapshot, spec: WorldSpec) -> Kind | None:
+        """The kind whose processes are restored ahead; None for a snapshot without any of its own images."""
+        kind = cls.of(snapshot, spec) if snapshot.tier is ProcessTier.TREE else None
+        return None if kind is None else replace(kind, warm=snapshot.id)
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,13 @@ class Pattern:
     kind: Kind
     start: Start
     beside: tuple[SideOverlay, ...]  # `upper` relative to the world's folder
+    lowers: tuple[Path, ...] = ()  # the layers of the tree of a warm snapshot
+
+
+def frozen(start: Start) -> Start:
+    """The start of an agent whose world begins, with all its processes, but stands still."""
+    assert start.view is not None
+    return replace(start, view=replace(start.view, folder=""), frozen=True)
 
 
 def waiting(start: Start, env: dict[str, str]) -> Start:
@@ -96,11 +111,16 @@ class PreparedPlaces:
         self._discard([one for one in self._ready if all_of_them or _outdated(one[1])])
         mine = [one for one in self._ready if one[0] == kind][:n]
         self._ready = [one for one in self._ready if one not in mine]
+        if mine:
+            self._restock()
         return [place for _, place in mine]
 
     def expect(self, pattern: Pattern) -> None:
         """Have places ready for worlds of this kind."""
         self._patterns = [pattern, *(other for other in self._patterns if other.kind != pattern.kind)][:KINDS]
+        self._restock()
+
+    def _restock(self) -> None:
         busy = self._making is not None and not self._making.done()
         if self._missing() is not None and not busy and not self._closed:
             self._making = asyncio.ensure_future(self._make())
@@ -116,7 +136,8 @@ class PreparedPlaces:
     def _missing(self) -> Pattern | None:
         """The kind that lacks a place most urgently."""
         kinds = [kind for kind, _ in self._ready]
-        return next((one for one in self._patterns if kinds.count(one.kind) < OF_A_KIND), None)
+        wanted = ((one, OF_A_KIND if one.kind.warm is None else WARM) for one in self._patterns)
+        return next((one for one, number in wanted if kinds.count(one.kind) < number), None)
 
     async def _prepare(self, pattern: Pattern) -> None:
         folder = self._folder / uuid.uuid4().hex[:12]
@@ -126,12 +147,16 @@ class PreparedPlaces:
         given: list[int] = []
         try:
             await place.mount_beside(given)
+            if pattern.lowers:
+                await place.mount_tree(pattern.lowers, folder.name)
+                place.has_tree = place.warm = True
+                given.append(await self._helper.trees.clone(folder.name))
             view = pattern.start.view
             assert view is not None
             start = replace(pattern.start, view=replace(view, folder=str(folder)))
             place.agent = await self._helper.spawn(start, given)
         except BaseException:
-            await asyncio.to_thread(place.remove)
+            await place.clear()
             raise
         finally:
             for descriptor in given:
@@ -142,7 +167,7 @@ class PreparedPlaces:
         gone = list(unwanted)
         self._ready = [one for one in self._ready if one not in gone]
         for _, place in gone:
-            self._ending.add(ending := asyncio.ensure_future(_end(place)))
+            self._ending.add(ending := asyncio.ensure_future(place.clear()))
             ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
@@ -158,12 +183,6 @@ class PreparedPlaces:
             await asyncio.wait({self._making})
         self._discard(self._ready)
         await asyncio.gather(*self._ending, return_exceptions=True)  # the backend's folder is removed as a whole
-
-
-async def _end(place: Place) -> None:
-    if place.agent is not None:
-        await place.agent.close()
-    await asyncio.to_thread(place.remove)
 
 
 def _outdated(place: Place) -> bool:

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.agent.messages import Adopt, Attach, Detach, Done, Start, View
+from ramify.sandboxes.agent.messages import Adopt, Attach, Detach, Done, Start, Thaw, View
 from ramify.sandboxes.agent.mount_view import PRIVATE
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
 from ramify.sandboxes.backends.namespaces.image_users import ImageUser, image_user
 from ramify.sandboxes.backends.namespaces.place import Place
-from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, Places, waiting
+from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, Places, frozen, waiting
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldSpec
@@ -98,6 +98,7 @@ class NamespaceWorld(AgentWorld):
         self._stayed.forget()
         if not self._place.has_tree:
             await mount_trees([self], snapshot)
+        self._base = snapshot
         self._place.has_tree = False
         image = snapshot.image is not None
         await self._lay_out(snapshot)
@@ -157,14 +158,36 @@ class NamespaceWorld(AgentWorld):
         """Start the agent with the first request; at once if processes of the snapshot or startup commands must
         run."""
         self._start = start
-        if self._place.agent is not None:
-            place = self._place
-            lazy_link = LazyAgentLink(lambda: self._adopt(place, start))
+        place = self._place
+        if place.agent is not None:
+            lazy_link = LazyAgentLink(lambda: self._thaw(place) if place.warm else self._adopt(place, start))
         else:
             lazy_link = self._helper.lazy_link(start, self._mounted)
-        if start.image or self._spec.startup:
+        if self._snapshot.tier.whole or self._spec.startup:
             await lazy_link.start()
+            await self._keep_warm(start)
         return lazy_link
+
+    async def _keep_warm(self, start: Start) -> None:
+        """Have the snapshot's processes restored ahead, as it was forked or rolled back to, and will be again."""
+        kind = Kind.warm_of(self._snapshot, self._spec)
+        if kind is not None:
+            beside = await self._side_overlays(Path(), self._snapshot)
+            lowers = self._resources.store.lower_dirs(self._snapshot)
+            self._places.expect(Pattern(kind, frozen(start), tuple(beside), tuple(lowers)))
+
+    async def _thaw(self, place: Place) -> AgentLink:
+        """Let the processes that stand still in this place run. Raises `WorldStartFailed`."""
+        agent, place.agent = place.agent, None
+        assert agent is not None
+        try:
+            await agent.ask(Thaw())
+        except BaseException as error:
+            await agent.close()
+            if isinstance(error, SandboxError):
+                raise WorldStartFailed(f"a world could not be set up: {error}") from error
+            raise
+        return agent
 
     async def _adopt(self, place: Place, start: Start) -> AgentLink:
         """Let the agent that waits in this place begin the world's life. Raises `WorldStartFailed`."""
@@ -244,6 +267,8 @@ class NamespaceWorld(AgentWorld):
             await asyncio.wait(self._clearing, return_when=asyncio.FIRST_COMPLETED)
         self._clear(link, self._place)
         self._place = self._places.claim_one(snapshot, self._spec)
+        if self._place.warm:
+            await self._helper.trees.move(self._place.folder.name, self._id)
         self._folder = self._place.folder
         self._base_images = BaseImages(self._folder / GROUNDS)
 
@@ -251,11 +276,12 @@ class NamespaceWorld(AgentWorld):
         """Remove what an earlier life of the world has left."""
 
         async def clear(tidying: asyncio.Task[None] | None) -> None:
-            for agent in (link, place.agent):
-                if agent is not None:
-                    await agent.close()
+            if link is not None:
+                await link.close()
             if tidying is not None:
                 await asyncio.wait({tidying})
+            if place.agent is not None:
+                await place.agent.close()
             await asyncio.to_thread(place.remove)
 
         self._clearing.add(clearing := asyncio.ensure_future(clear(self._tidying)))

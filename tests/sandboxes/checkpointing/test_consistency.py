@@ -79,7 +79,7 @@ async def checkpoints(backend: NamespaceBackend, base: Snapshot, spec: WorldSpec
     for turn in range(1, times + 1):
         assert (await repl.run("n += 1; print(n, file=file); n")).value == str(turn)
         sealed = await world.seal()
-        assert sealed.processes.tier is ProcessTier.CRIU, sealed.processes.reason
+        assert sealed.processes.tier.whole, sealed.processes.reason
         fork = await backend.materialise(sealed, spec)
         session = await fork.python()
         assert (await session.run("n += 1; print(n, file=file); n")).value == str(turn + 1)

@@ -82,7 +82,7 @@ async def test_dumped_commands_are_not_started_again(
     world = await namespaces.materialise(base, dumpable)
     await starts(world, out, 1)
     sealed = await world.seal()
-    assert (sealed.processes.tier, sealed.processes.commands) == (ProcessTier.CRIU, (SERVER,))
+    assert (sealed.processes.tier.whole, sealed.processes.commands) == (True, (SERVER,))
     fork = await namespaces.materialise(sealed, dumpable)
     assert await fork.background_processes() > 0
     await out(fork, "sleep 0.1")

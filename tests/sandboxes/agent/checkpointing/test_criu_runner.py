@@ -51,7 +51,8 @@ async def test_a_shell_its_jobs_and_a_program_go_on_in_every_fork(
     await until(world, "[ $(wc -l < count) -gt 10 ]")
     sealed = await world.seal()
     assert sealed.processes.tier is ProcessTier.CRIU
-    assert (sealed.processes.dropped, sealed.processes.reason, sealed.content_key) == (0, "", "")
+    assert "share the open file" in sealed.processes.reason  # which Ramify's own images cannot hold
+    assert (sealed.processes.dropped, sealed.content_key) == (0, "")
     forks = await asyncio.gather(*(namespaces.materialise(sealed, dumpable) for _ in range(3)))
     begun = []
     for live in (world, *forks):
@@ -72,7 +73,7 @@ async def test_criu_findings_about_the_kernel_are_kept(
 ) -> None:
     """CRIU itself keeps that only on a tmpfs, silently: each dump and restore would otherwise take 15 ms longer."""
     world = await namespaces.materialise(base, dumpable)
-    assert (await world.run("sleep 1000 &")).ok
+    assert (await world.run("sleep 1000 | sleep 1000 &")).ok  # a pipe, which Ramify's own images cannot hold
     first = await world.seal()
     fork = await namespaces.materialise(first, dumpable)
     second = await fork.seal()
@@ -93,7 +94,7 @@ async def test_a_fork_of_a_fork_and_a_rollback(
     fork = await namespaces.materialise(first, dumpable)
     await out(fork, "level=2; (setsid sleep 2000 &) ; echo x > file")
     second = await fork.seal()
-    assert second.processes.tier is ProcessTier.CRIU
+    assert second.processes.tier.whole
     deeper = await namespaces.materialise(second, dumpable)
     assert await out(deeper, "echo $level; cat file; pgrep -c sleep") == "2\nx\n2\n"
     await deeper.rollback(first)
@@ -164,7 +165,7 @@ async def test_an_incomplete_image_starts_no_world(
     namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, store: SnapshotStore, out: Out
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
-    await out(world, "sleep 1000 &")
+    await out(world, "sleep 1000 | sleep 1000 &")
     sealed = await world.seal()
     folder = store.image_dir(sealed.processes.image)
     folder.chmod(0o700)

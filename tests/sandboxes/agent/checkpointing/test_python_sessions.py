@@ -148,7 +148,7 @@ async def test_sessions_are_dumped_with_the_world(
     repl = await world.python("kept")
     await repl.run("x = [1]; file = open('lines', 'w', buffering=1); file.write('one\\n')")
     sealed = await world.seal()
-    assert sealed.processes.tier is ProcessTier.CRIU
+    assert sealed.processes.tier.whole
     forks = [await namespaces.materialise(sealed, dumpable) for _ in range(2)]
     for n, fork in enumerate(forks):
         again = await fork.python("kept")

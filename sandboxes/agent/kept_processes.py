@@ -1,0 +1,216 @@
+"""What a seal keeps of the world's processes as a whole: the shell with all that it started. Part of the agent.
+
+Ramify's own images come first (checkpointing/process_tree.py): a fork maps them and shares their pages. CRIU takes
+what they cannot hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ramify.sandboxes.agent import confinement
+from ramify.sandboxes.agent.checkpointing import process_dump
+from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
+from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
+from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase, base_of_restored
+from ramify.sandboxes.agent.checkpointing.process_restore import CannotRestore
+from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, members_of
+from ramify.sandboxes.agent.checkpointing.tree_restore import leave_image, restore_tree
+from ramify.sandboxes.agent.messages import Dump, Dumped, Link, Start
+from ramify.sandboxes.agent.prepared_shell import ShellPreparer
+from ramify.sandboxes.agent.shell import Shell
+from ramify.sandboxes.agent.supervisor import Tree
+from ramify.sandboxes.linux import processes
+from ramify.sandboxes.linux.memory_map import FileId, areas
+
+FREEZES = 5  # attempts
+
+
+class ProcessKeeper(ShellPreparer):
+    """Dumps, restores, stops and continues the processes of the world."""
+
+    def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
+        super().__init__(start, link, host, tree)
+        self._frozen: list[processes.Process] = []
+        self._bases: dict[tuple[int, int], ImageBase] = {}  # by process: what its next image may build on
+        self._mapped: frozenset[FileId] = frozenset()  # files of images that restored processes and their forks map
+
+    def _dump(self, message: Dump) -> Dumped:
+        """Dump the shell with its descendants, and leave them stopped."""
+        if self._shell is not None:
+            self._await_shell(self._shell)
+        self._release_ended_shell()
+        shell = self._shell
+        if self._criu is None or self._tree is None:
+            return Dumped("this world has no CRIU")
+        strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
+        if strays or shell is None:
+            return Dumped(f"processes {strays} do not descend from the shell, and a dump covers one process tree")
+        place = Path(self._tree.path_inside(message.images))
+        last = max(p.pid for p in self._all())
+        sessions = {session.name: session.pid for session in self._sessions}
+        note = DumpNote(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions)
+        try:
+            taken = self._dump_tree(place, note, message.bases)
+            return Dumped(maps_files=self._maps_files(), taken=taken, tree=True)
+        except (CannotDump, OSError) as error:
+            self._thaw()
+            why = str(error)
+        self._leave_images()
+        for folder in list(place.iterdir()):
+            shutil.rmtree(folder)
+        stopped = [p.key for p in self._all() if p.state in "Tt"]
+        held = os.open(place, os.O_PATH | os.O_DIRECTORY)
+        try:
+            self._criu.dump(shell.pid, held)
+        except OSError as error:
+            return Dumped(f"{error}; {why}")
+        finally:
+            os.close(held)
+        self._frozen = [p for p in self._all() if p.key not in stopped]
+        note.write(place)
+        return Dumped(maps_files=self._maps_files(), why_no_tree=why)
+
+    def _dump_tree(self, place: Path, note: DumpNote, bases: list[int]) -> dict[str, int]:
+        """Dump every process into a folder of its own, named by its pid, and leave all stopped. Returns the inodes of
+        the earlier files of pages that the images build on, by folder; 0 for complete images.
+
+        Raises `CannotDump` and `OSError`; then the processes may stand still, until `_thaw`.
+        """
+        view = self._start.view
+        if view is None or view.only_user() is not None:
+            raise CannotDump("each process would be in a user namespace of its own")
+        of_sessions = (f"{session.name}.{end}" for session in self._sessions for end in ("in", "out"))
+        pipes = ("script", "control", "out", "err", *of_sessions)
+        found = self._family(note.shell)
+        members_of(found, self._start.private, pipes)  # refuse without stopping anything
+        if any(process.state in "Tt" for process in found):
+            raise CannotDump("a process was stopped")
+        self._freeze_all()
+        found = self._family(note.shell)
+        members = members_of(found, self._start.private, pipes)
+        self._forget_bases(found, bases)
+        taken: dict[str, int] = {}
+        for process in found:
+            base = replace(self._bases.get(process.key, ImageBase()), restored_from=self._mapped)
+            folder, name = place / str(process.pid), str(process.pid)
+            made = process_dump.dump_process(name, process.pid, folder, self._start.private, pipes, base, view.points)
+            taken[name] = 0 if made is not None or base.base is None else base.base.inode
+            if made is not None:
+                base.close()
+                self._bases[process.key] = replace(base, base=made)
+        ProcessTree(note, members).write(place)
+        return taken
+
+    def _family(self, root: int) -> list[processes.Process]:
+        """The shell and its descendants, parents first."""
+        found = self._all()
+        return [*(p for p in found if p.pid == root), *(p for p in found if p.pid != root)]
+
+    def _forget_bases(self, found: list[processes.Process], available: list[int]) -> None:
+        """Drop what no next image can build on: of processes that have ended, or files that are gone."""
+        for key, base in list(self._bases.items()):
+            if key not in {process.key for process in found}:
+                base.close()
+                del self._bases[key]
+            elif base.base is not None and base.base.inode not in available:
+                base.close()
+                self._bases[key] = replace(base, base=None)
+
+    def _leave_images(self) -> None:
+        """Give processes that were restored from images memory of their own: CRIU cannot open what they map."""
+        if self._mapped:
+            for process in self._all():
+                leave_image(process.pid, self._mapped)
+
+    def _restore_tree(self, tree: ProcessTree, images: Path) -> None:
+        """Start with the processes of these images. Raises `OSError` if they cannot be restored."""
+        if self._criu is None:
+            raise OSError("the snapshot holds dumped processes, and this world was not made to be dumped")
+        note = tree.note
+        script, script_in = self._private.pipe("script")
+        control, control_in = self._private.pipe("control")
+        sessions = {pid: self._sessions.prepare(name) for name, pid in note.sessions.items()}
+        own = {"script": script, "control": control_in, "out": self._out.write_end, "err": self._err.write_end}
+        for session in sessions.values():
+            own |= zip((f"{session.name}.in", f"{session.name}.out"), session.held, strict=True)
+        confined = functools.partial(
+            confinement.enter,
+            self._start.bounds,
+            isolated=True,
+            image=self._start.view is not None and self._start.view.image,
+            filtered=False,
+        )
+        try:
+            with self._score.raised_for_children():
+                restored = restore_tree(tree, images, own, confined, self._criu.pids, frozen=self._start.frozen)
+        except CannotRestore as error:
+            raise OSError(str(error)) from error
+        finally:
+            for descriptor in (script, control_in):
+                os.close(descriptor)
+        self._begin_with(note, script_in, control)
+        for pid, session in sessions.items():
+            self._sessions.begin(session, pid)
+        all_of_them = self._all()
+        self._frozen = all_of_them if self._start.frozen else []
+        for process in all_of_them:
+            if process.pid in restored:
+                folder = images / str(process.pid)
+                base = base_of_restored(restored[process.pid], folder, areas(process.pid))
+                self._bases[process.key], self._mapped = base, self._mapped | base.restored_from
+
+    def _begin_with(self, note: DumpNote, script: int, control: int) -> None:
+        """Take over a restored shell, by the agent's ends of its pipes."""
+        shell = self._shell = Shell(note.shell, script, control, note.pwd)
+        shell.oldpwd, shell.state, shell.status = note.oldpwd, note.state.encode("latin-1"), 0
+        self._poll.register(shell.control, select.POLLIN)
+        self._first_state, self._only_shell = self._state(), False
+
+    def _restore_processes(self) -> None:
+        """Start with the processes of an image. Raises `OSError` if they cannot be restored."""
+        if self._criu is None or self._tree is None:
+            raise OSError("the snapshot holds dumped processes, and this world has no CRIU to restore them")
+        image = self._tree.image
+        note = DumpNote.read(Path(f"/proc/self/fd/{image}"))
+        script, script_in = self._private.pipe("script")
+        control, control_in = self._private.pipe("control")
+        sessions = {pid: self._sessions.prepare(name) for name, pid in note.sessions.items()}
+        try:
+            self._criu.restore(image)
+        finally:
+            for descriptor in (script, control_in, image):
+                os.close(descriptor)
+        self._criu.pids.last = note.last_pid
+        self._begin_with(note, script_in, control)
+        for pid, session in sessions.items():
+            self._sessions.begin(session, pid)
+
+    def _freeze(self) -> None:
+        """Stop all processes but the shell. Raises `OSError`."""
+        self._stop(self._others)
+
+    def _freeze_all(self) -> None:
+        """Stop all processes. Raises `OSError`."""
+        self._stop(self._all)
+
+    def _stop(self, select: Callable[[], list[processes.Process]]) -> None:
+        for _ in range(FREEZES):
+            self._frozen = processes.freeze(select)
+            moving = [p.pid for p in select() if not processes.is_stopped(p)]
+            if not moving:
+                return
+            self._thaw()  # a process waiting in vfork for a stopped child can continue now
+        raise OSError(f"processes {moving} cannot be stopped: they hang in the kernel")
+
+    def _thaw(self) -> None:
+        for process in self._frozen:
+            processes.send_signal(process, signal.SIGCONT)
+        self._frozen = []
