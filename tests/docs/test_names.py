@@ -93,3 +93,11 @@ def test_a_link_to_a_decision_has_its_number(page: Path) -> None:
             words,
             file,
         )
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/how-to/extend.md"])
+def test_every_file_that_a_newcomer_is_sent_to_is_there(name: str) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL)
+    named = set(re.findall(r"`((?:\w[\w.-]*/)+[\w.-]*)`", text))
+    assert len(named) > 10
+    assert {path for path in named if not (ROOT / path).exists()} == set()
