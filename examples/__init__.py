@@ -1,0 +1,1 @@
+"""Complete programs, one folder each. Run one: `python -m examples.NAME --help`. `docs/examples/` explains them."""

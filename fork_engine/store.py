@@ -341,7 +341,7 @@ class SnapshotStore(ReadableStore):
             kept = [self._snapshots.load(id)[0] for id in sorted(set(self._snapshots) - set(gone))]
             self._snapshots.remove(gone)
             crash_points.point("forgotten")
-            layers = {layer for s in kept for layer in (*s.layers, *s.outside, *([s.image] if s.image else []))}
+            layers = {layer for s in kept for layer in s.all_layers}
             freed = sum(self._layers.remove(layer) for layer in list(self._layers) if layer not in layers)
             freed += self._blobs.remove_unnamed({blob for s in kept for blob in s.processes.blobs})
             freed += self._remove_images({s.processes.image for s in kept})

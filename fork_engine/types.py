@@ -120,6 +120,11 @@ class Snapshot:
         return () if self.image is None else (self.image, *self.outside[: self.image_layers])
 
     @property
+    def all_layers(self) -> tuple[LayerId, ...]:
+        """The layers that its files need: of the workspace, of what is outside it, and of the image."""
+        return (*self.layers, *self.outside, *(() if self.image is None else (self.image,)))
+
+    @property
     def tier(self) -> ProcessTier:
         return self.processes.tier
 

@@ -96,7 +96,8 @@ class BranchTree:
             case OpKind.RUN | OpKind.BREAK:
                 branch.entries.append(_step(row))
             case OpKind.INTERRUPT:
-                branch.entries.append(Entry(f"{row.status.value}: {printable(row.summary)}", op_id=row.op_id))
+                what = "answered" if row.status is OpStatus.DONE else row.status.value
+                branch.entries.append(Entry(f"{what}: {printable(row.summary)}", op_id=row.op_id))
             case OpKind.CHANGE:
                 branch.entries.append(Entry("code", printable(row.summary), op_id=row.op_id))
             case OpKind.RESTORE:

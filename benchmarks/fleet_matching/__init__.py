@@ -1,0 +1,1 @@
+"""Simulation of jobs that ask for several machines at once, for benchmarks/fleet.py."""

@@ -247,7 +247,7 @@ def check_record(parts: OpenStore, name: str, found: CheckFindings) -> list[Prob
 
 def needed_by(snapshot: Snapshot) -> set[tuple[Part, str]]:
     """Return every object that a snapshot needs to be restored."""
-    trees = {*snapshot.layers, *snapshot.outside, *((snapshot.image,) if snapshot.image else ())}
+    trees = set(snapshot.all_layers)
     kept = {(Part.LAYERS, str(layer)) for layer in trees}
     if snapshot.processes.image:
         kept.add((Part.IMAGES, snapshot.processes.image))

@@ -320,8 +320,7 @@ def _layers(snapshots: SnapshotStore, ids: Iterable[SnapshotId]) -> dict[Snapsho
     found: dict[SnapshotId, tuple[LayerId, ...]] = {}
     for id in ids:
         try:
-            one = snapshots.get(id)
-            stack = (*one.layers, *one.outside, *([one.image] if one.image else []))
+            stack = snapshots.get(id).all_layers
             for layer in stack:
                 snapshots.layer_bytes(layer)
         except (SnapshotNotFound, SnapshotCorrupt):

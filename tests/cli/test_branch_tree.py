@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.cli.branch_tree import BranchTree, Look
+from ramify.compiler.plan import OpKind
 from ramify.inspect.text import printable
+from ramify.runtime.records import OpStatus
 
 WHOLE = """\
 root
@@ -86,6 +88,14 @@ def test_branches_are_in_the_order_of_their_numbers(story: Any) -> None:
     for seq, index in enumerate((10, 9, 2), 100):
         tree.add(type(story.ops[2])(**{**row_fields(story.ops[2]), "seq": seq, "branch": f"root/fork.1.0.{index}"}))
     assert [line.text.split(":")[0] for line in tree.lines()][2:] == ["2", "9", "10"]
+
+
+@pytest.mark.parametrize(("status", "text"), [(OpStatus.ASKED, "asked: go on?"), (OpStatus.DONE, "answered: yes")])
+def test_a_question_and_its_answer_are_told_apart(story: Any, status: OpStatus, text: str) -> None:
+    tree = BranchTree()
+    row = {**row_fields(story.ops[0]), "kind": OpKind.INTERRUPT, "status": status, "summary": text.partition(": ")[2]}
+    tree.add(type(story.ops[0])(**row))
+    assert [line.text for line in tree.lines()][1:] == [text]
 
 
 def row_fields(row: Any) -> dict[str, Any]:

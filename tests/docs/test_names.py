@@ -77,3 +77,27 @@ def test_what_is_shown_is_compared() -> None:
     assert agrees("a\n…\nz\n", "a\nb\nc\nz\n")
     assert not agrees("a\n", "a\nb\n")
     assert not agrees("3 steps", "4 steps")
+
+
+@pytest.mark.parametrize("listing", ["README.md", "docs/index.md", "mkdocs.yml"])
+def test_every_how_to_guide_can_be_found(listing: str) -> None:
+    text = (ROOT / listing).read_text()
+    pages = {path.name for path in (ROOT / "docs" / "how-to").glob("*.md")}
+    assert {name for name in pages if f"how-to/{name}" not in text} == set()
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_to_a_decision_has_its_number(page: Path) -> None:
+    for words, file in re.findall(r"\[([^\]]*)\]\([^)]*decisions/([^)]+\.md)\)", page.read_text()):
+        assert [number for number in re.findall(r"\b\d{3}\b", words) if not file.startswith(number)] == [], (
+            words,
+            file,
+        )
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/how-to/extend.md"])
+def test_every_file_that_a_newcomer_is_sent_to_is_there(name: str) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL)
+    named = set(re.findall(r"`((?:\w[\w.-]*/)+[\w.-]*)`", text))
+    assert len(named) > 10
+    assert {path for path in named if not (ROOT / path).exists()} == set()

@@ -225,7 +225,8 @@ def collect_remote(home: Home, dry_run: bool, as_json: bool) -> None:
         return
     would = "would delete" if dry_run else "deleted"
     say(f"{would} {count(done.deleted, 'object')}, {byte_count(done.bytes)}")
-    say(f"{count(done.waiting, 'object')} that nobody names: deleted by a later call, after a day")
+    if done.waiting:
+        say(f"{count(done.waiting, 'object')} that no home names: a call in a day deletes what is still unnamed")
 
 
 async def _kept(home: Home) -> set[SnapshotId]:
