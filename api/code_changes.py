@@ -235,7 +235,8 @@ def is_from_current_files(plan: Plan) -> bool:
 
 
 def changed(record: RunRecord, plan: Plan, found: CodeDiff) -> WorkflowChanged:
-    named = f": {', '.join(found.parts)}" if found.parts else ""
+    parts = found.parts or _steps_that_differ(plan, found.spec)
+    named = f": {', '.join(parts)}" if parts else ""
     may_be = ", ".join(found.affected) or ("none" if plan.code else "unknown")
     return WorkflowChanged(
         f"{record.workflow} has changed since run {record.id} started{named}. Its journal no longer fits; "
@@ -243,6 +244,13 @@ def changed(record: RunRecord, plan: Plan, found: CodeDiff) -> WorkflowChanged:
         parts=found.parts,
         steps=found.affected,
     )
+
+
+def _steps_that_differ(plan: Plan, now: Spec) -> tuple[str, ...]:
+    """Return what to tell of a change that no part of the code shows: steps of other names, made at run time."""
+    before, after = {step.name for step in plan.steps}, {step.name: step.where for step in now.steps}
+    gone = [f"step {name} is gone" for name in sorted(before - after.keys())]
+    return (*gone, *(f"step {name} is new ({after[name]})" for name in sorted(after.keys() - before)))
 
 
 def _advice(record: RunRecord, plan: Plan) -> str:

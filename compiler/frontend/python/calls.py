@@ -83,7 +83,7 @@ class CallReader:
 
     def call(self, reader: StatementReader, node: ast.Call, awaited: bool) -> None:
         """Add the items of a call whose receiver and arguments have been read."""
-        func, target = node.func, reader.scope.resolve(node.func)
+        func, target = node.func, self._target(reader, node.func)
         if isinstance(func, ast.Attribute) and (info_of := _CALL_METHODS.get(func.attr)) is not None:
             owner = reader.scope.resolve(func.value)
             target = target if info_of(owner) is None else owner
@@ -117,6 +117,11 @@ class CallReader:
             self._local(reader, node, func, awaited)
         else:
             self._function(reader, node, target, awaited)
+
+    def _target(self, reader: StatementReader, node: ast.expr) -> object:
+        """Return the object that an expression denotes, or UNRESOLVED; of a static method, what it holds."""
+        target = reader.scope.resolve(node)
+        return target.__func__ if isinstance(target, staticmethod) and self.sources.since_format_8 else target
 
     def _step(self, info: StepInfo, target: object, reader: StatementReader) -> str:
         known = self.steps.get(info.name)
@@ -304,7 +309,7 @@ class CallReader:
                 return
 
     def _may_run_steps(self, reader: StatementReader, node: ast.expr) -> bool:
-        target = reader.scope.resolve(node)
+        target = self._target(reader, node)
         inner = decorated_step(target) if self.sources.since_format_8 else None
         info = step_info(target if inner is None else inner)
         if info is not None:

@@ -194,6 +194,12 @@ def test_plans_of_format_7_and_before_have_a_decorated_step_as_the_step(
     assert [type(spec.body[0]).__name__ for spec in read] == ["StepCall", "Unseen"]
 
 
+def test_a_step_that_is_a_static_method_is_the_step(compile_source: Compile) -> None:
+    plan = compile_source("class Bank:\n    pay = staticmethod(mail)\n" + flow("await Bank.pay(x)")).plan
+    assert [op.step for op in plan.ops if op.kind is OpKind.RUN] == ["mail"]
+    assert len(plan.breaks) == 1
+
+
 def test_a_step_that_is_only_passed_on_is_in_the_table(compile_source: Compile) -> None:
     assert compile_source(flow("await asyncio.to_thread(edit, x)")).plan.step("edit") is not None
 

@@ -69,3 +69,20 @@ async def test_a_decorator_that_is_put_around_a_step(app: App) -> None:
     with pytest.raises(WorkflowChanged, match="decorated"):
         await app.resume(text)
     assert app.log == ONCE[:1]
+
+
+async def test_a_step_of_another_name_is_told(app: App) -> None:
+    """The statement that makes the step is not code of the workflow; its name is."""
+    text = """
+async def _send(to):
+    log(f"send {to}")
+send = step(effect="irreversible", name="first")(_send)
+@workflow
+async def flow():
+    await send("a")
+    await die()
+"""
+    await app.begin(text)
+    with pytest.raises(WorkflowChanged, match=r"step first is gone, step second is new \(.*edited_code.py:\d+\)"):
+        await app.resume(text.replace("first", "second"))
+    assert app.log == ONCE[:1]
