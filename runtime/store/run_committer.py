@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 
@@ -39,6 +40,7 @@ from ramify.runtime.records import RunId
 from ramify.runtime.store import leases, statements
 from ramify.runtime.store.blobs import RecentTexts
 from ramify.runtime.store.database_errors import is_connection_lost
+from ramify.runtime.store.engines import driver_errors
 from ramify.runtime.store.lease_keeper import LeaseKeeper
 from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.pooler_check import refused, session_of
@@ -310,8 +312,10 @@ class RunCommitter:
         the number is there already. Raises `LeaseLost`."""
         if not self._on_server:
             if tokens:
-                query, values = leases.fence(self.keeper.owner, tokens)
-                if len(connection.execute(text(query), values).all()) < len(tokens):
+                own: Any = connection.connection.dbapi_connection
+                with driver_errors(connection):
+                    ours = own.execute(*leases.fence(self.keeper.owner, tokens)).fetchall()
+                if len(ours) < len(tokens):
                     self.keeper.note_lost(connection, tokens)
             return True
         values = {"id": self._name, "batch": self._batches, "at": self._clock()}
