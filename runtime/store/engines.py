@@ -145,11 +145,34 @@ def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     for pragma in PRAGMAS:
         cursor.execute(pragma)
     cursor.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'")  # file names are bytes
-    record.info[_ROOM] = LogPreallocation(Path(os.fsdecode(cursor.fetchone()[0] + b"-wal")))
+    name = cursor.fetchone()[0]  # empty if the database is in memory
+    record.info[_ROOM] = LogPreallocation(Path(os.fsdecode(name + b"-wal")))
+    record.info[_FILE] = os.fsdecode(name), _identity(os.fsdecode(name))
     cursor.close()
 
 
 _ROOM = "room in the log"
+_FILE = "the database file, and which one it was"
+
+
+def _identity(file: str) -> tuple[int, int] | None:
+    """Return what tells a file from another one of the same name; None if there is none."""
+    try:
+        found = os.stat(file)  # noqa: PTH116  # half the time of Path.stat
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _refuse_if_replaced(connection: Connection) -> None:
+    """Raise `StoreError` if the file is not the one that was opened. SQLite would go on in the removed file, and all
+    that it confirms would be gone when this process ends."""
+    file, opened = connection.info[_FILE]
+    if _identity(file) != opened:
+        raise StoreError(
+            f"the database {file} was moved, removed or replaced while this process used it, so nothing more is written. "
+            "Put the file back with its -wal file and resume, or start the run anew"
+        )
 
 
 def _on_begin(connection: Connection) -> None:
@@ -160,6 +183,7 @@ def _on_begin(connection: Connection) -> None:
     with driver_errors(connection):
         own.cursor().execute("BEGIN IMMEDIATE" if write else "BEGIN")
         if write:
+            _refuse_if_replaced(connection)
             connection.info[_ROOM].make()
 
 
@@ -200,6 +224,7 @@ def transaction(connection: Connection, *, single: bool = False) -> Iterator[Cal
         with driver_errors(connection):
             if isinstance(own, sqlite3.Connection):
                 own.execute("BEGIN IMMEDIATE")
+                _refuse_if_replaced(connection)
                 connection.info[_ROOM].make()
             elif not single:
                 own.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # after waiting for a lock, see earlier commits

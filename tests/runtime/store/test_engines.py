@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ramify.runtime.errors import StoreError
 from ramify.runtime.store import RunStore
 
 Make = Callable[..., Any]
@@ -95,3 +96,22 @@ async def test_a_killed_writer_leaves_a_readable_prefix(tmp_path: Path, a_run: M
         assert len(answered) <= len(kept) <= len(answered) + 1  # and nothing that was answered is lost
         assert [one.seq for one in await store.checkpoints("run-1")] == kept  # each with its checkpoint
         await store.commit("run-1")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_database_that_was_removed_under_a_writer_takes_no_more(
+    tmp_path: Path, a_run: Make, replaced: bool
+) -> None:
+    """SQLite would go on in the removed file, and confirm commits that nobody will find."""
+    path = tmp_path / "ramify.db"
+    async with RunStore(path, clock=lambda: 0.0) as store:
+        await store.create_run(a_run())
+        moved = path.rename(tmp_path / "elsewhere")
+        if replaced:
+            path.touch()
+        with pytest.raises(StoreError, match=r"moved, removed or replaced .* Put the file back"):
+            await store.create_run(a_run(id="run-2"))
+        moved.replace(path)
+        await store.create_run(a_run(id="run-3"))
+    async with RunStore(path, clock=lambda: 0.0) as store:
+        assert {run.id for run in await store.runs()} == {"run-1", "run-3"}
