@@ -57,7 +57,7 @@ def missing_bubblewrap(root: Path) -> str:
     return done.stderr.strip()
 
 
-def bed(folder: Path, sdists: Path, count: int, quick: bool) -> Bed:
+def bed(folder: Path, sdists: Path, count: int, quick: bool, rollouts: int) -> Bed:
     """Prepare projects and images, and import them into each backend."""
     tasks = projects.prepared(sdists, folder / "projects", count)
     images = task_images.build(tasks, folder)
@@ -66,7 +66,7 @@ def bed(folder: Path, sdists: Path, count: int, quick: bool) -> Bed:
         ids = {image.name: home.portal.call(home.home.images.pull, str(image.archive)).id for image in images}
     if not missing["Docker"]:
         backends.load(images)
-    return Bed(folder, images, ids, missing, quick)
+    return Bed(folder, images, ids, missing, quick, rollouts)
 
 
 def measured(asked: list[str], made: Bed) -> list[Row]:
@@ -87,15 +87,17 @@ def main() -> None:
     parser = options(__doc__, "two projects, few rounds: a minute in all once the source distributions are there")
     parser.add_argument("--sdists", type=Path, default=_CACHE, help="where the source distributions are kept")
     parser.add_argument("--projects", type=count(1), metavar="N", help="how many; default 6, with --quick 2")
+    parser.add_argument("--rollouts", type=count(1), metavar="N", help="for their rate; default 64, with --quick 4")
     parser.add_argument("--scratch", type=Path, help="a folder on the file system to measure")
     parser.add_argument("--only", choices=tuple(PARTS), action="append", help="only this part; repeatable")
     asked = parser.parse_args()
     os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
     before = os.getloadavg()[0]
     tasks = asked.projects or (2 if asked.quick else len(projects.PROJECTS))
+    rollouts = asked.rollouts or (4 if asked.quick else 64)
     with scratch(asked.scratch) as folder:
         try:
-            rows = measured(asked.only or list(PARTS), bed(folder, asked.sdists, tasks, asked.quick))
+            rows = measured(asked.only or list(PARTS), bed(folder, asked.sdists, tasks, asked.quick, rollouts))
         except projects.NoProjects as error:
             sys.exit(f"worlds: {error}")
     if asked.json:
