@@ -11,37 +11,21 @@ machine was busy, the minimum of a spread says more than the median.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.forks import file_forks, live_forks, store_operations
 from benchmarks.rows import Row, options, printed, report
-from ramify.sandboxes.host.scratch import remove_tree
+from benchmarks.scratch import scratch
 
 PARTS: dict[str, Callable[[bool, Path | None], list[Row]]] = {
     "files": file_forks.rows,
     "live": live_forks.rows,
     "store": store_operations.rows,
 }
-
-
-@contextmanager
-def scratch(within: Path | None) -> Iterator[Path]:
-    """Yield a folder that is removed at the end, even if Ctrl-C or SIGTERM interrupts a partial removal."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    folder = Path(tempfile.mkdtemp(prefix="ramify-bench-", dir=within))
-    try:
-        yield folder
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        remove_tree(folder)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Measure worlds as sandboxes of agents, next to Docker and bubblewrap (docs/how-to/worlds.md, harnesses.md).
 
-    python benchmarks/worlds.py [--quick] [--json] [--sdists DIR] [--scratch DIR] [--only start|rollouts|…]
+    python benchmarks/worlds.py [--quick] [--json] [--sdists DIR] [--projects N] [--only start|rollouts|…]
 
 The work is real: projects of the package index with seeded bugs and their own tests, driven by mini-swe-agent's loop
 with a scripted model, so that all backends run the same commands over the same bytes. Run it as an ordinary user who
@@ -14,17 +14,17 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.arguments import count
 from benchmarks.rollouts import backends, disk, latencies, memory, projects, task_images, throughput
 from benchmarks.rollouts.bed import Bed
 from benchmarks.rows import Row, not_measured, options, printed, report
+from benchmarks.scratch import scratch
 from ramify.sandboxes.errors import SandboxError
-from ramify.sandboxes.host.scratch import remove_tree
 from ramify.worlds.blocking_home import shared_home
 
 PARTS: dict[str, Callable[[Bed], list[Row]]] = {
@@ -57,21 +57,20 @@ def missing_bubblewrap(root: Path) -> str:
     return done.stderr.strip()
 
 
-def bed(folder: Path, sdists: Path, quick: bool) -> Bed:
+def bed(folder: Path, sdists: Path, count: int, quick: bool, rollouts: int) -> Bed:
     """Prepare projects and images, and import them into each backend."""
-    tasks = projects.prepared(sdists, folder / "projects", 2 if quick else len(projects.PROJECTS))
+    tasks = projects.prepared(sdists, folder / "projects", count)
     images = task_images.build(tasks, folder)
     missing = {"Docker": missing_docker(), "bubblewrap": missing_bubblewrap(folder / "root")}
     with shared_home(folder / "home") as home:
         ids = {image.name: home.portal.call(home.home.images.pull, str(image.archive)).id for image in images}
     if not missing["Docker"]:
         backends.load(images)
-    return Bed(folder, images, ids, missing, quick)
+    return Bed(folder, images, ids, missing, quick, rollouts)
 
 
-def measured(folder: Path, asked: list[str], sdists: Path, quick: bool) -> list[Row]:
+def measured(asked: list[str], made: Bed) -> list[Row]:
     rows = []
-    made = bed(folder, sdists, quick)
     with shared_home(made.home):
         for part in asked:
             try:
@@ -87,18 +86,20 @@ def measured(folder: Path, asked: list[str], sdists: Path, quick: bool) -> list[
 def main() -> None:
     parser = options(__doc__, "two projects, few rounds: a minute in all once the source distributions are there")
     parser.add_argument("--sdists", type=Path, default=_CACHE, help="where the source distributions are kept")
+    parser.add_argument("--projects", type=count(1), metavar="N", help="how many; default 6, with --quick 2")
+    parser.add_argument("--rollouts", type=count(1), metavar="N", help="for their rate; default 64, with --quick 4")
     parser.add_argument("--scratch", type=Path, help="a folder on the file system to measure")
     parser.add_argument("--only", choices=tuple(PARTS), action="append", help="only this part; repeatable")
     asked = parser.parse_args()
     os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
     before = os.getloadavg()[0]
-    folder = Path(tempfile.mkdtemp(prefix="ramify-bench-", dir=asked.scratch))
-    try:
-        rows = measured(folder, asked.only or list(PARTS), asked.sdists, asked.quick)
-    except projects.NoProjects as error:
-        sys.exit(f"worlds: {error}")
-    finally:
-        remove_tree(folder)
+    tasks = asked.projects or (2 if asked.quick else len(projects.PROJECTS))
+    rollouts = asked.rollouts or (4 if asked.quick else 64)
+    with scratch(asked.scratch) as folder:
+        try:
+            rows = measured(asked.only or list(PARTS), bed(folder, asked.sdists, tasks, asked.quick, rollouts))
+        except projects.NoProjects as error:
+            sys.exit(f"worlds: {error}")
     if asked.json:
         print(report(rows, load=[round(one, 1) for one in (before, os.getloadavg()[0])]))
 

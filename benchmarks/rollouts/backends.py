@@ -6,6 +6,7 @@ bubblewrap has no images. It gets the unpacked common layers read-only and a cop
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import tempfile
@@ -56,7 +57,7 @@ class Docker(Backend):
     """Without a network, as worlds are."""
 
     name = "Docker"
-    label = "ramify-bench"
+    label = f"ramify-bench={os.getpid()}"  # of this run alone
 
     def environment(self, image: TaskImage) -> Any:
         from minisweagent.environments.docker import DockerEnvironment

@@ -18,6 +18,7 @@ class Bed:
     ids: dict[str, str]
     missing: dict[str, str]
     quick: bool
+    rollouts: int  # of each backend, for the row of throughput
 
     @property
     def home(self) -> Path:

@@ -99,7 +99,10 @@ def agent(environment: Any, commands: Sequence[str]) -> Any:
 def rollout(environment: Any, task: Task, attempt: str) -> str:
     """A whole rollout. Returns its submission: the exit code of the tests, and the line."""
     made = agent(environment, [*before(task), *after(task, attempt)])
-    return str(made.run(task.project.name)["submission"])
+    try:
+        return str(made.run(task.project.name)["submission"])
+    except IndexError:
+        raise AssertionError(f"the rollout ended without a submission: {made.messages[-1]}") from None
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ TASKS = 4
 
 
 def rollout_rows(bed: Bed) -> list[Row]:
-    """64 rollouts of 4 tasks, in blocks, which the backends take in turns; one worker a core."""
+    """Rollouts of 4 tasks, in blocks of 16, which the backends take in turns; one worker a core."""
     images = bed.images[:TASKS]
-    blocks, size = bed.rounds(4, 1), bed.rounds(16, 4)
+    blocks, size = max(1, bed.rollouts // 16), min(16, bed.rollouts)
     every: list[Backend] = [bed.ours, *bed.peers]
     rates: dict[str, list[float]] = {backend.name: [] for backend in every}
     for number in range(blocks):
