@@ -90,6 +90,7 @@ class RequestView:
     replica: int = 0
     max_tokens: int | None = None  # longest answer
     reading: Reading | None = None  # a stream's reader, who has no deadlines (ttft and tbt are None); else None
+    client: str = ""  # who asks, where several clients have keys of their own
 
     @property
     def to_prefill(self) -> int:
@@ -120,6 +121,7 @@ class RequestView:
             self.replica,
             self.max_tokens,
             reading,
+            self.client,
         )
 
 
