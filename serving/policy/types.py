@@ -55,7 +55,7 @@ class CompoundView:
     last: bool = False  # this stage ends the workflow
     deadline: float | None = None  # of the whole workflow
     rest: tuple[StageEstimate, ...] = ()  # the stages after this one
-    due: float | None = None  # of this stage, by its share of the deadline (D_s = φ(s)·D); no policy reads it yet
+    due: float | None = None  # of this stage, by its share of the deadline (D_s = φ(s)·D): a goal, not a limit
 
 
 @dataclass(frozen=True, slots=True)
