@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ramify.runtime.effects.fence import idempotency_key as key_of
@@ -171,13 +171,20 @@ class LLM:
         prompt: str | Sequence[Message],
         *,
         n: int = 8,
+        need: int | None = None,
         system: str | None = None,
         temperature: float = 0.8,
         max_tokens: int = 256,
         stop: Sequence[str] = (),
         model: str = "default",
     ) -> Awaitable[list[str]]:
-        """`n` samples of one prompt, requested at once as one stage: their texts, in order."""
+        """`n` samples of one prompt, requested at once as one stage: their texts, in order.
+
+        `need`: so many suffice. The first that come are returned, the other calls are cancelled, and up to `n - need`
+        may fail. A resume returns the same ones. Raises `ValueError` if it is not from 1 to `n`.
+        """
+        if need is not None and not 1 <= need <= n:
+            raise ValueError(f"llm.propose(n={n}, need={need}): need is from 1 to n")
         requests = [
             ChatRequest(
                 messages=_messages(prompt, system),
@@ -190,7 +197,7 @@ class LLM:
             )
             for sample in range(n)
         ]
-        return _call(requests, call_site(), "propose", _texts)
+        return _call(requests, call_site(), "propose", _texts, need=need)
 
     def choose(
         self, question: str, options: Sequence[str], *, system: str | None = None, model: str = "default"
@@ -214,9 +221,10 @@ def _call(
     site: CallSite,
     method: str,
     read: Callable[[Awaitable[list[ChatResult]]], Awaitable[T]],
+    need: int | None = None,
 ) -> Awaitable[T]:
     what = f"llm.{method}() was called"
-    scope, said = current_scope(what), call_slo()
+    scope, said = current_scope(what), replace(call_slo(), need=need)
     if not isinstance(scope, RunScope):
         return read(scope.call_llm(requests, site, method, said))
     return start_on_run_loop(what, lambda: read(scope.call_llm(requests, site, method, said)))

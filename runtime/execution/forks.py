@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Resolver
@@ -15,9 +15,9 @@ from ramify.runtime.codec import codec
 from ramify.runtime.codec.legacy_digests import digest_in_journal
 from ramify.runtime.effects.fence import compensate
 from ramify.runtime.errors import BranchReleased
+from ramify.runtime.execution.fork_arguments import HasStep, as_list, check_step
 from ramify.runtime.execution.merges import Merge
 from ramify.runtime.execution.run import RunScope, new_row, refuse_inside_step
-from ramify.runtime.execution.step_call import StepDef
 from ramify.runtime.execution.steps import begin_step
 from ramify.runtime.records import BranchPath, EffectStatus
 from ramify.runtime.user_code.call_sites import CallSite, call_site
@@ -34,13 +34,6 @@ Strategy = Literal["fail", "ours", "theirs", "union"] | Resolver
 conflict, in a thread; it is called again if the merge has to be recomputed, so it must be deterministic."""
 
 
-class HasStep(Protocol):
-    """A function under `@step`, as `map` and `run` take it."""
-
-    @property
-    def definition(self) -> StepDef: ...
-
-
 class Fork(Generic[T]):
     """`async with fork(items) as branches`: makes one branch per item, and releases the worlds at the end of the
     block. In a workflow that is not async: `with fork(items) as branches`."""
@@ -48,7 +41,7 @@ class Fork(Generic[T]):
     def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
         refuse_inside_step("fork() was called")
         self._scope = scope
-        self._items = _as_list(items, site)
+        self._items = as_list(items, site)
         self._where = site.where
         self.op = scope.run.op(OpKind.FORK, site)
         encoded = codec.encode(self._items, f"fork() at {site.where}: its items")
@@ -186,27 +179,6 @@ class Fork(Generic[T]):
                 await compensate(run.journal, effect, step.outside.compensate, run.clock)
 
 
-def _as_list(items: Iterable[T], site: CallSite) -> list[T]:
-    """Return the items as a list. Raises `TypeError` for sets, whose order changes between processes, and for objects
-    that are not iterable."""
-    if isinstance(items, set | frozenset):
-        raise TypeError(
-            f"{site.where}: fork() was given a set, whose order differs in the next process: give it `sorted(...)`"
-        )
-    if not isinstance(items, Iterable):
-        raise TypeError(
-            f"{site.where}: fork() was given a {type(items).__name__}: give it a list with an item for each branch "
-            "(await an async value first)"
-        )
-    return list(items)
-
-
-def _check_step(step: object, site: CallSite) -> None:
-    if not hasattr(step, "definition"):
-        name = getattr(step, "__qualname__", repr(step))
-        raise TypeError(f"{site.where}: branches run steps, and {name} is not a step: put @step on it")
-
-
 class Branch(Generic[T]):
     """One branch of a fork: its item, and the operations on its world."""
 
@@ -230,7 +202,7 @@ class Branch(Generic[T]):
         self, step: HasStep, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> Awaitable[Any]:
         """Like `run`, for callers that took the user's call site themselves."""
-        _check_step(step, site)
+        check_step(step, site)
         what = f"step {step.definition.name!r} was started on a branch"
         refuse_inside_step(what)
         op = self.parent.run.op(OpKind.RUN, site)
@@ -359,20 +331,33 @@ class Branches(Generic[T]):
         *extra: Any,
         concurrency: int | None = None,
         errors: Literal["raise", "return"] = "raise",
+        need: int | None = None,
     ) -> Awaitable[Outcomes[T, Any]]:
         """Run `step(item, *extra)` on every branch, `concurrency` at a time (default: one per core).
 
         Waits for all branches. `errors="raise"` then raises the error of the first failed branch, by index.
+
+        `need`: so many results suffice; the steps of the other branches are cancelled, or not begun, and have no
+        outcome. A resume takes the same branches. If too many fail, all have one. Raises `ValueError` if it is not
+        from 1 to the number of branches.
         """
+        if need is not None and not 1 <= need <= len(self):
+            raise ValueError(f"branches.map(need={need}): need is from 1 to the number of branches, {len(self)}")
         site, width = call_site(), concurrency or os.cpu_count() or 1
-        _check_step(step, site)
+        check_step(step, site)
         what = f"step {step.definition.name!r} was started on branches"
         refuse_inside_step(what)
-        return start_on_run_loop(what, lambda: _map(self._branches, step, site, extra, width, errors))
+        return start_on_run_loop(what, lambda: _map(self._branches, step, site, extra, width, errors, need))
 
 
 async def _map(
-    branches: Sequence[Branch[T]], step: HasStep, site: CallSite, extra: tuple[Any, ...], width: int, errors: str
+    branches: Sequence[Branch[T]],
+    step: HasStep,
+    site: CallSite,
+    extra: tuple[Any, ...],
+    width: int,
+    errors: str,
+    need: int | None,
 ) -> Outcomes[T, Any]:
     gate = asyncio.Semaphore(width)
     if not branches:
@@ -389,11 +374,30 @@ async def _map(
             except Exception as error:  # noqa: BLE001  returned, or raised below
                 return Outcome(branch, error=error)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(branch)) for branch in branches]
-    outcomes = Outcomes(task.result() for task in tasks)
+    tasks = [asyncio.create_task(one(branch)) for branch in branches]
+    ended = await _until_enough(tasks, len(tasks) if need is None else need)
+    outcomes = Outcomes(task.result() for task in tasks if task in ended)
+    if need is not None and sum(outcome.error is None for outcome in outcomes) == need:
+        return Outcomes(outcome for outcome in outcomes if outcome.error is None)
     if errors == "raise":
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
     return outcomes
+
+
+async def _until_enough(
+    tasks: Sequence[asyncio.Task[Outcome[T, Any]]], need: int
+) -> set[asyncio.Task[Outcome[T, Any]]]:
+    """Wait for so many results, cancel the other branches, and return those that have ended. Results come one at a
+    time (`turns.py`), the next when this has seen the one before: so a resume cancels the same steps."""
+    left, ended = set(tasks), set[asyncio.Task[Outcome[T, Any]]]()
+    try:
+        while left and sum(task.result().error is None for task in ended) < need:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            ended |= done
+    finally:
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    return ended

@@ -37,6 +37,11 @@ class _Stage:
     siblings: bool
     said: CallSLO
 
+    @property
+    def spare(self) -> int:
+        """How many of its answers are not waited for."""
+        return 0 if self.said.need is None else self.width - self.said.need
+
 
 class LLMCalls:
     """Makes the model calls of one run. A stage is a set of calls that are made at once; it waits for all of them."""
@@ -127,7 +132,8 @@ class LLMCalls:
         known = [row.key for row in rows if self._journal.is_recorded(row.key)]
         stands, begun = self._journal.stands(failed), self._clock()
         try:
-            async with self._journal.turns.of(*(known if stands else (row.key for row in rows))):
+            keys, spare = (known, 0) if stands else ([row.key for row in rows], stage.spare)
+            async with self._journal.turns.of(*keys, spare=spare):
                 await until_cancelled_again(self._journal, failed, "model calls")
                 if stands and (error := self._journal.failed(failed)) is not None:
                     raise error
@@ -136,7 +142,7 @@ class LLMCalls:
             self._journal.followers.told(error, RaisedBy(failed, None, rows[0].branch))
             raise
         except asyncio.CancelledError as error:
-            if not all(self._journal.is_answered(row.key) for row in rows):
+            if sum(self._journal.is_answered(row.key) for row in rows) < len(rows) - stage.spare:
                 await record_cancelled(self._journal, _row_of(rows[0], begun, self._clock()), error)
             raise
 
@@ -153,6 +159,8 @@ class LLMCalls:
             raise
 
     async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], stage: _Stage) -> list[ChatResult]:
+        if stage.spare:
+            return await self._send_until_enough(requests, rows, stage)
         pairs = zip(requests, rows, strict=True)
         sent = [self._send(request, row, stage) for request, row in pairs]
         self.under_way += 1
@@ -164,6 +172,48 @@ class LLMCalls:
             if isinstance(outcome, BaseException):
                 raise outcome
         return [outcome for outcome in outcomes if isinstance(outcome, ChatResult)]
+
+    async def _send_until_enough(
+        self, requests: list[ChatRequest], rows: list[LLMRecord], stage: _Stage
+    ) -> list[ChatResult]:
+        """Send a stage of which some answers suffice, and cancel the other calls when these are there. They are the
+        answers that were recorded first, so a replay takes the same ones and sends nothing."""
+        keys, need = [row.key for row in rows], len(rows) - stage.spare
+        answers = dict[str, ChatResult]()
+        if len(self._journal.first_answered(keys, need)) < need:
+            pairs = zip(requests, rows, strict=True)
+            tasks = {row.key: asyncio.create_task(self._send(request, row, stage)) for request, row in pairs}
+            self.under_way += 1
+            try:
+                await self._until_enough(list(tasks.values()), need)
+            finally:
+                for task in tasks.values():
+                    task.cancel()
+                await asyncio.gather(*tasks.values(), return_exceptions=True)
+                self.under_way -= 1
+            answers = {
+                key: task.result() for key, task in tasks.items() if not task.cancelled() and not task.exception()
+            }
+        chosen = set(self._journal.first_answered(keys, need))
+        taken = ((row, answers.get(row.key)) for row in rows if row.key in chosen)
+        return [self._recorded_answer(row.key) if answer is None else answer for row, answer in taken]
+
+    async def _until_enough(self, calls: Sequence[asyncio.Task[ChatResult]], need: int) -> None:
+        """Wait until so many calls have succeeded. Raises the first error once they cannot any more."""
+        left = set(calls)
+        while sum(call.done() and call.exception() is None for call in calls) < need:
+            self._journal.refuse_when_stopped()
+            failed = [call for call in calls if call.done() and call.exception() is not None]
+            if len(failed) > len(calls) - need:
+                failed[0].result()
+            _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        self._journal.refuse_when_stopped()
+
+    def _recorded_answer(self, key: str) -> ChatResult:
+        known = self._journal.served_llm(key)
+        assert known is not None, "only for an answer that is recorded"
+        answer: ChatResult = codec.decode(known.result_json)
+        return answer
 
     async def _send(self, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
         if (known := self._journal.served_llm(row.key)) is not None:

@@ -190,6 +190,10 @@ class RecordedRun:
         """Whether the model call with that key was answered."""
         return key in self._llm
 
+    def first_answered(self, keys: Iterable[str], most: int) -> list[str]:
+        """Return those of these model calls that were answered first, in the order of their answers' rows."""
+        return sorted((key for key in keys if key in self._llm), key=lambda key: self._llm[key].seq)[:most]
+
     def is_recorded(self, key: str) -> bool:
         """Whether a result of the operation, or a failure that stands, is recorded."""
         return key in self._ops or key in self._llm or key in self._failed

@@ -37,6 +37,7 @@ class _Place:
     """The place of one result, or of a stage of model calls, in the order."""
 
     unnumbered: set[str]
+    spare: int = 0  # so many of them need no number
     seq: int | None = None  # None: not known yet
     patience_s: float = 0.0
     asked: bool = False  # the workflow has called the operation in this process
@@ -66,13 +67,14 @@ class Turns:
         for one in sorted(recorded, key=lambda one: one.seq):
             gap = 0.0 if before is None else one.started_at - before
             patience = min(max(_LEAST_PATIENCE_S, 1.5 * gap), _MOST_PATIENCE_S)
-            place = self._recorded[one.key] = _Place(set(), one.seq, patience)
+            place = self._recorded[one.key] = _Place(set(), seq=one.seq, patience_s=patience)
             self._push(place)
             before, self._newest = one.ended_at, one.seq
 
-    def of(self, *keys: str) -> Turn:
-        """Return a context manager for an operation: its block performs the operation, and is left in its turn."""
-        return Turn(self, keys)
+    def of(self, *keys: str, spare: int = 0) -> Turn:
+        """Return a context manager for an operation: its block performs the operation, and is left in its turn.
+        `spare`: how many of its rows it does not wait for."""
+        return Turn(self, keys, spare)
 
     @property
     def waiting(self) -> bool:
@@ -87,23 +89,23 @@ class Turns:
         if place is None or place.seq is not None:
             return
         place.unnumbered.discard(key)
-        if is_last or not place.unnumbered:
+        if is_last or len(place.unnumbered) <= place.spare:
             place.seq = seq
             self._push(place)
 
     # For `Turn`
 
-    def begin(self, keys: tuple[str, ...]) -> _Place:
+    def begin(self, keys: tuple[str, ...], spare: int = 0) -> _Place:
         before = [self._recorded.pop(key, None) for key in keys]
         known = [one for one in before if one is not None and one.seq is not None]
         if len(known) == len(keys) == 1:
             place = known[0]
         else:
-            place = _Place({key for key, one in zip(keys, before, strict=True) if one is None})
+            place = _Place({key for key, one in zip(keys, before, strict=True) if one is None}, spare)
             for one in known:
                 one.over = True
-            if keys and not place.unnumbered:
-                place.seq = max(one.seq for one in known if one.seq is not None)
+            if keys and len(place.unnumbered) <= spare:  # its turn comes with the last row that it waited for
+                place.seq = sorted(one.seq for one in known if one.seq is not None)[len(keys) - spare - 1]
         place.asked = True
         if place.seq is not None and (place.over or place not in known):
             place.over = False
@@ -183,11 +185,11 @@ class Turn:
     """`async with turns.of(key)`: at the end of the block, wait until the result's turn has come. A cancelled
     operation does not wait."""
 
-    def __init__(self, turns: Turns, keys: tuple[str, ...]) -> None:
-        self._turns, self._keys = turns, keys
+    def __init__(self, turns: Turns, keys: tuple[str, ...], spare: int) -> None:
+        self._turns, self._keys, self._spare = turns, keys, spare
 
     async def __aenter__(self) -> None:
-        self._place = self._turns.begin(self._keys)
+        self._place = self._turns.begin(self._keys, self._spare)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

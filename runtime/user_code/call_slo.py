@@ -21,6 +21,7 @@ class CallSLO:
     weight: float | None = None
     stream: bool | None = None
     last: bool | None = None
+    need: int | None = None  # so many answers of a stage of equal prompts suffice
 
     def on(self, tags: SLOTags) -> SLOTags:
         """Add it to the tags of a call. Raises `BadTags`."""
@@ -31,6 +32,7 @@ class CallSLO:
             "goodput_weight": self.weight,
             "slo_class": "stream" if self.stream else None,
             "compound_last": None if self.last is None else int(self.last),
+            "fork_need": None if tags.fork_size is None else self.need,
         }
         return replace(tags, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # each is of its tag's type
 

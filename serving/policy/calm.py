@@ -120,7 +120,7 @@ class _Known(NamedTuple):
     left: float  # len_rem(r), in tokens
     gain: float  # goodput(r), before δ
     admit_by: float
-    due: float  # its deadline, or its workflow's; never for calls that are judged token by token
+    due: float  # its deadline, or its stage's D_s; never for calls that are judged token by token
 
 
 class Calm:
@@ -269,7 +269,8 @@ class Calm:
 
 
 def _due(call: RequestView) -> float:
-    ends = [call.deadline, None if call.compound is None else call.compound.deadline]
+    compound = call.compound
+    ends = [call.deadline, *(() if compound is None else (compound.deadline, compound.due))]
     return _NEVER if is_latency(call) else min([at for at in ends if at is not None], default=_NEVER)
 
 

@@ -11,7 +11,9 @@ from ramify.serving.policy.types import Finished, Refusal, RequestView, Verdict,
 class EarliestDeadlineFirst:
     """The policy `edf`. Ties go by arrival.
 
-    A call without a deadline is due when its first token is, and a stream when its reader has read all that there is.
+    A call of a workflow is due when its stage is by its share of the deadline (thesis §4.1), or if that is not known,
+    when the workflow is. A call without a deadline is due when its first token is, and a stream when its reader has
+    read all that there is.
     Any other is due `best_effort_s` after its arrival. Only calls with an earlier deadline can pass it, and no new
     ones of those can arrive once its own time is near, so it never starves. It is never refused for being late.
 
@@ -49,7 +51,9 @@ def _due(call: RequestView) -> float | None:
 
 
 def _sort_due(call: RequestView, best_effort_s: float) -> float:
-    """Return the time that a call is sorted by. A stream's is when its reader has nothing left to read."""
-    if (due := _due(call)) is not None:
-        return due
+    """Return the time that a call is sorted by. A stream's is when its reader has nothing left to read, and a stage's
+    is its share of its workflow's deadline: no call is refused for missing that."""
+    goal = None if call.compound is None else call.compound.due
+    if dues := [at for at in (_due(call), goal) if at is not None]:
+        return min(dues)
     return call.arrived + best_effort_s if call.reading is None else call.reading.dry_at

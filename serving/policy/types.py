@@ -55,7 +55,7 @@ class CompoundView:
     last: bool = False  # this stage ends the workflow
     deadline: float | None = None  # of the whole workflow
     rest: tuple[StageEstimate, ...] = ()  # the stages after this one
-    due: float | None = None  # of this stage, by its share of the deadline (D_s = φ(s)·D); no policy reads it yet
+    due: float | None = None  # of this stage, by its share of the deadline (D_s = φ(s)·D): a goal, not a limit
     branch: str | None = None  # whose calls continue each other's context; None: the workflow has one line of calls
     ttl_s: float | None = None  # after its answer, in which the branch may go on; 0: it does not; None: not known
 
@@ -97,6 +97,7 @@ class RequestView:
     replica: int = 0
     max_tokens: int | None = None  # longest answer
     reading: Reading | None = None  # a stream's reader, who has no deadlines (ttft and tbt are None); else None
+    client: str = ""  # who asks, where several clients have keys of their own
 
     @property
     def to_prefill(self) -> int:
@@ -127,6 +128,7 @@ class RequestView:
             self.replica,
             self.max_tokens,
             reading,
+            self.client,
         )
 
 

@@ -283,6 +283,7 @@ class Call:
             replica=self.replica,
             max_tokens=self.max_tokens,
             reading=reading,
+            client=self.client,
         )
 
 

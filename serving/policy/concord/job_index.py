@@ -95,6 +95,7 @@ class JobIndex:
         self._promised = SortedColumns(_DUE, *_IN_SWEEP)
         self._weights = Counter[float]()  # of waiting and paused jobs
         self.running = RunningJobs()
+        self.clients = Counter[str]()  # how many jobs each has
         self.context = 0  # tokens of the running calls: prompts and answers so far
 
     def learn(self, done: Finished) -> None:
@@ -220,6 +221,7 @@ class JobIndex:
 
     def _add(self, job: Job, dirty: set[str]) -> None:
         self._jobs[job.id], self._views[job.id] = job, job.view
+        self.clients[job.view.client] += 1
         if job.unit is not None:
             self._join(job, job.unit, dirty)
         if job.waits:
@@ -253,6 +255,9 @@ class JobIndex:
 
     def _forget(self, job: Job, dirty: set[str]) -> None:
         del self._jobs[job.id], self._views[job.id]
+        self.clients[job.view.client] -= 1
+        if not self.clients[job.view.client]:
+            del self.clients[job.view.client]
         if job.waits:
             for sorted_jobs in self._columns_of(job):
                 sorted_jobs.remove(job)

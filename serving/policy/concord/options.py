@@ -10,7 +10,7 @@ from typing import Any
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.types import SloClass
 
-_AT_LEAST_0 = ("queue_s", "headroom", "reserve", "reserve_s")
+_AT_LEAST_0 = ("queue_s", "headroom", "reserve", "reserve_s", "client_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,9 @@ class ConcordTuning:
 
     # Refusal
     foresee: bool = False  # refuse also what the calls before it will keep from starting in time
+
+    # Clients
+    client_share: float = 1.0  # part of an equal share of the slots that each client is sure of; 0: none
 
     # Displacement of running requests
     preempt_margin: float = 0.1  # by what share a displaced request's density must be exceeded

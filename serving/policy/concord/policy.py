@@ -1,7 +1,7 @@
 """Concord, the default policy: as many programs in time as fit, leaving out the least dense.
 
 Density is the worth of a program for each second of GPU time that it still needs. Concord differs from the thesis's
-CALM in six ways. Each is there for what it brought in replay (docs/decisions/046).
+CALM in seven ways. Each is there for what it brought in replay (docs/decisions/046).
 
 1. **Whole programs.** A request's price is the GPU time of the whole remaining program: its own prefill, net of the
    expected prefix hit, its own answer, its siblings of the stage, and the later stages of the plan or pattern.
@@ -15,7 +15,9 @@ CALM in six ways. Each is there for what it brought in replay (docs/decisions/04
    requests, or best effort whose default deadline has passed.
 5. **Fork groups.** A fork group is one unit: its prompt counts once, its length is that of the k-th of n answers,
    and its siblings are together in the order.
-6. **Displacement.** A request that must start before a slot becomes free displaces running work: by a pause if
+6. **Clients.** Where several clients have keys of their own, each is sure of an equal share of the slots
+   (`client_shares`). It matters only if something has to wait.
+7. **Displacement.** A request that must start before a slot becomes free displaces running work: by a pause if
    there is KV for both, else by preemption if the gain exceeds the repeated prefill (`displacement`).
 
 What stays the same while a request waits is computed once (`job_index`). A decision takes a few passes over the ids
@@ -24,10 +26,12 @@ and one over the deadlines: O(N log N).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import filterfalse, islice
 from math import exp
 
+from ramify.serving.policy.concord.client_shares import ClientUse, in_their_places, with_client_shares
 from ramify.serving.policy.concord.displacement import Displacement, plan_displacement
 from ramify.serving.policy.concord.feasibility import Reserve, StartForecast, feasible_set, fits, forecast_starts
 from ramify.serving.policy.concord.job import NEVER, Job
@@ -67,6 +71,7 @@ class Concord:
             self.options.goodput,
         )
         self._reserve = Reserve(tuning.reserve, tuning.reserve_s, tuning.later_reserve)
+        self._use = ClientUse()
         self._displaced_at = float("-inf")
         self._since: dict[
             RequestId, tuple[RequestView | None, float]
@@ -75,6 +80,7 @@ class Concord:
 
     def observe(self, done: Finished) -> None:
         self._index.learn(done)
+        self._use.learn(done)
 
     def decide(self, view: View, now: float) -> Verdict:
         capacity, index = view.capacity, self._index
@@ -102,6 +108,8 @@ class Concord:
         )
         if contested:
             queue = self._contested(queue, too_late, capacity, now)
+        if order_matters and len(index.clients) > 1 and self._tuning.client_share:
+            queue = self._with_client_shares(queue, view, contested, now)
         if self.options.refuse and self._tuning.foresee and len(queue) + capacity.running > capacity.slots:
             hopeless = self._forecast(queue, capacity, now).hopeless
             drop += tuple([_refusal(job, wait_s, now, token_s) for job, wait_s in hopeless])
@@ -227,6 +235,20 @@ class Concord:
         if not first:
             return queue
         return [*first, *filterfalse(set(first).__contains__, queue[:looked_at]), *queue[looked_at:]]
+
+    def _with_client_shares(self, queue: list[RequestId], view: View, contested: bool, now: float) -> list[RequestId]:
+        """Move calls of clients that hold less than their share of the slots to the head.
+
+        While all deadlines fit, that is done only among best effort: a deadline is met by the order as it is.
+        """
+        held = Counter([call.client for call in view.running])
+        share = max(1, int(self._tuning.client_share * view.capacity.slots / len(self._index.clients)))
+        jobs = in_their_places(
+            list(self._index.jobs(queue)),
+            lambda job: contested or not job.counts,
+            lambda some: with_client_shares(some, held, share, lambda client: self._use.of(client, now)),
+        )
+        return [job.id for job in jobs]
 
     def _displacement(
         self, view: View, queue: list[RequestId], worth: float, now: float, contested: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Literal
 
@@ -79,3 +80,81 @@ async def test_a_resumed_run_does_not_call_the_resolver_again(runtime: Runtime, 
     assert runtime.last_run_id is not None
     assert await runtime.resume(runtime.last_run_id) == ["hello+left+right"]
     assert ASKED == ["hello.txt"]
+
+
+BEGUN: list[int] = []
+FAST: list[int] = []  # the branches that come to an end
+FAILING: set[int] = set()
+
+
+@step
+async def race(sandbox: Sandbox, number: int) -> int:
+    BEGUN.append(number)
+    (sandbox.path / f"{number}.txt").write_text("begun")
+    if number in FAILING:
+        raise ValueError(f"{number} fails")
+    while number not in FAST[:1]:  # noqa: ASYNC110  # a cancelled one must not wait for others
+        await asyncio.sleep(0.01)
+    FAST.pop(0)
+    return number
+
+
+@step
+async def names(sandbox: Sandbox) -> list[str]:
+    if BROKEN:
+        raise RuntimeError(BROKEN[0])
+    return sorted(path.name for path in sandbox.path.glob("?.txt"))
+
+
+@workflow
+async def first_of(count: int, need: int, concurrency: int, errors: Literal["raise", "return"]) -> list[list[str]]:
+    async with fork(range(count)) as branches:
+        done = await branches.map(race, need=need, concurrency=concurrency, errors=errors)
+        for outcome in done:
+            if outcome.error is None:
+                await outcome.adopt()
+        found = [f"{outcome.index} {outcome.error or outcome.value}" for outcome in done]
+    return [found, await names()]
+
+
+@pytest.fixture(autouse=True)
+def _nobody_raced() -> None:
+    BEGUN.clear()
+    FAST.clear()
+    FAILING.clear()
+
+
+async def test_the_first_results_suffice_and_a_resume_takes_the_same(home: Path, workspace: Path) -> None:
+    FAST.extend([3, 1])
+    BROKEN.append("a process that ends here")
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        with pytest.raises(RunFailed, match="ends here"):
+            await runtime.run(first_of, 4, 2, 4, "raise", workspace=workspace)
+        run, begun = str(runtime.last_run_id), sorted(BEGUN)
+    BROKEN.clear()
+    assert begun == [0, 1, 2, 3]
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        assert await runtime.resume(run) == [["1 1", "3 3"], ["1.txt", "3.txt"]]
+    assert sorted(BEGUN) == begun, "what was cancelled is cancelled again before it begins"
+
+
+async def test_branches_that_nobody_needs_are_not_begun(home: Path, workspace: Path) -> None:
+    FAST.append(0)
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        assert await runtime.run(first_of, 3, 1, 1, "raise", workspace=workspace) == [["0 0"], ["0.txt"]]
+    assert BEGUN == [0]
+
+
+async def test_enough_branches_must_be_left(home: Path, workspace: Path) -> None:
+    FAST.extend([1, 2])
+    FAILING.update({0, 3})
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        assert (await runtime.run(first_of, 4, 2, 4, "raise", workspace=workspace))[0] == ["1 1", "2 2"]
+        FAST.extend([1, 2])
+        with pytest.raises(RunFailed, match="0 fails"):
+            await runtime.run(first_of, 4, 3, 4, "raise", workspace=workspace)
+        FAST.extend([1, 2])
+        found, _ = await runtime.run(first_of, 4, 3, 4, "return", workspace=workspace)
+        assert [line.split()[-1] for line in found] == ["fails", "1", "2", "fails"]
+        with pytest.raises(RunFailed, match="from 1 to the number of branches, 2"):
+            await runtime.run(first_of, 2, 3, 4, "raise", workspace=workspace)

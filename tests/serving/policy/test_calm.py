@@ -136,6 +136,14 @@ def test_a_stage_is_in_time_if_its_longest_call_is() -> None:
     assert not any(one.is_feasible for one in analysed(*calls)), "a stage ends with all of its calls"
 
 
+def test_a_stage_must_end_by_its_share_of_the_deadline() -> None:
+    """The sub-deadline D_s = φ(s)·D of §4.1: both programs have 9 s, of which the first stage of 1 has .5."""
+    stages = [CompoundView(f"run{i}", 0, deadline=NOW + 9, due=NOW + due) for i, due in ((1, 0.5), (2, 3.0))]
+    calls = [view(i, SloClass.COMPOUND, length=90 + i, compound=stages[i - 1]) for i in (1, 2)]
+    assert [one.is_feasible for one in analysed(*calls)] == [False, True]
+    assert not any(refused for refused in Calm().decide(View(capacity(1, 0), calls), NOW).drop)
+
+
 def test_only_what_is_worth_more_preempts() -> None:
     """Equation D.5 with δ = .1: R(A) > 1.1 R(B), however long the two are."""
     calm = CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0, starvation_step=0.0)

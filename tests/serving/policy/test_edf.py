@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.policy.edf import EarliestDeadlineFirst
-from ramify.serving.policy.types import Capacity, RequestId, RequestView, Verdict, View
+from ramify.serving.policy.types import Capacity, CompoundView, RequestId, RequestView, Verdict, View
 
 NOW = 1000.0
 ONE_SLOT = Capacity(slots=1, running=0)
@@ -41,6 +41,18 @@ def order(*pending: RequestView, policy: EarliestDeadlineFirst | None = None) ->
 
 def test_the_earliest_deadline_goes_first_whatever_the_arrival() -> None:
     assert order(call(1, NOW + 30, NOW - 9), call(2, NOW + 10), call(3, NOW + 20, NOW - 5)) == (2, 3, 1)
+
+
+def test_a_stage_is_due_by_its_share_of_the_deadline_and_not_refused_for_missing_it() -> None:
+    late = RequestView(
+        RequestId(1), NOW - 9, deadline=NOW + 60, compound=CompoundView("run", deadline=NOW + 60, due=NOW - 1)
+    )
+    soon = RequestView(
+        RequestId(2), NOW - 9, deadline=NOW + 60, compound=CompoundView("other", deadline=NOW + 60, due=NOW + 20)
+    )
+    verdict = decided((call(3, NOW + 30), soon, call(4, NOW + 10), late))
+    assert verdict.order == (1, 4, 2, 3)
+    assert not verdict.drop
 
 
 def test_ties_go_by_arrival() -> None:

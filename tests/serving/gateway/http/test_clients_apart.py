@@ -73,6 +73,37 @@ async def test_each_client_has_a_salt_of_its_own() -> None:
     assert first != "a" and other != "b"
 
 
+async def test_a_client_with_many_calls_does_not_keep_out_another() -> None:
+    """One slot, twelve calls of a, and then one of b."""
+    hold, order = asyncio.Event(), list[str]()
+
+    async def answer(request: ChatRequest) -> str:
+        order.append(request.messages[0].content)
+        await hold.wait()
+        return "ok"
+
+    one_slot = Replica(
+        0, 1, Upstream("http://engine/v1", transport=ScriptedModel(answer)), EngineTraits(reads_tags=True)
+    )
+    app = create_gateway([one_slot], api_keys=["a", "b"])
+
+    def asking(client: httpx.AsyncClient, text: str) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(
+            client.post("/chat/completions", json={"messages": [{"role": "user", "content": text}]})
+        )
+
+    async with client_of(app, "a") as a, client_of(app, "b") as b:
+        calls = [asking(a, f"a{i}") for i in range(12)]
+        while len((await a.get("/ramify/requests")).json()["requests"]) < 12 or not order:  # noqa: ASYNC110  # the gateway shows a call when it has come
+            await asyncio.sleep(0.01)
+        calls.append(asking(b, "b"))
+        while not (await b.get("/ramify/requests")).json()["requests"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        hold.set()
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
+    assert order.index("b") == 1, "the slot goes to b as soon as a's first call has left it"
+
+
 async def test_one_key_is_one_client() -> None:
     model = ScriptedModel(lambda _: "ok")
     app = create_gateway(engine(model, keeps_prefixes=True), api_keys=["a"])
