@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import importlib.util
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.docs.blocks import ROOT, Block, blocks
 PACKAGES = {
     "mini-swe-agent": "minisweagent",
     "deepagents": "deepagents",
-    "openai-agents": "agents",
+    "openai-agents": "agents.sandbox",  # `agents` alone is also the folder beside this one
     "swe-rex": "swerex",
     "nemo-gym": "nemo_gym",
 }
@@ -25,8 +24,7 @@ BLOCKS = {block.needs: block for block in blocks(ROOT / "docs" / "how-to" / "har
 
 
 def code_of(needs: str) -> Block:
-    if importlib.util.find_spec(PACKAGES[needs]) is None:
-        pytest.skip(f"needs {needs}: pip install 'ramify[{needs}]'")
+    pytest.importorskip(PACKAGES[needs], reason=f"needs {needs}: pip install 'ramify[{needs}]'")
     return BLOCKS[needs]
 
 
