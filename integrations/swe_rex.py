@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from ramify.integrations.errors import FileAccessFailed
 from ramify.integrations.world_access import as_os_error, merged, read_file, upload, write_file
-from ramify.sandboxes.errors import CommandRefused, WorldDied
+from ramify.sandboxes.errors import CommandRefused, InputClosed, WorldDied
 from ramify.worlds.errors import PathRefused, WorldClosed
 from ramify.worlds.shell import WorldShell
 from ramify.worlds.terminal import Terminal
@@ -393,5 +393,5 @@ def _errors() -> Iterator[None]:
         raise FileNotFoundError(str(error)) from error
     except WorldClosed as error:
         raise DeploymentNotStartedError(str(error)) from error  # type: ignore[no-untyped-call]
-    except WorldDied as error:
+    except (WorldDied, InputClosed) as error:
         raise SessionNotInitializedError(str(error)) from error

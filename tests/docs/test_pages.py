@@ -30,6 +30,7 @@ WHY = {
     "model": "needs the weights (ramify models pull)",
     "mini-swe-agent": "needs mini-swe-agent (its tests: tests/integrations)",
     "nemo-gym": "needs nemo-gym (its tests: tests/integrations)",
+    "openai-agents": "needs openai-agents (its tests: tests/integrations)",
     "swe-rex": "needs swe-rex (its tests: tests/integrations)",
     "openai-agents": "needs the OpenAI Agents SDK (its tests: tests/integrations)",
     "deepagents": "needs deepagents (its tests: tests/integrations)",
