@@ -65,6 +65,7 @@ class NamespaceWorld(AgentWorld):
         self._start: Start | None = None  # how its agent was started, or will be
         self._expected: Pattern | None = None  # how places are prepared for its snapshots
         self._clearing: set[asyncio.Task[None]] = set()  # places that it has left
+        self._leaving: asyncio.Task[None] | None = None  # ends the processes of an earlier life
         self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
         self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
         self._tidying: asyncio.Task[None] | None = None
@@ -249,33 +250,39 @@ class NamespaceWorld(AgentWorld):
                 await asyncio.gather(*self._clearing)
 
     async def _rollback(self, snapshot: Snapshot) -> None:
-        await super()._rollback(snapshot)
+        try:
+            await super()._rollback(snapshot)
+        finally:
+            if self._leaving is not None:
+                await self._leaving  # no process of the earlier life is left
+                self._leaving = None
         await self._expect(self._snapshot)
 
     async def _leave(self, snapshot: Snapshot) -> None:
         """End all processes, and move to another place. The old one is cleared in the background."""
         link, self._link = self._link, None
-        try:
-            if link is not None:
-                await link.leave()
-        finally:
-            self._abandon_processes()
+        self._abandon_processes()
+        self._leaving = None if link is None else asyncio.ensure_future(link.leave())
+        if self._leaving is not None and (self._spec.network or self._broker is not None):
+            await asyncio.wait({self._leaving})  # its connections and ports are the next life's
         if self._broker is not None:
             await self._broker.hang_up()
         await self._helper.trees.unmount(self._id, lazily=True)
         if len(self._clearing) >= MOST_CLEARING:
             await asyncio.wait(self._clearing, return_when=asyncio.FIRST_COMPLETED)
-        self._clear(link, self._place)
+        self._clear(link, self._place, self._leaving)
         self._place = self._places.claim_one(snapshot, self._spec)
         if self._place.warm:
             await self._helper.trees.move(self._place.folder.name, self._id)
         self._folder = self._place.folder
         self._base_images = BaseImages(self._folder / GROUNDS)
 
-    def _clear(self, link: AgentLink | None, place: Place) -> None:
+    def _clear(self, link: AgentLink | None, place: Place, leaving: asyncio.Task[None] | None) -> None:
         """Remove what an earlier life of the world has left."""
 
         async def clear(tidying: asyncio.Task[None] | None) -> None:
+            if leaving is not None:
+                await asyncio.wait({leaving})
             if link is not None:
                 await link.close()
             if tidying is not None:
