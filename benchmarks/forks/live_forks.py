@@ -3,6 +3,9 @@
 A fork ends when its tree is mounted and its processes are restored. A fork of a shell starts with its first command
 and ends with that command's answer; one with a Python session ends with the session's answer. Medians of 20 or more,
 with `--quick` of 5 where one round takes a second. Peers run in the same run.
+
+Rows "a turn apart" wait for `TURN_S` between two rounds, as an agent waits for its model: what is prepared for the
+next fork or rollback is prepared then. The rows "back to back" beside them do not wait.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
 
 ROUNDS, QUICK_SLOW = 20, 5
+TURN_S = 0.3
 
 Peer = tuple[str, list[float] | None]  # what it is, or why it cannot be measured; its times
 
@@ -37,6 +41,7 @@ held = os.urandom(50 << 20)
 open("ready", "w").close()
 while True: time.sleep(0.05)
 """
+PRIVATE_MB = "cat /proc/[0-9]*/smaps_rollup 2>/dev/null | awk '/^Private/ { n += $2 } END { print n / 1024 }'"
 DATA = "data = {n: bytes([n % 256]) * 1024 for n in range(200_000)}"  # 200 MB in 200,000 objects
 PICKLE = "import pickle; open('data.pickle', 'wb').write(pickle.dumps(data, 5)); None"
 RELOAD = "import pickle; data = pickle.load(open('data.pickle', 'rb')); None"
@@ -67,7 +72,7 @@ async def _rows(quick: bool, scratch: Path | None) -> list[Row]:
                 *await bench.checkpoints(),
                 *await bench.shells(20 if quick else 100, QUICK_SLOW if quick else ROUNDS),
                 *await bench.sessions(QUICK_SLOW if quick else ROUNDS),
-                *await bench.live(),
+                *await bench.live(20 if quick else 100),
             ]
             return [{**row, "floor": floor} if "first command" in str(row["name"]) else row for row in made]
 
@@ -111,6 +116,7 @@ class Bench:
         clean = await _times(world.seal, 50)
         base = world.snapshot
         first = await _times(lambda: self._rolled_back(world, base), 20)
+        apart = await _times(lambda: self._rolled_back(world, base), 20, apart_s=TURN_S)
         await world.close()
         name = "checkpoint after 100 changed files, shell kept, not yet flushed"
         return [
@@ -120,11 +126,12 @@ class Bench:
             },
             row("checkpoint where nothing changed", clean, 0.5),
             row(
-                "rollback of a world with a shell, files only, to its first command",
-                first,
-                30,
+                "rollback of a world with a shell, files only, to its first command, a turn apart",
+                apart,
+                5,
                 *self._docker["restart"],
             ),
+            row("rollback of a world with a shell, files only, to its first command, back to back", first, None),
         ]
 
     async def _rolled_back(self, world: World, to: Snapshot) -> None:
@@ -149,7 +156,7 @@ class Bench:
             took += await _times(fork, 1)
             await asyncio.gather(*(child.close() for child in closing))
         await world.close()
-        return [row(f"{n} live forks of a shell, all to their first command", took, 1500 * n / 100)]
+        return [row(f"{n} live forks of a shell, all to their first command", took, 300 * n / 100)]
 
     async def sessions(self, slow: int) -> list[Row]:
         """`slow`: rounds of measurements that take a second each."""
@@ -199,8 +206,8 @@ class Bench:
             await child.close()
         return mounted, answered
 
-    async def live(self) -> list[Row]:
-        """A world with bash, a Python program of 50 MB and a job."""
+    async def live(self, n: int) -> list[Row]:
+        """A world with bash, a Python program of 50 MB and a job; `n` children at once."""
         spec = replace(self._spec, dumpable=True)
         names = ("live fork", "rollback of a live world")
         if why := criu.why_not(spec):
@@ -210,32 +217,58 @@ class Bench:
         await world.run("sleep 1000 & python3 program.py & until [ -e ready ]; do sleep 0.02; done; rm ready")
         dumped = await _times(world.seal, 20)
         snapshot = await world.seal()
-        if snapshot.tier is not ProcessTier.CRIU:
+        if not snapshot.tier.whole:
             return [missing(name, snapshot.processes.reason) for name in names]
-        mounted: list[float] = []
-        answered: list[float] = []
+        forked = {apart_s: await self._live_forks(snapshot, spec, apart_s) for apart_s in (0.0, TURN_S)}
+        packed = await _times(lambda: self._rolled_back(world, snapshot), 20)
+        rolled = await _times(lambda: self._rolled_back(world, snapshot), 20, apart_s=TURN_S)
+        children: list[World] = []
+
+        async def fork() -> None:
+            children.extend(await self._backend.fork(snapshot, spec, n))
+
+        together = await _times(fork, 1)
+        private = [float((await child.run(PRIVATE_MB)).stdout) for child in children]
+        await asyncio.gather(*(child.close() for child in children))
+        await world.close()
+        peer, restart = self._docker["checkpoint"], self._docker["restart"]
+        mounted, answered = forked[TURN_S]
+        live = row(
+            "live fork (bash, 50 MB Python, a job), a child of a warm snapshot, a turn apart", mounted, 10, *peer
+        )
+        after = statistics.median(all_ - tree for all_, tree in zip(answered, mounted, strict=True))
+        floor = {"floor": floors.restore(PROGRAM, self._scratch)}
+        name = f"rollback of a live world (the same, tier {snapshot.tier.value}), to its first command"
+        return [
+            {**live, "first_run": round(after, 3), **floor},
+            {**row("the same, back to back", forked[0.0][0], None, *peer), **floor},
+            row(f"{n} live forks of the same at once", together, 300 * n / 100),
+            row("memory of such a child: its private pages", private, None, unit="MB"),
+            row("checkpoint of the same: the one dump, hashed and flushed", dumped, None, *peer),
+            row(f"{name}, a turn apart", rolled, 8, *restart),
+            row(f"{name}, back to back", packed, None, *restart),
+        ]
+
+    async def _live_forks(
+        self, snapshot: Snapshot, spec: WorldSpec, apart_s: float
+    ) -> tuple[list[float], list[float]]:
+        """Time forks until their processes run, and until the shell answers."""
+        mounted, answered = [], []
         for _ in range(20):
+            await asyncio.sleep(apart_s)
             began = time.perf_counter()
             child = await self._backend.materialise(snapshot, spec)
             mounted.append((time.perf_counter() - began) * 1000)
             assert (await child.run("[ $(jobs | wc -l) = 2 ]")).ok
             answered.append((time.perf_counter() - began) * 1000)
             await child.close()
-        rolled = await _times(lambda: self._rolled_back(world, snapshot), 20)
-        await world.close()
-        peer = self._docker["checkpoint"]
-        live = row("live fork (bash, 50 MB Python, a job), a child after one dump", mounted, 55, *peer)
-        after = statistics.median(all_ - tree for all_, tree in zip(answered, mounted, strict=True))
-        return [
-            {**live, "first_run": round(after, 3), "floor": floors.restore(PROGRAM, self._scratch)},
-            row("checkpoint of the same: the one dump, hashed and flushed", dumped, None, *peer),
-            row("rollback of a live world (the same), to its first command", rolled, 80, *self._docker["restart"]),
-        ]
+        return mounted, answered
 
 
-async def _times(work: Callable[[], Awaitable[object]], rounds: int) -> list[float]:
+async def _times(work: Callable[[], Awaitable[object]], rounds: int, apart_s: float = 0.0) -> list[float]:
     took = []
     for _ in range(rounds):
+        await asyncio.sleep(apart_s)
         began = time.perf_counter()
         await work()
         took.append((time.perf_counter() - began) * 1000)

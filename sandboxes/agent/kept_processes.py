@@ -27,7 +27,7 @@ from ramify.sandboxes.agent.messages import Dump, Dumped, Link, Start
 from ramify.sandboxes.agent.prepared_shell import ShellPreparer
 from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import Tree
-from ramify.sandboxes.linux import processes
+from ramify.sandboxes.linux import processes, ptrace
 from ramify.sandboxes.linux.memory_map import FileId, areas
 
 FREEZES = 5  # attempts
@@ -84,6 +84,8 @@ class ProcessKeeper(ShellPreparer):
 
         Raises `CannotDump` and `OSError`; then the processes may stand still, until `_thaw`.
         """
+        if why := ptrace.why_not():
+            raise CannotDump(why)
         view = self._start.view
         if view is None or view.only_user() is not None:
             raise CannotDump("each process would be in a user namespace of its own")
@@ -101,7 +103,9 @@ class ProcessKeeper(ShellPreparer):
         for process in found:
             base = replace(self._bases.get(process.key, ImageBase()), restored_from=self._mapped)
             folder, name = place / str(process.pid), str(process.pid)
-            made = process_dump.dump_process(name, process.pid, folder, self._start.private, pipes, base, view.points)
+            made = process_dump.dump_process(
+                name, process.pid, folder, self._start.private, pipes, base, view.points, shares_files=True
+            )
             taken[name] = 0 if made is not None or base.base is None else base.base.inode
             if made is not None:
                 base.close()

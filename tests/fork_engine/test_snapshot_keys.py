@@ -69,7 +69,8 @@ def test_golden() -> None:
         b'{"base":"' + digest.encode() + b'","cwd":"","env":{"E":"1"},"env_unset":["U"],'
         b'"files":[["a",null],["b",["fifo",384,""]]],"root":["dir",493,""]}'
     )
-    for live in (Processes(ProcessTier.DROPPED, dropped=1), Processes(ProcessTier.REPL), Processes(ProcessTier.CRIU)):
+    tiers = (ProcessTier.REPL, ProcessTier.CRIU, ProcessTier.TREE)
+    for live in (Processes(ProcessTier.DROPPED, dropped=1), *map(Processes, tiers)):
         assert content_key(replace(state, processes=live), stacks, volatile) == UNDEFINED
     outside = Manifest({"tmp": top, "tmp/x": Entry(EntryKind.FIFO), "h": Entry(EntryKind.WHITEOUT)}, top)
     declared = Processes(ProcessTier.COMMANDS, shell="5", commands=("serve",), reason="not said")

@@ -124,12 +124,19 @@ def places(kept: Iterable[StoredArea], *, whole: bool) -> tuple[Place, ...]:
 
 
 def write_image(
-    pid: int, memory: int, image: int, restored_from: Collection[FileId], base: BasePages | None
+    pid: int,
+    memory: int,
+    image: int,
+    restored_from: Collection[FileId],
+    base: BasePages | None,
+    *,
+    shares_files: bool = False,
 ) -> list[StoredArea]:
     """Write the process's own pages into the file `image`; return all its areas except the kernel's.
 
     `restored_from`: files that its pages were mapped from when it was restored; those pages are its own. With `base`,
-    pages that lie there already are left out, unless too much differs. Raises `CannotDump`.
+    pages that lie there already are left out, unless too much differs. `shares_files`: memory by which it writes to
+    files is mapped again from them. Raises `CannotDump`.
     """
     found = areas(pid)
     if len(found) > MOST_AREAS:
@@ -138,7 +145,7 @@ def write_image(
         raise CannotDump(f"it has mapped more than {MOST_BYTES >> 30} GiB of addresses")
     found = [area for area in found if area.name not in KERNELS]
     for area in found:
-        _check(area, once=area.of in restored_from)
+        _check(area, once=area.of in restored_from, shares_files=shares_files)
     with _opened(f"/proc/{pid}/pagemap") as pagemap:
         stopped = _Stopped(pagemap, memory, restored_from)
         kept = [] if base is None else [one for area in found for one in stopped.over(area, base)]
@@ -278,8 +285,9 @@ def _slice(area: Area, start: int, end: int) -> Area:
     return replace(area, start=start, end=end, offset=area.offset + start - area.start if area.inode else 0)
 
 
-def _check(area: Area, *, once: bool) -> None:
-    if "s" in area.modes and (not area.inode or area.protection & WRITE):
+def _check(area: Area, *, once: bool, shares_files: bool) -> None:
+    writes = area.protection & WRITE and not shares_files
+    if "s" in area.modes and (not area.inode or writes):
         raise CannotDump(f"it shares memory ({area.name or 'of no file'})")
     if not once and area.inode and not area.name.startswith("/"):
         raise CannotDump(f"it has mapped {area.name}")

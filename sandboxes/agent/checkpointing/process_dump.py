@@ -36,6 +36,10 @@ MOST_FILES = 256
 PAGES, BASE_PAGES, NOTE = "pages", "ground", "session.json"
 
 
+Lock = tuple[str, int, int]
+"""A lock of a process on a part of a file: READ or WRITE, its first byte, and its length, 0 for all that follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenFile:
     """A descriptor of a file that can be opened again by its path, or of one of the session's own pipes."""
@@ -46,6 +50,7 @@ class OpenFile:
     position: int
     kept_on_exec: bool
     same_as: int = -1  # an earlier descriptor of the same open file
+    locks: tuple[Lock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class Image:
         raw["thread"] = Thread(**raw["thread"])
         raw["kernels"] = tuple(Area(**area) for area in raw["kernels"])
         raw["areas"] = tuple(StoredArea(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
-        raw["files"] = tuple(OpenFile(**file) for file in raw["files"])
+        raw["files"] = tuple(OpenFile(**file | {"locks": _locks_in(file)}) for file in raw["files"])
         return cls(**raw)
 
 
@@ -155,20 +160,24 @@ def dump_process(
     pipes: Sequence[str],
     image_base: ImageBase,
     points: Sequence[str] = (),
+    *,
+    shares_files: bool = False,
 ) -> BasePages | None:
-    """As `dump`, for any process with one thread. `pipes`: the names of the pipes in `private` that it may hold."""
+    """As `dump`, for any process with one thread. `pipes`: the names of the pipes in `private` that it may hold.
+    `shares_files`: it may write to files by mappings, and hold locks on them."""
     with Tracee.seize(pid) as tracee:
         tracee.interrupt()
         blocked = tracee.blocked
         registers, floats = tracee.registers, tracee.floats
         tracee.blocked = ALL_SIGNALS  # signals wait until the process runs on
         try:
-            files = open_files(pid, private, pipes)
+            files = open_files(pid, private, pipes, locks=shares_files)
             thread, heap_end = _thread(tracee, restart_interrupted_call(registers), floats, blocked)
             kernels = tuple(area for area in memory_map.areas(pid) if area.name in memory_map.KERNELS)
             folder.mkdir()
             with _new(folder / PAGES) as pages:
-                kept = write_image(pid, tracee.memory, pages, image_base.restored_from, image_base.base)
+                own, base = image_base.restored_from, image_base.base
+                kept = write_image(pid, tracee.memory, pages, own, base, shares_files=shares_files)
                 made = None if any(one.below >= 0 for one in kept) else _base_of(pages, kept)
             places = (*_address_fields(pid), heap_end)
             kept = _with_openable_paths(kept, points)
@@ -292,8 +301,13 @@ def _handled_signals(pid: int) -> list[int]:
     return [number for number in range(1, 65) if masks >> (number - 1) & 1]
 
 
-def open_files(pid: int, private: str, pipes: Sequence[str]) -> list[OpenFile]:
-    """Its open files. Raises `CannotDump` for one that cannot be opened again."""
+def _locks_in(raw: dict[str, list[list[object]]]) -> tuple[Lock, ...]:
+    return tuple((str(kind), int(str(first)), int(str(length))) for kind, first, length in raw.get("locks", ()))
+
+
+def open_files(pid: int, private: str, pipes: Sequence[str], *, locks: bool = False) -> list[OpenFile]:
+    """Its open files. Raises `CannotDump` for one that cannot be opened again, and without `locks` for a locked
+    one."""
     if Path(f"/proc/{pid}/timers").read_bytes():
         raise CannotDump("it has a timer set")
     own = [f"{private}/{name}" for name in pipes]
@@ -303,16 +317,20 @@ def open_files(pid: int, private: str, pipes: Sequence[str]) -> list[OpenFile]:
         raise CannotDump(f"it has {len(numbers)} files open, more than the maximum of {MOST_FILES}")
     for number in numbers:
         with contextlib.suppress(FileNotFoundError):
-            files.append(_file(pid, number, private, own, files))
+            files.append(_file(pid, number, private, own, files, locks=locks))
     return files
 
 
-def _file(pid: int, number: int, private: str, own: Sequence[str], before: list[OpenFile]) -> OpenFile:
+def _file(
+    pid: int, number: int, private: str, own: Sequence[str], before: list[OpenFile], *, locks: bool
+) -> OpenFile:
     link = Path(f"/proc/{pid}/fd/{number}")
     path, found = str(link.readlink()), link.stat()
-    info = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines())
+    lines = [line.split(":", 1) for line in Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines()]
+    info = dict(lines)
     flags, position = int(info["flags"], 8), int(info["pos"])
-    if "lock" in info:
+    held = [_lock(value, path) for name, value in lines if name == "lock"]
+    if held and not locks:
         raise CannotDump(f"it holds a lock on {path}")
     if stat.S_ISFIFO(found.st_mode) and path in own:
         path = f"pipe:{path[len(private) + 1 :]}"
@@ -328,4 +346,12 @@ def _file(pid: int, number: int, private: str, own: Sequence[str], before: list[
     same = next(
         (file.number for file in before if file.path == path and share_open_file(pid, file.number, number)), -1
     )
-    return OpenFile(number, path, flags & STATUS_FLAGS, position, not flags & os.O_CLOEXEC, same)
+    return OpenFile(number, path, flags & STATUS_FLAGS, position, not flags & os.O_CLOEXEC, same, tuple(held))
+
+
+def _lock(text: str, path: str) -> Lock:
+    """A lock as in /proc/PID/fdinfo: `1: POSIX  ADVISORY  READ 303 00:2f:12 0 EOF`. Raises `CannotDump`."""
+    _, owner, _, kind, _, _, first, last = text.split()
+    if owner != "POSIX" or kind not in ("READ", "WRITE"):
+        raise CannotDump(f"it holds a lock of kind {owner} on {path}")
+    return kind, int(first), 0 if last == "EOF" else int(last) - int(first) + 1

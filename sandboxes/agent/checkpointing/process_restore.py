@@ -42,6 +42,7 @@ MAY_MOVE_FIXED = 3
 AT_FDCWD = -100
 PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 15, 35, 14
 EVERYTHING = memory_map.READ | memory_map.WRITE | memory_map.EXECUTE
+FLOCK = struct.Struct("=hh4xqqi4x")  # struct flock
 STACK = struct.Struct("=QI4xQ")  # stack_t
 MM_MAP = struct.Struct("=11QQII")
 NO_AUXV, NO_FILE = 0, 0xFFFF_FFFF
@@ -169,6 +170,7 @@ def rebuild(tracee: Tracee, image: Image, pages: int) -> None:
     if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
         raise CannotRestore("its vDSO has a different size here")
     tracee.step_from(kernels["[vdso]"])
+    written = {kept.area.file for kept in image.areas if kept.area.shared_file}
     paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
     pointer_calls = _pointer_calls(image)
     scratch = _ScratchMemory(
@@ -190,7 +192,10 @@ def rebuild(tracee: Tracee, image: Image, pages: int) -> None:
     opened = tracee.run(
         [
             *_unmap_calls(kernels, wanted, scratch),
-            *((OPENAT, AT_FDCWD, scratch.slot(n), os.O_RDONLY | os.O_CLOEXEC, 0) for n in range(len(paths))),
+            *(
+                (OPENAT, AT_FDCWD, scratch.slot(n), (os.O_RDWR if path in written else os.O_RDONLY) | os.O_CLOEXEC, 0)
+                for n, path in enumerate(paths)
+            ),
         ],
         scratch.at,
     )
@@ -271,9 +276,17 @@ def _pointer_calls(image: Image) -> list[tuple[bytes, Callable[[int], Call]]]:
     stack, flags, size = STACK.unpack(bytes.fromhex(thread.stack))
     if not flags & STACK_DISABLED:
         pointer_calls.append((STACK.pack(stack, flags & ~STACK_IN_USE, size), lambda at: (SIGALTSTACK, at, 0)))
+    for file in image.files:
+        for kind, first, length in file.locks:  # after all that closes files, which would drop them
+            lock = FLOCK.pack(fcntl.F_RDLCK if kind == "READ" else fcntl.F_WRLCK, os.SEEK_SET, first, length, 0)
+            pointer_calls.append((lock, functools.partial(_lock, file.number)))
     for number, action in thread.actions.items():
         pointer_calls.append((bytes.fromhex(action), functools.partial(_action, int(number))))
     return pointer_calls
+
+
+def _lock(number: int, at: int) -> Call:
+    return (FCNTL, number, fcntl.F_SETLK, at)
 
 
 def _action(number: int, at: int) -> Call:

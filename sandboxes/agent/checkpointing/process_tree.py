@@ -78,7 +78,7 @@ def members_of(found: Sequence[processes.Process], private: str, pipes: Sequence
         try:
             member = parents[process.pid] = _member(process.pid)
             _check(member, parents.get(member.parent), root, _status(process.pid))
-            opened[process.pid] = open_files(process.pid, private, pipes)
+            opened[process.pid] = open_files(process.pid, private, pipes, locks=True)
         except CannotDump as error:
             raise CannotDump(f"process {process.pid}: {error}") from None
         members.append(member)

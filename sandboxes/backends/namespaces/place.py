@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ramify.sandboxes.agent.mount_server import Overlay
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
+from ramify.sandboxes.backends.namespaces.warm_pool import Stack
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.concurrency import run_all_to_end
 from ramify.sandboxes.host.mount_server_client import MountServerClient
@@ -25,6 +26,8 @@ class Place:
     def __init__(self, folder: Path, trees: MountServerClient, tree_mounted: os.stat_result | None = None) -> None:
         self.folder, self._trees = folder, trees
         self.agent: AgentLink | None = None  # waits for the world
+        self.layers: tuple[Path, ...] = ()  # below the tree that was mounted for a warm snapshot
+        self.stack: Stack = ()  # their identity then
         self.warm = False  # with the tree mounted and the snapshot's processes restored, which stand still
         self.beside: list[SideOverlay] = []
         self._works: list[Path] = []  # work folders of the mounts beside the tree

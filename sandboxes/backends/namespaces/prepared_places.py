@@ -21,7 +21,7 @@ from ramify.sandboxes.agent import host_overlays
 from ramify.sandboxes.agent.messages import Start
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
 from ramify.sandboxes.backends.namespaces.place import Place
-from ramify.sandboxes.backends.namespaces.warm_pool import make_folders
+from ramify.sandboxes.backends.namespaces.warm_pool import identity_of, make_folders
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
@@ -150,6 +150,7 @@ class PreparedPlaces:
             if pattern.lowers:
                 await place.mount_tree(pattern.lowers, folder.name)
                 place.has_tree = place.warm = True
+                place.layers, place.stack = pattern.lowers, identity_of(pattern.lowers)
                 given.append(await self._helper.trees.clone(folder.name))
             view = pattern.start.view
             assert view is not None
@@ -186,4 +187,6 @@ class PreparedPlaces:
 
 
 def _outdated(place: Place) -> bool:
-    return place.agent is None or not place.agent.lives or host_overlays.outdated(place.agent.made)
+    if place.agent is None or not place.agent.lives or host_overlays.outdated(place.agent.made):
+        return True
+    return place.warm and place.stack != identity_of(place.layers)

@@ -47,7 +47,7 @@ class WarmPool:
         """Folders for `n` new worlds over these layers. A folder either has the upper and work folders of its first
         mount, or does not exist yet. If its tree is mounted already, the status of the uppermost layer's folder comes
         with it."""
-        stack = _identity(lowers)
+        stack = identity_of(lowers)
         again = stack == self._stack != ()
         self._forked_again = again or (n > 1 and stack != ())
         if not again:
@@ -88,7 +88,7 @@ class WarmPool:
                 await finish_before_cancelling(self._clear(self._unwanted.pop()))
             elif len(self._empty) < STOCK:
                 await finish_before_cancelling(self._add())
-            elif self._forked_again and len(self._mounted) < TREES and self._stack == _identity(self._lowers) != ():
+            elif self._forked_again and len(self._mounted) < TREES and self._stack == identity_of(self._lowers) != ():
                 await finish_before_cancelling(self._mount_tree(self._empty.pop()))
             else:
                 return
@@ -103,7 +103,7 @@ class WarmPool:
         over = Overlay(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
         self._unwanted.append(folder)  # unless the mount succeeds
         await self._trees.mount([str(lower) for lower in lowers], [over])
-        if stack == self._stack == _identity(lowers) != ():
+        if stack == self._stack == identity_of(lowers) != ():
             self._unwanted.remove(folder)
             self._mounted.append((folder, lowers[-1].stat()))
 
@@ -118,7 +118,7 @@ class WarmPool:
             await asyncio.wait({self._making})
 
 
-def _identity(lowers: Sequence[Path]) -> Stack:
+def identity_of(lowers: Sequence[Path]) -> Stack:
     """The layers' identity; () if one is gone: whoever mounts them reports it."""
     try:
         return tuple((status.st_dev, status.st_ino) for status in map(os.stat, lowers))

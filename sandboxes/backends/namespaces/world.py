@@ -16,35 +16,32 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.agent.messages import Adopt, Attach, Detach, Done, Start, Thaw, View
+from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
 from ramify.sandboxes.agent.mount_view import PRIVATE
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
 from ramify.sandboxes.backends.namespaces.image_users import ImageUser, image_user
 from ramify.sandboxes.backends.namespaces.place import Place
-from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, Places, frozen, waiting
+from ramify.sandboxes.backends.namespaces.placed_world import PlacedWorld
+from ramify.sandboxes.backends.namespaces.prepared_places import Places
 from ramify.sandboxes.checkpointing import criu
-from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
 from ramify.sandboxes.egress.settings import environment
-from ramify.sandboxes.errors import SandboxError, WorldStartFailed
-from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink
-from ramify.sandboxes.host.agent_world import AgentWorld
+from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.host.port_client import PortClient
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, GROUNDS, ShellState, WorldResources
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
 RESOLVER = Path("/etc/resolv.conf")
 MOST_CLEARING = 2  # places that a world has left and that are not cleared yet
 
 
-class NamespaceWorld(AgentWorld):
+class NamespaceWorld(PlacedWorld):
     """One world. Its tree and what lies beside it are overlays; its agent is PID 1 of its namespaces."""
 
     def __init__(
@@ -58,16 +55,10 @@ class NamespaceWorld(AgentWorld):
         places: Places,
         broker: EgressBroker | None = None,
     ) -> None:
-        super().__init__(resources, snapshot, spec)
-        self._broker = broker
-        self._helper, self._overlays = helper, overlays
-        self._place, self._places = place, places
-        self._start: Start | None = None  # how its agent was started, or will be
-        self._expected: Pattern | None = None  # how places are prepared for its snapshots
-        self._clearing: set[asyncio.Task[None]] = set()  # places that it has left
+        super().__init__(resources, helper, snapshot, spec, place, places, broker)
+        self._overlays = overlays
         self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
         self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
-        self._tidying: asyncio.Task[None] | None = None
 
     @property
     def path(self) -> Path:
@@ -86,10 +77,6 @@ class NamespaceWorld(AgentWorld):
         if snapshot.image is None:
             return None
         return image_user(self._resources.store.outside_dirs(snapshot), self._spec.user)
-
-    @property
-    def broker(self) -> EgressBroker | None:
-        return self._broker
 
     # Life
 
@@ -154,73 +141,6 @@ class NamespaceWorld(AgentWorld):
             return (*shown, resolver if self._snapshot.image is None else RESOLVER)
         return shown
 
-    async def _link_to(self, start: Start) -> AgentLink:
-        """Start the agent with the first request; at once if processes of the snapshot or startup commands must
-        run."""
-        self._start = start
-        place = self._place
-        if place.agent is not None:
-            lazy_link = LazyAgentLink(lambda: self._thaw(place) if place.warm else self._adopt(place, start))
-        else:
-            lazy_link = self._helper.lazy_link(start, self._mounted)
-        if self._snapshot.tier.whole or self._spec.startup:
-            await lazy_link.start()
-            await self._keep_warm(start)
-        return lazy_link
-
-    async def _keep_warm(self, start: Start) -> None:
-        """Have the snapshot's processes restored ahead, as it was forked or rolled back to, and will be again."""
-        kind = Kind.warm_of(self._snapshot, self._spec)
-        if kind is not None:
-            beside = await self._side_overlays(Path(), self._snapshot)
-            lowers = self._resources.store.lower_dirs(self._snapshot)
-            self._places.expect(Pattern(kind, frozen(start), tuple(beside), tuple(lowers)))
-
-    async def _thaw(self, place: Place) -> AgentLink:
-        """Let the processes that stand still in this place run. Raises `WorldStartFailed`."""
-        agent, place.agent = place.agent, None
-        assert agent is not None
-        try:
-            await agent.ask(Thaw())
-        except BaseException as error:
-            await agent.close()
-            if isinstance(error, SandboxError):
-                raise WorldStartFailed(f"a world could not be set up: {error}") from error
-            raise
-        return agent
-
-    async def _adopt(self, place: Place, start: Start) -> AgentLink:
-        """Let the agent that waits in this place begin the world's life. Raises `WorldStartFailed`."""
-        agent, place.agent = place.agent, None
-        assert agent is not None
-        trees, given = self._helper.trees, list[int]()
-        adopt = Adopt(start.env, start.cwd, start.shell, bool(start.image), start.sessions, start.lost)
-        try:
-            if start.image:
-                given.append(await trees.clone_folder(Path(start.image)))
-            given.append(await trees.clone(self._id))
-            await agent.ask(adopt, given)
-        except BaseException as error:
-            await agent.close()
-            if isinstance(error, SandboxError):
-                raise WorldStartFailed(f"a world could not be set up: {error}") from error
-            raise
-        finally:
-            for descriptor in given:
-                os.close(descriptor)
-        return agent
-
-    async def _expect(self, snapshot: Snapshot) -> None:
-        """Have places prepared for rollbacks to this snapshot and forks of it."""
-        kind = Kind.of(snapshot, self._spec)
-        if kind is None or self._start is None:
-            return
-        if self._expected is None or self._expected.kind != kind:
-            beside = await self._side_overlays(Path(), snapshot)
-            start = replace(waiting(self._start, self._start_env()), whole=kind.whole)
-            self._expected = Pattern(kind, start, tuple(beside))
-        self._places.expect(self._expected)
-
     async def _mounted(self, given: list[int]) -> None:
         """Append to `given` a descriptor of every mount that the agent attaches."""
         tree = asyncio.ensure_future(self._helper.trees.clone(self._id))
@@ -234,68 +154,7 @@ class NamespaceWorld(AgentWorld):
             self._broker.open_ports(ports)
             given.append(ports.give())
 
-    async def _end_processes(self) -> None:
-        try:
-            await super()._end_processes()
-        finally:
-            if self._broker is not None:
-                await self._broker.hang_up()
-            await self._helper.trees.unmount(self._id, lazily=True)
-            if self._tidying is not None:
-                await asyncio.wait({self._tidying})
-            if self._place.agent is not None:
-                await self._place.agent.close()
-            if self._clearing:
-                await asyncio.gather(*self._clearing)
-
-    async def _rollback(self, snapshot: Snapshot) -> None:
-        await super()._rollback(snapshot)
-        await self._expect(self._snapshot)
-
-    async def _leave(self, snapshot: Snapshot) -> None:
-        """End all processes, and move to another place. The old one is cleared in the background."""
-        link, self._link = self._link, None
-        try:
-            if link is not None:
-                await link.leave()
-        finally:
-            self._abandon_processes()
-        if self._broker is not None:
-            await self._broker.hang_up()
-        await self._helper.trees.unmount(self._id, lazily=True)
-        if len(self._clearing) >= MOST_CLEARING:
-            await asyncio.wait(self._clearing, return_when=asyncio.FIRST_COMPLETED)
-        self._clear(link, self._place)
-        self._place = self._places.claim_one(snapshot, self._spec)
-        if self._place.warm:
-            await self._helper.trees.move(self._place.folder.name, self._id)
-        self._folder = self._place.folder
-        self._base_images = BaseImages(self._folder / GROUNDS)
-
-    def _clear(self, link: AgentLink | None, place: Place) -> None:
-        """Remove what an earlier life of the world has left."""
-
-        async def clear(tidying: asyncio.Task[None] | None) -> None:
-            if link is not None:
-                await link.close()
-            if tidying is not None:
-                await asyncio.wait({tidying})
-            if place.agent is not None:
-                await place.agent.close()
-            await asyncio.to_thread(place.remove)
-
-        self._clearing.add(clearing := asyncio.ensure_future(clear(self._tidying)))
-        clearing.add_done_callback(self._cleared)
-
-    def _cleared(self, clearing: asyncio.Task[None]) -> None:
-        if clearing.exception() is None:  # else the end of the world reports it
-            self._clearing.discard(clearing)
-
     # MountView
-
-    @property
-    def place(self) -> Place:
-        return self._place
 
     def adopt_tree(self, snapshot: Snapshot) -> None:
         """Its tree was mounted over this snapshot."""

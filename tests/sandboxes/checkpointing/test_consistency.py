@@ -7,6 +7,7 @@ files of another breaks its numbering, though a database that is checked for dam
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,33 @@ async def checkpoints(backend: NamespaceBackend, base: Snapshot, spec: WorldSpec
         await fork.close()
 
 
+async def moves(backend: NamespaceBackend, base: Snapshot, spec: WorldSpec, times: int) -> None:
+    """Fork and roll back at random among the last states: each time the session and the programs go on from there."""
+    spec, chance = replace(spec, dumpable=True), random.Random(times)
+    world = await backend.materialise(base, spec)
+    await at_work(world)
+    await (await world.python()).run("n, file = 0, open('session', 'w', buffering=1)")
+    known: list[tuple[Snapshot, int]] = []
+    n = 0
+    for _ in range(times):
+        assert (await (await world.python()).run("n += 1; print(n, file=file); n")).value == str(n + 1)
+        sealed = await world.seal(flush=False)
+        assert sealed.tier is ProcessTier.TREE, sealed.processes.reason
+        known.append((sealed, n + 1))
+        to, n = chance.choice(known[-3:])
+        if chance.random() < 0.5:
+            await world.rollback(to)
+        else:
+            child = await backend.materialise(to, spec)
+            await world.close()
+            world = child
+        assert (world.path / "session").read_text().split() == [str(number) for number in range(1, n + 1)]
+        await asyncio.sleep(chance.random() * 0.05)
+    rows, lines = await progress(world)
+    assert rows > 0
+    assert lines > 0
+
+
 LEDGER = """
 import sqlite3
 db = sqlite3.connect("ledger.db", isolation_level=None)
@@ -143,6 +171,25 @@ async def test_every_restored_session_is_of_the_same_instant_as_its_files(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
     await carried(namespaces, base, spec, 3)
+
+
+@pytest.mark.criu
+@pytest.mark.skipif(ptrace.why_not() != "", reason=ptrace.why_not())
+async def test_random_forks_and_rollbacks_go_on_from_one_instant(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
+) -> None:
+    await moves(namespaces, base, spec, 5)
+
+
+@HUNDRED
+@pytest.mark.criu
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(ptrace.why_not() != "", reason=ptrace.why_not())
+async def test_a_hundred_random_forks_and_rollbacks(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
+) -> None:
+    await moves(namespaces, base, spec, 100)
 
 
 @HUNDRED
