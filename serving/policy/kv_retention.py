@@ -20,6 +20,8 @@ from typing import Protocol
 from ramify.serving.policy.return_times import ReturnTimes
 from ramify.serving.policy.types import StepModel
 
+_HOPE = 0.15  # with a lesser chance of a return, a context is worth no more than what the engine finds by itself
+
 
 @dataclass(frozen=True, slots=True)
 class IdleContext:
@@ -56,6 +58,11 @@ class Retention(Protocol):
     def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
         """Return the programs whose contexts are given up at the time `now`."""
 
+    def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
+        """Return the programs whose contexts are not held even while there is room: the engine may keep what it finds
+        better.
+        """
+
     def left(self, program: str, at: float) -> None:
         """Learn that a call of the program has ended, and that it may go on."""
 
@@ -80,6 +87,9 @@ class CostAware:
         """`worth`: a context is given up for a waiting call if it costs less than `worth` times what is gained."""
         self._worth = worth
         self._times = ReturnTimes()
+
+    def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
+        return [one.program for one in idle if not one.waits and self._left(one, now)[1] < _HOPE]
 
     def left(self, program: str, at: float) -> None:
         self._times.left(program, at)

@@ -20,6 +20,7 @@ from ramify.serving.policy.types import CompoundView, StepModel
 from ramify.serving.vllm_plugin.version_adapters import Adapter, RequestLike
 
 _HORIZON_S = 30.0  # over which the idle share is averaged
+_SWEEP_S = 1.0  # between looks for contexts that nobody comes back to
 _PROGRAMS = 10_000  # programs that are away, whose return is awaited
 
 
@@ -41,6 +42,7 @@ class KeptContexts:
         self._adapter = adapter
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by chain of calls
         self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by chain: when a call ended, of which stage
+        self._swept_at = 0.0
         self._open: dict[str, int] = {}  # calls in the engine, by chain
         self._crowded: set[str] = set()  # chains with more calls at once than a stage has: they are none
         self._head: tuple[str, int] | None = None  # the first waiting request, and what of its prompt is not held
@@ -96,9 +98,11 @@ class KeptContexts:
             self._drop(scheduler, chain)
             kept = None
         expected = program.rest[0].tool_s_before if program.rest else None
+        until = None if program.ttl_s is None else now + program.ttl_s
+        if kept is None and self._retention.hopeless([IdleContext(chain, 0, now, expected, until)], now):
+            return
         blocks, tokens = self._adapter.keep_blocks(scheduler, request)
         if kept is None:
-            until = None if program.ttl_s is None else now + program.ttl_s
             context = IdleContext(chain, 0, now, expected, until)
             kept = self._kept[chain] = _Kept(context, program.stage)
             self.held += 1
@@ -132,6 +136,10 @@ class KeptContexts:
         self._note_load(scheduler, now)
         if not self._kept:
             return
+        if now - self._swept_at >= _SWEEP_S:
+            self._swept_at = now
+            for program in self._retention.hopeless([kept.context for kept in self._kept.values()], now):
+                self._drop(scheduler, program)
         free, growth = self._adapter.free_tokens(scheduler), self._adapter.growth_tokens(scheduler)
         if free >= growth and (first is None or free >= growth + first.num_prompt_tokens + first.num_output_tokens):
             return

@@ -46,6 +46,10 @@ class Continuum:
         self._delay_s = delay_s
         self._gaps: list[float] = []
 
+    def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
+        """It gives up only for room."""
+        return ()
+
     def left(self, program: str, at: float) -> None:
         """It does not count those that are away."""
 
@@ -101,6 +105,10 @@ class InferCept:
     def __init__(self, copy_ms: float | None = None) -> None:
         """`copy_ms`: milliseconds to copy a token's KV back from a CPU tier; None: the engine has none."""
         self.swaps = None if copy_ms is None else Swaps(copy_ms)
+
+    def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
+        """It gives up only for room."""
+        return ()
 
     def left(self, program: str, at: float) -> None:
         """InferCept does not learn."""

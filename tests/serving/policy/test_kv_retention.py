@@ -74,6 +74,15 @@ def test_little_is_kept_for_programs_that_never_come_back() -> None:
     assert set(retention.release(waits, replace(FULL, wanted=200_000), NOW)) == {"p98", "p99"}
 
 
+def test_the_context_of_who_never_comes_back_is_not_held() -> None:
+    retention = CostAware()
+    assert retention.hopeless([SOON], NOW) == []
+    for number in range(100):
+        retention.left(f"p{number}", float(number) / 10)
+    waits = replace(SOON, program="back", waits=True)
+    assert retention.hopeless([SOON, waits, replace(LATE, until=NOW)], NOW + 2) == ["soon", "late"]
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 200_000), st.floats(0, 100), st.booleans()), max_size=8),
     st.integers(0, 200_000),

@@ -23,6 +23,9 @@ class KeepAll:
 
     backfills = True
 
+    def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
+        return ()
+
     def left(self, program: str, at: float) -> None:
         pass
 

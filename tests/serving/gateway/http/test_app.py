@@ -263,3 +263,14 @@ async def test_request_and_trace_ids_pass_through_both_ways() -> None:
     assert all({name: call.headers[name] for name in named} == named for call in model.calls[:2])
     assert ids == [call.headers["x-request-id"] for call in model.calls[2:]]
     assert ids[0] != ids[1] and all(one.startswith("req_") for one in ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "compound_id"), ({"compound_id": 3}, "compound_id"), ({"compound_id": "r", "branches": "b"}, "branches")],
+)
+async def test_a_release_names_a_workflow_and_its_branches(body: dict[str, Any], param: str) -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "never"))) as client:
+        response = await client.post(wire.RELEASE_PATH, json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert (await client.post(wire.RELEASE_PATH, json={"compound_id": "r"})).json() == {"engines": 0}
