@@ -1,13 +1,14 @@
-"""Measure the fleet: snapshots that travel through a bucket, and rules that match jobs to devices
-(docs/how-to/fleet.md).
+"""Measure the fleet: snapshots that travel through a bucket, rules that match jobs to devices, and workers on one
+PostgreSQL (docs/how-to/fleet.md).
 
-    python benchmarks/fleet.py [--quick] [--json] [--only travel|matching]
+    python benchmarks/fleet.py [--quick] [--json] [--only travel|matching|throughput] [--postgres URL]
 
 `travel` pushes a snapshot of 100 MB to a folder and pulls it into another home; the peer is the plain transfer of the
 same object in the same run. `matching` simulates the set-up of Venn's evaluation
 (benchmarks/fleet_matching/workloads.py says what is from the paper and what is not); values are mean completion times
 of random matching over those of a rule, per seed. The seeds are not those with which the exponent of ours was chosen
-(100 to 102).
+(100 to 102). `throughput` has 1, 2 and 4 worker processes run workflows at once, beside DBOS in the same run
+(fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(1, str(ROOT / "tests"))
 
+import postgres  # noqa: E402
+
+from benchmarks import fleet_throughput  # noqa: E402
 from benchmarks.fleet_matching.integer_program import least_mean_delay  # noqa: E402
 from benchmarks.fleet_matching.simulation import Device, Job, Outcome, simulate  # noqa: E402
 from benchmarks.fleet_matching.workloads import GROUPS, LOAD, STRATA, Workload, devices, jobs, rates_for  # noqa: E402
@@ -43,6 +49,7 @@ from ramify.serving.matching.types import JobId, Matching, Rates  # noqa: E402
 from ramify.serving.matching.venn import Venn  # noqa: E402
 from ramify.worlds.home import WorldHome  # noqa: E402
 
+PARTS = ("travel", "matching", "throughput")
 MEBIBYTE = 1 << 20
 SIZE = 100 * MEBIBYTE
 PUBLISHED = {
@@ -216,24 +223,35 @@ def bound_rows(cases: int) -> Iterator[Row]:
         )
 
 
+def throughput_rows(quick: bool, given: str | None) -> list[Row]:
+    if not given and (why := postgres.why_not()):
+        return [not_measured("workflows/s on PostgreSQL", "workflows/s", why)]
+    with postgres.server() if not given else nullcontext(given) as server:
+        return list(fleet_throughput.rows(quick, lambda: postgres.new_database(server)))
+
+
 def main() -> None:
     parser = options(__doc__, "one seed and two workloads")
-    parser.add_argument("--only", choices=["travel", "matching"])
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--postgres", metavar="URL", help="a server for new databases [default: a temporary one]")
     asked = parser.parse_args()
     before = os.getloadavg()[0]
     seeds = range(1 if asked.quick else 5)
     rows: list[Row] = []
-    if asked.only != "matching":
+    parts = [asked.only] if asked.only else PARTS
+    if "travel" in parts:
         with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as folder:
             try:
                 rows += asyncio.run(travel_rows(Path(folder), 2 if asked.quick else 5))
             except (RemoteUnusable, SandboxError) as error:
                 rows.append(not_measured("first command over a snapshot that the machine lacks", "s", str(error)))
-    if asked.only != "travel":
+    if "matching" in parts:
         rows += matching_rows((Workload.EVEN, Workload.LOW) if asked.quick else tuple(Workload), seeds)
         rows += bound_rows(5 if asked.quick else 20)
         if not asked.quick:
             rows += [*fairness_rows(seeds), tier_row(seeds)]
+    if "throughput" in parts:
+        rows += throughput_rows(asked.quick, asked.postgres)
     for one in rows:
         print(printed(one))
     if asked.json:

@@ -8,7 +8,8 @@ Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, o
 - `statements.py`: what is written; `run_committer.py`: the thread that writes, in group commits; `retries.py`.
 - `store_queries.py`: what RunStore reads.
 - `run_store.py`: RunStore; `reader.py`: its read methods for short commands, without SQLAlchemy; `run_counts.py`.
-- `run_locks.py`: one process per run; `pooler_check.py`: refuses poolers that share sessions.
+- `run_locks.py`, `leases.py`, `lease_keeper.py`, `lease_query.py`: one process per run, by file lock and lease.
+- `pooler_check.py`: whether a pooler shares sessions.
 - `readonly_sqlite.py`: files that cannot be written; `wal_preallocation.py`: faster commits.
 """
 
