@@ -64,8 +64,10 @@ class References:
         try:
             text = path.read_text()
         except FileNotFoundError:
-            what = "world" if kind is Kind.WORLD else "tag"
-            raise WorldNotFound(f"no {what} is called {name!r} in {self._folder.parent}") from None
+            what, option = ("world", "") if kind is Kind.WORLD else ("tag", " --tags")
+            raise WorldNotFound(
+                f"no {what} is called {name!r} in {self._folder.parent}: `ramify world ls{option}` lists them"
+            ) from None
         return _parsed(text, path)
 
     def all(self, kind: Kind) -> list[Reference]:

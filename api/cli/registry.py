@@ -89,6 +89,25 @@ class Commands(click.Group):
         command: click.Command = getattr(import_module(f"ramify.cli.{entry.module}"), entry.name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = [] if args[0] in ENTRIES else self._like(ctx, args[0])
+            if not near:
+                raise
+            meant = " or ".join(f"`ramify {name}`" for name in near)
+            raise click.UsageError(f"{error.message} Did you mean {meant}?", ctx) from None
+
+    def _like(self, ctx: click.Context, word: str) -> list[str]:
+        """The commands that somebody may have meant: below a group, or spelt alike."""
+        from difflib import get_close_matches
+
+        found = [name for name in ENTRIES if word in getattr(self.get_command(ctx, name), "commands", ())]
+        return [f"{group} {word}" for group in found] + get_close_matches(word, ENTRIES)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, ENTRIES))
         for title, entries in SECTIONS.items():

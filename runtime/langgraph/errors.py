@@ -149,6 +149,10 @@ class ThreadNotCopied(GraphError):
         return cls(f"there are no threads in {where}: it has no tables of that checkpointer")
 
     @classmethod
+    def no_file(cls, where: str) -> ThreadNotCopied:
+        return cls(f"{where}: no such file. Name the database that has the threads")
+
+    @classmethod
     def not_installed(cls, distribution: str) -> ThreadNotCopied:
         return cls(f"{distribution} is not installed, which opens that database: pip install {distribution}")
 

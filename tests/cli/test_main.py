@@ -52,6 +52,21 @@ def test_every_command_has_help_with_an_example(name: str, ramify: Any, monkeypa
     assert "..." not in said.out.partition("\nCommands:")[2], "the first sentence of a command's help is too long"
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [("rum", "Did you mean `ramify run`"), ("exec", "`ramify world exec`"), ("inspect", "`ramify image inspect`")],
+)
+def test_a_command_that_is_not_there_is_answered_with_those_that_may_be_meant(
+    word: str, told: str, ramify: Any
+) -> None:
+    said = ramify(word)
+    assert (said.status, told in said.err) == (2, True), said.err
+
+
+def test_a_word_like_no_command_gets_no_suggestion(ramify: Any) -> None:
+    assert "Did you mean" not in ramify("zzzz").err
+
+
 LISTINGS = ("ls", "inbox", "log", "show", "tree", "diff", "effects", "explain", "doctor", "fsck", "gc")
 
 

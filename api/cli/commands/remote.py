@@ -109,7 +109,10 @@ async def _named(home: Home, store: RunStore | None, name: str) -> tuple[RunId |
             return (run.id, None) if run is not None else (None, (await find_state(store, name)).snapshot)
     found = [id for id in home.snapshots().present() if len(name) >= _SHORTEST and id.startswith(name)]
     if len(found) != 1:
-        raise RunNotFound(f"{name!r} names no run, state, world, tag or snapshot of {home.folder}")
+        raise RunNotFound(
+            f"{name!r} names no run, state, world, tag or snapshot of {home.folder}: "
+            "`ramify ls` and `ramify world ls` list them"
+        )
     return None, found[0]
 
 

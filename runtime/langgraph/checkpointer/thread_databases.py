@@ -81,7 +81,7 @@ def saver_threads(address: str | Path, *, keep_exact: bool, create: bool = False
     """Open the database of a `ramify.Saver`. `create`: make what is missing; otherwise raises `ThreadNotCopied`."""
     where = parse(address)
     if not create and where.file is not None and not where.file.exists():
-        raise ThreadNotCopied.nothing_there(str(where))
+        raise ThreadNotCopied.no_file(str(where))
     with Saver(address, serde=PortableSerializer(keep_exact=keep_exact)) as saver:
         engine = open_read_only_engine(address)
         try:
@@ -107,7 +107,7 @@ def _sqlite(file: Path, create: bool) -> Iterator[LangGraphThreads]:
     except ModuleNotFoundError as error:
         raise ThreadNotCopied.not_installed("langgraph-checkpoint-sqlite") from error
     if not create and not file.exists():
-        raise ThreadNotCopied.nothing_there(str(file))
+        raise ThreadNotCopied.no_file(str(file))
     mode = "rwc" if create else "ro"
     try:
         connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", uri=True, check_same_thread=False)

@@ -143,11 +143,13 @@ def test_a_thread_of_the_home_and_what_is_refused(home: Any, ramify: Any, tmp_pa
     assert ramify("threads", "import", file).out == "1 thread, 6 checkpoints, 6 of them there before\n"
     with SqliteSaver.from_conn_string(str(file)) as saver:
         goes_on(saver)
+    with Saver(tmp_path / "ours.db"):
+        pass
     for words, said in (
         (("export", file, "--thread", "1"), "checkpoints that the source does not have"),
         (("import", file, "--thread", "2"), "no thread 2"),
-        (("import", other), "no threads in"),
-        (("export", other, "--from", other), "no threads in"),
+        (("import", other), "no such file"),
+        (("export", other, "--from", other), "no such file"),
         (("import", tmp_path / "ours.db"), "no threads in"),
     ):
         done = ramify("threads", *words)

@@ -76,7 +76,7 @@ def test_a_collection_keeps_worlds_and_tags_until_they_are_deleted(call: Call, t
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (("exec", "none", "true"), 1, "no world is called 'none'"),
+        (("exec", "none", "true"), 1, "`ramify world ls` lists them"),
         (("exec", "one", "exit 7"), 7, ""),
         (("exec", "--env", "=x", "one", "true"), 2, "not NAME=VALUE"),
         (("exec", "--timeout", "0.2", "one", "sleep 9"), 124, "'timeout'"),

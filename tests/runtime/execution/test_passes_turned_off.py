@@ -123,11 +123,13 @@ async def test_a_pass_that_is_turned_off_leaves_nothing(
     assert whole.result == less.result
     assert set(whole.plan.passes) - set(less.plan.passes) == {off}
     expected = left.get(off, Left())
+    table = "IN_WORKFLOW" if left is IN_WORKFLOW else "IN_GRAPH"
+    said = f"if that is what the pass is for, say so in {table}"
     traces, fewer = whole.traces(), less.traces()
-    assert (traces.pop(off, []), fewer.pop(off, [])) == (expected.traces, [])
+    assert (traces.pop(off, []), fewer.pop(off, [])) == (expected.traces, []), said
     assert fewer == traces
-    assert {op.id for op in whole.plan.ops} ^ {op.id for op in less.plan.ops} == expected.operations
-    assert marked(whole.plan) - marked(less.plan) == expected.attributes
+    assert {op.id for op in whole.plan.ops} ^ {op.id for op in less.plan.ops} == expected.operations, said
+    assert marked(whole.plan) - marked(less.plan) == expected.attributes, said
     rows, others = (
         sorted(row.op_id for row in done.rows if row.op_id not in expected.operations) for done in (whole, less)
     )
