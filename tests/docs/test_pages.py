@@ -32,7 +32,6 @@ WHY = {
     "nemo-gym": "needs nemo-gym (its tests: tests/integrations)",
     "openai-agents": "needs openai-agents (its tests: tests/integrations)",
     "swe-rex": "needs swe-rex (its tests: tests/integrations)",
-    "openai-agents": "needs the OpenAI Agents SDK (its tests: tests/integrations)",
     "deepagents": "needs deepagents (its tests: tests/integrations)",
     "namespaces": "needs worlds in namespaces, where pages are run on copies",
     "network": "installs packages",
