@@ -81,6 +81,5 @@ def best_of_rows(bed: Bed) -> list[Row]:
         row(f"best of {count} by forks at turn {DECISIVE} of {DECISIVE + 3}: tool seconds over whole rollouts",
             round(median(shares), 3), "x", spread=(round(min(shares), 3), round(max(shares), 3)),
             target=0.4 if count == 8 else None,
-            peer=f"{count} whole rollouts, s", peer_value=round(whole, 2),
-            note=f"{forked:.2f} s, forks included; {len(images)} tasks, the same submissions")
+            note=f"{forked:.1f} of {whole:.1f} s, forks included; {len(images)} tasks, the same submissions")
     ]  # fmt: skip
