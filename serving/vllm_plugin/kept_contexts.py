@@ -21,6 +21,7 @@ from ramify.serving.vllm_plugin.version_adapters import Adapter, RequestLike
 
 _HORIZON_S = 30.0  # over which the idle share is averaged
 _SWEEP_S = 1.0  # between looks for contexts that nobody comes back to
+_LIES = 0.3  # if so many that said they were over came back, nobody is believed
 _PROGRAMS = 10_000  # programs that are away, whose return is awaited
 
 
@@ -43,6 +44,8 @@ class KeptContexts:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by chain of calls
         self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by chain: when a call ended, of which stage
         self._swept_at = 0.0
+        self._over: OrderedDict[str, None] = OrderedDict()  # chains that are not continued, by their clients
+        self._told_over = self._lied = 0  # how often that was said, and how often one came back nevertheless
         self._open: dict[str, int] = {}  # calls in the engine, by chain
         self._crowded: set[str] = set()  # chains with more calls at once than a stage has: they are none
         self._head: tuple[str, int] | None = None  # the first waiting request, and what of its prompt is not held
@@ -61,6 +64,9 @@ class KeptContexts:
         self._open[chain] = self._open.get(chain, 0) + 1
         if self._open[chain] > program.width:
             self._crowded.add(chain)
+        if chain in self._over:  # its client said that it would not come back
+            del self._over[chain]
+            self._lied += 1
         left = self._left.get(chain)
         if left is not None and (program.stage > left[1] or program.width == 1):  # a client may name no stages
             del self._left[chain]
@@ -85,7 +91,15 @@ class KeptContexts:
             self.release(scheduler, program.id)
             return
         chain = program.chain
-        if program.ttl_s == 0 or chain in self._crowded:
+        ttl_s = program.ttl_s
+        if ttl_s == 0:
+            self._told_over += 1
+            self._over[chain] = None
+            if len(self._over) > _PROGRAMS:
+                self._over.popitem(last=False)
+        if self._lied > _LIES * (self._told_over + 1):
+            ttl_s = None
+        if ttl_s == 0 or chain in self._crowded:
             self._release_chain(scheduler, chain)
             return
         self._retention.left(chain, now)
@@ -98,7 +112,7 @@ class KeptContexts:
             self._drop(scheduler, chain)
             kept = None
         expected = program.rest[0].tool_s_before if program.rest else None
-        until = None if program.ttl_s is None else now + program.ttl_s
+        until = None if ttl_s is None else now + ttl_s
         if kept is None and self._retention.hopeless([IdleContext(chain, 0, now, expected, until)], now):
             return
         blocks, tokens = self._adapter.keep_blocks(scheduler, request)

@@ -167,3 +167,13 @@ def test_a_client_that_names_no_stages_comes_back_too(kept: Callable[[Any], Any]
     engine.now += 7.5
     assert served(engine, "b", prompt(0) + [99] * BLOCK, {"compound_id": "p"}) <= 2 * BLOCK
     assert retention.after_s == pytest.approx(7.5, abs=0.2)
+
+
+def test_clients_that_come_back_after_all_are_not_believed(kept: Callable[[Any], Any]) -> None:
+    engine = kept(KeepAll())
+    over = {"compound_id": "p", "compound_ttl_s": 0.0}
+    served(engine, "a", prompt(0), over)
+    assert len(engine.scheduler._contexts) == 0
+    for number in range(3):
+        served(engine, f"b{number}", prompt(0), over)
+    assert len(engine.scheduler._contexts) == 1
