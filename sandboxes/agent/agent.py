@@ -131,6 +131,7 @@ class Agent(ProcessKeeper):
                 return Frozen(self._maps_files())
             case Thaw():
                 self._thaw()
+                self._continue_shell()
                 return Done()
             case _:
                 return Failed(f"the agent cannot handle {type(message).__name__}")

@@ -263,5 +263,7 @@ def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | No
         agent.open_ports(listeners)
     if start.waits and not start.whole:
         agent.prepare_shell()
+    if start.frozen:
+        agent.begin_ahead()
     link.send(Ready(pid, mounts.uncovered, mounts.made) if mounts is not None else Ready(pid))
     agent.serve()

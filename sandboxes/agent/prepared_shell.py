@@ -29,6 +29,8 @@ END_PATIENCE_S = 5.0
 class ShellPreparer(ProcessSupervisor):
     """Starts a shell ahead, hands it over, and ends everything when the world is left."""
 
+    _began_ahead = False  # the shell waits for its world to begin
+
     def prepare_shell(self) -> None:
         """Start a shell in "/". Raises `OSError`."""
         env = self._start.env
@@ -37,6 +39,18 @@ class ShellPreparer(ProcessSupervisor):
         shell = self._spawn_shell(None, env, "/")
         shell.restore(":")
         self._await_shell(shell)
+
+    def begin_ahead(self) -> None:
+        """Start the world's own shell before its first command, unless it was restored. Raises `OSError`."""
+        if self._shell is None:
+            self._living_shell()
+            self._began_ahead = True
+
+    def _continue_shell(self) -> None:
+        """Let a shell that was started ahead begin now."""
+        if self._began_ahead and self._shell is not None:
+            self._shell.reset_clock()
+        self._began_ahead = False
 
     def _adopt(self, message: Adopt) -> None:
         """Begin the world's life over its tree, with the prepared shell if it can have the state."""

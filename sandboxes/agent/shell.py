@@ -86,6 +86,11 @@ class Shell:
         forget = "builtin unset -v OLDPWD; builtin declare -x OLDPWD; SECONDS=0"
         self._after_state(lambda: self._send(f"{move}; {forget}; {command}", ""))
 
+    def reset_clock(self) -> None:
+        """Count its SECONDS from now. It tells nothing back, and does so before its next command."""
+        self._unsent = memoryview(b"".join((self._unsent, b"SECONDS=0\n")))
+        self.push()
+
     def step_aside(self) -> None:
         """Leave the tree, so that it can be unmounted; `come_back` returns."""
         self._after_state(lambda: self._send("builtin cd /", ""))

@@ -80,11 +80,13 @@ class PlacedWorld(AgentWorld):
             lazy_link = self._helper.lazy_link(start, self._mounted)
         if self._snapshot.tier.whole or self._spec.startup:
             await lazy_link.start()
+        if self._snapshot.tier.whole:
             await self._keep_warm(start)
         return lazy_link
 
     async def _keep_warm(self, start: Start) -> None:
-        """Have the snapshot's processes restored ahead, as it was forked or rolled back to, and will be again."""
+        """Have the snapshot's shell and processes started ahead: what was rolled back to, or forked with processes,
+        will be again."""
         kind = Kind.warm_of(self._snapshot, self._spec)
         if kind is not None:
             beside = await self._side_overlays(Path(), self._snapshot)
@@ -146,6 +148,8 @@ class PlacedWorld(AgentWorld):
                 await self._leaving  # no process of the earlier life is left
                 self._leaving = None
         await self._expect(self._snapshot)
+        if self._start is not None:
+            await self._keep_warm(self._start)
 
     async def _leave(self, snapshot: Snapshot) -> None:
         """End all processes, and move to another place. The old one is cleared in the background."""

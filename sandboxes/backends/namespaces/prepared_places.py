@@ -42,7 +42,7 @@ class Kind:
     image: LayerId | None
     outside: tuple[LayerId, ...]
     whole: bool  # they begin with an image of all processes, the shell among them
-    warm: SnapshotId | None = None  # they begin at this snapshot, and its processes are restored ahead
+    warm: SnapshotId | None = None  # they begin at this snapshot, and its shell and processes are started ahead
 
     @classmethod
     def of(cls, snapshot: Snapshot, spec: WorldSpec) -> Kind | None:
@@ -54,8 +54,9 @@ class Kind:
 
     @classmethod
     def warm_of(cls, snapshot: Snapshot, spec: WorldSpec) -> Kind | None:
-        """The kind whose processes are restored ahead; None for a snapshot without any of its own images."""
-        kind = cls.of(snapshot, spec) if snapshot.tier is ProcessTier.TREE else None
+        """The kind whose shell and processes are started ahead; None if the world has others, which are not."""
+        shell_only = snapshot.tier is ProcessTier.NONE and not spec.startup
+        kind = cls.of(snapshot, spec) if shell_only or snapshot.tier is ProcessTier.TREE else None
         return None if kind is None else replace(kind, warm=snapshot.id)
 
 
