@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -31,7 +32,7 @@ class WarmInterpreter:
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
-        self._server: subprocess.Popen[str] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> WarmInterpreter:
         return self
@@ -66,20 +67,21 @@ class WarmInterpreter:
     def _ask(self, request: dict[str, Any], words: list[str], timeout: float) -> int:
         server = self._started()
         assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.write(json.dumps(request).encode() + b"\n")
         server.stdin.flush()
         child = int(server.stdout.readline())
         if not select.select([server.stdout], [], [], timeout)[0]:
-            os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(child, signal.SIGKILL)
             server.stdout.readline()
             raise subprocess.TimeoutExpired(words, timeout)
         return int(server.stdout.readline())
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._server is None:
-            self._server = subprocess.Popen(
-                [sys.executable, __file__, *self._modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            command = [sys.executable, __file__, *self._modules]
+            # unbuffered: a buffer may hold both lines of a program that ends at once, while `select` waits for more
+            self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         return self._server
 
 
