@@ -75,13 +75,14 @@ async def waiting(store: RunStore | Reader, database: str | Path, works: Callabl
     """
     runs = {run.id: run for run in await store.runs()}
     answers = await store.answers()
-    found = [
-        _question(as_question(row), runs[row.run_id]) for row in unanswered_rows(await store.interrupts(), answers)
-    ]
+    unanswered = unanswered_rows(await store.interrupts(), answers)
+    # a run that began since is left to the next call
+    found = [_question(as_question(row), runs[row.run_id]) for row in unanswered if row.run_id in runs]
     for run in runs.values():
         if run.thread_id is not None and run.status is RunStatus.WAITING:
             found += _of_thread(database, run, {one.key for one in answers if one.run_id == run.id})
-    found += [_doubt(one, runs[one.run_id]) for one in await store.doubts() if not works(runs[one.run_id])]
+    doubts = [one for one in await store.doubts() if one.run_id in runs]
+    found += [_doubt(one, runs[one.run_id]) for one in doubts if not works(runs[one.run_id])]
     return sorted(found, key=lambda item: item.since)
 
 

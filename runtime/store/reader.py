@@ -153,9 +153,9 @@ class Reader:
     def _records(self, query: str, values: Sequence[object], make: Callable[[rows.Row], T]) -> list[T]:
         found = self._rows(query, values)
         try:
-            texts = self._texts(rows.names_in(found))
             for row in found:
                 del row["n"]
+            texts = self._texts(rows.names_in(found))
             return [make(row) for row in rows.with_texts(found, texts)]
         except (ValueError, TypeError, KeyError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.plan import OpKind
@@ -40,6 +41,18 @@ BLOBS: Mapping[str, tuple[str, ...]] = {
 """By table: the fields NAME_json of a record whose text is in `blobs`. The row's column is NAME_blob."""
 _BLOB = "_blob"
 
+
+NUMBERS = frozenset({"seq", "attempt"})
+TIMES = frozenset(
+    {"created_at", "updated_at", "started_at", "ended_at", "intended_at", "settled_at", "answered_at"}
+    | {"deadline_s", "consumed_s"}
+)
+NULLABLE = frozenset(
+    {"deadline_s", "settled_at", "error", "thread_id", "step", "step_key", "snapshot_in", "snapshot_out"}
+    | {"lineage_key", "reused_from", "result_blob"}
+)
+"""The columns that hold integers, floats, and perhaps NULL; all others hold texts. SQLite stores a value of any type
+in any column, so the types of what a file holds are checked."""
 
 _HASHED_AT_ONCE = 1 << 20  # characters
 
@@ -107,9 +120,21 @@ def checkpoint_row(checkpoint: CheckpointRecord) -> dict[str, Any]:
 
 
 def names_in(found: Sequence[Row]) -> set[str]:
-    """Return the digests of the texts that the rows of one query name."""
+    """Return the digests of the texts that the rows of one query name. Raises `TypeError` if a value in one of these
+    rows has another type than its column."""
+    _check_types(found)
     columns = _blob_columns(found)
     return {row[column] for row in found for column in columns if row[column] is not None}
+
+
+def _check_types(found: Sequence[Row]) -> None:
+    for name in found[0] if found else ():
+        kinds = {type(row[name]) for row in found}
+        if name in NULLABLE:
+            kinds.discard(NoneType)
+        right: set[type] = {int} if name in NUMBERS else {int, float} if name in TIMES else {str}
+        if wrong := kinds - right:
+            raise TypeError(f"column {name} holds a value of type {wrong.pop().__name__}")
 
 
 def with_texts(found: Sequence[Row], texts: Mapping[str, str]) -> list[Row]:

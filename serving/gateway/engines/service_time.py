@@ -59,7 +59,8 @@ class ServiceSample:
     prompt_s: float | None = None  # as the engine itself reports it, without any wait
 
     def spans(self) -> list[Span]:
-        """Every part that was seen separately, else the whole. Empty if no part is clean."""
+        """Every part that was seen separately, else the whole. Empty if no part is clean. A span in which no token
+        was read or made has no scale, and is left out."""
         prompt, tokens, beside = self.prompt_tokens, self.tokens, self.beside
         found = []
         if self.prompt_s is not None and prompt is not None:
@@ -70,7 +71,7 @@ class ServiceSample:
             found.append(Span(self.decode_s, (0.0, 0.0, tokens - 1.0, (tokens - 1.0) * beside)))
         if not found and self.total_s is not None and prompt is not None:
             found.append(Span(self.total_s, (1.0, prompt, float(tokens), tokens * beside)))
-        return [span for span in found if 0.0 < span.seconds < math.inf]
+        return [span for span in found if 0.0 < span.seconds < math.inf and any(span.parts[1:])]
 
 
 def arrived_at_once(first_s: float, decode_s: float, tokens: int, pieces: int) -> bool:

@@ -116,6 +116,18 @@ def test_reading_commands_import_no_user_types(
         assert [item["kind"] for item in json.loads(said.out)].count("question") == 1
 
 
+def test_inbox_passes_over_rows_of_a_run_that_it_does_not_know(
+    home: Any, ramify: Any, mark: Path, set_status: Any
+) -> None:
+    """Planted, or of a run that began after the runs were read."""
+    record_hostile(home)
+    set_status(RunStatus.WAITING)
+    with closing(sqlite3.connect(paths.database(home.path))) as connection, connection:
+        connection.execute("UPDATE effects SET run_id = 'gone'")
+    said = ramify("inbox", "--json")
+    assert (said.status, [item["kind"] for item in said.json]) == (0, ["question"]), said.err
+
+
 def test_answering_imports_no_user_types(
     home: Any, ramify: Any, mark: Path, set_status: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.runtime.errors import StoreError
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord, Settings
-from ramify.runtime.store import RunStore, rows
+from ramify.runtime.store import RunStore, rows, tables
+from ramify.runtime.store.reader import reading
 
 # What os.fsdecode can give: any character, and the surrogates that stand for bytes that are not UTF-8.
 TEXT = st.text(st.one_of(st.characters(), st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)), max_size=12)
@@ -83,3 +88,34 @@ def test_unset_settings_are_not_stored() -> None:
     assert set(json.loads(rows.settings_json(plain))) <= {"sandbox", "base_url", "model"}
     unknown = Settings("copy", client_url="", mixed=True)
     assert json.loads(rows.settings_json(unknown)) == {"sandbox": "copy", "client_url": "", "mixed": True}
+
+
+def test_columns_have_the_types_of_the_tables() -> None:
+    for table in (tables.runs, tables.ops, tables.llm, tables.effects, tables.answers, tables.checkpoints):
+        for column in table.c:
+            if column.name != "n":
+                assert (column.name in rows.NUMBERS) == (column.type.python_type is int), column
+                assert (column.name in rows.TIMES) == (column.type.python_type is float), column
+                assert column.name in rows.NULLABLE or not column.nullable, column
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE runs SET created_at = 'x'",
+        "UPDATE runs SET name = x'fffe'",
+        "UPDATE ops SET seq = 'x'",
+        "UPDATE ops SET started_at = x'00'",
+    ],
+)
+async def test_a_value_of_another_type_is_a_store_error(tmp_path: Path, a_run: Any, an_op: Any, change: str) -> None:
+    """SQLite keeps what it is given; a home may come from somebody else."""
+    file = tmp_path / "ramify.db"
+    async with RunStore(file, clock=lambda: 0.0) as store:
+        await store.create_run(a_run())
+        await store.commit(a_run().id, ops=[an_op()])
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(change)
+    with reading(str(file)) as reader, pytest.raises(StoreError, match=r"cannot read: column \w+ holds a value of"):
+        await reader.runs()
+        await reader.ops(a_run().id)

@@ -385,3 +385,16 @@ def test_engines_own_timings_are_used_if_plausible() -> None:
         {**times, "prompt_ms": float("inf")},
     ]
     assert all(details_of({"timings": said, "usage": None}).times is None for said in nonsense)
+
+
+def test_spans_in_which_no_token_was_read_or_made_are_left_out() -> None:
+    """An engine whose cache held the whole prompt reports no prompt token, and an answer of one token no step."""
+    model = ServiceModel()
+    nothing = ServiceSample(0, 1, None, 0.001, 1.0, total_s=0.2, prompt_s=0.1)
+    for _ in range(10):
+        model.observe(nothing)
+    assert (nothing.spans(), model.known) == ([], False)
+    for _ in range(10):
+        model.observe(ServiceSample(20, 10, 0.3, 0.9, 1.0, total_s=1.2))
+        model.observe(nothing)
+    assert model.expected_s(20, 10, 1.0) == pytest.approx(1.2, rel=0.2)
