@@ -2,8 +2,7 @@
 
 One module per package, named for it. Each needs that package and says so in its `ImportError`:
 
-- `mini_swe_agent.WorldEnvironment`, `deepagents.WorldBackend`, `inspect_ai.WorldSandboxEnvironment`,
-  `openai_agents.WorldSandboxClient`.
+- `mini_swe_agent.WorldEnvironment`, `deepagents.WorldBackend`, `inspect_ai.WorldSandboxEnvironment`.
 - `mcp_server.py`: worlds as tools of the Model Context Protocol (`ramify mcp`).
 
 Beyond the interface of its package, each offers `snapshot`, `fork` and `restore`. Start at `mini_swe_agent.py`, the

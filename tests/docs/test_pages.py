@@ -29,7 +29,6 @@ WHY = {
     "postgres": "needs a PostgreSQL server (its tests: make test-postgres)",
     "model": "needs the weights (ramify models pull)",
     "mini-swe-agent": "needs mini-swe-agent (its tests: tests/integrations)",
-    "openai-agents": "needs the OpenAI Agents SDK (its tests: tests/integrations)",
     "deepagents": "needs deepagents (its tests: tests/integrations)",
     "namespaces": "needs worlds in namespaces, where pages are run on copies",
     "network": "installs packages",
