@@ -26,6 +26,7 @@ from ramify.serving.policy.concord.sorted_jobs import RunningDue
 from ramify.serving.policy.types import RequestId
 
 _DENSEST = float_info.max  # stands for the least density kept where nothing is kept
+_EQUAL_S = 1e-9  # sums of the same times in another order differ by less
 _SURE = 0.75  # share of a predicted time that counts: calls end early, or are cancelled
 
 
@@ -97,7 +98,7 @@ def feasible_set_plainly(
 
         def too_much(unit: str | RequestId = unit, before_s: float = before_s, room_s: float = room_s) -> bool:
             others_s = sum(one.work_s for key, members in kept.items() if key != unit for one in members)
-            return reserve.times * (before_s + others_s) > room_s
+            return reserve.times * (before_s + others_s) > room_s + _EQUAL_S
 
         least = min([members[0].density for members in kept.values()], default=NEVER)
         if job.start_by < now or (too_much() and job.density <= least):
@@ -151,7 +152,9 @@ def feasible_set(waiting: SloColumns, running: Sequence[RunningDue], reserve: Re
             next_due = running[at][0] if at < len(running) else NEVER
             wanted = times * demand
         left = start_by - now
-        room = left if left <= until_s else left + more * (left - until_s)  # Reserve.room_s, without the call
+        room = (
+            left + _EQUAL_S if left <= until_s else left + more * (left - until_s)
+        )  # Reserve.room_s, without the call
         if wanted > room and density <= head:
             continue  # it does not fit, and would be the first to be left out
         if some_late and late_at[i] <= now:

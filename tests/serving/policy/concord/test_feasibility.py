@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.concord.feasibility import Reserve, feasible_set, feasible_set_plainly
@@ -50,6 +50,7 @@ def crowd(chance: random.Random, old: dict[int, RequestView], now: float, anew: 
     st.sampled_from([1.0, 1.2]),
     st.sampled_from([0.2, 0.03]),
 )
+@example(3391265013, Reserve(0.1, 20.0, 0.1), 0.98, 1.0, 0.03)  # a job with no time to spare, and nothing before it
 @settings(max_examples=150, deadline=None)
 def test_the_fast_algorithm_keeps_what_the_plain_one_keeps(
     seed: int, reserve: Reserve, step_s: float, slower: float, anew: float
