@@ -152,9 +152,9 @@ def feasible_set(waiting: SloColumns, running: Sequence[RunningDue], reserve: Re
             next_due = running[at][0] if at < len(running) else NEVER
             wanted = times * demand
         left = start_by - now
-        room = (
-            left + _EQUAL_S if left <= until_s else left + more * (left - until_s)
-        )  # Reserve.room_s, without the call
+        room = left + _EQUAL_S  # Reserve.room_s, without the call
+        if left > until_s:
+            room += more * (left - until_s)
         if wanted > room and density <= head:
             continue  # it does not fit, and would be the first to be left out
         if some_late and late_at[i] <= now:
