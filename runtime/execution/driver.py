@@ -164,6 +164,10 @@ async def drive(
     Raises `RunFailed` or `StepFailed`, and `RunWaiting` if the workflow asks a question that is not answered yet.
     """
     async with hold_run(services.locks, services.store, record.id):
+        now = await services.store.run(record.id)  # another process may have gone on with it before the lock was free
+        if now.status is RunStatus.DONE:
+            return codec.decode(now.result_json or "null")
+        record = replace(now, plan_json=record.plan_json)
         waited = record.status is RunStatus.WAITING  # then the workflow caught all failures recorded so far
         record, resumed = await _reopen(services, record, new_deadline_s)
         ops = await services.store.ops(record.id)

@@ -16,7 +16,7 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind, Plan
 from ramify.fork_engine.errors import MergeConflict, WorkspaceError
 from ramify.runtime.errors import NotInARun, RunFailed, StepFailed
-from ramify.runtime.records import OpStatus, RunStatus
+from ramify.runtime.records import OpStatus, RunId, RunRecord, RunStatus
 from ramify.session import compile_plan
 
 
@@ -176,6 +176,26 @@ async def test_a_finished_run_returns_its_result_again(runtime: Runtime, workspa
     first = await runtime.run(small_app.two_writes, workspace=workspace)
     rows = await runtime.journal()
     assert await runtime.resume(str(runtime.last_run_id)) == first
+    assert await runtime.journal() == rows
+
+
+async def test_a_run_that_another_process_finished_meanwhile_returns_its_result(
+    runtime: Runtime, workspace: Path, flag: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read that the run had failed; one was faster."""
+    with pytest.raises(StepFailed):
+        await runtime.run(small_app.failing, workspace=workspace)
+    failed = await runtime.record()
+    flag.touch()
+    first = await runtime.resume(failed.id)
+    rows, read, stale = await runtime.journal(), runtime.store.run, [failed]
+
+    async def run(run_id: RunId) -> RunRecord:
+        return stale.pop() if stale else await read(run_id)
+
+    monkeypatch.setattr(runtime.store, "run", run)
+    assert await runtime.resume(failed.id) == first
+    assert not stale
     assert await runtime.journal() == rows
 
 
