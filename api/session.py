@@ -38,6 +38,7 @@ from ramify.runtime.errors import (
     StoreError,
     UsedAfterFork,
 )
+from ramify.runtime.estimates.recent_runs import RecentRuns
 from ramify.runtime.estimates.recorded_runs import RecordedEstimates, learned
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
@@ -94,6 +95,7 @@ class Runtime(RecordedRuns):
         self.home = paths.home(home)
         self.database = paths.database(self.home, database)
         self.last_run_id: RunId | None = None
+        self._recent = RecentRuns()
         env_sandbox, env_url, env_key = environment(os.environ)
         given = None if sandbox is None or isinstance(sandbox, str) else sandbox
         name = sandbox if isinstance(sandbox, str) else getattr(given, "name", "custom") if given else env_sandbox
@@ -226,7 +228,8 @@ class Runtime(RecordedRuns):
         folder = workspace if workspace is not None else workflow.workspace
         code: dict[str, str] = {}
         if plan is None:
-            plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref, folder))
+            seen = await learned(self.store, workflow.__ramify_workflow__.ref, folder, recent=self._recent)
+            plan = compile_plan(workflow, seen)
         else:
             plan = Plan.from_json(plan.to_json())  # a plan made by hand is checked like one from a file
             reuses = any(step.reuse for step in plan.steps)  # reuse compares the code that runs, not the plan's

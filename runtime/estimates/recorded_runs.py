@@ -18,6 +18,7 @@ from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, VolatileGlobs
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
+from ramify.runtime.estimates.recent_runs import RecentRuns
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 from ramify.serving.types import ChatResult
 
@@ -266,24 +267,26 @@ def _median_stage(same: Sequence[StagePlan]) -> StagePlan:
 
 async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None = None) -> RecordedEstimates:
     """Return estimates from the latest runs of a workflow. `but`: a run to leave out."""
-    return await _estimates_of(store, [run for run in await _latest_runs(store, workflow) if run.id != but])
+    runs = await store.latest_runs(workflow, among=RECENT, most=LATEST + 1)
+    return await _estimates_of(store, [run for run in runs if run.id != but][:LATEST], RecentRuns())
 
 
-async def learned(store: RunStore | Reader, workflow: str, workspace: str | Path | None = None) -> RecordedEstimates:
+async def learned(
+    store: RunStore | Reader, workflow: str, workspace: str | Path | None = None, *, recent: RecentRuns | None = None
+) -> RecordedEstimates:
     """Return the estimates for the next plan of a workflow: from its latest finished runs, empty while they are few.
-    `workspace`: the folder with which the next run begins."""
-    runs = [run for run in await _latest_runs(store, workflow) if run.status is RunStatus.DONE]
-    return (await _estimates_of(store, runs if len(runs) >= LEARN_AFTER else ())).on(workspace)
+
+    workspace: the folder with which the next run begins. recent: runs that this process has read before.
+    """
+    runs = await store.latest_runs(workflow, among=RECENT, most=LATEST, status=RunStatus.DONE)
+    enough = runs if len(runs) >= LEARN_AFTER else []
+    return (await _estimates_of(store, enough, recent or RecentRuns())).on(workspace)
 
 
-async def _latest_runs(store: RunStore | Reader, workflow: str) -> list[RunRecord]:
-    return [run for run in await store.runs(RECENT) if run.workflow == workflow]
-
-
-async def _estimates_of(store: RunStore | Reader, runs: Sequence[RunRecord]) -> RecordedEstimates:
-    ops: list[OpRecord] = []
-    llm: list[LLMRecord] = []
-    for run in runs[:LATEST]:
-        ops += await store.ops(run.id)
-        llm += await store.llm(run.id)
-    return RecordedEstimates(ops, llm, {run.id: Code.of(run.plan_json) for run in runs[:LATEST]})
+async def _estimates_of(store: RunStore | Reader, runs: Sequence[RunRecord], recent: RecentRuns) -> RecordedEstimates:
+    found = [await recent.read(store, run) for run in runs]
+    return RecordedEstimates(
+        [row for one in found for row in one.ops],
+        [row for one in found for row in one.llm],
+        {one.run.id: Code.of(one.run.plan_json) for one in found},
+    )

@@ -170,8 +170,7 @@ async def drive(
         record = replace(now, plan_json=record.plan_json)
         waited = record.status is RunStatus.WAITING  # then the workflow caught all failures recorded so far
         record, resumed = await _reopen(services, record, new_deadline_s)
-        ops = await services.store.ops(record.id)
-        llm = await services.store.llm(record.id)
+        ops, llm = await services.store.journal(record.id)
         ledger = await services.store.effects(record.id)
         elsewhere = [e for run in ancestor_runs(ops) for e in await services.store.effects(run)]
         if adopt is not None:

@@ -26,6 +26,7 @@ from ramify.runtime.records import (
     OpRecord,
     RunId,
     RunRecord,
+    RunStatus,
 )
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import readonly_sqlite, rows, run_counts
@@ -76,6 +77,20 @@ class Reader:
         """Newest first."""
         most = "" if limit is None else f" LIMIT {int(limit)}"
         return self._records(f"SELECT * FROM runs ORDER BY n DESC{most}", (), rows.run_record)
+
+    async def latest_runs(
+        self, workflow: str, *, among: int, most: int, status: RunStatus | None = None
+    ) -> list[RunRecord]:
+        """As `RunStore.latest_runs`."""
+        query = "SELECT * FROM runs WHERE n > (SELECT max(n) FROM runs) - ? AND workflow = ?"
+        values: tuple[object, ...] = (among, workflow)
+        if status is not None:
+            query, values = f"{query} AND status = ?", (*values, status.value)
+        return self._records(f"{query} ORDER BY n DESC LIMIT {most:d}", values, rows.run_record)
+
+    async def journal(self, run_id: RunId) -> tuple[list[OpRecord], list[LLMRecord]]:
+        """As `RunStore.journal`."""
+        return await self.ops(run_id), await self.llm(run_id)
 
     async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
         return self._of_run("ops", run_id, rows.op_record, after)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, String, Table, bindparam, select, text, union
+from sqlalchemy import Select, String, Table, bindparam, func, select, text, union
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -26,6 +26,7 @@ from ramify.runtime.records import (
     OpStatus,
     RunId,
     RunRecord,
+    RunStatus,
     Settings,
 )
 from ramify.runtime.store import blobs, rows, run_counts, statements, tables
@@ -64,6 +65,20 @@ class StoreQueries:
         """Newest first."""
         query = tables.query(tables.runs).order_by(tables.runs.c.n.desc()).limit(limit)
         return await self._fetch(query, rows.run_record)
+
+    async def latest_runs(
+        self, workflow: str, *, among: int, most: int, status: RunStatus | None = None
+    ) -> list[RunRecord]:
+        """Return the newest runs of a workflow, at most `most`, found among the `among` newest of all.
+
+        status: only runs that have it.
+        """
+        n = tables.runs.c.n
+        query = tables.query(tables.runs).where(n > select(func.max(n)).scalar_subquery() - among)
+        query = query.where(tables.runs.c.workflow == workflow)
+        if status is not None:
+            query = query.where(tables.runs.c.status == status)
+        return await self._fetch(query.order_by(n.desc()).limit(most), rows.run_record)
 
     async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
         """Return a run's journal, or only the rows after number `after`."""

@@ -14,6 +14,6 @@ class Daring(Unmeasured):
         return 1.0
 
 
-async def learned(store: object, workflow: str, workspace: object = None) -> Daring:
+async def learned(store: object, workflow: str, workspace: object = None, **_: object) -> Daring:
     """Stands in for `ramify.runtime.estimates.recorded_runs.learned`."""
     return Daring()

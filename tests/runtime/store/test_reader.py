@@ -15,7 +15,7 @@ import pytest
 from disks import read_only
 
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.records import BranchPath, EffectRecord, EffectStatus, RunId
+from ramify.runtime.records import BranchPath, EffectRecord, EffectStatus, RunId, RunStatus
 from ramify.runtime.store import RunStore, rows
 from ramify.runtime.store.reader import Reader, at_once, reading
 
@@ -42,6 +42,12 @@ async def test_it_reads_what_the_store_reads(
         assert at_once(reader.runs()) == await store.runs()
         assert at_once(reader.runs(1)) == await store.runs(1)
         assert at_once(reader.run(run)) == await store.run(run)
+        for among, most, status in ((100, 10, None), (1, 10, None), (100, 1, None), (100, 10, RunStatus.DONE)):
+            chosen = {"among": among, "most": most, "status": status}
+            latest = await store.latest_runs(a_run().workflow, **chosen)
+            assert at_once(reader.latest_runs(a_run().workflow, **chosen)) == latest
+            assert [one.id for one in latest] == ([] if status else ["run-2", run][: min(among, most)])
+        assert at_once(reader.journal(run)) == await store.journal(run)
         assert at_once(reader.ops(run)) == await store.ops(run)
         assert at_once(reader.ops(run, after=2)) == await store.ops(run, after=2)
         assert at_once(reader.llm(run)) == await store.llm(run)
