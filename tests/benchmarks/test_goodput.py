@@ -104,7 +104,6 @@ def test_without_a_trace_calls_and_sessions_are_generated(
         (["--load", "5"], "no replay is of --load 5.0: loads are"),
         (["--steps", "nowhere.json"], "nowhere.json: not a step-time model"),
         (["--trace", "nowhere.csv"], "nowhere.csv: cannot be read"),
-        (["--report", "nowhere.md"], "nowhere.md: cannot be read"),
         (["--minutes", "0", "--seconds", "20"], "no replay was done in 0 minutes"),
     ],
 )

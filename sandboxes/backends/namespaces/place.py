@@ -56,7 +56,7 @@ class Place:
         self._untouched[str(self.upper)] = (top.st_mode, top.st_mtime_ns)
 
     async def mount_tree(self, lowers: Sequence[Path], point: str) -> None:
-        fresh = not self.upper.exists()
+        fresh = self._fresh or not self.upper.exists()
         await self._trees.mount([str(folder) for folder in lowers], [self.next_tree_overlay(point)])
         if fresh:
             self._record_unchanged(str(self.upper))
@@ -95,10 +95,11 @@ class Place:
         self._untouched[upper] = (now.st_mode, now.st_mtime_ns)
 
     def _unchanged(self, upper: str) -> bool:
-        if upper not in self._untouched:
+        if not Path(upper).exists():
             return True  # never mounted
         now = Path(upper).stat()
-        return (now.st_mode, now.st_mtime_ns) == self._untouched[upper] and not any(Path(upper).iterdir())
+        same = (now.st_mode, now.st_mtime_ns) == self._untouched.get(upper, (now.st_mode, now.st_mtime_ns))
+        return same and not any(Path(upper).iterdir())
 
     async def clear(self) -> None:
         """End the agent that waits, and remove all."""

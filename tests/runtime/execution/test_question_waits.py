@@ -273,6 +273,7 @@ async def test_a_question_of_an_earlier_version_can_be_answered(home: Path) -> N
     # As version 5 stored it: without a table of answers.
     with closing(sqlite3.connect(home / "ramify.db")) as database, database:
         database.execute("DROP TABLE answers")
+        database.execute("DROP TABLE leases")
         database.execute("PRAGMA user_version = 5")
     async with Runtime(home=home, sandbox="copy") as runtime:
         with pytest.raises(AlreadyAnswered, match='"more"'):

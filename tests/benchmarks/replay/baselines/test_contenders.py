@@ -131,6 +131,6 @@ def test_what_was_measured_of_held_out_prompts_is_less_than_what_contenders_are_
 def test_calm_runs_as_written_and_what_was_tuned_in_simulation_is_an_ablation() -> None:
     written, tuned = contender("calm-thesis"), contender("calm-thesis, tuned")
     assert isinstance(written.engine, partial) and isinstance(tuned.engine, partial)
-    assert written.engine.keywords == {"goodput": "request"} and written in OURS
+    assert written.engine.keywords == {"goodput": "request", "appendix": False} and written in OURS
     assert tuned.engine.keywords["waiting_s"] is None and tuned not in OURS
     assert tuned.engine.keywords["preempt_margin"] == float("inf")

@@ -491,7 +491,7 @@ async def test_langgraphs_loop_ends_with_its_invocation(compile_graph: Any) -> N
         gc.enable()
 
 
-async def test_an_invocation_without_a_thread_costs_two_commits_and_no_query(
+async def test_an_invocation_without_a_thread_costs_four_commits_and_no_query(
     compile_graph: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run has a random name, so the database need not be asked; the rows of its nodes share the last commit."""
@@ -503,7 +503,7 @@ async def test_an_invocation_without_a_thread_costs_two_commits_and_no_query(
     monkeypatch.setattr(RunCommitter, "_commit", lambda *given: (commits.append(given), commit(*given))[1])
     monkeypatch.setattr(StoreQueries, "_read", lambda *given: (queries.append(given), read(*given))[1])
     assert (await asyncio.wait_for(app.ainvoke({}), 60))["n"] == 2
-    assert (len(commits), len(queries)) == (2, 0), "one that makes the run, one that ends it"
+    assert (len(commits), len(queries)) == (4, 0), "the run is made and leased, and ended and given up"
     monkeypatch.undo()
     services = app.session.portal.wait(app.session.services())
     rows, run = app.session.portal.wait(_recorded(services.store, app.session.last_run_id))

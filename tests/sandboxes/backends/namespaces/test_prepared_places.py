@@ -173,3 +173,23 @@ def test_what_a_prepared_shell_can_take_over() -> None:
     assert takeover_script(started, {"PATH": "/bin", "B": "it's"}, None, "/w") == (
         b"builtin unset -v A\nbuiltin export B='it'\\''s'\n"
     )
+
+
+async def test_what_the_host_writes_after_a_rollback_is_sealed(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    """The place of the second rollback had its tree mounted ahead, and no command runs in it."""
+    world = await namespaces.materialise(base, spec)
+    await out(world, "echo 1 > kept")
+    snapshot = await world.seal()
+    for attempt in range(3):
+        await out(world, "rm kept")
+        await world.rollback(snapshot)
+        await ready(namespaces)
+        (world.path / "written").write_text(str(attempt))
+        sealed = await world.seal()
+        assert sealed.id != snapshot.id
+        again = await namespaces.materialise(sealed, spec)
+        assert await out(again, "cat kept written") == f"1\n{attempt}"
+        await again.close()
+        await world.rollback(snapshot)
