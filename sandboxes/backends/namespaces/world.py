@@ -32,6 +32,7 @@ from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
 from ramify.sandboxes.egress.settings import environment
 from ramify.sandboxes.errors import SandboxError
+from ramify.sandboxes.host.agent_link import LazyAgentLink
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.host.port_client import PortClient
 from ramify.sandboxes.host.scratch import remove_tree
@@ -225,6 +226,9 @@ class NamespaceWorld(PlacedWorld):
 
     async def _unmount_all(self, *, outside: bool) -> bool:
         """Unmount what is to be sealed, everywhere. False, with all mounts back, if something holds one."""
+        link = self._require_link()
+        if self._place.warm and isinstance(link, LazyAgentLink):
+            await link.start()  # its processes stand still over the tree that goes: they must change over, too
         if self._started() and not (await self._ask(Detach(outside), Done)).ok:
             return False
         if await self._helper.trees.unmount(self._id):
