@@ -189,6 +189,8 @@ async def test_what_the_host_writes_after_a_rollback_is_sealed(
         (world.path / "written").write_text(str(attempt))
         sealed = await world.seal()
         assert sealed.id != snapshot.id
+        (world.path / "written").write_text(f"{attempt} again")
+        assert await out(world, "cat written") == f"{attempt} again", "the processes see the tree of before the seal"
         again = await namespaces.materialise(sealed, spec)
         assert await out(again, "cat kept written") == f"1\n{attempt}"
         await again.close()
