@@ -114,8 +114,18 @@ def postgres_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def one_database(postgres_server: str) -> str:
-    return postgres.new_database(postgres_server)
+def session_database(postgres_server: str) -> str:
+    return postgres.new_database(postgres_server)  # one for all tests: a new one would cost each a second
+
+
+@pytest.fixture
+def one_database(session_database: str) -> str:
+    """The address of a database on a server, without our tables."""
+    import psycopg
+
+    with psycopg.connect(session_database) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS ramify CASCADE")
+    return session_database
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -123,11 +133,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a database that does not exist yet, or of an empty one."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/home/ramify.db"
-    import psycopg
-
     database: str = request.getfixturevalue("one_database")
-    with psycopg.connect(database) as connection:  # a new database would cost a second
-        connection.execute("DROP SCHEMA IF EXISTS ramify CASCADE")
     return database
 
 
