@@ -97,6 +97,9 @@ def take(connection: Connection, run: RunId, owner: Owner, lock: FileLock, now: 
     if token is not None:
         return int(token)
     lease = find(connection, [run], now).get(run)
+    if lease is not None and lock.taken and _is_of_a_dead_process(connection, lease, owner):
+        release(connection, run, Owner(lease.owner or "", lease.host, lease.pid, lease.lasts_s), lease.token)
+        return take(connection, run, owner, lock, now)
     if lease is None or lease.owner is None:
         raise RunLocked(f"run {run} is being worked on by another process: wait for it or stop it")
     raise LeaseHeld(
@@ -106,6 +109,20 @@ def take(connection: Connection, run: RunId, owner: Owner, lock: FileLock, now: 
         pid=lease.pid,
         renewed=(lease.token, lease.renewals),
     )
+
+
+def _is_of_a_dead_process(connection: Connection, lease: Lease, owner: Owner) -> bool:
+    """Whether the owner was a process of this machine that has ended. Its lock was elsewhere: the database is a file
+    that was copied or moved since."""
+    if connection.dialect.name != "sqlite" or lease.owner is None or lease.host != owner.host:
+        return False
+    try:
+        os.kill(lease.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def release(connection: Connection, run: RunId, owner: Owner, token: int) -> None:

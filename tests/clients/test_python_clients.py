@@ -58,7 +58,7 @@ def test_every_object_is_valid(served: str, path: str, body: dict[str, Any], who
     assert (answer.status_code, streamed.status_code) == (200, 200)
     _adapted(whole).validate_json(answer.text, strict=True)
     events = [line[6:] for line in streamed.text.split("\n") if line.startswith("data: {")]
-    assert len(events) > 2
+    assert len(events) >= 2
     for one in events:
         said = json.loads(one)
         if whole is Completion:  # OpenAI itself sends null before the end, against its client's types

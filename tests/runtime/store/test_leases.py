@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
+import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +197,19 @@ async def test_a_store_that_closes_gives_its_leases_back(address: str, a_run: Ma
         await asyncio.wrap_future(store._opened().hold(RUN, FileLock()))
     async with RunStore(address, clock=lambda: 0.0) as store:
         assert not await is_alive(store, RUN)
+
+
+async def test_a_copied_database_does_not_wait_for_a_process_that_has_ended(tmp_path: Path, a_run: Make) -> None:
+    """As a copied home: the owner's file lock was in the home that was copied, and the owner is dead."""
+    path = tmp_path / "ramify.db"
+    async with RunStore(path, clock=lambda: 5000.0) as store:
+        await store.create_run(a_run())
+        with subprocess.Popen(["true"]) as ended:  # noqa: ASYNC220
+            pass
+        async with store.held(RUN, ELSEWHERE):
+            with closing(sqlite3.connect(path)) as database, database:
+                database.execute("UPDATE leases SET pid = ?", (ended.pid,))
+            async with RunStore(path, clock=lambda: 5000.0) as other, other.held(RUN, FileLock("the copy's folder")):
+                await other.commit(RUN)
+            with pytest.raises(LeaseLost):
+                await store.commit(RUN)
