@@ -321,7 +321,7 @@ class Encoder:
         for name, one in cached.items():
             try:
                 kept[name] = self.part(one, f"{where}.{name}")
-            except Exception:  # noqa: BLE001  the cached value may be of any class
+            except Exception:  # noqa: BLE001  a cached value may be of any class: it is computed again when it is read
                 continue
         self._caching.discard(id(value))
         return kept
