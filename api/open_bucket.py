@@ -14,6 +14,7 @@ from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.events import Event, OpDone, RunStarted
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 
 if TYPE_CHECKING:
     from ramify.fork_engine.remote.background_push import BackgroundPush
@@ -33,7 +34,11 @@ class OpenBucket:
         self._fetching: dict[SnapshotId, asyncio.Task[Snapshot]] = {}
 
     async def __aenter__(self) -> Self:
-        self._remote, self._uploads = await asyncio.to_thread(self._open)
+        try:
+            self._remote, self._uploads = await finish_before_cancelling(asyncio.to_thread(self._open))
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self._stack.close)
+            raise
         return self
 
     async def __aexit__(

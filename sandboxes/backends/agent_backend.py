@@ -14,7 +14,7 @@ import stat
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
@@ -26,7 +26,7 @@ from ramify.sandboxes.capabilities import Capabilities, Feature, flags
 from ramify.sandboxes.contract import World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.agent_world import AgentWorld
-from ramify.sandboxes.host.concurrency import fork_all
+from ramify.sandboxes.host.concurrency import finish_before_cancelling, fork_all
 from ramify.sandboxes.host.fork_server_client import ForkServerClient, find_bash
 from ramify.sandboxes.host.scratch import ScratchSession
 from ramify.sandboxes.host.world_lifecycle import WorldResources
@@ -85,6 +85,7 @@ class WorldBackend(ABC):
         self._hidden: tuple[Path, ...] = ()  # known once it is open
         self._session = ScratchSession(self._scratch)
         self._worlds: dict[WorldId, AgentWorld] = {}
+        self._stack = AsyncExitStack()
 
     @classmethod
     @abstractmethod
@@ -100,8 +101,27 @@ class WorldBackend(ABC):
         backend."""
         self._private += places
 
-    async def _open_session(self) -> None:
+    async def __aenter__(self) -> Self:
+        """Open everything, or nothing: an opening that fails or is cancelled is undone."""
+        stack = AsyncExitStack()
+        try:
+            await finish_before_cancelling(self._open(stack))
+        except BaseException:
+            await finish_before_cancelling(stack.aclose())
+            raise
+        self._stack = stack
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await finish_before_cancelling(self._stack.aclose())
+
+    @abstractmethod
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Open the session and what the worlds need, and push the end of each part on `stack` before it is begun."""
+
+    async def _open_session(self, stack: AsyncExitStack) -> None:
         self._hidden = await asyncio.to_thread(hidden, self._private)
+        stack.push_async_callback(asyncio.to_thread, self._session.close)
         await asyncio.to_thread(self._session.open)
 
     async def _close_worlds(self) -> None:
@@ -128,12 +148,6 @@ class WorldBackend(ABC):
     def _forget(self, world_id: WorldId) -> None:
         self._worlds.pop(world_id, None)
 
-    @abstractmethod
-    async def __aenter__(self) -> Self: ...
-
-    @abstractmethod
-    async def __aexit__(self, *exc: object) -> None: ...
-
 
 class AgentBackend(WorldBackend):
     """A backend that starts one helper process when opened. Every world is forked from it and ends with it."""
@@ -143,19 +157,18 @@ class AgentBackend(WorldBackend):
         self._helper: ForkServerClient | None = None
         self._bash = ""
 
-    async def __aenter__(self) -> Self:
+    async def _open(self, stack: AsyncExitStack) -> None:
         self._bash = find_bash()
-        await self._open_session()
+        await self._open_session(stack)
         self._helper = self._new_helper()
+        stack.push_async_callback(self._close_helper)
         await self._helper.start()
-        return self
+        stack.push_async_callback(self._close_worlds)
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._close_worlds()
+    async def _close_helper(self) -> None:
         if self._helper is not None:
             await self._helper.close()
             self._helper = None
-        await asyncio.to_thread(self._session.close)
 
     def _new_helper(self) -> ForkServerClient:
         return ForkServerClient(self._session.folder / "helper.log")

@@ -47,12 +47,16 @@ async def finish_before_cancelling(
     Work in a thread needs this: nobody can cancel a thread, and it must not go on creating what is being cleaned up.
     """
     task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if interrupt is not None:
-            interrupt()
-        await asyncio.wait({task})
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:  # may come more than once: a timeout, then the end of a task group
+            if cancelled is None and interrupt is not None:
+                interrupt()
+            cancelled = error
+    if cancelled is not None:
         if not task.cancelled():
             task.exception()  # mark as retrieved: the cancellation matters more
-        raise
+        raise cancelled
+    return task.result()

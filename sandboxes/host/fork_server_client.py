@@ -73,6 +73,7 @@ class ForkServerClient:
 
     async def start(self) -> None:
         """Start the helper process, and its mount server if there are anchors."""
+        self.groups = await asyncio.to_thread(cgroups.find)  # nothing is awaited while only a part is started
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         keeping, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, keepers, self._log.open("wb") as log:
@@ -81,7 +82,6 @@ class ForkServerClient:
             self._process = launch(theirs, log.fileno(), keepers if self._anchors else None, self._anchors)
         self._owner = os.getpid()
         ours.setblocking(False)
-        self.groups = await asyncio.to_thread(cgroups.find)
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._hear)
         if self._anchors:

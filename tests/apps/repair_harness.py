@@ -24,7 +24,7 @@ from ramify import Runtime, paths
 from ramify.fork_engine.gc_pins import Pins
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.execution.driver import drive
-from ramify.runtime.records import OpStatus, RunId
+from ramify.runtime.records import OpStatus, RunId, RunStatus, RunUpdate
 from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
@@ -95,6 +95,7 @@ async def afterwards(folder: Path, sandbox: str, run_id: RunId) -> dict[str, Any
             runtime.store, runtime.snapshots, Pins(paths.locks(home)), marks, budget=0, grace_s=0
         )
         report = runtime.snapshots.fsck(expected=await runtime.store.live_snapshots() - marks.all())
+        await runtime.store.commit(run_id, update=RunUpdate(status=RunStatus.RUNNING))  # the result is read again
         again = await drive(runtime.services(), record, repair.__wrapped__)
         return {
             "status": record.status.value,

@@ -17,6 +17,7 @@ import pytest
 from ramify.cli.main import run_command_line
 from ramify.runtime.langgraph.app.world_app import WorldApp
 from ramify.runtime.langgraph.checkpointer import Saver
+from ramify.sandboxes.linux import processes
 
 # The checks' own module: pytest imports this file by its path.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -85,6 +86,12 @@ def python(block: Block, page: Path, names: dict[str, object]) -> None:
         exec(code, names)
 
 
+def helpers() -> set[tuple[int, int]]:
+    """The processes that hold this process's open worlds."""
+    found = processes.descendants(os.getpid())
+    return {one.key for one in found if b"fork-server" in Path(f"/proc/{one.pid}/cmdline").read_bytes()}
+
+
 @pytest.mark.timeout(600)  # a machine that has much else to do
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page(
@@ -111,6 +118,7 @@ def test_a_page(
     monkeypatch.chdir(work)
     shell = Shell(work, env, capfd)
     names: dict[str, object] = {"__name__": "page"}
+    before = helpers()
     try:
         for block in blocks(page):
             if block.needs is not None:
@@ -132,6 +140,7 @@ def test_a_page(
         shell.close()
         for value in (one for kind in (WorldApp, Saver) for one in names.values() if isinstance(one, kind)):
             value.close()
+    assert helpers() <= before, "the page leaves worlds open, as its readers would"
 
 
 @pytest.mark.parametrize(("page", "block"), NEEDY, ids=lambda part: getattr(part, "name", None))

@@ -116,8 +116,8 @@ async def test_recorded_model_calls_are_not_repeated(recording: Recording) -> No
 
 def test_a_recorded_thread_continues_with_its_files(recording: Recording) -> None:
     config = {"configurable": {"thread_id": "worlds"}}
-    with ramify.graph.saver(recording.home) as saver:
-        app = recording.app.app(recording.home, recording.folder / "workspace", saver)
+    workspace = recording.folder / "workspace"
+    with ramify.graph.saver(recording.home) as saver, recording.app.app(recording.home, workspace, saver) as app:
         result = app.invoke(Command(resume="yes"), config)
     assert result["log"] == ["begin", "review yes", "end begun.txt,hello.txt Bob"]
     assert type(result["customer"]) is recording.app.Customer

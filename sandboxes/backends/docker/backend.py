@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.store import SnapshotStore
@@ -53,17 +53,19 @@ class DockerBackend(WorldBackend):
             Feature.DISK_LIMIT: "the tree is a copy, and what a world adds is not counted separately: use namespaces",
         }
 
-    async def __aenter__(self) -> Self:
-        await self._open_session()
-        try:
-            self._docker = await asyncio.to_thread(self._open)
-            self._images = Images(self._docker.engine, self._store, self._session.folder)
-        except BaseException:
-            await asyncio.to_thread(self._session.close)
-            raise
-        return self
+    async def _open(self, stack: AsyncExitStack) -> None:
+        await self._open_session(stack)
+        stack.push_async_callback(self._leave_engine)
+        self._docker = await asyncio.to_thread(self._reach_engine)
+        self._images = Images(self._docker.engine, self._store, self._session.folder)
+        stack.push_async_callback(self._close_worlds)
 
-    def _open(self) -> DockerSession:
+    async def _leave_engine(self) -> None:
+        if self._docker is not None:
+            await asyncio.to_thread(self._docker.engine.close)
+            self._docker = None
+
+    def _reach_engine(self) -> DockerSession:
         name = self._session.folder.name
         engine = Engine(connect(), {SCRATCH: str(self._scratch), SESSION: name})
         try:
@@ -75,13 +77,6 @@ class DockerBackend(WorldBackend):
         except BaseException:
             engine.close()
             raise
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._close_worlds()
-        if self._docker is not None:
-            await asyncio.to_thread(self._docker.engine.close)
-            self._docker = None
-        await asyncio.to_thread(self._session.close)
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         check_supported(self.capabilities, spec)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from ramify.fork_engine.types import LayerId, Snapshot
 from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
@@ -45,8 +45,8 @@ class NamespaceBackend(AgentBackend):
             Feature.CRIU: "" if criu.command() else f"CRIU is not installed in {criu.folder()}: make criu",
         }
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
+    async def _open(self, stack: AsyncExitStack) -> None:
+        await super()._open(stack)
         assert self._helper is not None
         home = Path("~").expanduser()
         self._overlays = HomeOverlays(self._session.folder, self._helper.trees, home, self._hidden)
@@ -56,12 +56,8 @@ class NamespaceBackend(AgentBackend):
         self._prepared = PreparedPlaces(self._session.folder, self._helper)
         self._claimed: dict[Path, Place] = {}  # by folder, until its world is registered
         self._connections = Slots.of_process()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._prepared.close()
-        await self._pool.close()
-        await super().__aexit__(*exc)
+        stack.push_async_callback(self._pool.close)
+        stack.push_async_callback(self._prepared.close)
 
     def _new_helper(self) -> ForkServerClient:
         anchors = (Path(self._store.root).resolve(), self._session.folder)
