@@ -16,6 +16,12 @@ from enum import StrEnum
 from ramify.compiler.plan import OpKind
 from ramify.runtime.records import OpRecord, OpStatus
 
+SURE = 3.9
+"""The weight of observations from which a prediction is sure enough to decide by: four recent ones."""
+
+CLEARLY = 2.0
+"""How many times cheaper the unusual choice must be by its prediction."""
+
 FORGET = 0.98
 """The factor by which each new observation discounts the earlier ones; about the last fifty count."""
 
@@ -73,6 +79,16 @@ class CostModel:
         """Return the predicted seconds, or None without an observation."""
         line = self._lines.get((cost, name))
         return None if line is None else line.predict(size)
+
+    def again_instead(self, name: str, *, layers: int) -> Choice | None:
+        """Return the choice to run the step or command again instead of taking its recorded result over; None if that
+        is not surely cheaper."""
+        again, restore = self._lines.get((Cost.RECOMPUTE, name)), self._lines.get((Cost.RESTORE, ""))
+        if again is None or restore is None or min(again.weight, restore.weight) < SURE:
+            return None
+        anew, over = again.predict(0.0), restore.predict(layers)
+        assert anew is not None and over is not None
+        return Choice("run again", anew, over) if anew * CLEARLY < over else None
 
     def learn(self, rows: Iterable[OpRecord]) -> CostModel:
         """Add the observations in journal rows, in their order."""

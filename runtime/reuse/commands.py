@@ -1,8 +1,9 @@
 """Reusable commands (`sandbox.run(…, reuse=True)`): a command is not run twice in worlds of equal content.
 
 The world is sealed before and after the command, so that the command has a start state, a change of its own and a row
-in the journal. On a hit the world is set to the state after the recorded change. The seals are not flushed: if a
-machine crash loses them, the command is run again.
+in the journal. On a hit the world is set to the state after the recorded change, unless running the command again is
+surely cheaper (`CostModel.again_instead`). The seals are not flushed: if a machine crash loses them, the command is
+run again.
 """
 
 from __future__ import annotations
@@ -75,15 +76,17 @@ class ReusableCommands:
         if not query.state.content_key:
             return await command.run(world)  # a background process runs, so the world's state has no key
         async with reuse.alone(query):
-            checked = reuse.to_be_checked()
+            checked, again = reuse.to_be_checked(), None
             async with reuse.pins.held():
                 source = await reuse.find(query)
                 if source is not None and not checked:
+                    again = self._run.costs.again_instead(source.step or "", layers=len(query.state.layers))
+                if source is not None and not checked and again is None:
                     begun = time.perf_counter()
                     state = await reuse.applied(source, query.state)
                     if state is not None:
                         return await self._reuse_result(world, key, query, source, state, begun)
-            return await self._perform(world, command, key, query, source if checked else None)
+            return await self._perform(world, command, key, query, source if checked else None, again)
 
     async def _reuse_result(
         self, world: World, key: str, query: ReuseQuery, source: OpRecord, state: Snapshot, begun: float
@@ -112,7 +115,13 @@ class ReusableCommands:
         return result
 
     async def _perform(
-        self, world: World, command: Command, key: str, query: ReuseQuery, expected: OpRecord | None
+        self,
+        world: World,
+        command: Command,
+        key: str,
+        query: ReuseQuery,
+        expected: OpRecord | None,
+        choice: Choice | None,
     ) -> RunResult:
         begun, started = time.perf_counter(), self._run.clock()
         result = await command.run(world)
@@ -130,8 +139,9 @@ class ReusableCommands:
             self._run.costs.observe(Cost.RECOMPUTE, took, name=name)
             # no content key: the command left an undeclared background process
             lineage = query.lineage_key if ended and after.content_key else None
+            attrs = {} if choice is None else choice.attrs(took)
             await self._run.journal.record(
-                replace(row, snapshot_out=after.id, started_at=started, lineage_key=lineage)
+                replace(row, snapshot_out=after.id, started_at=started, lineage_key=lineage, attrs=attrs)
             )
         return result
 

@@ -13,7 +13,7 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import RunFailed, WrongReuse
-from ramify.runtime.estimates.cost_model import regrets
+from ramify.runtime.estimates.cost_model import Choice, CostModel, regrets
 from ramify.runtime.records import RunId, RunRecord, RunStatus, Settings
 from ramify.runtime.reuse.reuse import model_of
 from ramify.serving.client import LLMClient
@@ -149,6 +149,18 @@ async def test_commands_are_reused_one_by_one(
         assert [choice.chose for choice in regrets(rows)] == ["take over"] * 2
     if sandbox == "copy":  # the others do not see the host's /tmp
         assert executed(log) == 1
+
+
+async def test_a_command_that_is_surely_cheaper_is_run_again(
+    runtime: Runtime, workspace: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    monkeypatch.setattr(CostModel, "again_instead", lambda *_, **__: Choice("run again", 0.001, 0.01))
+    assert await runtime.run(reuse_app.tools, "a", workspace=workspace) == first
+    assert executed(log) == 2
+    rows = [row for row in await runtime.journal() if row.kind is OpKind.COMMAND]
+    assert [row.reused_from for row in rows] == [None, None]
+    assert [choice.chose for choice in regrets(rows)] == ["run again"] * 2
 
 
 async def test_concurrent_branches_run_a_command_once(runtime: Runtime, workspace: Path, log: Path) -> None:
