@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import functools
 import ipaddress
+import operator
 import pathlib
 import re
 from collections import OrderedDict, defaultdict, deque
@@ -115,8 +116,23 @@ class Decoder:
 
     # Objects
 
-    def _enum(self, cls: Any, body: Any, _: Any) -> Any:
-        return _is(cls, Enum, "enum")(self.decode(body))
+    def _enum(self, cls: Any, body: Any, value: Any) -> Any:
+        given, name = self.decode(body), value.get(ASIDE, {}).get("name")
+        try:
+            found = _is(cls, Enum, "enum")(given)
+        except ValueError:
+            raise NotSerialisable(
+                f"a stored value is {cls.__qualname__}({given!r}), which it has not any more"
+            ) from None
+        if name is None or found.name == name or _is_named(cls, found, name):
+            return found
+        if name not in cls.__members__ and isinstance(given, str):  # renamed: its text still says what it means
+            return found
+        raise NotSerialisable(
+            f"a stored value is {cls.__qualname__}.{name}, with the value {given!r}, which now is "
+            f"{cls.__qualname__}.{found.name}: give the members the values that they had (`auto()` counts them in "
+            f"order), and keep the name of a renamed one as an alias, `{name} = {found.name}`"
+        )
 
     def _member(self, cls: Any, body: str, _: Any) -> Any:
         try:
@@ -131,6 +147,8 @@ class Decoder:
         items = self._items(body)
         if fields is None:
             raise _not_any_more(cls, "namedtuple")
+        if (named := value.get(ASIDE, {}).get("fields")) is not None and tuple(named) != fields[: len(items)]:
+            items = _in_order_of_now(cls, fields, dict(zip(named, items, strict=True)))
         items += [cls._field_defaults[name] for name in fields[len(items) :] if name in cls._field_defaults]
         if len(items) != len(fields):
             raise NotSerialisable(f"a stored {cls.__qualname__} has {len(body)} fields, and the class {len(fields)}")
@@ -243,6 +261,28 @@ class Decoder:
             raise _not_any_more(cls, "url")
         made: Any = cls
         return made(body)
+
+
+def _in_order_of_now(cls: Any, fields: tuple[str, ...], stored: Mapping[str, Any]) -> list[Any]:
+    """Return the items of a named tuple whose class had its fields in another order; new fields get their default."""
+    if lost := [name for name in stored if name not in fields]:
+        raise NotSerialisable(
+            f"a stored {cls.__qualname__} has {lost[0]!r}, which is not a field of the class any more"
+        )
+    given = {**cls._field_defaults, **stored}
+    if lacks := [name for name in fields if name not in given]:
+        raise NotSerialisable(
+            f"a stored {cls.__qualname__} lacks {lacks[0]!r}, which the class requires: give the field a default"
+        )
+    return [given[name] for name in fields]
+
+
+def _is_named(cls: Any, found: Any, name: str) -> bool:
+    """Whether the class has the member under that name too, or the bits of a flag under those names."""
+    bits = [cls.__members__.get(one) for one in name.split("|")]
+    return None not in bits and bool(
+        functools.reduce(operator.or_, bits) == found if len(bits) > 1 else bits[0] is found
+    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -243,7 +243,8 @@ class Encoder:
         try:
             if kind(value.value) is value:
                 inner = Encoder()
-                return {TAG: "enum", "t": ref, "v": inner._by_value(value, where)}
+                kept = {TAG: "enum", "t": ref, "v": inner._by_value(value, where)}
+                return kept if value.name is None else kept | {ASIDE: {"name": value.name}}
         except (NotSerialisable, ValueError, TypeError):
             pass
         if value.name is None or kind.__members__.get(value.name) is not value:
@@ -260,8 +261,10 @@ class Encoder:
 
     def _namedtuple(self, value: tuple[Any, ...], where: str) -> Any:
         items = [self.part(one, f"{where}.{at}") for at, one in enumerate(tuple.__iter__(value))]
-        kept = {TAG: "namedtuple", "t": ref_of(type(value), where), "v": items}
-        return kept | self._state(value, where)
+        cls: Any = type(value)
+        kept: dict[str, Any] = {TAG: "namedtuple", "t": ref_of(cls, where), "v": items}
+        kept |= self._state(value, where)
+        return kept | {ASIDE: {**kept.get(ASIDE, {}), "fields": list(cls._fields)}}
 
     def _sub(self, base: type, value: Any, where: str) -> Any:
         if isinstance(value, defaultdict) and value.default_factory is not None:

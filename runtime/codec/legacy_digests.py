@@ -1,8 +1,9 @@
-"""Digests of values as earlier versions of Ramify encoded them, so that their journal keys are found again.
+"""Digests of values as earlier processes encoded them, so that their journal keys are found again.
 
 Journal keys contain a digest of the arguments. Earlier versions encoded a pydantic model as its own JSON, a time zone
 as its offset, a duration as seconds, and left out `fold`. Their texts can still be decoded (`decoder`). If a run's
-journal knows a value by its earlier digest, the run continues with that digest.
+journal knows a value by its earlier digest, the run continues with that digest. The same holds for values whose
+classes have changed since (`recorded_layouts`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -47,15 +48,20 @@ class KnownDigests(Protocol):
     @property
     def has_digests(self) -> bool: ...
     def has_digest(self, digest: str) -> bool: ...
+    def earlier_texts(self, text: str) -> Iterable[str]: ...
 
 
 def digest_in_journal(journal: KnownDigests, value: object, text: str) -> str:
     """Return the digest by which this run's journal knows a value. `text`: the value as encoded today."""
     now = digest_of_arguments(value, text) if type(value) is dict else codec.digest_text(text)
-    if not journal.has_digests or journal.has_digest(now) or _CHANGED.search(text) is None:
+    if not journal.has_digests or journal.has_digest(now):
         return now
-    before = _digest_before(value)
-    return before if before is not None and journal.has_digest(before) else now
+    if _CHANGED.search(text) is not None:
+        before = _digest_before(value)
+        if before is not None and journal.has_digest(before):
+            return before
+    digests = (codec.digest_text(earlier) for earlier in journal.earlier_texts(text))
+    return next((digest for digest in digests if journal.has_digest(digest)), now)
 
 
 def _digest_before(value: object) -> str | None:

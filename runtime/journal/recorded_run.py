@@ -9,6 +9,7 @@ from itertools import chain
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.recorded_layouts import RecordedLayouts
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
@@ -70,6 +71,7 @@ class RecordedRun:
             self._unmet.setdefault("|".join(key.split("|")[:2]), {})[key] = None
         self._elsewhere = elsewhere
         self._recorded = {row.args_digest for row in ops if row.args_digest}
+        self._layouts: RecordedLayouts | None = None
         forks = [row for row in ops if row.key == FORKED]  # whatever their status: the run may have gone back
         self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
         """Whether irreversible steps of the whole run are restricted as on a branch of a fork."""
@@ -242,6 +244,20 @@ class RecordedRun:
             return True
         return any(digest[:16] in key for key in self._effects)  # an effect that was begun may have no row yet
 
+    def earlier_texts(self, text: str) -> Iterator[str]:
+        """Yield how earlier processes may have encoded a value whose classes have changed since."""
+        if self._layouts is None:
+            results = (row.result_json for row in self._before.values() if row.result_json is not None)
+            arguments = (effect.args_json for effect in chain(self._effects.values(), self._elsewhere))
+            self._layouts = RecordedLayouts.of(chain((self._run.args_json,), results, arguments))
+        return self._layouts.earlier(text)
+
+    def _is_same(self, effect: EffectRecord, args_json: str) -> bool:
+        """Whether an effect has these arguments."""
+        if codec.is_same(effect.args_json, args_json):
+            return True
+        return any(codec.is_same(effect.args_json, each) for each in self.earlier_texts(args_json))
+
     def has_place(self, *parts: str) -> bool:
         """Whether earlier processes recorded a call at that place (see `key`)."""
         return "|".join(parts) in self._places_before
@@ -286,7 +302,7 @@ class RecordedRun:
         from."""
         every = chain(self._effects.values(), self._elsewhere)
         done = (e for e in every if e.step == step and e.status is EffectStatus.DONE)
-        return next((e for e in done if codec.is_same(e.args_json, args_json)), None)
+        return next((e for e in done if self._is_same(e, args_json)), None)
 
     def unreached_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
         """Return an effect of the same step with the same arguments that took place, or may have, and that the
@@ -299,7 +315,7 @@ class RecordedRun:
         for effect in self._effects.values():
             if effect.step != step or effect.status not in HAPPENED or effect.key in self._asked:
                 continue
-            if effect.key.rpartition("|")[0] != place and codec.is_same(effect.args_json, args_json):
+            if effect.key.rpartition("|")[0] != place and self._is_same(effect, args_json):
                 return effect
         return None
 

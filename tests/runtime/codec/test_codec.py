@@ -410,3 +410,17 @@ def test_a_subclass_of_defaultdict_with_a_factory_is_refused() -> None:
     assert codec.decode(codec.encode(Grouped(None, a=1))) == Grouped(None, a=1)
     with pytest.raises(NotSerialisable):
         codec.encode(Grouped(list, a=[1]))
+
+
+class Bits(enum.Flag):
+    ONE = 1
+    TWO = 2
+
+
+@pytest.mark.parametrize("value", [Bits.ONE, Bits.ONE | Bits.TWO, Bits(0)])
+def test_flags_come_back_by_their_bits(value: Bits) -> None:
+    text = codec.encode(value)
+    assert codec.decode(text) is value
+    if value is Bits.ONE | Bits.TWO:
+        with pytest.raises(NotSerialisable, match="which now is Bits"):
+            codec.decode(text.replace("ONE|TWO", "ONE|FOUR"))

@@ -61,7 +61,9 @@ def test_errors_of_earlier_versions_are_decoded() -> None:
 
 
 def journal(*digests: str) -> Any:
-    return SimpleNamespace(has_digests=bool(digests), has_digest=lambda digest: digest in digests)
+    return SimpleNamespace(
+        has_digests=bool(digests), has_digest=lambda digest: digest in digests, earlier_texts=lambda _: ()
+    )
 
 
 CHANGED: list[tuple[Any, str]] = [
