@@ -145,16 +145,18 @@ class ProcessKeeper(ShellPreparer):
         own = {"script": script, "control": control_in, "out": self._out.write_end, "err": self._err.write_end}
         for session in sessions.values():
             own |= zip((f"{session.name}.in", f"{session.name}.out"), session.held, strict=True)
+        bounds = self._start.bounds
         confined = functools.partial(
             confinement.enter,
-            self._start.bounds,
+            replace(bounds, open_files=None),
             isolated=True,
             image=self._start.view is not None and self._start.view.image,
             filtered=False,
         )
         try:
             with self._score.raised_for_children():
-                restored = restore_tree(tree, images, own, confined, self._criu.pids, frozen=self._start.frozen)
+                pids, frozen = self._criu.pids, self._start.frozen
+                restored = restore_tree(tree, images, own, confined, pids, bounds.open_files, frozen=frozen)
         except CannotRestore as error:
             raise OSError(str(error)) from error
         finally:

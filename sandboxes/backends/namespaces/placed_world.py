@@ -20,7 +20,7 @@ from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, 
 from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
-from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
@@ -108,6 +108,8 @@ class PlacedWorld(AgentWorld):
                 await self._adopt(agent, start)
         except BaseException as error:
             await agent.close()
+            if isinstance(error, WorldDied) and not start.image and not start.sessions:
+                return await self._begin_in(place, start)  # no process of the snapshot has run there
             if isinstance(error, SandboxError):
                 raise WorldStartFailed(f"a world could not be set up: {error}") from error
             raise

@@ -153,3 +153,27 @@ async def test_a_damaged_image_starts_no_world(
     with pytest.raises(WorldStartFailed, match="pages"):
         await (await namespaces.materialise(sealed, dumpable)).run("true")
     assert (await (await namespaces.materialise(base, dumpable)).run("true")).ok
+
+
+async def test_processes_with_few_descriptors_left_are_restored(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
+) -> None:
+    """To rebuild a process takes descriptors and memory beyond its own limits. Bash holds its script at 255."""
+    few = replace(dumpable, limits=replace(dumpable.limits, open_files=256))
+    world = await namespaces.materialise(base, few)
+    (world.path / "counter.py").write_text(
+        COUNTER.replace("held =", "more = [open('/dev/null') for _ in range(9)]; held =")
+    )
+    await out(world, "echo 'sleep 1000; :' > script; bash script & script=$!")
+    await out(world, "(ulimit -n 14; ulimit -v $((1 << 20)); exec python3 counter.py) & program=$!")
+    await until(world, "[ -s count ] && [ -e /proc/$script/fd/255 ]")
+    limits = "grep -hE 'open files|address space' /proc/$script/limits /proc/$program/limits"
+    expected = await out(world, limits)
+    sealed = await world.seal()
+    assert sealed.tier is ProcessTier.TREE, sealed.processes.reason
+    await world.rollback(sealed)
+    begun = int(await out(world, "wc -l < count"))
+    await until(world, f"[ $(wc -l < count) -gt {begun + 5} ]")
+    assert await out(world, limits) == expected
+    fewer = await namespaces.materialise(sealed, replace(few, limits=replace(few.limits, open_files=100)))
+    assert await out(fewer, "ulimit -Hn; awk '/open files/ { print $5 }' /proc/$script/limits") == "100\n100\n"
