@@ -172,6 +172,8 @@ class ProcessKeeper(ShellPreparer):
                 folder = images / str(process.pid)
                 base = base_of_restored(restored[process.pid], folder, areas(process.pid))
                 self._bases[process.key], self._mapped = base, self._mapped | base.restored_from
+                if process.pid in sessions:  # a seal may have to keep the sessions alone
+                    sessions[process.pid].image_base = base.duplicate()
 
     def _begin_with(self, note: DumpNote, script: int, control: int) -> None:
         """Take over a restored shell, by the agent's ends of its pipes."""
