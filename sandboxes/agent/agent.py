@@ -322,9 +322,10 @@ class Agent(ProcessKeeper):
             session = self._sessions.prepare(name)
             own = zip((f"{name}.in", f"{name}.out"), session.held, strict=True)
             pipes = {**dict(own), "out": self._out.write_end, "err": self._err.write_end}
+            bounds = self._start.bounds
             confined = functools.partial(
                 confinement.enter,
-                self._start.bounds,
+                replace(bounds, open_files=None),
                 isolated=True,
                 image=self._start.view is not None and self._start.view.image,
                 filtered=self._criu is None,
@@ -333,7 +334,7 @@ class Agent(ProcessKeeper):
             )
             try:
                 image = process_dump.Image.read(folder)
-                pid = process_restore.restore(image, folder, pipes, confined)
+                pid = process_restore.restore(image, folder, pipes, confined, bounds.open_files)
                 self._sessions.begin(session, pid)
                 session.image_base = process_dump.base_of_restored(image, folder, areas(pid))
             except (process_restore.CannotRestore, OSError) as error:

@@ -145,16 +145,18 @@ class ProcessKeeper(ShellPreparer):
         own = {"script": script, "control": control_in, "out": self._out.write_end, "err": self._err.write_end}
         for session in sessions.values():
             own |= zip((f"{session.name}.in", f"{session.name}.out"), session.held, strict=True)
+        bounds = self._start.bounds
         confined = functools.partial(
             confinement.enter,
-            self._start.bounds,
+            replace(bounds, open_files=None),
             isolated=True,
             image=self._start.view is not None and self._start.view.image,
             filtered=False,
         )
         try:
             with self._score.raised_for_children():
-                restored = restore_tree(tree, images, own, confined, self._criu.pids, frozen=self._start.frozen)
+                pids, frozen = self._criu.pids, self._start.frozen
+                restored = restore_tree(tree, images, own, confined, pids, bounds.open_files, frozen=frozen)
         except CannotRestore as error:
             raise OSError(str(error)) from error
         finally:
@@ -170,6 +172,8 @@ class ProcessKeeper(ShellPreparer):
                 folder = images / str(process.pid)
                 base = base_of_restored(restored[process.pid], folder, areas(process.pid))
                 self._bases[process.key], self._mapped = base, self._mapped | base.restored_from
+                if process.pid in sessions:  # a seal may have to keep the sessions alone
+                    sessions[process.pid].image_base = base.duplicate()
 
     def _begin_with(self, note: DumpNote, script: int, control: int) -> None:
         """Take over a restored shell, by the agent's ends of its pipes."""

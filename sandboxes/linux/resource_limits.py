@@ -92,10 +92,10 @@ def _raise_oom_score() -> None:
         file.write(str(FIRST_TO_GO))
 
 
-def _lower(what: int, soft: int, hard: int | None = None) -> None:
-    now, ceiling = resource.getrlimit(what)
+def _lower(what: int, soft: int, hard: int | None = None, pid: int = 0) -> None:
+    now, ceiling = resource.prlimit(pid, what)
     top = _least(soft if hard is None else hard, ceiling)
-    resource.setrlimit(what, (min(_least(soft, now), top), top))
+    resource.prlimit(pid, what, (min(_least(soft, now), top), top))
 
 
 @functools.cache
@@ -128,12 +128,25 @@ def read_rlimits(pid: int) -> str:
     return "".join(f"{name} {soft} {hard}\n" for name, soft, hard in pairs)
 
 
-def restore_rlimits(limits: Mapping[str, Sequence[int]]) -> None:
-    """Set limits as a shell had them, as far as the new shell's world allows."""
+def restore_rlimits(limits: Mapping[str, Sequence[int]], pid: int = 0) -> None:
+    """Set the limits of a process, by default this one, as a shell had them, as far as its world allows."""
     for name, (soft, hard) in limits.items():
-        _, highest = resource.getrlimit(RLIMITS[name])
+        _, highest = resource.prlimit(pid, RLIMITS[name])
         hard, soft = _least(hard, highest), _least(soft, highest)
-        resource.setrlimit(RLIMITS[name], (_least(soft, hard), hard))
+        resource.prlimit(pid, RLIMITS[name], (_least(soft, hard), hard))
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as any program here may."""
+    _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
+
+
+def limit_restored(pid: int, limits: Mapping[str, Sequence[int]], open_files: int | None) -> None:
+    """Give a process that was restored, and has not run yet, the limits that it had. `open_files`: its world's."""
+    restore_rlimits(limits, pid)
+    if open_files is not None:
+        _lower(resource.RLIMIT_NOFILE, open_files, pid=pid)
 
 
 def _least(a: int, b: int) -> int:

@@ -67,11 +67,14 @@ def check_compatible(image: Image) -> None:
         raise CannotRestore(f"its interpreter has changed: {image.program.path}")
 
 
-def restore(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None]) -> int:
+def restore(
+    image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None], open_files: int | None
+) -> int:
     """Restore the image in a new child process, which runs on from where the image was taken; return its pid.
 
     `pipes`: the session's own pipe ends, by name. `confine` is called in the child, and restricts it for good to what
-    a command may do. Raises `CannotRestore`, or `OSError`.
+    a command may do, except in the number of open files: to rebuild a process takes more of them than it has itself.
+    `open_files`: the most that it may have then. Raises `CannotRestore`, or `OSError`.
     """
     check_compatible(image)
     pages = os.open(folder / PAGES, os.O_RDONLY | os.O_CLOEXEC)
@@ -89,6 +92,7 @@ def restore(image: Image, folder: Path, pipes: Mapping[str, int], confine: Calla
                     os.write(go_in, b".")
                     tracee.await_exec()
                     rebuild(tracee, image, pages)
+                    resource_limits.limit_restored(pid, image.program.limits, open_files)
                 except BaseException:
                     os.kill(pid, signal.SIGKILL)  # before it is released: it must not run half restored
                     raise
@@ -119,7 +123,7 @@ def become_program(
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        resource_limits.restore_rlimits(program.limits)
+        resource_limits.raise_open_files()
         lowest = _first_own_descriptor(image.files)
         go = fcntl.fcntl(go, fcntl.F_DUPFD_CLOEXEC, lowest)
         above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]

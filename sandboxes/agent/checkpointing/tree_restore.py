@@ -24,7 +24,7 @@ from ramify.sandboxes.agent.checkpointing.process_restore import (
     rebuild,
 )
 from ramify.sandboxes.agent.checkpointing.process_tree import Member, ProcessTree
-from ramify.sandboxes.linux import kernel, memory_map
+from ramify.sandboxes.linux import kernel, memory_map, resource_limits
 from ramify.sandboxes.linux.memory_map import Area, FileId
 from ramify.sandboxes.linux.ptrace import EXIT_KILL, TRACE_EXEC, Tracee
 
@@ -45,12 +45,14 @@ def restore_tree(
     pipes: Mapping[str, int],
     confine: Callable[[], None],
     pids: PidCounter,
+    open_files: int | None,
     *,
     frozen: bool = False,
 ) -> dict[int, Image]:
     """Restore the tree as descendants of this process; return the images by pid. `frozen`: leave all stopped.
 
-    `pipes`, `confine`: as for `process_restore.restore`. Raises `CannotRestore`; then nothing of it is left.
+    `pipes`, `confine`, `open_files`: as for `process_restore.restore`. Raises `CannotRestore`; then nothing of it is
+    left.
     """
     go, go_in = os.pipe()
     with contextlib.ExitStack() as held:
@@ -64,7 +66,9 @@ def restore_tree(
             os.write(go_in, b"." * len(tracees))
             for tracee in tracees:
                 tracee.await_exec()
-                rebuild(tracee, sources[tracee.pid].image, sources[tracee.pid].memory[1])
+                source = sources[tracee.pid]
+                rebuild(tracee, source.image, source.memory[1])
+                resource_limits.limit_restored(tracee.pid, source.image.program.limits, open_files)
             for member in tree.members if frozen else ():
                 os.kill(member.pid, signal.SIGSTOP)  # it stops when it is released
         except BaseException as error:

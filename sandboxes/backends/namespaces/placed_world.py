@@ -20,7 +20,7 @@ from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, 
 from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
-from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
@@ -75,7 +75,7 @@ class PlacedWorld(AgentWorld):
         self._start = start
         place = self._place
         if place.agent is not None:
-            lazy_link = LazyAgentLink(lambda: self._thaw(place) if place.warm else self._adopt(place, start))
+            lazy_link = LazyAgentLink(lambda: self._begin_in(place, start))
         else:
             lazy_link = self._helper.lazy_link(start, self._mounted)
         if self._snapshot.tier.whole or self._spec.startup:
@@ -93,23 +93,29 @@ class PlacedWorld(AgentWorld):
             lowers = self._resources.store.lower_dirs(self._snapshot)
             self._places.expect(Pattern(kind, frozen(start), tuple(beside), tuple(lowers)))
 
-    async def _thaw(self, place: Place) -> AgentLink:
-        """Let the processes that stand still in this place run. Raises `WorldStartFailed`."""
+    async def _begin_in(self, place: Place, start: Start) -> AgentLink:
+        """Let the agent that waits in this place begin the world's life, or a new one if it has ended. Raises
+        `WorldStartFailed`."""
         agent, place.agent = place.agent, None
-        assert agent is not None
+        if agent is None or not agent.lives:
+            if agent is not None:
+                await agent.close()
+            return await self._helper.lazy_link(start, self._mounted).start()
         try:
-            await agent.ask(Thaw())
+            if place.warm:
+                await agent.ask(Thaw())
+            else:
+                await self._adopt(agent, start)
         except BaseException as error:
             await agent.close()
+            if isinstance(error, WorldDied) and not start.image and not start.sessions:
+                return await self._begin_in(place, start)  # no process of the snapshot has run there
             if isinstance(error, SandboxError):
                 raise WorldStartFailed(f"a world could not be set up: {error}") from error
             raise
         return agent
 
-    async def _adopt(self, place: Place, start: Start) -> AgentLink:
-        """Let the agent that waits in this place begin the world's life. Raises `WorldStartFailed`."""
-        agent, place.agent = place.agent, None
-        assert agent is not None
+    async def _adopt(self, agent: AgentLink, start: Start) -> None:
         trees, given = self._helper.trees, list[int]()
         adopt = Adopt(start.env, start.cwd, start.shell, bool(start.image), start.sessions, start.lost)
         try:
@@ -117,15 +123,9 @@ class PlacedWorld(AgentWorld):
                 given.append(await trees.clone_folder(Path(start.image)))
             given.append(await trees.clone(self._id))
             await agent.ask(adopt, given)
-        except BaseException as error:
-            await agent.close()
-            if isinstance(error, SandboxError):
-                raise WorldStartFailed(f"a world could not be set up: {error}") from error
-            raise
         finally:
             for descriptor in given:
                 os.close(descriptor)
-        return agent
 
     async def _expect(self, snapshot: Snapshot) -> None:
         """Have places prepared for rollbacks to this snapshot and forks of it."""

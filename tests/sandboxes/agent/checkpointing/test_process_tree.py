@@ -11,9 +11,11 @@ import pytest
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.backends.namespaces.world import NamespaceWorld
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.linux import ptrace
+from ramify.sandboxes.process_contract import Command
 
 pytestmark = [
     pytest.mark.linux_ns,
@@ -153,3 +155,47 @@ async def test_a_damaged_image_starts_no_world(
     with pytest.raises(WorldStartFailed, match="pages"):
         await (await namespaces.materialise(sealed, dumpable)).run("true")
     assert (await (await namespaces.materialise(base, dumpable)).run("true")).ok
+
+
+async def test_processes_with_few_descriptors_left_are_restored(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
+) -> None:
+    """To rebuild a process takes descriptors and memory beyond its own limits. Bash holds its script at 255."""
+    few = replace(dumpable, limits=replace(dumpable.limits, open_files=256))
+    world = await namespaces.materialise(base, few)
+    (world.path / "counter.py").write_text(
+        COUNTER.replace("held =", "more = [open('/dev/null') for _ in range(9)]; held =")
+    )
+    await out(world, "echo 'sleep 1000; :' > script; bash script & script=$!")
+    await out(world, "(ulimit -n 14; ulimit -v $((1 << 20)); exec python3 counter.py) & program=$!")
+    await until(world, "[ -s count ] && [ -e /proc/$script/fd/255 ]")
+    limits = "grep -hE 'open files|address space' /proc/$script/limits /proc/$program/limits"
+    expected = await out(world, limits)
+    sealed = await world.seal()
+    assert sealed.tier is ProcessTier.TREE, sealed.processes.reason
+    await world.rollback(sealed)
+    begun = int(await out(world, "wc -l < count"))
+    await until(world, f"[ $(wc -l < count) -gt {begun + 5} ]")
+    assert await out(world, limits) == expected
+    fewer = await namespaces.materialise(sealed, replace(few, limits=replace(few.limits, open_files=100)))
+    assert await out(fewer, "ulimit -Hn; awk '/open files/ { print $5 }' /proc/$script/limits") == "100\n100\n"
+
+
+async def test_a_session_that_was_kept_with_its_tree_is_kept_alone(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec
+) -> None:
+    """A process beside the shell's tree makes the difference. The session's pages come from an image each time."""
+    world = await namespaces.materialise(base, dumpable)
+    repl = await world.python()
+    await repl.run("kept = [bytes([n % 256]) * 1000 for n in range(2000)]")
+    for tier in (ProcessTier.TREE, ProcessTier.REPL, ProcessTier.REPL):
+        if tier is ProcessTier.REPL:
+            assert isinstance(world, NamespaceWorld)
+            await world.start(Command(words=("sleep", "1000")))
+        sealed = await world.seal()
+        assert sealed.tier is tier, sealed.processes.reason
+        world = await namespaces.materialise(sealed, dumpable)
+        repl = await world.python()
+        await repl.run("kept.append(len(kept))")
+    told = await repl.run("all(kept[n] == bytes([n % 256]) * 1000 for n in range(2000)), kept[2000:]")
+    assert told.value == "(True, [2000, 2001, 2002])"

@@ -17,6 +17,7 @@ from ramify.sandboxes.agent.prepared_shell import can_take_over, takeover_script
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.backends.namespaces.prepared_places import OF_A_KIND, Kind
+from ramify.sandboxes.backends.namespaces.world import NamespaceWorld
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 
@@ -195,3 +196,24 @@ async def test_what_the_host_writes_after_a_rollback_is_sealed(
         assert await out(again, "cat kept written") == f"1\n{attempt}"
         await again.close()
         await world.rollback(snapshot)
+
+
+async def test_an_agent_that_ended_while_it_waited_is_replaced(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    """A place is taken when a world is made, and used by its first command: its agent may have been killed since."""
+    world = await namespaces.materialise(base, spec)
+    await out(world, "kept=1; echo 1 > kept; echo 2 > /tmp/kept")
+    snapshot = await world.seal()
+    for warm in (False, True):
+        assert await ready(namespaces) >= OF_A_KIND + warm
+        await world.rollback(snapshot)
+        assert isinstance(world, NamespaceWorld)
+        agent = world.place.agent
+        assert agent is not None
+        assert world.place.warm == warm
+        os.kill(agent.pid, signal.SIGKILL)
+        if not warm:  # else it is not known yet
+            await asyncio.wait({agent._exit_code}, timeout=60)
+        assert await out(world, "echo $kept $(cat kept /tmp/kept); echo 3 > /tmp/kept") == "1 1 2\n"
+        assert (await world.seal()).id != snapshot.id
