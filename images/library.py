@@ -17,13 +17,12 @@ from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.layer_import import implied_modes
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId
-from ramify.images import archive, builder, engine, layout
+from ramify.images import archive, container_programs, layout
 from ramify.images.catalogue import Catalogue, Image, LayerRecord, StoredLayer
 from ramify.images.documents import Platform
 from ramify.images.errors import DamagedImage, TooLarge
-from ramify.images.layer_stream import LayerStream
 from ramify.images.references import ImageReference, SourceKind
-from ramify.images.sources import BlobFile, ImageLimits, LayerBlob, Progress, SourceImage
+from ramify.images.sources import BlobFile, ImageLimits, LayerBlob, LayerStream, Progress, SourceImage
 
 if TYPE_CHECKING:
     from ramify.images.registry import Pulling
@@ -61,7 +60,7 @@ class ImageLibrary:
         """Build the Dockerfile of a folder by buildah, under a name such as `task:1`. Raises `BuildFailed`, and as
         `pull` does."""
         reference = ImageReference.parse(name if "/" in name else f"localhost/{name}")
-        async with builder.built(context, dockerfile) as made:
+        async with container_programs.built(context, dockerfile) as made:
             return await self._pull(ImageReference(SourceKind.ARCHIVE, path=made), str(reference), None)
 
     async def _pull(self, reference: ImageReference, name: str, progress: Progress | None) -> Image:
@@ -84,7 +83,7 @@ class ImageLibrary:
 
             folder = self.catalogue.folder / "downloads"
             return registry.opened(reference, self._platform, self._limits, folder, self._pulling)
-        return engine.opened(reference, self._platform, self._limits)
+        return container_programs.opened(reference, self._platform, self._limits)
 
     async def _import_all(self, source: SourceImage, progress: Progress) -> list[StoredLayer]:
         """Import layer after layer, while those above are fetched."""

@@ -1,25 +1,103 @@
 """Images of a registry, by protocol v2 (OCI distribution-spec 1.1): layers are fetched at once, each verified by its
-digest. A download that was cut, also by a crash, goes on where it stopped."""
+digest. A download that was cut, also by a crash, goes on where it stopped: downloads lie in a folder by their
+digests, and one process at a time works at one of them."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
+import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
+from ramify import paths
+from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.images import documents
-from ramify.images.credentials import login_for
 from ramify.images.documents import Descriptor, Platform
-from ramify.images.downloads import Download, Downloads
 from ramify.images.errors import DigestMismatch, RegistryError, RegistryUnreachable
 from ramify.images.layout import MOST_NESTED
 from ramify.images.references import ImageReference
-from ramify.images.registry_client import STALL_S, RegistryClient
+from ramify.images.registry_client import STALL_S, RegistryClient, login_for
 from ramify.images.sources import BlobFile, ImageLimits, LayerBlob, Progress, SourceImage, matched
+
+KEPT_S = 7 * 86400.0
+"""Seconds for which an unfinished download is kept."""
+
+_PAUSE_S = 0.05
+
+
+class Download:
+    """A file that grows, open and locked."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self._descriptor = path, descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    def write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._descriptor, left, self.size)
+            self.size += written
+            left = left[written:]
+
+    def drop(self) -> None:
+        """Forget all of its bytes."""
+        os.ftruncate(self._descriptor, 0)
+        self.size = 0
+
+    def digest(self) -> str:
+        with self.path.open("rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+class Downloads:
+    """A context manager: the downloads of one pull in a folder that several pulls may share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        paths.make_private(self._folder)
+        for path in self._folder.iterdir():
+            if time.time() - path.stat().st_mtime > KEPT_S:
+                path.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @asynccontextmanager
+    async def one(self, digest: str) -> AsyncIterator[Download]:
+        """The download of a blob, held alone. Waits for another pull of it."""
+        path = self._folder / digest.removeprefix("sha256:")
+        while True:
+            descriptor = open_lock(path, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_nlink:
+                    break
+            except BlockingIOError:
+                await asyncio.sleep(_PAUSE_S)
+            except BaseException:
+                close_lock(descriptor)
+                raise
+            close_lock(descriptor)  # another pull holds it, or finished and removed it
+        try:
+            yield Download(path, descriptor)
+        finally:
+            close_lock(descriptor)
+
+    def finish(self, digests: Iterable[str]) -> None:
+        """Remove the downloads of blobs that were imported."""
+        for digest in digests:
+            (self._folder / digest.removeprefix("sha256:")).unlink(missing_ok=True)
+
 
 AT_ONCE = 4  # layers that are fetched at the same time
 _ATTEMPTS = 4  # one after the other that bring little

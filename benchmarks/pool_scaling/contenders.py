@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ramify.serving.scaling.budget import within_budget
 from ramify.serving.scaling.lookahead import Lookahead
-from ramify.serving.scaling.quart import Quart
+from ramify.serving.scaling.quart import Quart, within_budget
 from ramify.serving.scaling.types import Controller, FutureCalls, PoolLoad, Scaling
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from benchmarks.pool_scaling.workloads import POOLS, Stage, Workflow, planned_service_s
-from ramify.serving.scaling.forecast import LiveWorkflow, PlannedStage, future_calls
+from ramify.serving.scaling.lookahead import LiveWorkflow, PlannedStage, future_calls
 from ramify.serving.scaling.observation import Observation
 from ramify.serving.scaling.types import Controller, FutureCalls, PoolLimits, PoolLoad, Scaling
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import TypeAlias
 
-from ramify.compiler.ir.graph import NO_WORLD, Graph, Operation
-from ramify.compiler.ir.ops import FAMILY, sort
+from ramify.compiler.ir.graph import FAMILY, NO_WORLD, Graph, Operation, sort
 from ramify.compiler.plan import Effect, OpKind, ValueId
 
 Facts: TypeAlias = frozenset[str]

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ramify.compiler.ir.graph import COPY, Block, Operation
-from ramify.compiler.ir.ops import FAMILY, WORLD, sort
+from ramify.compiler.ir.graph import COPY, FAMILY, WORLD, Block, Operation, sort
 from ramify.compiler.plan import OpId, OpKind, Site, ValueId
 
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from ramify.compiler.ir.graph import Block, Graph, Operation
-from ramify.compiler.ir.ops import sort
+from ramify.compiler.ir.graph import Block, Graph, Operation, sort
 from ramify.compiler.plan import OpId, OpKind, ValueId
 
 _NUMBERED = re.compile(r"b\d+")

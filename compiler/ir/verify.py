@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from ramify.compiler.errors import VerifyError
 from ramify.compiler.ir.analysis import bases, forks, next_uses, unsealed
-from ramify.compiler.ir.graph import Block, Graph, Operation
-from ramify.compiler.ir.ops import FAMILY, fits, sort
+from ramify.compiler.ir.graph import FAMILY, Block, Graph, Operation, fits, sort
 from ramify.compiler.plan import Effect, OpKind
 
 

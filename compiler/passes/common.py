@@ -12,8 +12,7 @@ from collections import Counter
 
 from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir.analysis import blocks_in_loops
-from ramify.compiler.ir.graph import Graph
-from ramify.compiler.ir.ops import FAMILY, sort
+from ramify.compiler.ir.graph import FAMILY, Graph, sort
 from ramify.compiler.ir.rewrite import marked
 from ramify.compiler.plan import OpId
 from ramify.compiler.spec import Spec

@@ -15,8 +15,7 @@ from itertools import combinations
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir.analysis import Facts, propagate
-from ramify.compiler.ir.graph import Graph, Operation, base_id
-from ramify.compiler.ir.ops import FAMILY, sort
+from ramify.compiler.ir.graph import FAMILY, Graph, Operation, base_id, sort
 from ramify.compiler.ir.rewrite import marked
 from ramify.compiler.plan import OpId, OpKind, ValueId
 from ramify.compiler.spec import Machine, Spec

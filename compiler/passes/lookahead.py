@@ -17,8 +17,7 @@ from dataclasses import replace
 
 from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir.analysis import next_uses
-from ramify.compiler.ir.graph import NO_WORLD, Block, Graph, Operation, base_id
-from ramify.compiler.ir.ops import sort
+from ramify.compiler.ir.graph import NO_WORLD, Block, Graph, Operation, base_id, sort
 from ramify.compiler.ir.rewrite import marked, renumber, swap_values, with_values
 from ramify.compiler.plan import PREFIX, OpId, OpKind, ValueId
 from ramify.compiler.spec import CallLlm, Machine, Prefix, Spec, walk

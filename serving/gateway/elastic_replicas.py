@@ -22,9 +22,8 @@ from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.supervisor import SupervisedEngine
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.records.logs import log
-from ramify.serving.scaling.forecast import LiveWorkflow, future_calls, planned
 from ramify.serving.scaling.key_stages import MOST_MEMORY, WarmReplica, to_end
-from ramify.serving.scaling.lookahead import Lookahead
+from ramify.serving.scaling.lookahead import LiveWorkflow, Lookahead, future_calls, planned
 from ramify.serving.scaling.observation import Observation
 from ramify.serving.scaling.types import Controller, PoolLimits, PoolLoad
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from ramify.serving.policy.cost_model import LengthPrior, pace_s, prefill_s, remaining
-from ramify.serving.policy.goodput import Goodput, is_latency, worth
+from ramify.serving.policy.cost_model import Goodput, LengthPrior, is_latency, pace_s, prefill_s, remaining, worth
 from ramify.serving.policy.types import Finished, Refusal, RequestId, RequestView, SloClass, Verdict, View
 
 CANDIDATES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5)

@@ -11,8 +11,8 @@ from dataclasses import fields
 
 from ramify.serving.policy.calm import Calm, CalmOptions
 from ramify.serving.policy.concord.options import ConcordOptions
+from ramify.serving.policy.cost_model import Goodput
 from ramify.serving.policy.edf import EarliestDeadlineFirst
-from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.stream_lending import LendingOptions, StreamLending
 from ramify.serving.policy.types import Policy, SloClass
 

@@ -1,21 +1,213 @@
-"""QUART's controller, with its published formulas corrected: correct by M/M/c and PID, then smooth by CV.
+"""QUART's controller, with its published formulas corrected: correct by M/M/c and PID, then smooth by CV, within a
+budget of replicas.
 
 Where the paper leaves something open: a pool's target is `target` times its service time; replicas that no correction
 asks for are those with which GI/G/c keeps the target at the CV that Whitt's formula propagates; a pool is taken back
 one replica at a time. Algorithm 1 calls μ_i a request rate where it computes replicas; this uses λ_i.
+
+What is corrected:
+
+- Equation 1 is not the M/M/c formula that its text names: at arrival rate .9, service rate 1 and one replica it
+  gives 1.9, and the true time is 10. `sojourn_s` is the true one.
+- Algorithm 1 prints e = T_target - T for the PID controller (equation 3), which is negative exactly when replicas
+  must be added; here e = (T - T_target) / T_target, so that one set of gains fits pools of any speed. The paper
+  gives neither gains nor limits. The error is clamped, since T is infinite for an overloaded pool, and the integral
+  stands still while the output is at its limit.
+- Equation 4 of the smoother (§5.2) adds θ·CV_i to every logit of the softmax over j, where it cancels; `attention`
+  uses CV_j. The paper leaves β open; `weight` is CV / (1 + CV): 0 for a stage without bursts, which then takes its
+  neighbours' mean, and towards 1 for a bursty one, which keeps what it has. The CPU compensator (§5.3) adds cores
+  for replicas that were taken back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from dataclasses import dataclass
+from math import ceil, exp, inf, sqrt
 
-from ramify.serving.scaling.budget import within_budget
+from ramify.serving.errors import BadPool, NoRoom
 from ramify.serving.scaling.key_stages import KeyStages
-from ramify.serving.scaling.pid import PID, Gains
-from ramify.serving.scaling.queueing import departure_cv, replicas_for, sojourn_s
-from ramify.serving.scaling.smoothing import CpuProfile, compensate, smoothed
 from ramify.serving.scaling.types import FutureCalls, PoolLoad, Scaling
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """The probability that a call waits, in M/M/c. `load`: arrival rate over service rate. 1 from `servers` on.
+
+    By the recursion of Erlang's B, which neither overflows nor cancels. Raises BadPool.
+    """
+    if servers < 1 or not load >= 0:
+        raise BadPool(f"Erlang's C needs a server and a load of at least 0, got {servers} and {load}")
+    if load >= servers:
+        return 1.0
+    blocked = 1.0
+    for n in range(1, servers + 1):
+        blocked = load * blocked / (n + load * blocked)
+    share = load / servers
+    return blocked / (1 - share + share * blocked)
+
+
+def sojourn_s(arrival_rate: float, service_rate: float, servers: int) -> float:
+    """Mean seconds in an M/M/c queue and its service; infinite where work comes faster than it is done."""
+    if service_rate <= 0:
+        raise BadPool(f"a replica's service rate is above 0, got {service_rate}")
+    room = servers * service_rate - arrival_rate
+    if room <= 0:
+        return inf
+    return erlang_c(servers, arrival_rate / service_rate) / room + 1 / service_rate
+
+
+def bursty_sojourn_s(
+    arrival_rate: float, service_rate: float, servers: int, cv: float, service_cv: float = 1.0
+) -> float:
+    """The same for GI/G/c, by Allen and Cunneen: the wait of M/M/c times (c_a² + c_s²) / 2."""
+    wait = sojourn_s(arrival_rate, service_rate, servers) - 1 / service_rate
+    return wait * (cv**2 + service_cv**2) / 2 + 1 / service_rate if wait else 1 / service_rate
+
+
+def replicas_for(
+    arrival_rate: float, service_rate: float, target_s: float, *, cv: float = 1.0, most: int = 1024
+) -> int:
+    """The fewest replicas with a mean time in queue and service of at most `target_s`; `most` if there are none."""
+    fewest = max(1, int(arrival_rate / service_rate))
+    for servers in range(fewest, most):
+        if bursty_sojourn_s(arrival_rate, service_rate, servers, cv) <= target_s:
+            return servers
+    return most
+
+
+def departure_cv(arrival_cv: float, utilisation: float, servers: int, service_cv: float = 1.0) -> float:
+    """The CV of the times between departures of GI/G/m (Whitt 1983, equation 39).
+
+    c_d² = 1 + (1 - ρ²)(c_a² - 1) + ρ²/√m · (c_s² - 1)
+    """
+    rho = min(1.0, max(0.0, utilisation))
+    squared = 1 + (1 - rho**2) * (arrival_cv**2 - 1) + rho**2 / sqrt(max(1, servers)) * (service_cv**2 - 1)
+    return sqrt(max(0.0, squared))
+
+
+_MOST_ERROR = 4.0  # five times the target or more counts alike
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Replicas for each unit of relative error, of error-seconds, and of error per second."""
+
+    proportional: float = 1.0
+    integral: float = 0.1
+    derivative: float = 0.1
+
+
+class PID:
+    """One pool's controller. Call `step` with times that do not go back."""
+
+    def __init__(self, gains: Gains = Gains(), *, most: float = 8.0) -> None:
+        self._gains, self._most = gains, most
+        self._sum = 0.0
+        self._last: tuple[float, float] | None = None  # time, error
+
+    def step(self, sojourn_s: float, target_s: float, now: float) -> float:
+        """The change in replicas, within ±`most`. Raises BadPool for a target of 0, or a time before the last."""
+        if not target_s > 0:
+            raise BadPool(f"a pool's target time is above 0 s, got {target_s}")
+        error = min(_MOST_ERROR, (sojourn_s - target_s) / target_s)
+        since, before = self._last or (now, error)
+        if now < since:
+            raise BadPool(f"a PID controller was asked at {now}, before its last step at {since}")
+        took = now - since
+        slope = (error - before) / took if took else 0.0
+        total = self._sum + error * took
+        out = self._gains.proportional * error + self._gains.integral * total + self._gains.derivative * slope
+        if abs(out) <= self._most or abs(total) < abs(self._sum):
+            self._sum = total
+        self._last = now, error
+        return max(-self._most, min(self._most, out))
+
+
+def weight(cv: float) -> float:
+    """β of equation 7."""
+    return cv / (1 + cv)
+
+
+def neighbours(index: int, count: int) -> tuple[int, ...]:
+    """The stages before and after one of a pipeline."""
+    return tuple(j for j in (index - 1, index + 1) if 0 <= j < count)
+
+
+def smoothed(wanted: Sequence[float], cvs: Sequence[float]) -> list[float]:
+    """Equation 7 over a pipeline: β(CV_i)·y_i + (1 - β(CV_i))·(mean of the neighbours)."""
+    out = []
+    for i, (own, cv) in enumerate(zip(wanted, cvs, strict=True)):
+        beside = neighbours(i, len(wanted))
+        mean = sum(wanted[j] for j in beside) / len(beside) if beside else own
+        out.append(weight(cv) * own + (1 - weight(cv)) * mean)
+    return out
+
+
+def attention(similarity: Sequence[float], cvs: Sequence[float], theta: float) -> list[float]:
+    """Equation 4 for one stage: α_j over its neighbours, from their similarity to it and their CV."""
+    logits = [(s if s > 0 else 0.01 * s) + theta * cv for s, cv in zip(similarity, cvs, strict=True)]
+    highest = max(logits, default=0.0)
+    weights = [exp(logit - highest) for logit in logits]
+    return [w / sum(weights) for w in weights]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuProfile:
+    """Service seconds by cores, as measured offline. Raises BadPool for fewer than two different counts."""
+
+    cores: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.cores) != len(self.seconds) or len(set(self.cores)) < 2 or min(self.cores) < 1:
+            raise BadPool(f"a CPU profile needs times for two numbers of cores, got {self.cores}: {self.seconds}")
+
+    def line(self) -> tuple[float, float]:
+        """Intercept and slope of the least-squares line of seconds over 1 / cores: in that Amdahl's law is linear."""
+        xs = [1 / c for c in self.cores]
+        x, y = sum(xs) / len(xs), sum(self.seconds) / len(xs)
+        slope = sum((a - x) * (b - y) for a, b in zip(xs, self.seconds, strict=True)) / sum((a - x) ** 2 for a in xs)
+        return y - slope * x, slope
+
+
+@dataclass(frozen=True, slots=True)
+class Compensation:
+    """Cores for each replica, and whether even the most are too few, so that a replica must be added."""
+
+    cores: int
+    enough: bool
+
+
+def compensate(profile: CpuProfile, service_s: float, most: int) -> Compensation:
+    """The fewest cores with which a call takes at most `service_s`.
+
+    Algorithm 1 returns inside its loop over stages, after the first one; callers ask here once for each stage.
+    """
+    fixed, slope = profile.line()
+    for cores in range(1, most + 1):
+        if fixed + slope / cores <= service_s:
+            return Compensation(cores, True)
+    return Compensation(most, False)
+
+
+def within_budget(wanted: Mapping[str, int], least: Mapping[str, int], budget: int) -> dict[str, int]:
+    """What each pool gets of `budget` replicas: its least, and of the rest a share of what it wants beyond that.
+
+    Shares are proportional, and whole by largest remainder. Raises NoRoom if the budget is below all the leasts.
+    """
+    floor = sum(least.values())
+    if floor > budget:
+        raise NoRoom(f"the pools need at least {floor} replicas, and there is room for {budget}: lower their least")
+    beyond = {name: max(0, count - least[name]) for name, count in wanted.items()}
+    room, asked = budget - floor, sum(beyond.values())
+    if asked <= room:
+        return {name: least[name] + more for name, more in beyond.items()}
+    exact = {name: more * room / asked for name, more in beyond.items()}
+    given = {name: int(share) for name, share in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: (given[name] - exact[name], name))
+    for name in by_remainder[: room - sum(given.values())]:
+        given[name] += 1
+    return {name: least[name] + more for name, more in given.items()}
 
 
 class Quart:

@@ -23,7 +23,6 @@ from ramify.fork_engine.errors import StoreUnusable
 from ramify.fork_engine.gc_pins import Pins
 from ramify.images import registry as registries
 from ramify.images.catalogue import Catalogue
-from ramify.images.credentials import login_for
 from ramify.images.documents import Platform
 from ramify.images.errors import (
     DigestMismatch,
@@ -36,7 +35,7 @@ from ramify.images.errors import (
 )
 from ramify.images.library import ImageLibrary
 from ramify.images.registry import Pulling
-from ramify.images.registry_client import on_this_machine
+from ramify.images.registry_client import login_for, on_this_machine
 from tests.images.image_builder import BuiltImage, built, sha
 from tests.images.registry_server import Handler, Registry, serving, token_server
 

@@ -20,7 +20,7 @@ from statistics import fmean
 from benchmarks.replay.baselines.single_key import edf, srpt
 from ramify.serving.policy.calm import Calm, CalmOptions
 from ramify.serving.policy.concord.policy import Concord
-from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.cost_model import Goodput
 from ramify.serving.policy.types import (
     Capacity,
     Finished,

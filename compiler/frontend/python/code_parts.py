@@ -29,9 +29,8 @@ from ramify.compiler.frontend.python.canonical_text import (
     ast_dump_for,
     text_of,
 )
-from ramify.compiler.frontend.python.import_graph import imported_by_call
 from ramify.compiler.frontend.python.lookups import lookups_in
-from ramify.compiler.frontend.python.modules import ProjectModule, ProjectModules, dumped
+from ramify.compiler.frontend.python.modules import ProjectModule, ProjectModules, dumped, imported_by_call
 from ramify.compiler.frontend.python.name_resolution import (
     decorated_step,
     plain_function,

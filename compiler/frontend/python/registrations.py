@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ramify.compiler.frontend.python.import_graph import reachable_modules
 from ramify.compiler.frontend.python.import_time import (
     assigned_in,
     bases_of,
@@ -27,7 +26,13 @@ from ramify.compiler.frontend.python.import_time import (
     run_by_import,
 )
 from ramify.compiler.frontend.python.module_names import Bound, Definition, ModuleNames, Target
-from ramify.compiler.frontend.python.modules import MUTATORS, ProjectModule, ProjectModules, bound_names
+from ramify.compiler.frontend.python.modules import (
+    MUTATORS,
+    ProjectModule,
+    ProjectModules,
+    bound_names,
+    reachable_modules,
+)
 from ramify.compiler.frontend.python.names import arguments_of, dotted_name, nodes_in
 from ramify.compiler.frontend.python.sources import Sources
 

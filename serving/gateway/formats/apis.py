@@ -1,22 +1,139 @@
-"""The APIs of the gateway that give answers: their paths, and how each is asked of an engine and answered."""
+"""The APIs of the gateway that give answers: their paths, and how each is asked of an engine and answered.
+
+An `AnswerFormat` gives an answer to the client. If the client speaks the engine's own API, the answer goes as it
+came, with the ledger (`types.Ledger`) added. The ledger rides on an object that the protocol sends anyway: the body
+of a whole answer, the last chunk of a stream (the usage if the client asked for it, else the end of the answer), or
+the response in the last event.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 from ramify.serving.gateway import sse
-from ramify.serving.gateway.dialects import CHAT, RESPONSES, TEXT, Dialect
+from ramify.serving.gateway.dialects import CHAT, RESPONSES, TEXT, Dialect, ResponseEventNumbers, StreamPiece
 from ramify.serving.gateway.errors import ApiError
-from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat, LlamaCppTextFormat, ResponseFormat
 from ramify.serving.gateway.formats.chat_message import MessageOfChat, error_type
 from ramify.serving.gateway.formats.chat_response import ResponseOfChat
 from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
 from ramify.serving.gateway.formats.messages_request import chat_of_messages
 from ramify.serving.gateway.formats.response_request import chat_of_response
+from ramify.serving.protocol import wire
 
 Json = Mapping[str, object]
+
+
+class AnswerFormat(Protocol):
+    """The format of one answer. It keeps the state of one stream, so each attempt at an answer has its own."""
+
+    def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        """What an event of the engine's stream means for the client: its bytes, or nothing yet.
+
+        raw: the event as it came, without its blank line; None if the gateway has changed it.
+        """
+        ...
+
+    def end(self, ledger: Json) -> bytes:
+        """The end of the stream, which everything that was kept back precedes."""
+        ...
+
+    def whole(self, answer: Json, ledger: Json) -> Json:
+        """The body of an answer that was not streamed."""
+        ...
+
+
+class ChunkFormat:
+    """Chats and text completions: chunks, then `[DONE]`."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[bytes | None, Json]] = []  # from the answer's end on; the last one gets the ledger
+
+    def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        if piece.ends or (self._kept and not (piece.answers or piece.thinks)):
+            self._kept.append((raw, chunk))
+            return b""
+        before = b"".join(_as_it_came(*one) for one in self._kept)  # the end of another answer of several
+        self._kept.clear()
+        return before + _as_it_came(raw, chunk)
+
+    def end(self, ledger: Json) -> bytes:
+        *before, (_, last) = self._kept
+        said = b"".join(_as_it_came(*one) for one in before)
+        return said + sse.event({**last, wire.LEDGER_KEY: ledger}) + b"data: [DONE]\n\n"
+
+    def whole(self, answer: Json, ledger: Json) -> Json:
+        return {**answer, wire.LEDGER_KEY: ledger}
+
+
+class LlamaCppTextFormat(ChunkFormat):
+    """Text completions of llama.cpp, which gives log-probabilities in the shape of chats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[object, int] = {}  # characters so far, by choice
+
+    def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        changed = self._with_logprobs(chunk)
+        return super().event(raw if changed is chunk else None, changed, piece)
+
+    def whole(self, answer: Json, ledger: Json) -> Json:
+        return super().whole(self._with_logprobs(answer), ledger)
+
+    def _with_logprobs(self, chunk: Json) -> Json:
+        choices = chunk.get("choices")
+        if not isinstance(choices, list) or not any(one.get("logprobs") for one in choices):
+            return chunk
+        return {**chunk, "choices": [self._choice(one) for one in choices]}
+
+    def _choice(self, choice: Json) -> Json:
+        logprobs = choice.get("logprobs")
+        content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+        if not isinstance(content, list):
+            return choice
+        offsets, at = [], self._said.get(choice.get("index"), 0)
+        for entry in content:
+            offsets.append(at)
+            at += len(entry["token"])
+        self._said[choice.get("index")] = at
+        said = {
+            "tokens": [entry["token"] for entry in content],
+            "token_logprobs": [entry["logprob"] for entry in content],
+            "top_logprobs": [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in content],
+            "text_offset": offsets,
+        }
+        return {**choice, "logprobs": said}
+
+
+class ResponseFormat:
+    """Responses: typed events, of which the last holds the whole answer."""
+
+    def __init__(self) -> None:
+        self._numbers = ResponseEventNumbers()
+        self._closing: Json = {}
+
+    def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        typed = self._numbers.completed(chunk)
+        if piece.ends:
+            self._closing = chunk if typed is None else typed
+            return b""
+        if typed is None:
+            return _as_it_came(raw, chunk)
+        return sse.event(typed, str(chunk.get("type")))
+
+    def end(self, ledger: Json) -> bytes:
+        answer = self._closing.get("response")
+        whole = {**(answer if isinstance(answer, Mapping) else {}), wire.LEDGER_KEY: ledger}
+        return sse.event({**self._closing, "response": whole}, str(self._closing.get("type")))
+
+    def whole(self, answer: Json, ledger: Json) -> Json:
+        return {**answer, wire.LEDGER_KEY: ledger}
+
+
+def _as_it_came(raw: bytes | None, chunk: Json) -> bytes:
+    return sse.event(chunk) if raw is None else raw + b"\n\n"
 
 
 class ErrorFormat(StrEnum):

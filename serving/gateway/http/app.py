@@ -2,7 +2,7 @@
 
 A call arrives with its tags, waits in the policy's order for a slot of an engine, and is passed on. The engine's
 answer goes back unchanged, except for one addition: the `ramify` object (`types.Ledger`), in the body of a whole
-answer and in the last object of a stream (`formats.answer_format`). The first token is measured where the client can
+answer and in the last object of a stream (`formats.apis`). The first token is measured where the client can
 first see it: in a stream when it passes, in a whole answer at its end.
 """
 

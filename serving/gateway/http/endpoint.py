@@ -43,8 +43,7 @@ from ramify.serving.gateway.errors import (
     broken_off,
     infeasible,
 )
-from ramify.serving.gateway.formats.answer_format import AnswerFormat, ChunkFormat
-from ramify.serving.gateway.formats.apis import Api, at_engine
+from ramify.serving.gateway.formats.apis import AnswerFormat, Api, ChunkFormat, at_engine
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import (
     ClientResponse,

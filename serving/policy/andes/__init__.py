@@ -2,6 +2,5 @@
 Streaming Services", §4). Start at `policy.Andes`.
 
 `readers` keeps what is known of each request as columns, and predicts the QoE of all of them at once; `packing`
-chooses whom to serve; `refiner` says which of these changes are worth their overhead. It needs numpy
-(`ramify[serve]`).
+chooses whom to serve, and which of these changes are worth their overhead. It needs numpy (`ramify[serve]`).
 """

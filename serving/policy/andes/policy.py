@@ -13,9 +13,17 @@ from math import inf
 
 import numpy as np
 
-from ramify.serving.policy.andes.packing import Objective, Packed, batch_sizes, best_packing, gains, pack
+from ramify.serving.policy.andes.packing import (
+    Loss,
+    Objective,
+    Packed,
+    Refiner,
+    batch_sizes,
+    best_packing,
+    gains,
+    pack,
+)
 from ramify.serving.policy.andes.readers import Columns, Readers
-from ramify.serving.policy.andes.refiner import Loss, Refiner
 from ramify.serving.policy.types import Capacity, Finished, Load, RequestId, RequestView, Verdict, View
 
 _GROWTH = 32  # tokens of KV kept free for the next tokens of a request that starts

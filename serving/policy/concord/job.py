@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ramify.serving.policy.cost_model import (
+    Goodput,
     LengthPrior,
     decode_gpu_s,
     prefill_s,
     remaining_quantiles,
     rest_gpu_s,
     rest_wall_s,
+    rest_worth,
+    worth,
 )
-from ramify.serving.policy.goodput import Goodput, rest_worth, worth
 from ramify.serving.policy.types import Capacity, RequestId, RequestView, SloClass, State
 
 NEVER = float("inf")

@@ -3,20 +3,20 @@
 A job is computed once for each view object. Of a thousand waiting requests a step changes a few: only those are
 computed again, with the units that they belong to, and moved in the sorted lists. So a decision costs a few short
 passes over the waiting jobs. Where nothing was known before, it costs two sorts.
+`view_changes` finds what has changed between two lists of views.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import NamedTuple
 
 from ramify.serving.policy.concord.job import NEVER, Job, JobFactory
 from ramify.serving.policy.concord.sorted_jobs import RunningJobs, SortedColumns
-from ramify.serving.policy.concord.view_diff import view_changes
-from ramify.serving.policy.cost_model import LengthPrior, pace_of
-from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.cost_model import Goodput, LengthPrior, pace_of
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, State, View
 
 _DRIFT = 1.1  # keys are kept while the pace is within this factor of the one that they were computed with
@@ -321,3 +321,59 @@ class JobIndex:
 
 def _held(call: RequestView | None) -> int:
     return call.prompt_tokens + call.generated if call is not None and call.state is State.RUNNING else 0
+
+
+_FIRST_STRETCH, _LONGEST_STRETCH = 32, 128  # views that are compared at once
+_FEW = 64  # differences, beside a sixteenth of the list: with more, a pass over the whole list is faster
+_AHEAD = 16  # views to look ahead for the place where the lists agree again
+
+
+def view_changes(
+    old: Sequence[RequestView], new: Sequence[RequestView], most: int | None = None
+) -> tuple[list[RequestView], set[RequestId]] | None:
+    """Return the views of `new` that may not be in `old`, and the ids that are not in `new` any more.
+
+    Returns None if the lists differ in more than `most` places. No call may be twice in a list.
+
+    From one decision to the next a host's list differs by a few calls. So equal stretches are compared as lists,
+    which compares addresses first, and takes a fraction of the time of asking each view for its id. Equal views
+    count as the same.
+    """
+    i, j, stretch = 0, 0, _FIRST_STRETCH
+    budget = _FEW + len(new) // 16 if most is None else most
+    left: list[RequestView] = []
+    come: list[RequestView] = []
+    while i < len(old) and j < len(new):
+        both = min(stretch, len(old) - i, len(new) - j)
+        aligned, was, now = True, old[i : i + both], new[j : j + both]
+        for at in () if was == now else compress(range(both), map(is_not, was, now)):
+            budget -= 1
+            if budget < 0:
+                return None
+            gone, here = old[i + at], new[j + at]
+            if gone.id == here.id:  # replaced in its place
+                left.append(gone)
+                come.append(here)
+                continue
+            i, j, aligned, stretch = i + at, j + at, False, _FIRST_STRETCH
+            skip_old, skip_new = _realign(old, i, new, j)
+            left += old[i : i + skip_old]
+            come += new[j : j + skip_new]
+            i, j = i + skip_old, j + skip_new
+            break
+        if aligned:
+            i, j, stretch = i + both, j + both, min(2 * stretch, _LONGEST_STRETCH)
+    left += old[i:]
+    come += new[j:]
+    return come, set(map(_ID, left)).difference(map(_ID, come))
+
+
+def _realign(old: Sequence[RequestView], i: int, new: Sequence[RequestView], j: int) -> tuple[int, int]:
+    """Return how many views to skip in each list until they agree again."""
+    gone, here = old[i], new[j]
+    for k, (ahead, beyond) in enumerate(zip(old[i + 1 : i + _AHEAD], new[j + 1 : j + _AHEAD], strict=False), 1):
+        if ahead is here:
+            return k, 0
+        if beyond is gone:
+            return 0, k
+    return 1, 1

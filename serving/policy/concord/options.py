@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from math import isnan
 from typing import Any
 
-from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.cost_model import Goodput
 from ramify.serving.policy.types import SloClass
 
 _AT_LEAST_0 = ("queue_s", "headroom", "reserve", "reserve_s", "client_share")

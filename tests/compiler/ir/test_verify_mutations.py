@@ -12,8 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from ramify.compiler.errors import VerifyError
-from ramify.compiler.ir.graph import EFFECTS, Block, Graph, Operation
-from ramify.compiler.ir.ops import FAMILY, WORLD, sort
+from ramify.compiler.ir.graph import EFFECTS, FAMILY, WORLD, Block, Graph, Operation, sort
 from ramify.compiler.ir.text import parse_graph
 from ramify.compiler.ir.verify import RULES, verify
 from ramify.compiler.passes import PIPELINE

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.policy.calm import CANDIDATES, Calm, CalmOptions, Cutoff, Ranked, window
-from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.cost_model import Goodput
 from ramify.serving.policy.types import Capacity, CompoundView, Finished, RequestView, SloClass, StepModel, View
 from tests.serving.policy.views import NOW, running, view
 

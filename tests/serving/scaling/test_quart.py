@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ramify.serving.scaling.quart import Quart
-from ramify.serving.scaling.smoothing import CpuProfile
+from ramify.serving.scaling.quart import CpuProfile, Quart
 from ramify.serving.scaling.types import PoolLimits, PoolLoad
 
 LIMITS = PoolLimits(1, 10, start_s=2.0)

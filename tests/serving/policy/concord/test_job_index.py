@@ -14,7 +14,7 @@ from benchmarks.replay.baselines.ordered import Ordered
 from benchmarks.replay.baselines.plas import Plas, PlasOptions
 from ramify.serving.policy.calm import Calm, CalmOptions
 from ramify.serving.policy.concord.job_index import JobIndex
-from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.cost_model import Goodput
 from ramify.serving.policy.types import (
     Capacity,
     CompoundView,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ramify.serving.policy.concord.job_index import JobIndex
 from ramify.serving.policy.concord.options import ConcordOptions
 from ramify.serving.policy.concord.policy import Concord
-from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.cost_model import Goodput
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import (
     Capacity,

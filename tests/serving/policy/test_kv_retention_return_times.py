@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.serving.policy.return_times import ReturnTimes
+from ramify.serving.policy.kv_retention import ReturnTimes
 
 
 def seen(*gaps: float, away: int = 0, since: float = 0.0) -> ReturnTimes:

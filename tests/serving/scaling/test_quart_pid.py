@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from ramify.serving.errors import BadPool
-from ramify.serving.scaling.pid import PID, Gains
+from ramify.serving.scaling.quart import PID, Gains
 
 
 def test_a_slow_pool_gets_replicas_and_a_fast_one_loses_them() -> None:

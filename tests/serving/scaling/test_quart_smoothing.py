@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.errors import BadPool
-from ramify.serving.scaling.smoothing import Compensation, CpuProfile, attention, compensate, smoothed
+from ramify.serving.scaling.quart import Compensation, CpuProfile, attention, compensate, smoothed
 
 
 @given(st.lists(st.tuples(st.floats(1, 50), st.floats(0, 8)), min_size=1, max_size=8))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.errors import NoRoom
-from ramify.serving.scaling.budget import within_budget
+from ramify.serving.scaling.quart import within_budget
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=1, max_size=6), st.integers(0, 40))

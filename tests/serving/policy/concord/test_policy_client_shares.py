@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.concord.client_shares import ClientUse, with_client_shares
 from ramify.serving.policy.concord.job import Job, JobFactory
 from ramify.serving.policy.concord.options import ConcordOptions
-from ramify.serving.policy.concord.policy import Concord
+from ramify.serving.policy.concord.policy import ClientUse, Concord, with_client_shares
 from ramify.serving.policy.cost_model import LengthPrior
 from ramify.serving.policy.types import Capacity, Finished, RequestView, SloClass, StepModel, View
 from tests.serving.policy.views import NOW, running, view

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.errors import BadPool
-from ramify.serving.scaling.queueing import bursty_sojourn_s, departure_cv, erlang_c, replicas_for, sojourn_s
+from ramify.serving.scaling.quart import bursty_sojourn_s, departure_cv, erlang_c, replicas_for, sojourn_s
 
 servers = st.integers(1, 40)
 shares = st.floats(0.01, 0.99)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.concord.view_diff import view_changes
+from ramify.serving.policy.concord.job_index import view_changes
 from tests.serving.policy.views import view
 
 
