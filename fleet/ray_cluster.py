@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +16,9 @@ from ramify.runtime.records import RunId
 
 MOST_CALLS = 10_000
 """Calls that an actor takes at the same time: a run is one."""
+
+
+_REACH_S = 5.0
 
 
 class HostDied(Exception):
@@ -70,6 +74,7 @@ class RayCluster:
                 f"{self._address!r}: Ray's client protocol is not supported. Run this program on a node of the "
                 'cluster (`ray start --address=HOST:PORT` makes this machine one), and name "auto" or HOST:PORT'
             )
+        _reach(self._address)
         log = logging.getLogger("ray._private.worker")
         log.addFilter(_not_of_signals)
         try:
@@ -102,8 +107,22 @@ class RayCluster:
         return actor.options(num_cpus=0, max_concurrency=MOST_CALLS, scheduling_strategy=place).remote()
 
 
+def _reach(address: str) -> None:
+    """Raises `ClusterUnreachable` if nothing listens there. Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # "auto", or something that Ray refuses
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterUnreachable(
+            f"nothing that can be reached listens at {address}: {error}. `ray start --head` starts a cluster and prints "
+            "its address"
+        ) from None
+
+
 def _not_of_signals(record: logging.LogRecord) -> bool:
-    """Leaves out that Ray does not handle SIGTERM: it connects on another thread so that the program's handler
+    """Leaves out that Ray does not handle SIGTERM. It connects on another thread, so the program keeps its handler."""
     stays."""
     return "SIGTERM" not in record.getMessage()
 

@@ -88,6 +88,9 @@ class NodeJoined:
     node: str
     slots: int
 
+    def __str__(self) -> str:
+        return f"node {self.node} joined, for {self.slots} runs at the same time"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
@@ -96,6 +99,9 @@ class NodeRefused:
     node: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"node {self.node} is not used: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
@@ -103,6 +109,9 @@ class NodeLost:
 
     node: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.node} is lost: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,10 @@ class Placed:
     node: str
     earlier: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        after = f", after {', '.join(self.earlier)} died" if self.earlier else ""
+        return f"run {self.run} goes on on node {self.node}{after}"
+
 
 @dataclass(frozen=True, slots=True)
 class NotUploaded:
@@ -121,6 +134,9 @@ class NotUploaded:
     run: RunId
     node: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"run {self.run} is done, and node {self.node} has not uploaded its last state: {self.reason}"
 
 
 FleetEvent = NodeJoined | NodeRefused | NodeLost | Placed | NotUploaded

@@ -13,6 +13,7 @@ import fleet_app
 import pytest
 
 from ramify import Runtime
+from ramify.cli.main import run_command_line
 from ramify.fleet.carried_errors import NodeTraceback
 from ramify.fleet.errors import NodesDied, NoFitNode
 from ramify.fleet.fleet import MOST_DEATHS, Fleet
@@ -50,6 +51,19 @@ async def test_runs_go_to_the_nodes(raylets: Any, shared: Runtime, heard: Any, f
     assert len({facts.home for facts in nodes.values()}) == 2
     assert {one.node for one in heard.of(Placed)} == {one.node for one in heard.of(NodeJoined)} == set(nodes)
     assert [run.status for run in await shared.store.runs()] == [RunStatus.DONE] * 4
+
+
+def test_the_command_line_runs_on_a_node(
+    raylets: Any, tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / fleet_app.GATE).touch()
+    command = ["--home", str(tmp_path / "home"), "run", f"{fleet_app.__file__}:words", str(folder), "ada"]
+    where = ["--fleet", raylets.address, "--remote", str(raylets.bucket), "--sandbox", "copy"]
+    assert run_command_line([*command, *where]) == 0
+    printed = capfd.readouterr()
+    assert printed.out == "ada one\nada two\n\n"
+    assert "goes on on node" in printed.err
+    assert "1 path changed" in printed.err
 
 
 async def test_errors_and_questions_come_back(raylets: Any, shared: Runtime, folder: Path) -> None:
