@@ -27,7 +27,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 # mypy reads the packages by their import names through links (the folders at the root have shorter ones).
 links:
 	@rm -rf .dev && mkdir -p .dev/ramify && for f in api/*; do ln -sfn ../../$$f .dev/ramify/; done
-	@for p in compiler fork_engine images integrations runtime sandboxes serving tree_search worlds; do ln -sfn ../../$$p .dev/ramify/$$p; done
+	@for p in compiler fleet fork_engine images integrations runtime sandboxes serving tree_search worlds; do ln -sfn ../../$$p .dev/ramify/$$p; done
 
 demo: $(VENV)/.demo
 	@$(BIN)/ramify models pull --quiet

@@ -57,6 +57,19 @@ class OpenBucket:
             if "ours" in event.row.attrs:  # what a merge began with
                 self._uploads.add(SnapshotId(event.row.attrs["ours"]))
 
+    @property
+    def url(self) -> str:
+        return self._remote.bucket.url
+
+    @property
+    def store_id(self) -> str:
+        """The id in the bucket's marker."""
+        return self._remote.marker.store
+
+    async def upload(self, id: SnapshotId) -> None:
+        """Upload a snapshot, and return once the bucket has it. Raises `ForkEngineError`."""
+        await asyncio.to_thread(self._uploads.upload, id)
+
     async def fetch(self, id: SnapshotId) -> Snapshot:
         """Fetch a snapshot into the store; who needs the same one waits for the same fetch. Raises `RemoteError`."""
         if id not in self._fetching:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -21,7 +21,7 @@ from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, load_workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import MergeStrategy, Resolver
+from ramify.fork_engine.types import MergeStrategy, Resolver, Skipped
 from ramify.open_bucket import OpenBucket
 from ramify.recorded_runs import NO_ANSWER, RecordedRuns, given_answers
 from ramify.resources import BackendChoice, Resources, environment, reuse_check_share, without_secrets
@@ -55,6 +55,17 @@ from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 
 _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Created:
+    """A run that was stored. skipped: workspace files that its snapshot does not hold. code: digests of steps that
+    changed since a given plan was made."""
+
+    record: RunRecord
+    plan: Plan
+    skipped: tuple[Skipped, ...]
+    code: dict[str, str]
 
 
 class Runtime(RecordedRuns):
@@ -217,6 +228,38 @@ class Runtime(RecordedRuns):
         plan: Plan | None = None,
     ) -> Any:
         """As `run`, for a workflow whose parameters have the same names as those of `run`."""
+        new = await self._create(workflow, args, kwargs, workspace, deadline, plan)
+        self._warm(new.plan, self._settings)
+        return await driver.drive(
+            self._services(self._settings), new.record, workflow.__wrapped__, skipped=new.skipped, code=new.code
+        )
+
+    async def create(
+        self,
+        workflow: Workflow[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        workspace: str | Path | None = None,
+        deadline: Duration | None = None,
+        plan: Plan | None = None,
+    ) -> RunRecord:
+        """Store a new run with its workspace, and do not start it: `resume`, in any process, runs it. Returns its
+        row."""
+        new = await self._create(workflow, args, kwargs, workspace, deadline, plan)
+        for one in new.skipped:
+            self._emit(Noticed(new.record.id, f"left out of the snapshot: {one.path} ({one.reason})"))
+        return new.record
+
+    async def _create(
+        self,
+        workflow: Workflow[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        workspace: str | Path | None,
+        deadline: Duration | None,
+        plan: Plan | None,
+    ) -> _Created:
         self._check_here()
         try:
             signature(workflow.__wrapped__).bind(*args, **kwargs)
@@ -239,12 +282,10 @@ class Runtime(RecordedRuns):
         if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
-        services = self._services(self._settings)
         launch = driver.Launch(plan, args, dict(kwargs), None if folder is None else Path(folder), limit)
-        record, skipped = await driver.create(services, launch)
+        record, skipped = await driver.create(self._services(self._settings), launch)
         self.last_run_id = record.id
-        self._warm(plan, self._settings)
-        return await driver.drive(services, record, workflow.__wrapped__, skipped=skipped, code=code)
+        return _Created(record, plan, skipped, code)
 
     async def resume(
         self,
@@ -363,6 +404,15 @@ class Runtime(RecordedRuns):
 
     def _forks(self) -> RunForks:
         return RunForks(self.home, self.database, self.store, self.snapshots, self._clock)
+
+    @property
+    def bucket(self) -> OpenBucket | None:
+        """The bucket of `remote`, while the runtime is open."""
+        return self._resources.bucket
+
+    def sandbox_of(self, record: RunRecord) -> str:
+        """The name of the sandbox backend with which `resume` would continue a run."""
+        return self._resumed_settings(record.settings).sandbox
 
     def services(self) -> driver.Services:
         """What a run is made of, for a front end that starts its own runs. Valid while the runtime is open."""

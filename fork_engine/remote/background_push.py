@@ -32,6 +32,8 @@ class BackgroundPush:
         self._remote, self._pins = remote, pins
         self._queue: deque[SnapshotId] = deque()
         self._seen: set[SnapshotId] = set()
+        self._pending: set[SnapshotId] = set()  # queued, or in the batch that is being uploaded
+        self._why: dict[SnapshotId, ForkEngineError] = {}  # why the last attempt failed
         self._changed = threading.Condition()
         self._failed_before: list[SnapshotId] = []
         self._closed = False
@@ -62,8 +64,18 @@ class BackgroundPush:
         with self._changed:
             if id not in self._seen and not self._closed:
                 self._seen.add(id)
+                self._pending.add(id)
+                self._why.pop(id, None)
                 self._queue.append(id)
                 self._changed.notify_all()
+
+    def upload(self, id: SnapshotId) -> None:
+        """Queue a snapshot, and return once it is in the bucket. Raises `ForkEngineError` if that failed."""
+        self.add(id)
+        with self._changed:
+            self._changed.wait_for(lambda: id not in self._pending)
+            if (why := self._why.get(id)) is not None:
+                raise why
 
     def wait(self) -> None:
         """Return once nothing waits and nothing is being uploaded."""
@@ -73,6 +85,9 @@ class BackgroundPush:
     def _serve(self) -> None:
         while batch := self._next():
             self._upload(batch)
+            with self._changed:
+                self._pending.difference_update(batch)
+                self._changed.notify_all()
 
     def _upload(self, batch: list[SnapshotId]) -> None:
         try:
@@ -86,8 +101,9 @@ class BackgroundPush:
         for id in batch:
             try:
                 push(self._remote, [id], self._pins)
-            except SnapshotNotFound:
-                continue
+            except SnapshotNotFound as error:
+                with self._changed:
+                    self._why[id] = error
             except ForkEngineError as error:
                 self._failed(error, [id])
 
@@ -95,6 +111,7 @@ class BackgroundPush:
         with self._changed:
             self.errors.append(error)
             self._failed_before += batch
+            self._why.update(dict.fromkeys(batch, error))
             self._seen.difference_update(batch)  # a later `add` tries again
 
     def _next(self) -> list[SnapshotId]:

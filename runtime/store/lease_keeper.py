@@ -100,6 +100,10 @@ class LeaseKeeper:
         """Ask the owner of a run, in any process, to cancel it; 0 withdraws that."""
         self._transact(lambda connection: leases.ask_to_stop(connection, run, for_s, self._clock()))
 
+    def end(self, run: RunId, host: str, pid: int) -> bool:
+        """End the lease that another process has of a run (see `leases.end`)."""
+        return self._transact(lambda connection: leases.end(connection, run, host, pid))
+
     def close(self) -> None:
         """Give all leases back, and end the thread."""
         self._ended.set()

@@ -131,6 +131,14 @@ def release(connection: Connection, run: RunId, owner: Owner, token: int) -> Non
     _execute(connection, f"UPDATE leases SET owner = NULL WHERE {_MINE}", mine)
 
 
+def end(connection: Connection, run: RunId, host: str, pid: int) -> bool:
+    """End the lease that a process has of a run, because the caller knows that the process is gone or is to stop. If
+    it lives, the fence refuses its later writes. Returns False if that process does not have the lease."""
+    values = {"run": run, "host": host, "pid": pid}
+    theirs = "run_id = :run AND host = :host AND pid = :pid AND owner IS NOT NULL"
+    return _execute(connection, f"UPDATE leases SET owner = NULL WHERE {theirs}", values).rowcount == 1
+
+
 def renew(connection: Connection, run: RunId, owner: Owner, token: int, now: float) -> bool:
     """Renew a lease. Returns False if another process has it."""
     mine = {"run": run, "writer": owner.writer, "token": token, "now": now}

@@ -178,6 +178,13 @@ class RunStore(StoreQueries):
         wanted, now = list(run_ids), self._clock()
         return await self._read(lambda connection: connection.run_sync(leases.find, wanted, now))
 
+    async def end_lease(self, run_id: RunId, host: str, pid: int) -> bool:
+        """End the lease that process `pid` of `host` has of a run, so that another process need not wait until it
+        expires. Call it only if that process is known to be gone, or is to lose the run: what it still wants to write
+        is refused. Returns False if that process does not have the lease."""
+        with as_store_errors(self.address):
+            return await asyncio.to_thread(self._opened().keeper.end, run_id, host, pid)
+
     @asynccontextmanager
     async def requesting_stop(self, run_id: RunId) -> AsyncIterator[None]:
         """In this block, ask the process that works on the run to cancel it. The request ends shortly after this

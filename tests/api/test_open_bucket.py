@@ -91,6 +91,20 @@ async def test_a_run_goes_on_on_another_machine(database: str, tmp_path: Path, l
     assert len(states_in(bucket)) == 4
 
 
+async def test_a_created_run_is_started_by_a_resume_elsewhere(tmp_path: Path, log: Path) -> None:
+    database, bucket, folder = f"sqlite:///{tmp_path}/shared.db", tmp_path / "bucket", tmp_path / "workspace"
+    folder.mkdir()
+    (folder / "words").write_text("zero\n")
+    async with Runtime(home=tmp_path / "here", database=database, remote=bucket, sandbox="copy") as here:
+        run = await here.create(moving_app.words, workspace=folder, deadline=60)
+        assert not log.exists()
+        assert here.bucket is not None
+        await here.bucket.upload(run.base_snapshot)
+        async with Runtime(home=tmp_path / "there", database=database, remote=bucket, sandbox="copy") as there:
+            assert await there.resume(run.id) == "zero\none\ntwo\nthree\n"
+        assert (await here.record(run.id)).deadline_s == 60
+
+
 async def test_states_are_uploaded_at_the_latest_at_the_end(tmp_path: Path, log: Path) -> None:
     bucket = tmp_path / "bucket"
     async with Runtime(home=tmp_path / "home", remote=bucket, sandbox="copy") as runtime:

@@ -12,6 +12,7 @@ from ramify.cli.console import pass_home, say
 from ramify.inspect.home import Home
 
 if TYPE_CHECKING:
+    from ramify.fleet.types import FleetEvent
     from ramify.session import Runtime
 
 
@@ -21,6 +22,10 @@ def _keywords(context: click.Context, parameter: click.Parameter, values: tuple[
         if not equals or not name.isidentifier():
             raise click.BadParameter(f"{name!r} is not NAME=VALUE", context, parameter)
     return {name: text for name, _, text in pairs}
+
+
+def _tell(event: FleetEvent) -> None:
+    say(str(event), err=True)
 
 
 @click.command("run")
@@ -55,6 +60,11 @@ def _keywords(context: click.Context, parameter: click.Parameter, values: tuple[
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Run under this plan (see `ramify compile`) without compiling; it names the TARGET.",
 )
+@click.option(
+    "--fleet",
+    metavar="ADDRESS",
+    help="Run it on a node of this Ray cluster: auto, or HOST:PORT of its head. Needs --remote.",
+)
 @run_options
 @pass_home
 def run_command(
@@ -66,6 +76,7 @@ def run_command(
     deadline: float | None,
     sandbox: str | None,
     plan_file: Path | None,
+    fleet: str | None,
     **options: Any,
 ) -> None:
     """Run the workflow TARGET (FILE.py:NAME or MODULE:NAME) with ARGS.
@@ -93,6 +104,12 @@ def run_command(
         say(f"warning: {changed}", style="yellow", err=True)
 
     async def start(runtime: Runtime) -> Any:
-        return await runtime.start(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
+        how: dict[str, Any] = {"workspace": workspace, "deadline": deadline, "plan": plan}
+        if fleet is None:
+            return await runtime.start(workflow, args, kwargs, **how)
+        from ramify.fleet.fleet import Fleet
+
+        async with Fleet(runtime, fleet, observer=None if choices.quiet else _tell) as nodes:
+            return await nodes.start(workflow, args, kwargs, **how)
 
     perform(home, choices, start, sandbox)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine.errors import RemoteError, RemoteObjectMissing
+from ramify.fork_engine.errors import RemoteError, RemoteObjectMissing, SnapshotNotFound
 from ramify.fork_engine.remote.background_push import BackgroundPush
 from ramify.fork_engine.remote.pull import pull
 from ramify.fork_engine.types import SnapshotId
@@ -44,6 +44,26 @@ def test_errors_are_kept_and_what_failed_is_tried_again(machine: Callable[..., A
             pushing.wait()
             assert next(there.remote.find(base.id)).snapshot == base
     assert next(there.remote.find(base.id)).snapshot == base
+
+
+def test_upload_returns_once_the_bucket_has_it(machine: Callable[..., Any], tmp_path: Path) -> None:
+    here, there = machine("here"), machine("there")
+    first, second = here.bench.base({"a": "1"}), here.bench.base({"a": "2"})
+    names = tmp_path / "bucket" / "names"
+    with BackgroundPush(here.remote) as pushing:
+        for _ in range(2):
+            pushing.upload(first.id)
+            assert next(there.remote.find(first.id)).snapshot == first
+        aside = names.rename(tmp_path / "aside")
+        names.write_text("in the way")
+        with pytest.raises(RemoteError, match="names"):
+            pushing.upload(second.id)
+        with pytest.raises(SnapshotNotFound):
+            pushing.upload(SnapshotId("0" * 64))
+        names.unlink()
+        aside.rename(names)
+        pushing.upload(second.id)
+        assert next(there.remote.find(second.id)).snapshot == second
 
 
 def test_what_fails_again_is_raised_at_the_end(machine: Callable[..., Any], tmp_path: Path) -> None:

@@ -80,6 +80,24 @@ async def test_a_stale_owner_writes_nothing(opened: Open, a_run: Make, an_op: Ma
         await stale.commit(RUN, ops=[an_op(seq=4)])
 
 
+async def test_the_lease_of_a_machine_that_is_gone_is_ended_at_once(opened: Open, a_run: Make, an_op: Make) -> None:
+    cut_off, new = await opened(), await opened()
+    await cut_off.create_run(a_run())
+    host, pid = os.uname().nodename, os.getpid()
+    async with cut_off.held(RUN):
+        await cut_off.commit(RUN, ops=[an_op(seq=1)])
+        assert not await new.end_lease(RUN, host, pid + 1)
+        assert not await new.end_lease(RUN, "another-host", pid)
+        await cut_off.commit(RUN, ops=[an_op(seq=2)])
+        assert await new.end_lease(RUN, host, pid)
+        with pytest.raises(LeaseLost):  # it lives after all
+            await cut_off.commit(RUN, ops=[an_op(seq=3)])
+        async with new.held(RUN, ELSEWHERE):
+            await new.commit(RUN, ops=[an_op(seq=3)])
+    assert not await new.end_lease(RUN, host, pid)
+    assert len(await new.ops(RUN)) == 3
+
+
 async def test_an_idle_owner_notices_its_loss(opened: Open, a_run: Make, change_leases: Change) -> None:
     stale, new = await opened(), await opened()
     await stale.create_run(a_run())

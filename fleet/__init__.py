@@ -1,0 +1,6 @@
+"""Runs on many machines: Ray says which nodes there are, each node works in a home of its own, and one database and
+one bucket carry the runs between them.
+
+`Fleet` (module `fleet`) stores a run, as `Runtime` does, and has a node continue it (`run_host`). If the node dies,
+another one continues the run where its journal ends. Only `ray_cluster` imports Ray.
+"""

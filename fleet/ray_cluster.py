@@ -1,0 +1,167 @@
+"""Ray, as far as a fleet uses it: the nodes of a cluster, and one actor on each. The only module that imports Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from types import TracebackType
+from typing import Any, Self
+
+from ramify.fleet.carried_errors import CarriedError
+from ramify.fleet.errors import ClusterUnreachable, FleetError, RayMissing
+from ramify.fleet.run_host import Ended, RunHost
+from ramify.fleet.types import Node, NodeId, Shared
+from ramify.runtime.records import RunId
+
+MOST_CALLS = 10_000
+"""Calls that an actor takes at the same time: a run is one."""
+
+
+_REACH_S = 5.0
+
+
+class HostDied(Exception):
+    """The actor, or its node, is gone or cannot be reached."""
+
+
+class RayCluster:
+    """An async context manager: a connection to a running cluster.
+
+    address: "auto" for the cluster that this machine belongs to, or HOST:PORT of the head. A process has at most one
+    connection; if it has one already, that one is used, and it stays.
+
+    Entering raises `RayMissing` and `ClusterUnreachable`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._is_ours = False
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._connect)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_ours:
+            await asyncio.to_thread(self._ray.shutdown)
+
+    async def nodes(self) -> list[Node]:
+        """Return the nodes that live. Raises `ClusterUnreachable`."""
+        return await asyncio.to_thread(self._nodes)
+
+    async def start_host(self, node: Node) -> RayHost:
+        """Start an actor on a node. It ends with this process at the latest."""
+        return RayHost(self._ray, await asyncio.to_thread(self._start, node))
+
+    def _connect(self) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise RayMissing(
+                "Ray is not installed: `pip install 'ramify[ray]'`, on this and every node, with the same version of "
+                "Ramify, Ray and Python"
+            ) from None
+        self._ray = ray
+        if ray.is_initialized():
+            return
+        if "://" in self._address:
+            raise ClusterUnreachable(
+                f"{self._address!r}: Ray's client protocol is not supported. Run this program on a node of the "
+                'cluster (`ray start --address=HOST:PORT` makes this machine one), and name "auto" or HOST:PORT'
+            )
+        _reach(self._address)
+        log = logging.getLogger("ray._private.worker")
+        log.addFilter(_not_of_signals)
+        try:
+            ray.init(self._address, log_to_driver=False, configure_logging=False)
+        except Exception as error:  # ConnectionError, RuntimeError, ValueError, by what is wrong
+            raise ClusterUnreachable(
+                f"the Ray cluster {self._address!r} cannot be used: {str(error).strip()}. `ray start --head` starts "
+                "one; this machine must be one of its nodes, with the same versions of Ray and Python"
+            ) from error
+        finally:
+            log.removeFilter(_not_of_signals)
+        self._is_ours = True
+
+    def _nodes(self) -> list[Node]:
+        try:
+            listed = self._ray.nodes()
+        except Exception as error:
+            raise ClusterUnreachable(f"the Ray cluster does not list its nodes: {error}") from error
+        return [
+            Node(NodeId(one["NodeID"]), one["NodeManagerHostname"], one["Resources"])
+            for one in listed
+            if one["Alive"]
+        ]
+
+    def _start(self, node: Node) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        place = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        actor = self._ray.remote(RunHost)
+        return actor.options(num_cpus=0, max_concurrency=MOST_CALLS, scheduling_strategy=place).remote()
+
+
+def _reach(address: str) -> None:
+    """Raises `ClusterUnreachable` if nothing listens there. Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # "auto", or something that Ray refuses
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterUnreachable(
+            f"nothing that can be reached listens at {address}: {error}. `ray start --head` starts a cluster and prints "
+            "its address"
+        ) from None
+
+
+def _not_of_signals(record: logging.LogRecord) -> bool:
+    """Leaves out that Ray does not handle SIGTERM. It connects on another thread, so the program keeps its handler."""
+    stays."""
+    return "SIGTERM" not in record.getMessage()
+
+
+class RayHost:
+    """`RunHost` on a node. Each method raises `HostDied` if it is gone, or never started; `FleetError` for a bug in
+    it."""
+
+    def __init__(self, module: Any, actor: Any) -> None:
+        self._ray = module
+        self._actor = actor
+
+    async def describe(self) -> dict[str, Any]:
+        return dict(await self._answer(self._actor.describe.remote()))
+
+    async def open(self, shared: Shared, node: str) -> CarriedError | None:
+        answer: CarriedError | None = await self._answer(self._actor.open.remote(shared, node))
+        return answer
+
+    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+        ended: Ended = await self._answer(self._actor.go_on.remote(run, sandbox, node))
+        return ended
+
+    async def stop(self, run: RunId) -> None:
+        await self._answer(self._actor.stop.remote(run))
+
+    async def close(self) -> CarriedError | None:
+        answer: CarriedError | None = await self._answer(self._actor.close.remote())
+        return answer
+
+    async def kill(self) -> None:
+        """End the process. Does nothing if it is gone."""
+        await asyncio.to_thread(self._ray.kill, self._actor)
+
+    async def _answer(self, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return await reference
+        except errors.RayTaskError as error:
+            raise FleetError(f"the fleet's process on a node failed: {error}") from error
+        except errors.RayError as error:
+            raise HostDied(str(error).strip()) from error

@@ -1,0 +1,183 @@
+"""The process that works for a fleet on a node: it owns the node's home, and continues runs that others stored.
+
+It is an actor of Ray, and does not know it. What it returns consists of plain values, so that a fleet of another
+version can read at least `describe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ramify
+from ramify import paths
+from ramify.fleet.carried_errors import CarriedError, carried
+from ramify.fleet.errors import NodeUnfit
+from ramify.fleet.types import FileIdentity, HostFacts, Shared
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.remote.remote_store import RemoteStore
+from ramify.fork_engine.store import SnapshotStore
+from ramify.runtime.errors import RunNotFound
+from ramify.runtime.records import ROOT, RunId
+from ramify.runtime.store.address import parse
+from ramify.sandboxes import doctor
+from ramify.sandboxes.capabilities import Feature
+from ramify.session import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the work on a run ended here. error: what `Runtime.resume` raised. cancelled: `RunHost.stop` ended it.
+    not_uploaded: why the bucket does not have the last state of a run that is done."""
+
+    error: CarriedError | None = None
+    cancelled: bool = False
+    not_uploaded: str = ""
+
+
+class RunHost:
+    """The runs that a fleet has placed on this node. `describe` and `open` come first, `close` last."""
+
+    def __init__(self) -> None:
+        self._home = paths.home(None)
+        self._shared: Shared | None = None
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._runtimes: dict[str, Runtime] = {}  # by the name of the sandbox backend
+        self._working: dict[RunId, asyncio.Task[Ended]] = {}
+
+    async def describe(self) -> dict[str, Any]:
+        """Return `HostFacts` as a mapping."""
+        return asdict(await asyncio.to_thread(_facts, self._home))
+
+    async def open(self, shared: Shared, node: str) -> CarriedError | None:
+        """Check that this node shares the fleet's database and bucket. The error is `NodeUnfit`, or what the database
+        or the bucket raised."""
+        try:
+            _check_database(shared, node)
+            await asyncio.to_thread(_check_bucket, self._home, shared, node)
+            self._shared = shared
+        except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
+            return carried(error)
+        return None
+
+    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+        """Continue a run until it ends in any way. Its result is in the database."""
+        task = asyncio.ensure_future(self._go_on(run, sandbox, node))
+        self._working[run] = task
+        try:
+            await asyncio.wait({task})
+        finally:
+            del self._working[run]
+        return Ended(cancelled=True) if task.cancelled() else task.result()
+
+    async def stop(self, run: RunId) -> None:
+        """Cancel the work on a run, and return once it has ended."""
+        if (task := self._working.get(run)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def close(self) -> CarriedError | None:
+        """End all work, upload what waits, and return what went wrong with that."""
+        for run in list(self._working):
+            await self.stop(run)
+        try:
+            await self._stack.aclose()
+        except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
+            return carried(error)
+        return None
+
+    async def _go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+        try:
+            runtime = await self._runtime(sandbox)
+            try:
+                await runtime.record(run)
+            except RunNotFound as error:
+                why = "this fleet's database has this address, but there it is another one: it has not the run"
+                raise NodeUnfit(node, f"{runtime.store.address}: {why} {run}") from error
+            await runtime.resume(run)
+        except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
+            return Ended(carried(error))
+        return Ended(not_uploaded=await _uploaded(runtime, run))
+
+    async def _runtime(self, sandbox: str) -> Runtime:
+        """The runtime for runs in such sandboxes. $RAMIFY_SANDBOX of the node does not count."""
+        async with self._opening:
+            if (runtime := self._runtimes.get(sandbox)) is None:
+                assert self._shared is not None, "open() comes first"
+                shared = self._shared
+                opening = Runtime(home=self._home, database=shared.database, remote=shared.bucket, sandbox=sandbox)
+                runtime = await self._stack.enter_async_context(opening)
+                self._runtimes[sandbox] = runtime
+            return runtime
+
+
+async def _uploaded(runtime: Runtime, run: RunId) -> str:
+    """Wait until the bucket has the last state of a run. Returns why it has not; "" if it has."""
+    assert runtime.bucket is not None
+    states = [one for one in await runtime.store.checkpoints(run) if one.branch == ROOT]
+    try:
+        await runtime.bucket.upload(max(states, key=lambda one: one.seq).snapshot_id)
+    except ForkEngineError as error:
+        return str(error)
+    return ""
+
+
+def boot_id() -> str:
+    """Identifies the running kernel; "" where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def file_identity(file: Path) -> FileIdentity | None:
+    """Identifies a file of this machine; None if it does not exist."""
+    try:
+        there = file.stat()
+    except OSError:
+        return None
+    return FileIdentity(boot_id(), there.st_dev, there.st_ino)
+
+
+def _facts(home: Path) -> HostFacts:
+    scratch = paths.worlds(home)
+    paths.make_private(scratch)
+    found = {one.backend: one for one in doctor.capabilities(scratch)}
+    return HostFacts(
+        version=ramify.__version__,
+        python=platform.python_version(),
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        boot=boot_id(),
+        home=str(home),
+        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        sandboxes={name: able.reason for name, able in found.items()},
+        criu=found["namespaces"].why_not(Feature.CRIU),
+    )
+
+
+def _check_database(shared: Shared, node: str) -> None:
+    file = parse(shared.database).file
+    if file is not None and file_identity(file) != shared.file:
+        raise NodeUnfit(
+            node,
+            f"{file} is not the same file there: a SQLite file belongs to one machine. For nodes on several machines "
+            "use PostgreSQL (--database postgresql://…)",
+        )
+
+
+def _check_bucket(home: Path, shared: Shared, node: str) -> None:
+    paths.make_private(home)
+    with RemoteStore(SnapshotStore(paths.snapshots(home)), paths.remote(home), shared.bucket) as remote:
+        if remote.marker.store != shared.store:
+            raise NodeUnfit(
+                node,
+                f"{shared.bucket} is another bucket there (store {remote.marker.store}, not {shared.store}): a "
+                "folder must be the same on all nodes; or use S3, Google Cloud Storage or Azure",
+            )

@@ -1,0 +1,142 @@
+"""What a fleet, its nodes and its users tell each other. Values of this module travel between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NewType
+
+from ramify.runtime.records import RunId
+
+NodeId = NewType("NodeId", str)
+"""Ray's id of a node. A machine that comes back is another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as Ray lists it. resources: Ray's totals, such as {"CPU": 8.0, "GPU": 1.0}."""
+
+    id: NodeId
+    hostname: str
+    resources: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """For people: several nodes may be on one machine."""
+        return f"{self.hostname} ({self.id[:8]})"
+
+    @property
+    def cpus(self) -> int:
+        return int(self.resources.get("CPU", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What the process that works for the fleet on a node says of itself and its machine.
+
+    version: of Ramify. host, pid: as in the leases that it takes. boot: identifies the running kernel. memory: of the
+    machine, in bytes. sandboxes: why a backend cannot be used there, by its name; "" if it can. criu: why processes
+    cannot be dumped whole there; "" if they can.
+    """
+
+    version: str
+    python: str
+    host: str
+    pid: int
+    boot: str
+    home: str
+    memory: int
+    sandboxes: Mapping[str, str]
+    criu: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """A file of a running kernel."""
+
+    boot: str
+    device: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all nodes of a fleet share. database: its address, with its password. file: which file it is, if it is
+    one. bucket: its address. store: the id in its marker."""
+
+    database: str
+    file: FileIdentity | None
+    bucket: str
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a run needs of its node, beside its sandbox backend. Nothing is reserved.
+
+    memory: of the machine, in bytes. resources: Ray's, by name, such as {"GPU": 1}. criu: whether processes can be
+    dumped whole.
+    """
+
+    memory: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    criu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    node: str
+    slots: int
+
+    def __str__(self) -> str:
+        return f"node {self.node} joined, for {self.slots} runs at the same time"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """The fleet does not use a node of the cluster."""
+
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.node} is not used: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node died, or its process for this fleet did. What it worked on goes on elsewhere."""
+
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.node} is lost: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A run goes on on a node. earlier: nodes that died while they worked on it."""
+
+    run: RunId
+    node: str
+    earlier: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        after = f", after {', '.join(self.earlier)} died" if self.earlier else ""
+        return f"run {self.run} goes on on node {self.node}{after}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotUploaded:
+    """A run is done, and the bucket does not have its last state yet. The node tries again when the fleet closes."""
+
+    run: RunId
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"run {self.run} is done, and node {self.node} has not uploaded its last state: {self.reason}"
+
+
+FleetEvent = NodeJoined | NodeRefused | NodeLost | Placed | NotUploaded

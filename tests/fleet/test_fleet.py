@@ -1,0 +1,165 @@
+"""Runs on two raylets of this machine: what comes back from them, and what goes on after one is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fleet_app
+import pytest
+
+from ramify import Runtime
+from ramify.cli.main import run_command_line
+from ramify.fleet.carried_errors import NodeTraceback
+from ramify.fleet.errors import NodesDied, NoFitNode
+from ramify.fleet.fleet import MOST_DEATHS, Fleet
+from ramify.fleet.types import Needs, NodeJoined, NodeLost, NodeRefused, Placed
+from ramify.runtime.errors import RunWaiting, StepFailed
+from ramify.runtime.records import RunStatus
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore"),  # Ray leaves files open and uses what is deprecated
+    pytest.mark.timeout(240),  # its processes take seconds to start on slow machines
+]
+LONGEST_S = 120.0
+
+
+async def until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONGEST_S
+    while not there():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+
+
+def lines(folder: Path, file: str) -> list[str]:
+    path = folder / file
+    return sorted(path.read_text().splitlines()) if path.exists() else []
+
+
+async def test_runs_go_to_the_nodes(raylets: Any, shared: Runtime, heard: Any, folder: Path) -> None:
+    async with Fleet(shared, raylets.address, observer=heard.events.append) as fleet:
+        pids = await asyncio.gather(*(fleet.run(fleet_app.where, str(folder)) for _ in range(4)))
+        nodes = fleet.nodes
+        assert [one.path for one in await shared.changes()] == ["words"]
+    assert set(pids) == {facts.pid for facts in nodes.values()}
+    assert os.getpid() not in pids
+    assert len({facts.home for facts in nodes.values()}) == 2
+    assert {one.node for one in heard.of(Placed)} == {one.node for one in heard.of(NodeJoined)} == set(nodes)
+    assert [run.status for run in await shared.store.runs()] == [RunStatus.DONE] * 4
+
+
+def test_the_command_line_runs_on_a_node(
+    raylets: Any, tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / fleet_app.GATE).touch()
+    command = ["--home", str(tmp_path / "home"), "run", f"{fleet_app.__file__}:words", str(folder), "ada"]
+    where = ["--fleet", raylets.address, "--remote", str(raylets.bucket), "--sandbox", "copy"]
+    assert run_command_line([*command, *where]) == 0
+    printed = capfd.readouterr()
+    assert printed.out == "ada one\nada two\n\n"
+    assert "goes on on node" in printed.err
+    assert "1 path changed" in printed.err
+
+
+async def test_errors_and_questions_come_back(raylets: Any, shared: Runtime, folder: Path) -> None:
+    async with Fleet(shared, raylets.address) as fleet:
+        with pytest.raises(StepFailed, match="Refusal: no") as failed:
+            await fleet.run(fleet_app.refuses, "no")
+        assert failed.value.step == "refuse"
+        assert "fleet_app.py" in str(failed.value.__cause__)
+        assert isinstance(failed.value.__cause__, NodeTraceback)
+        with pytest.raises(RunWaiting) as waits:
+            await fleet.run(fleet_app.asks, str(folder), "ada")
+        assert waits.value.question == {"who": "ada"}
+        assert await fleet.resume(waits.value.waiting_run, answer="yes") == "before\nyes\n"
+    assert lines(folder, fleet_app.ADDED) == ["before", "yes"]
+    with pytest.raises(StepFailed):  # kept as any run
+        await shared.resume(failed.value.run_id)
+
+
+async def test_cancelling_the_caller_cancels_the_run(raylets: Any, shared: Runtime, folder: Path) -> None:
+    async with Fleet(shared, raylets.address) as fleet:
+        task = asyncio.create_task(fleet.run(fleet_app.words, str(folder), "a"))
+        await until(lambda: lines(folder, fleet_app.SENT) == ["a"])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (run,) = await shared.store.runs()
+        assert run.status is RunStatus.CANCELLED
+        (folder / fleet_app.GATE).touch()
+        assert await fleet.resume(run.id) == "a one\na two\n"
+    assert lines(folder, fleet_app.SENT) == ["a"]
+
+
+async def test_a_run_goes_on_after_its_node_was_killed(
+    raylets: Any, database: str, heard: Any, folder: Path, tmp_path: Path
+) -> None:
+    victim = raylets.add()
+    names = ["a", "b", "c"]
+    async with (
+        Runtime(home=tmp_path / "program", database=database, remote=raylets.bucket, sandbox="copy") as shared,
+        Fleet(shared, raylets.address, observer=heard.events.append) as fleet,
+    ):
+        assert len(fleet.nodes) == 3
+        runs = [asyncio.create_task(fleet.run(fleet_app.words, str(folder), name)) for name in names]
+
+        async def all_wait() -> bool:
+            """Whether each run is in `wait_for`, and the bucket has the state before it."""
+            rows = [row for run in await shared.store.runs() for row in await shared.store.checkpoints(run.id)]
+            sealed = {row.snapshot_id for row in rows}
+            uploaded = {path.name for path in (raylets.bucket / "snapshots").glob("*")}
+            return lines(folder, fleet_app.SENT) == names and len(sealed) >= 4 and sealed <= uploaded
+
+        end = time.monotonic() + LONGEST_S
+        while not await all_wait():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.1)
+        await asyncio.to_thread(raylets.kill, victim)
+        await until(lambda: bool(heard.of(NodeLost)))
+        (folder / fleet_app.GATE).touch()
+        assert await asyncio.gather(*runs) == [f"{name} one\n{name} two\n" for name in names]
+        lost = heard.of(NodeLost)[0].node
+        assert [one.earlier for one in heard.of(Placed) if one.earlier] == [(lost,)]
+        assert lost not in fleet.nodes
+        leases = await shared.store.leases([run.id for run in await shared.store.runs()])
+    assert sorted(lease.token for lease in leases.values()) == [1, 1, 2]
+    assert lines(folder, fleet_app.SENT) == names
+    assert lines(folder, fleet_app.ADDED) == [f"{name} {which}" for name in names for which in ("one", "two")]
+
+
+async def test_a_run_that_kills_its_nodes_ends(raylets: Any, shared: Runtime, heard: Any) -> None:
+    async with Fleet(shared, raylets.address, observer=heard.events.append) as fleet:
+        with pytest.raises(NodesDied, match="may be the cause") as died:
+            await fleet.run(fleet_app.dies)
+    assert len(died.value.nodes) == len(heard.of(NodeLost)) == MOST_DEATHS
+    assert len(heard.of(NodeJoined)) > 2  # the machine lives, and got a new process
+    (run,) = await shared.store.runs()
+    assert died.value.stranded_run == run.id
+
+
+async def test_a_run_that_no_node_can_take_is_kept(raylets: Any, shared: Runtime, folder: Path) -> None:
+    async with Fleet(shared, raylets.address) as fleet:
+        with pytest.raises(NoFitNode, match="it has 0 GPU, and the run needs 1") as lacks:
+            await fleet.start(fleet_app.where, (str(folder),), needs=Needs(resources={"GPU": 1}))
+        assert set(lacks.value.reasons) == set(fleet.nodes)
+        (run,) = await shared.store.runs()
+        assert await fleet.resume(run.id) in {facts.pid for facts in fleet.nodes.values()}
+
+
+async def test_a_node_with_another_version_is_refused(
+    raylets: Any, shared: Runtime, heard: Any, other_version: Callable[[str], Path], folder: Path
+) -> None:
+    old = raylets.add(PYTHONPATH=str(other_version("0.1.9")))
+    try:
+        async with Fleet(shared, raylets.address, observer=heard.events.append) as fleet:
+            (refused,) = heard.of(NodeRefused)
+            assert "it has Ramify 0.1.9" in refused.reason
+            assert refused.node not in fleet.nodes
+            await fleet.run(fleet_app.where, str(folder))
+    finally:
+        raylets.kill(old)
