@@ -156,7 +156,8 @@ class EffectNotMet(RunError):
 
 
 class CallNotTold(RunError):
-    """Several calls stand on one line, and Python runs without column positions, so the call cannot be identified."""
+    """Calls cannot be told apart: several are on one line, and Python runs without column positions; or two threads
+    of a workflow call an irreversible step with equal arguments."""
 
 
 class NotSerialisable(RunError):

@@ -18,6 +18,7 @@ from ramify.runtime.codec.legacy_digests import digest_in_journal
 from ramify.runtime.codec.plain_digests import digest_of_text
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
+    CallNotTold,
     Diverged,
     EffectInDoubt,
     EffectNotMet,
@@ -59,6 +60,7 @@ from ramify.runtime.reuse.fingerprints import code_fingerprint
 from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.user_code.task_waits import LEFT, BegunStep
+from ramify.runtime.user_code.worker_threads import calling_thread
 from ramify.runtime.worlds.world_pool import Branch
 
 FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
@@ -84,6 +86,14 @@ def begin_step(
     arguments = codec.encode(bound, f"step {step.name!r}: arguments")
     args_digest = _digest(scope, op, bound, defaults, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
+    if step.effect is Effect.IRREVERSIBLE and not scope.run.journal.is_one_thread(key, calling_thread()):
+        raise scope.run.journal.stop(
+            CallNotTold(
+                f"run {scope.run.record.id}: two threads of the workflow call step {step.name!r} with equal "
+                "arguments. The step is irreversible, and threads take turns by chance, so a resume could give the "
+                "result of one call to the other: pass an argument that tells them apart, or call it in one thread"
+            )
+        )
     plain = bound if all(map(is_plain, bound.values())) else None
     performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults, plain))
     assert isinstance(performing, CoroutineType)

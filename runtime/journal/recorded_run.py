@@ -81,6 +81,7 @@ class RecordedRun:
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self.turns = Turns(_in_turns(ops, llm, failed.values()), self.followers.returned)
         self._occurrences: dict[str, Counter[str]] = {}  # by the first part of the place
+        self._threads: dict[str, int] = {}  # by place: the thread that called first
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
@@ -103,6 +104,10 @@ class RecordedRun:
         self.followers.called(key)
         self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
         return key
+
+    def is_one_thread(self, key: str, thread: int) -> bool:
+        """Whether all calls at the place of `key` so far came from this thread of the workflow."""
+        return self._threads.setdefault(key.rpartition("|")[0], thread) == thread
 
     def forget_attempt(self, place: str) -> None:
         """Reset the occurrence counters of calls whose place begins with the part `place`: an attempt of a step."""

@@ -88,6 +88,11 @@ def start_on_run_loop(what: str, begin: Callable[[], Awaitable[T]]) -> Awaitable
         raise
 
 
+def calling_thread() -> int:
+    """Return the id of the thread that asked for what the run's loop begins now; 0 if the loop itself did."""
+    return _asked_by.get()
+
+
 def run_loop_of_thread() -> asyncio.AbstractEventLoop | None:
     """Return the run's loop if this code runs in a thread of a run and has no loop of its own; else None."""
     call = _call.get()
@@ -167,6 +172,7 @@ class _Call:
         refuse_in_child(self._owner, f"the run in which {what}", UsedAfterFork)
         self.leave_if_abandoned()
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        _asked_by.set(threading.get_ident())
         with self._lock:  # the loop runs until the call has ended, so it answers what is asked before
             if not self._over:
                 self.loop.call_soon_threadsafe(self._begin, what, begin, answer)
@@ -287,6 +293,7 @@ def _is_library_file(filename: str) -> bool:
 
 
 _call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("ramify_thread", default=None)
+_asked_by: contextvars.ContextVar[int] = contextvars.ContextVar("ramify_asked_by", default=0)
 
 
 async def _run_and_answer(begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:

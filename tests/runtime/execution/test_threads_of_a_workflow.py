@@ -1,0 +1,74 @@
+"""Threads of a plain `def` workflow take turns by chance: equal calls in them cannot be told apart at a resume."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+
+from ramify import Runtime, step, workflow
+from ramify.runtime.errors import CallNotTold, RunError
+
+DONE: list[str] = []
+
+
+@step(effect="irreversible")
+def next_id() -> int:
+    DONE.append("id")
+    return len(DONE)
+
+
+@step(effect="irreversible")
+def pay(who: str) -> str:
+    DONE.append(who)
+    return who
+
+
+def in_threads(names: list[str], call: Any) -> list[Any]:
+    """Call in one thread for each name; all threads exist at the same time."""
+    together = threading.Barrier(len(names))
+
+    def one(name: str) -> Any:
+        together.wait(60)
+        return call(name)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        waiting = [pool.submit(copy_context().run, one, name) for name in names]
+        return [each.result() for each in waiting]
+
+
+@workflow
+def equal_calls(names: list[str]) -> Any:
+    return in_threads(names, lambda _: next_id())
+
+
+@workflow
+def equal_calls_caught(names: list[str]) -> Any:
+    try:
+        return in_threads(names, lambda _: next_id())
+    except RunError:
+        return "caught"
+
+
+@workflow
+def other_calls(names: list[str]) -> Any:
+    first: Any = [next_id(), next_id()]
+    return [*first, *in_threads(names, pay), next_id()]
+
+
+@pytest.mark.parametrize("flow", [equal_calls, equal_calls_caught])
+async def test_equal_irreversible_calls_of_two_threads_are_refused(runtime: Runtime, flow: Any) -> None:
+    DONE.clear()
+    with pytest.raises(RunError, match="two threads of the workflow call step 'next_id'") as refused:
+        await runtime.run(flow, ["ada", "bob"])
+    assert isinstance(refused.value, CallNotTold) or isinstance(refused.value.__cause__, CallNotTold)
+    assert len(DONE) <= 1
+
+
+async def test_calls_with_other_arguments_and_equal_calls_of_one_thread_are_made(runtime: Runtime) -> None:
+    DONE.clear()
+    assert await runtime.run(other_calls, ["ada", "bob", "cyd"]) == [1, 2, "ada", "bob", "cyd", 6]
+    assert sorted(DONE) == ["ada", "bob", "cyd", "id", "id", "id"]
