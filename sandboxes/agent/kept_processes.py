@@ -63,6 +63,8 @@ class ProcessKeeper(ShellPreparer):
         except (CannotDump, OSError) as error:
             self._thaw()
             why = str(error)
+        if len(removed := self._in_removed_folders()) > 1:
+            return Dumped(f"CRIU restores one process in a removed folder, and these are in one: {removed}; {why}")
         self._leave_images()
         for folder in list(place.iterdir()):
             shutil.rmtree(folder)
@@ -112,6 +114,12 @@ class ProcessKeeper(ShellPreparer):
                 self._bases[process.key] = replace(base, base=made)
         ProcessTree(note, members).write(place)
         return taken
+
+    def _in_removed_folders(self) -> list[int]:
+        """The processes whose working folder was removed."""
+        links = {process.pid: Path(f"/proc/{process.pid}/cwd") for process in self._all()}
+        found = [pid for pid, link in links.items() if str(link.readlink()).endswith(process_dump.REMOVED)]
+        return [pid for pid in found if process_dump.working_folder(pid)[1]]
 
     def _family(self, root: int) -> list[processes.Process]:
         """The shell and its descendants, parents first."""

@@ -34,6 +34,7 @@ env_start, env_end."""
 STATUS_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH | os.O_SYNC | os.O_NOATIME
 MOST_FILES = 256
 PAGES, BASE_PAGES, NOTE = "pages", "ground", "session.json"
+REMOVED = " (deleted)"  # what the kernel adds to the path of a removed file or folder
 
 
 Lock = tuple[str, int, int]
@@ -64,6 +65,7 @@ class Program:
     limits: dict[str, tuple[int, int]]
     identity: tuple[int, int]  # of the interpreter's file: its size and time
     kernel: str
+    cwd_removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +246,23 @@ def _program(pid: int) -> Program:
     listed = map(str.split, resource_limits.read_rlimits(pid).splitlines())
     limits = {name: (int(soft), int(hard)) for name, soft, hard in listed}
     name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
-    cwd = str(Path(f"/proc/{pid}/cwd").readlink())
-    return Program(path, name, cwd, int(status["Umask"], 8), limits, identity(path), os.uname().release)
+    cwd, removed = working_folder(pid)
+    return Program(path, name, cwd, int(status["Umask"], 8), limits, identity(path), os.uname().release, removed)
+
+
+def working_folder(pid: int) -> tuple[str, bool]:
+    """The path of a process's working folder, and whether it was removed from there. Raises `CannotDump` if another
+    folder is at its path."""
+    link = Path(f"/proc/{pid}/cwd")
+    path = str(link.readlink())
+    try:
+        if link.samefile(path):
+            return path, False
+    except OSError:
+        pass
+    if path.endswith(REMOVED):
+        return path.removesuffix(REMOVED), True
+    raise CannotDump(f"its working folder is not found at its path: {path}")
 
 
 def identity(path: str) -> tuple[int, int]:

@@ -130,7 +130,10 @@ def become_program(
         held = {name: fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, lowest) for name, pipe in pipes.items()}
         confine()
         kernel.close_all_but((0, 1, 2, go, *above, *held.values()))  # before any path is followed
-        os.chdir(program.cwd)
+        if program.cwd_removed:
+            _enter_removed_folder(Path(program.cwd))
+        else:
+            os.chdir(program.cwd)
         os.umask(program.umask)
         opened: dict[int, int] = {}
         for file in image.files:
@@ -146,6 +149,33 @@ def become_program(
         os.write(2, f"{program.name} could not be restored: {error}\n".encode())
     finally:
         os._exit(127)
+
+
+def _enter_removed_folder(path: Path) -> None:
+    """Enter a folder that is gone from `path`. As in the dumped process, `..` leads to where it was."""
+    try:
+        _make_enter_and_remove(path)
+    except OSError:  # nobody may make it there
+        _make_enter_and_remove(Path("/dev/shm/removed"))
+
+
+def _make_enter_and_remove(path: Path) -> None:
+    """Leave the folder above as it was: a seal must not find a change in it."""
+    above = next(folder for folder in path.parents if folder.is_dir())
+    place, *below = path.relative_to(above).parts
+    place = f".removed-{os.getpid()}"
+    made = [str(Path(place, *below[:count])) for count in range(len(below) + 1)]
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, folder := kernel.open_folder(str(above)))
+        before = os.fstat(folder)
+        for name in made:
+            os.mkdir(name, dir_fd=folder)
+        held.callback(os.close, inner := os.open(made[-1], os.O_PATH | os.O_DIRECTORY, dir_fd=folder))
+        os.fchdir(inner)
+        for name in reversed(made):
+            os.rmdir(name, dir_fd=folder)
+        with contextlib.suppress(PermissionError):
+            os.utime(".", ns=(before.st_atime_ns, before.st_mtime_ns), dir_fd=folder)
 
 
 def _first_own_descriptor(files: Sequence[OpenFile]) -> int:

@@ -18,7 +18,7 @@ from typing import Self
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
-from ramify.sandboxes.agent.checkpointing.process_dump import OpenFile, open_files
+from ramify.sandboxes.agent.checkpointing.process_dump import OpenFile, open_files, working_folder
 from ramify.sandboxes.linux import processes
 from ramify.sandboxes.linux.ptrace import share_open_file_among
 
@@ -118,12 +118,7 @@ def _check(member: Member, parent: Member | None, root: Mapping[str, str], mine:
         raise CannotDump("it is in a namespace of its own")
     if str((here / "root").readlink()) != "/":
         raise CannotDump("it has another root folder")
-    try:
-        same = (here / "cwd").samefile((here / "cwd").readlink())
-    except OSError:
-        same = False
-    if not same:
-        raise CannotDump("its working folder was removed")
+    working_folder(member.pid)
 
 
 def _status(pid: int) -> dict[str, str]:

@@ -45,8 +45,9 @@ def look():
     return [server.getsockname()]
 """
 PROGRAM = """
-import os, socket, time
+import os, socket, threading, time
 top = os.getcwd()
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()  # so that CRIU has to dump it
 {opens}
 os.symlink("{target}", f"{{top}}/gone")
 while True:

@@ -199,3 +199,39 @@ async def test_a_session_that_was_kept_with_its_tree_is_kept_alone(
         await repl.run("kept.append(len(kept))")
     told = await repl.run("all(kept[n] == bytes([n % 256]) * 1000 for n in range(2000)), kept[2000:]")
     assert told.value == "(True, [2000, 2001, 2002])"
+
+
+async def test_processes_in_a_removed_folder_are_kept(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
+) -> None:
+    """CRIU cannot restore two of them, nor dump one for an ordinary user."""
+    world = await namespaces.materialise(base, dumpable)
+    repl = await world.python()
+    await out(world, "mkdir -p gone/x; cd gone/x; sleep 1000 & program=$!")
+    session = await world.python("inner")
+    await session.run("kept = 1")
+    await out(world, "rm -r ../../gone")
+    await repl.run("kept = 2")
+    (world.path / "found").touch()
+    sealed = await world.seal()
+    assert sealed.tier is ProcessTier.TREE, sealed.processes.reason
+    for _ in range(2):
+        await world.rollback(sealed)
+        told = await out(world, "ls -A | wc -l; echo x 2>/dev/null > file || echo none; ls -A /dev/shm")
+        assert told == "0\nnone\n"
+        assert await out(world, "ls -A ..; ls ../../found") == "../../found\n", "where the folder was"
+        assert await out(world, "pwd; ps -o comm= -p $program") == f"{dumpable.mount_at}/gone/x\nsleep\n"
+        for name, value in (("inner", "1"), ("python", "2")):
+            repl = await world.python(name)
+            assert (await repl.run("kept")).value == value
+        again = await world.seal()
+        assert again.tier is ProcessTier.TREE, again.processes.reason
+        assert again.layers == sealed.layers, "the restored processes have left no trace"
+        sealed = again
+    await out(world, "sleep 1000 | sleep 1000 &")
+    sealed = await world.seal()
+    assert sealed.tier is ProcessTier.REPL
+    assert "removed folder" in sealed.processes.reason
+    await world.rollback(sealed)
+    repl = await world.python("inner")
+    assert (await repl.run("kept")).value == "1"
