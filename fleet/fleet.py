@@ -14,6 +14,7 @@ import asyncio
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -120,7 +121,7 @@ class Fleet:
         self,
         workflow: Workflow[..., Any],
         *args: Any,
-        workspace: Any = None,
+        workspace: str | Path | None = None,
         deadline: Duration | None = None,
         plan: Plan | None = None,
         **kwargs: Any,
@@ -137,7 +138,7 @@ class Fleet:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] = MappingProxyType({}),
         *,
-        workspace: Any = None,
+        workspace: str | Path | None = None,
         deadline: Duration | None = None,
         plan: Plan | None = None,
         needs: Needs = Needs(),  # noqa: B008
