@@ -50,7 +50,7 @@ async def held(folder: str) -> None:
 
 
 class _Cluster:
-    """Raylets on this machine, each with a home of its own."""
+    """Raylets on this machine, each with a home of its own. Ray sets handlers of signals: use the main thread."""
 
     def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
@@ -101,10 +101,10 @@ class _Heard:
 
 @asynccontextmanager
 async def _fleet(folder: Path, database: str, heard: _Heard) -> AsyncIterator[tuple[_Cluster, Runtime, Fleet]]:
-    cluster = await asyncio.to_thread(_Cluster, folder)
+    cluster = _Cluster(folder)
     try:
         for _ in range(2):
-            await asyncio.to_thread(cluster.add)
+            cluster.add()
         async with (
             Runtime(home=folder / "home", database=database, remote=folder / "bucket", sandbox="copy") as runtime,
             Fleet(runtime, cluster.address, observer=heard) as fleet,
@@ -145,7 +145,7 @@ async def _goes_on(cluster: _Cluster, fleet: Fleet, heard: _Heard, folder: Path)
     (folder / "gate").touch()
     await running
     before = len(heard.events)
-    await asyncio.to_thread(cluster.add)
+    cluster.add()
     await heard.next(NodeJoined, before)
     return detected - killed, float(begun[1]) - detected
 
