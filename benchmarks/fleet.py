@@ -1,14 +1,15 @@
 """Measure the fleet: snapshots that travel through a bucket, rules that match jobs to devices, and workers on one
 PostgreSQL (docs/how-to/fleet.md).
 
-    python benchmarks/fleet.py [--quick] [--json] [--only travel|matching|throughput] [--postgres URL]
+    python benchmarks/fleet.py [--quick] [--json] [--only travel|matching|throughput|ray] [--postgres URL]
 
 `travel` pushes a snapshot of 100 MB to a folder and pulls it into another home; the peer is the plain transfer of the
 same object in the same run. `matching` simulates the set-up of Venn's evaluation
 (benchmarks/fleet_matching/workloads.py says what is from the paper and what is not); values are mean completion times
 of random matching over those of a rule, per seed. The seeds are not those with which the exponent of ours was chosen
 (100 to 102). `throughput` has 1, 2 and 4 worker processes run workflows at once, beside DBOS in the same run
-(fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server.
+(fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server. `ray` starts a
+Ray cluster, runs workflows on its nodes and kills nodes (fleet_ray.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ sys.path.insert(1, str(ROOT / "tests"))
 
 import postgres  # noqa: E402
 
-from benchmarks import fleet_throughput  # noqa: E402
+from benchmarks import fleet_ray, fleet_throughput  # noqa: E402
 from benchmarks.fleet_matching.integer_program import least_mean_delay  # noqa: E402
 from benchmarks.fleet_matching.simulation import Device, Job, Outcome, simulate  # noqa: E402
 from benchmarks.fleet_matching.workloads import GROUPS, LOAD, STRATA, Workload, devices, jobs, rates_for  # noqa: E402
@@ -49,7 +50,7 @@ from ramify.serving.matching.types import JobId, Matching, Rates  # noqa: E402
 from ramify.serving.matching.venn import Venn  # noqa: E402
 from ramify.worlds.home import WorldHome  # noqa: E402
 
-PARTS = ("travel", "matching", "throughput")
+PARTS = ("travel", "matching", "throughput", "ray")
 MEBIBYTE = 1 << 20
 SIZE = 100 * MEBIBYTE
 PUBLISHED = {
@@ -230,6 +231,14 @@ def throughput_rows(quick: bool, given: str | None) -> list[Row]:
         return list(fleet_throughput.rows(quick, lambda: postgres.new_database(server)))
 
 
+def ray_rows(quick: bool, given: str | None) -> list[Row]:
+    if given is None and postgres.why_not():
+        with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as folder:
+            return asyncio.run(fleet_ray.rows(quick, f"sqlite:///{folder}/shared.db", "SQLite"))
+    with nullcontext(given) if given is not None else postgres.server() as server:
+        return asyncio.run(fleet_ray.rows(quick, postgres.new_database(server), "PostgreSQL"))
+
+
 def main() -> None:
     parser = options(__doc__, "one seed and two workloads")
     parser.add_argument("--only", choices=PARTS)
@@ -252,6 +261,8 @@ def main() -> None:
             rows += [*fairness_rows(seeds), tier_row(seeds)]
     if "throughput" in parts:
         rows += throughput_rows(asked.quick, asked.postgres)
+    if "ray" in parts:
+        rows += ray_rows(asked.quick, asked.postgres)
     for one in rows:
         print(printed(one))
     if asked.json:

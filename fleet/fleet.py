@@ -14,6 +14,7 @@ import asyncio
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -90,6 +91,7 @@ class Fleet:
         self._known: dict[NodeId, asyncio.Task[None]] = {}  # joins, ended or not
         self._refused: dict[str, str] = {}
         self._stack = AsyncExitStack()
+        self._is_open = False
 
     async def __aenter__(self) -> Self:
         self.runtime.check_open()
@@ -104,11 +106,13 @@ class Fleet:
             watching = asyncio.create_task(self._watch())
             stack.push_async_callback(_ended, watching)
             self._stack = stack.pop_all()
+        self._is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         await self._stack.__aexit__(kind, error, trace)
 
     @property
@@ -120,7 +124,7 @@ class Fleet:
         self,
         workflow: Workflow[..., Any],
         *args: Any,
-        workspace: Any = None,
+        workspace: str | Path | None = None,
         deadline: Duration | None = None,
         plan: Plan | None = None,
         **kwargs: Any,
@@ -137,12 +141,13 @@ class Fleet:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] = MappingProxyType({}),
         *,
-        workspace: Any = None,
+        workspace: str | Path | None = None,
         deadline: Duration | None = None,
         plan: Plan | None = None,
         needs: Needs = Needs(),  # noqa: B008
     ) -> Any:
         """As `run`, for a workflow whose parameters have the same names as those of `run`, or a run with needs."""
+        self._check_open()
         record = await self.runtime.create(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
         return await self._to_the_end(record, needs)
 
@@ -156,9 +161,14 @@ class Fleet:
     ) -> Any:
         """Continue a run on a node, where its journal ends; answers as in `Runtime.resume`. Its states must be in the
         bucket, or steps of it are run again."""
+        self._check_open()
         record = await self.runtime.record(run_id)
         await self.runtime.store_answers_of(record, given_answers(answer, answers), "Fleet.resume")
         return await self._to_the_end(record, needs)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise FleetError("the fleet is not open: `async with Fleet(runtime) as fleet`")
 
     async def _to_the_end(self, record: RunRecord, needs: Needs) -> Any:
         if record.status is not RunStatus.DONE:

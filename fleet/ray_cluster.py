@@ -116,13 +116,13 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
     except (OSError, OverflowError) as error:
         raise ClusterUnreachable(
-            f"nothing that can be reached listens at {address}: {error}. `ray start --head` starts a cluster and prints "
-            "its address"
+            f"nothing that can be reached listens at {address}: {error}. `ray start --head` starts a cluster and "
+            "prints its address"
         ) from None
 
 
 def _not_of_signals(record: logging.LogRecord) -> bool:
-    """Leaves out that Ray does not handle SIGTERM. It connects on another thread, so the program keeps its handler."""
+    """Leaves out that Ray does not handle SIGTERM: it connects on another thread, so that the program's own handler
     stays."""
     return "SIGTERM" not in record.getMessage()
 

@@ -34,6 +34,7 @@ WHY = {
     "openai-agents": "needs openai-agents (its tests: tests/integrations)",
     "swe-rex": "needs swe-rex (its tests: tests/integrations)",
     "deepagents": "needs deepagents (its tests: tests/integrations)",
+    "ray": "needs a Ray cluster (its tests: tests/fleet)",
     "namespaces": "needs worlds in namespaces, where pages are run on copies",
     "network": "installs packages",
     "terminal": "needs a terminal",

@@ -18,7 +18,7 @@ from ramify.fleet.carried_errors import NodeTraceback
 from ramify.fleet.errors import NodesDied, NoFitNode
 from ramify.fleet.fleet import MOST_DEATHS, Fleet
 from ramify.fleet.types import Needs, NodeJoined, NodeLost, NodeRefused, Placed
-from ramify.runtime.errors import RunWaiting, StepFailed
+from ramify.runtime.errors import RunCancelled, RunWaiting, StepFailed
 from ramify.runtime.records import RunStatus
 
 pytestmark = [
@@ -82,15 +82,26 @@ async def test_errors_and_questions_come_back(raylets: Any, shared: Runtime, fol
         await shared.resume(failed.value.run_id)
 
 
-async def test_cancelling_the_caller_cancels_the_run(raylets: Any, shared: Runtime, folder: Path) -> None:
-    async with Fleet(shared, raylets.address) as fleet:
+async def test_runs_are_cancelled_by_their_caller_and_by_the_command(
+    raylets: Any, database: str, folder: Path, tmp_path: Path
+) -> None:
+    async with (
+        Runtime(home=tmp_path / "program", database=database, remote=raylets.bucket, sandbox="copy") as shared,
+        Fleet(shared, raylets.address) as fleet,
+    ):
         task = asyncio.create_task(fleet.run(fleet_app.words, str(folder), "a"))
         await until(lambda: lines(folder, fleet_app.SENT) == ["a"])
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
         (run,) = await shared.store.runs()
-        assert run.status is RunStatus.CANCELLED
+        if shared.store.address.on_server:
+            async with shared.store.requesting_stop(run.id):  # as `ramify cancel` does, on any machine
+                with pytest.raises(RunCancelled) as cancelled:
+                    await task
+            assert cancelled.value.cancelled_run == run.id
+        else:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert (await shared.store.run(run.id)).status is RunStatus.CANCELLED
         (folder / fleet_app.GATE).touch()
         assert await fleet.resume(run.id) == "a one\na two\n"
     assert lines(folder, fleet_app.SENT) == ["a"]

@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import fleet_app
 import pytest
 
 from ramify import Runtime
 from ramify.fleet.carried_errors import rebuilt
-from ramify.fleet.errors import ClusterUnreachable, NodeUnfit, NotShared, RayMissing
+from ramify.fleet.errors import ClusterUnreachable, FleetError, NodeUnfit, NotShared, RayMissing
 from ramify.fleet.fleet import Fleet, _shared
 from ramify.fleet.run_host import RunHost
 from ramify.fleet.types import FileIdentity
@@ -24,6 +25,13 @@ async def test_a_fleet_needs_a_bucket(tmp_path: Path) -> None:
         with pytest.raises(NotShared, match="--remote"):
             async with Fleet(runtime):
                 pass
+
+
+async def test_a_fleet_that_is_not_open_runs_nothing(tmp_path: Path) -> None:
+    async with Runtime(home=tmp_path / "home", sandbox="copy") as runtime:
+        with pytest.raises(FleetError, match="not open"):
+            await Fleet(runtime).run(fleet_app.where, str(tmp_path))
+        assert not await runtime.store.runs()
 
 
 async def test_a_fleet_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
