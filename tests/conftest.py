@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import compileall
+import gc
 import os
 import signal
 import sys
@@ -13,16 +15,20 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ramify import Runtime
+from ramify.fork_engine import store_folder
 from ramify.paths import home as ramify_home
 from ramify.serving.client import LLMClient
 from ramify.serving.engine import models
 from ramify.serving.errors import ModelMissing
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
+from tests.changed import PACKAGES
+from tests.samples import sample
 from tests.warm_process import WarmInterpreter
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
+sys.dont_write_bytecode = False  # pytest keeps the asserts that it rewrote: half of the time of collecting all tests
 
 
 # Examples are the same in each run, so a commit that passes here passes elsewhere; RAMIFY_TEST_EXPLORE=1 draws new
@@ -30,6 +36,7 @@ sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages
 # of its own must name too_slow as well.
 settings.register_profile(
     "shared",
+    max_examples=sample(30, 100),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=os.environ.get("RAMIFY_TEST_EXPLORE") != "1",
@@ -58,6 +65,15 @@ def pytest_configure(config: pytest.Config) -> None:
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
         os.environ["RAMIFY_TEST_LOOP"] = "uvloop"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE / "loops"), os.environ.get("PYTHONPATH"))))
+    if not hasattr(config, "workerinput"):  # once, before xdist's workers start
+        for package in PACKAGES:
+            compileall.compile_dir(HERE.parent / package, quiet=2)  # each process that a test starts took 2 s for it
+
+
+def pytest_collection_finish() -> None:
+    """The collector ignores the tests themselves from now on, and their modules: hundreds of megabytes."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -68,6 +84,15 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
     """One more than there are cores: of a process's time a good part is waiting, for the disk, a kill, a clock."""
     return (yield) + 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Do not flush: no test cuts the power, and a flush of the whole file system waits for what all others here
+    wrote."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_folder, "sync_file_system", lambda _: None)
+        yield
 
 
 def script(request: ChatRequest) -> str:

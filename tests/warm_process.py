@@ -64,6 +64,13 @@ class WarmInterpreter:
             out, err = (Path(folder, name).read_text() for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(given, os.waitstatus_to_exitcode(status), out, err)
 
+    def run_file(self, file: Path, *words: object, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+        """Run `file` as `python file *words` does."""
+        program = (
+            f"import runpy, sys; sys.path[0] = {str(file.parent)!r}; runpy.run_path({str(file)!r}, None, '__main__')"
+        )
+        return self.run(words, cwd=Path.cwd(), program=program, timeout=timeout)
+
     def _ask(self, request: dict[str, Any], words: list[str], timeout: float) -> int:
         server = self._started()
         assert server.stdin is not None and server.stdout is not None

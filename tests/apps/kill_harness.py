@@ -109,7 +109,7 @@ def main() -> None:
     print(json.dumps(whole), flush=True)
     between, fell_inside = whole["between"], 0
     for number in range(4 * trials):
-        if number >= trials and fell_inside >= trials // 4:
+        if number >= trials and fell_inside >= max(1, trials // 4):
             break  # a busy machine needs more of them
         one = trial(folder / str(number), sandbox, chance.uniform(*between))
         between = between if one["resumed"] else one["between"]  # a whole run's: what it takes by now, caches warm

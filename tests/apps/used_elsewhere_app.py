@@ -137,7 +137,7 @@ async def main(folder: Path) -> None:
         in_child("a model client", lambda: asyncio.run(client.chat(request)))
         assert await runtime.run(whole) == [0, 0]
         print(f"parent: gave {await runtime.run(add, 2, 3)}", file=sys.stderr)
-        assert saver.get_tuple(config) is not None
+        assert saver.get_tuple(config) == found, "what a child tried to write is not there"
         assert await asyncio.to_thread(app.invoke, {"n": 0}, {"configurable": {"thread_id": "u"}}) == {"n": 1}
         await client.chat(request)
     app.close()

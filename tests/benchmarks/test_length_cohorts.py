@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.length_cohorts.algorithm import CohortOptions, Cohorts, Path, Vector, residual
+from tests.samples import sample
 
 WAYS = (np.array([1.0, 0.2, 0.0]), np.array([-1.0, 0.1, 0.3]))
 
@@ -77,7 +78,7 @@ def test_exploring_ends() -> None:
     assert all(cohorts.choose(str(app)) == cohorts.best(str(app)) for app in range(60))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=sample(10, 25), deadline=None)
 @given(st.integers(0, 1000), st.floats(0, 3), st.integers(2, 4))
 def test_there_are_never_too_many_nor_too_small_cohorts(seed: int, apart: float, most: int) -> None:
     cohorts = Cohorts(CohortOptions(most=most, fewest=10), seed=seed)

@@ -17,10 +17,11 @@ from ramify.compiler.errors import CompileError
 from ramify.compiler.ir.text import parse_graph
 from ramify.compiler.pipeline import Compilation, compile_graph
 from ramify.compiler.plan import Plan
+from tests.samples import sample
 
 calm = settings(
     deadline=None,
-    max_examples=25,
+    max_examples=sample(10, 25),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
 

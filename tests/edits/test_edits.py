@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.samples import sample
 
-EDITS = sample(7, 21)
+EDITS = sample(4, 21)
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "edits.py"
 
 

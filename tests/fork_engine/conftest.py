@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine import store_folder as stores
 from ramify.fork_engine.store import NO_PROCESSES, SnapshotStore
 from ramify.fork_engine.types import Processes, Snapshot
 
@@ -47,13 +46,6 @@ def describe_tree(root: Path, *, times: bool = True) -> Described:
             for at in paths:
                 shown[at] += (tuple(sorted(paths)),)
     return shown
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the flush of the whole file system: it would wait for what all other tests wrote, and no test cuts the
-    power."""
-    monkeypatch.setattr(stores, "sync_file_system", lambda _: None)
 
 
 @pytest.fixture

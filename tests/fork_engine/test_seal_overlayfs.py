@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
+from tests.samples import sample
 
 SCRIPT = Path(__file__).with_name("overlay_script.py")
 UNSHARE = {"root": ["unshare", "-m"], "user": ["unshare", "-Urm"]}
@@ -120,7 +121,9 @@ START = [
     ("write", "b/b", "4"),
 ]
 PROPERTY = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=sample(6, 12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
@@ -159,7 +162,7 @@ def test_a_snapshot_is_what_the_mount_showed(first: Any, second: Any, new_bench:
         assert SnapshotStore(bench.store.root).fsck().problems == ()
 
 
-@settings(PROPERTY, max_examples=6)
+@settings(PROPERTY, max_examples=sample(3, 6))
 @given(first=SCRIPTS, second=SCRIPTS)
 def test_an_upper_that_stays_in_use_is_sealed_incrementally(
     first: Any, second: Any, new_bench: Any, kind: str

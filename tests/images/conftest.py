@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine import store_folder as stores
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.images.catalogue import Catalogue
 from ramify.images.library import ImageLibrary
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the flush of the whole file system: no test cuts the power."""
-    monkeypatch.setattr(stores, "sync_file_system", lambda _: None)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ramify.fork_engine import store_folder as stores
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes import doctor
@@ -35,13 +34,6 @@ def why_not(marker: str) -> str:
         return "" if criu.command() else f"CRIU is not installed in {criu.folder()}: make criu"
     with tempfile.TemporaryDirectory() as scratch:
         return doctor.namespaces(Path(scratch)).reason
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not flush: no test cuts the power, and a flush of the whole file system waits for what all others here
-    wrote."""
-    monkeypatch.setattr(stores, "sync_file_system", lambda _: None)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_process import WarmInterpreter
+
 APP = """
 import os, signal
 from pathlib import Path
@@ -42,20 +44,25 @@ async def flow() -> list[str]:
 
 
 class Shell:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, interpreter: WarmInterpreter) -> None:
+        self.folder, self.interpreter = folder, interpreter
         self.app = folder / "edited_by_hand.py"
         self.paid = folder / "paid"
         self.env = {**os.environ, "RAMIFY_HOME": str(folder / "home"), "RAMIFY_SANDBOX": "copy"}
         self.env["PYTHONDONTWRITEBYTECODE"] = "1"
 
-    def ramify(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def ramify(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.interpreter.run(words, cwd=self.folder, env=self.env)
+
+    def anew(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """In an interpreter that reads `env` when it starts."""
         command = [str(Path(sys.executable).with_name("ramify")), *words]
         return subprocess.run(command, env={**self.env, **env}, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Shell:
-    shell = Shell(tmp_path)
+def killed(tmp_path: Path, warm: WarmInterpreter) -> Shell:
+    shell = Shell(tmp_path, warm)
     shell.app.write_text(APP)
     assert shell.ramify("run", "-q", f"{shell.app}:flow").returncode == -9
     return shell
@@ -89,15 +96,15 @@ def test_changed_code_is_shown_and_accepted(killed: Shell) -> None:
 
 def test_no_guess_without_column_positions(killed: Shell) -> None:
     """Two payments stand on one line."""
-    failed = killed.ramify("resume", "-q", PYTHONNODEBUGRANGES="1")
+    failed = killed.anew("resume", "-q", PYTHONNODEBUGRANGES="1")
     assert "PYTHONNODEBUGRANGES" in failed.stderr
     assert killed.paid.read_text() == "a\nb\n"
     assert json.loads(killed.ramify("resume", "-q").stdout) == ["a", "b"]
     assert killed.paid.read_text() == "a\nb\n"
 
 
-def test_a_plan_of_shifted_code_is_run_where_the_code_stands(tmp_path: Path) -> None:
-    shell = Shell(tmp_path)
+def test_a_plan_of_shifted_code_is_run_where_the_code_stands(tmp_path: Path, warm: WarmInterpreter) -> None:
+    shell = Shell(tmp_path, warm)
     shell.app.write_text(APP)
     plan = tmp_path / "plan.json"
     plan.write_text(shell.ramify("compile", f"{shell.app}:flow", "--emit", "plan").stdout)

@@ -218,7 +218,7 @@ OF_TREES = [*OF_BYTES, touch, note, neighbour]
 
 
 @settings(
-    max_examples=sample(30, 100),
+    max_examples=sample(12, 100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

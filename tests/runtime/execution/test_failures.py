@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from samples import sample
 
 from ramify import Runtime
 from ramify.runtime.errors import RunFailed
+from tests.warm_process import WarmInterpreter
 
 pytestmark = pytest.mark.timeout(900)  # the processes of all shapes run in the first test
 SHAPES = sample(6, len(failing_app.SHAPES))
@@ -22,11 +21,10 @@ HARNESS = Path(__file__).parents[2] / "apps" / "crash_trials.py"
 
 
 @pytest.fixture(scope="module")
-def trials(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[dict[str, Any]]]:
+def trials(tmp_path_factory: pytest.TempPathFactory, warm: WarmInterpreter) -> Mapping[str, list[dict[str, Any]]]:
     """Runs that were killed and resumed, by shape; the first of a shape was not killed."""
     jobs = [[shape, "failing_app", "flow", [shape], sample(1, 100)] for shape in list(failing_app.SHAPES)[:SHAPES]]
-    command = [sys.executable, str(HARNESS), str(tmp_path_factory.mktemp("failures")), json.dumps(jobs)]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    shown = warm.run_file(HARNESS, tmp_path_factory.mktemp("failures"), json.dumps(jobs))
     assert shown.returncode == 0, shown.stderr
     found: dict[str, list[dict[str, Any]]] = {}
     for line in shown.stdout.splitlines():

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.samples import sample
+from tests.warm_process import WarmInterpreter
 
 HARNESS = Path(__file__).parents[2] / "apps" / "kill_harness.py"
-TRIALS, UNSEALED_TRIALS = sample(4, 12), sample(2, 3)
+TRIALS, UNSEALED_TRIALS = sample(2, 12), sample(1, 3)
 
 
 @pytest.mark.parametrize("sandbox", ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)])
-def test_a_killed_and_resumed_run_ends_like_an_unkilled_one(tmp_path: Path, sandbox: str) -> None:
-    command = [sys.executable, str(HARNESS), str(tmp_path), sandbox, str(TRIALS), "7"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=600)
+def test_a_killed_and_resumed_run_ends_like_an_unkilled_one(
+    tmp_path: Path, sandbox: str, warm: WarmInterpreter
+) -> None:
+    shown = warm.run_file(HARNESS, tmp_path, sandbox, TRIALS, 7)
     assert shown.returncode == 0, shown.stderr
     whole, *killed = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(killed) >= TRIALS
-    assert sum(trial["resumed"] for trial in killed) >= TRIALS // 4, (
+    assert sum(trial["resumed"] for trial in killed) >= max(1, TRIALS // 4), (
         "too many kills fell before the run's first row, or after it"
     )
     for number, trial in enumerate(killed):
@@ -32,10 +32,11 @@ def test_a_killed_and_resumed_run_ends_like_an_unkilled_one(tmp_path: Path, sand
     assert len(set(keys)) == len(keys)
 
 
-def test_a_killed_run_under_a_plan_without_some_snapshots_ends_the_same(tmp_path: Path) -> None:
+def test_a_killed_run_under_a_plan_without_some_snapshots_ends_the_same(
+    tmp_path: Path, warm: WarmInterpreter
+) -> None:
     """Unsealed steps are repeated, so a row may occur twice, but never with another result."""
-    command = [sys.executable, str(HARNESS), str(tmp_path), "copy", str(UNSEALED_TRIALS), "11", "learned"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    shown = warm.run_file(HARNESS, tmp_path, "copy", UNSEALED_TRIALS, 11, "learned")
     assert shown.returncode == 0, shown.stderr
     whole, *killed = [json.loads(line) for line in shown.stdout.splitlines()]
     for number, trial in enumerate(killed):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +15,7 @@ from samples import sample
 
 from ramify import Runtime
 from ramify.runtime.errors import StepFailed
+from tests.warm_process import WarmInterpreter
 
 pytestmark = pytest.mark.timeout(900)  # the processes of all shapes run in the first test
 HARNESS = Path(__file__).parents[2] / "apps" / "crash_trials.py"
@@ -57,11 +56,10 @@ def judge(trial: dict[str, Any], tasks: Tasks) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trials(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[dict[str, Any]]]:
+def trials(tmp_path_factory: pytest.TempPathFactory, warm: WarmInterpreter) -> Mapping[str, list[dict[str, Any]]]:
     """Runs that were killed and resumed, by shape; the first of a shape was not killed."""
     jobs = [[shape, "ordered_app", "flow", [shape, tasks_of(shape)], TRIALS] for shape in ordered_app.SHAPES]
-    command = [sys.executable, str(HARNESS), str(tmp_path_factory.mktemp("order")), json.dumps(jobs)]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    shown = warm.run_file(HARNESS, tmp_path_factory.mktemp("order"), json.dumps(jobs))
     assert shown.returncode == 0, shown.stderr
     found: dict[str, list[dict[str, Any]]] = {}
     for line in shown.stdout.splitlines():

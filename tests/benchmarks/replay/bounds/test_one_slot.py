@@ -12,6 +12,7 @@ from benchmarks.replay.baselines.single_key import edf, srpt
 from benchmarks.replay.bounds.one_slot import Job, Spread, calm, earned, optimum, ratios
 from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.types import Policy
+from tests.samples import sample
 
 
 def sjf() -> Policy:
@@ -39,14 +40,14 @@ jobs = st.lists(
 
 
 @given(jobs)
-@settings(max_examples=25)
+@settings(max_examples=sample(10, 25))
 @pytest.mark.parametrize("name", POLICIES)
 def test_no_policy_is_better_than_the_optimum(name: str, work: list[Job]) -> None:
     assert earned(POLICIES[name](), work) <= optimum(work) + 1e-6
 
 
 @given(jobs)
-@settings(max_examples=40)
+@settings(max_examples=sample(15, 40))
 def test_jobs_that_fit_are_all_met(work: list[Job]) -> None:
     assert earned(Concord(), work[:1]) == work[0].worth
     if optimum(work) == sum(job.worth for job in work):
@@ -114,11 +115,11 @@ def spread(draw: st.DrawFn, of: Spread) -> list[Job]:
 @pytest.mark.parametrize("density", [1.0, 10.0])
 @pytest.mark.parametrize("slack", [1.0, 3.0])
 def test_concord_is_never_the_worst_policy(density: float, slack: float) -> None:
-    """The same cases for all policies, 500 for each spread of density and slack."""
+    """The same cases for all policies, up to 500 for each spread of density and slack."""
     policies = {"concord": Concord, "calm-thesis": calm, "srpt": lambda: srpt(displace=0.0)}
     worst = dict.fromkeys(policies, 1.0)
 
-    @settings(max_examples=500, derandomize=True, database=None, phases=[Phase.generate])
+    @settings(max_examples=sample(120, 500), derandomize=True, database=None, phases=[Phase.generate])
     @given(spread(Spread(density, slack)))
     def each(work: list[Job]) -> None:
         best = optimum(work)

@@ -25,10 +25,11 @@ from langgraph.types import Command, interrupt
 import ramify
 from ramify import current_sandbox
 from ramify.runtime.user_code.scope import is_in_a_run
+from tests.samples import PATIENT, sample
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 BOUNDED = settings(
-    max_examples=200 if "RAMIFY_DEEP" in os.environ else 8,
+    max_examples=200 if "RAMIFY_DEEP" in os.environ else sample(5, 8),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -245,8 +246,14 @@ def test_travel_in_any_nesting(nesting: Nesting, moves: list[Move], travels: Any
     travels(nesting, moves)
 
 
-@pytest.mark.parametrize("kind", ["replay", "update", "fork"])
-@pytest.mark.parametrize("keeps", [(True,), (None, True), (True, None), (True, True), (None, True, None)])
+KINDS = ("replay", "update", "fork")
+TRIED = {(True,): KINDS[:1], (None, True): KINDS[1:2], (True, None): KINDS[2:], (True, True): KINDS[:1]}
+WAYS = [(keeps, kind) for keeps in [*TRIED, (None, True, None)] for kind in KINDS]
+if not PATIENT:  # the deepest nesting in every way, and each other in one
+    WAYS = [(keeps, kind) for keeps, kind in WAYS if kind in TRIED.get(keeps, KINDS)]
+
+
+@pytest.mark.parametrize(("keeps", "kind"), WAYS)
 def test_travel_to_the_innermost_question(keeps: tuple[bool | None, ...], kind: str, travels: Any) -> None:
     """If an answer was given there, the question is asked again."""
     asked = [Move("answer"), Move(kind, place=-1), Move("answer")]

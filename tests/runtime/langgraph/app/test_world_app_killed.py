@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.samples import sample
+from tests.warm_process import WarmInterpreter
 
 APP = Path(__file__).with_name("kill_app.py")
 EXPECTED = {
@@ -38,10 +37,12 @@ if "RAMIFY_DEEP" in os.environ:
 
 
 @pytest.mark.parametrize(("mode", "what"), WAYS)
-def test_a_killed_thread_goes_on_where_it_was(mode: str, what: str, tmp_path: Path) -> None:
-    points = AS[what][:: sample(2, 1)]
-    command = [sys.executable, str(APP), str(tmp_path), mode, what, *points]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
+def test_a_killed_thread_goes_on_where_it_was(
+    mode: str, what: str, tmp_path: Path, warm_langgraph: WarmInterpreter
+) -> None:
+    points = AS[what][:: sample(3, 1)]
+    ran = warm_langgraph.run_file(APP, tmp_path, mode, what, *points, timeout=150)
+    assert ran.returncode == 0, ran.stderr
     trials = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [trial["point"] for trial in trials] == points
     for trial in trials:

@@ -29,11 +29,12 @@ from tests.runtime.langgraph.differential.gallery import GALLERY
 from tests.runtime.langgraph.differential.observing import CONFIG, MODES, Comparable, answer, history, seen, streamed
 from tests.runtime.langgraph.differential.pieces import Piece
 from tests.runtime.langgraph.differential.shapes import Kind, Shape, build, shapes
+from tests.samples import sample
 
 DEEP = "RAMIFY_DEEP" in os.environ
 """Draw many more graphs, and run each of the gallery both sync and async; this takes minutes."""
 BOUNDED = settings(
-    max_examples=300 if DEEP else 8,
+    max_examples=300 if DEEP else sample(5, 8),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
