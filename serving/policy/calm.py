@@ -24,6 +24,8 @@ from ramify.serving.policy.cost_model import Goodput, LengthPrior, is_latency, p
 from ramify.serving.policy.types import Finished, Refusal, RequestId, RequestView, SloClass, Verdict, View
 
 CANDIDATES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5)
+_EXPLORE_EVERY = 8
+_LEARN = 0.3
 
 
 class Cutoff:
@@ -32,16 +34,14 @@ class Cutoff:
     It is a bandit whose arms are thresholds and whose reward is goodput for each second.
 
     Time goes in turns of `turn_frames` frames. Each threshold gets one turn; after that the best so far is used, and
-    every `explore_every`-th turn one of the others, in rotation, so that a change of load is noticed. Rewards are
-    averaged with weight `learn`. It uses no randomness, so a replay repeats it.
+    every `_EXPLORE_EVERY`-th turn one of the others, in rotation, so that a change of load is noticed. Rewards are
+    averaged with weight `_LEARN`. It uses no randomness, so a replay repeats it.
     """
 
-    def __init__(
-        self, fixed: float | None = None, turn_frames: int = 40, explore_every: int = 8, learn: float = 0.3
-    ) -> None:
+    def __init__(self, fixed: float | None = None, turn_frames: int = 40) -> None:
         self.value = CANDIDATES[0] if fixed is None else fixed
         self._fixed = fixed is not None
-        self._turn_frames, self._explore_every, self._learn = turn_frames, explore_every, learn
+        self._turn_frames = turn_frames
         self._rates: dict[float, float] = {}
         self._frames = self._turns = self._tried = 0
         self._earned = 0.0
@@ -62,7 +62,7 @@ class Cutoff:
             return
         rate = self._earned / (now - self._began)
         before = self._rates.get(self.value, rate)
-        self._rates[self.value] = before + self._learn * (rate - before)
+        self._rates[self.value] = before + _LEARN * (rate - before)
         self._began, self._earned, self._frames = now, 0.0, 1
         self._turns += 1
         self.value = self._next()
@@ -72,7 +72,7 @@ class Cutoff:
             if candidate not in self._rates:
                 return candidate
         best = max(CANDIDATES, key=lambda p: self._rates[p])
-        if self._turns % self._explore_every:
+        if self._turns % _EXPLORE_EVERY:
             return best
         others = [p for p in CANDIDATES if p != best]
         self._tried += 1

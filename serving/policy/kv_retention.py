@@ -89,9 +89,7 @@ class CostAware:
 
     backfills = True
 
-    def __init__(self, worth: float = 1.0) -> None:
-        """`worth`: a context is given up for a waiting call if it costs less than `worth` times what is gained."""
-        self._worth = worth
+    def __init__(self) -> None:
         self._times = ReturnTimes()
 
     def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
@@ -129,7 +127,7 @@ class CostAware:
             gain = max(gain, left_s * spare)
             given.append(one.program)
             short -= one.tokens
-        pays = cost <= self._worth * gain or not room.running
+        pays = cost <= gain or not room.running
         return given if short <= 0 and pays else []
 
     def _left(self, one: IdleContext, now: float) -> tuple[float, float]:

@@ -29,7 +29,7 @@ def test_tokens_go_out_when_the_reader_reads_them(comes, tbt_s):
     for at in comes:
         reading = reading.delivered(at)
         assert pacer.due(at) == pytest.approx(reading.read_at)
-    assert pacer.buffered_s(reading.read_at) == pytest.approx(tbt_s)
+    assert pacer.next_at == pytest.approx(reading.read_at + tbt_s)
 
 
 def test_a_pace_needs_time():

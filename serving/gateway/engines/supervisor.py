@@ -114,7 +114,8 @@ class SupervisedEngine:
     key: the engine's API key.
     hang_s, whole_s: see Upstream.
     restart_s: seconds without a sign of life after which the engine is restarted.
-    changed: called when the replica has come or gone. restarted: called with its index after each restart.
+    restarted: called with its index after each restart. Set `changed` to have the admission decide anew whenever the
+        replica has come or gone.
 
     Entering raises EngineFailed if the first start fails: a second one would not help.
     """
@@ -130,13 +131,12 @@ class SupervisedEngine:
         whole_s: float = WHOLE_S,
         restart_s: float = RESTART_S,
         key: str | None = None,
-        changed: Callable[[], None] = lambda: None,
         restarted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.replica = Replica(index, 1, None, traits, queue=queue, comes_back=self._comes_back)
         self._key = key
         self._hang_s, self._whole_s, self._restart_s = hang_s, whole_s, restart_s
-        self.changed = changed
+        self.changed: Callable[[], None] = lambda: None
         self.restarted = restarted
         self._make = make
         self._life = AsyncExitStack()

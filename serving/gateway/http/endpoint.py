@@ -54,10 +54,9 @@ from ramify.serving.gateway.http.exchange import (
     tags_of,
     traced,
 )
-from ramify.serving.gateway.paced_delivery import PacedDelivery
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.clients import told
-from ramify.serving.pacing import tokens_to_read
+from ramify.serving.pacing import PacedDelivery, tokens_to_read
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.wire import refusal_from_line

@@ -18,7 +18,7 @@ from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.records.calls import Call
 from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound
 from ramify.serving.lengths.client import AnalyzerClient
-from ramify.serving.lengths.coverage import BinCoverage
+from ramify.serving.lengths.learner import BinCoverage
 from ramify.serving.lengths.pattern_graph import Kind, Node
 from ramify.serving.lengths.service import Stats
 from ramify.serving.lengths.types import INTERVAL, Ask, Basis, Ended, Estimates

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.serving_costs.synthetic_lengths import sample_of, traffic
 from ramify.serving.lengths.length_model import LengthModel, fit
-from ramify.serving.lengths.testing import sample_of, traffic
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.serving_costs.synthetic_lengths import traffic
 from ramify.serving.lengths import learner as learner_module
-from ramify.serving.lengths.coverage import Coverage, wilson_lower
-from ramify.serving.lengths.learner import Learner
+from ramify.serving.lengths.learner import Coverage, Learner, wilson_lower
 from ramify.serving.lengths.length_model import LengthModel, ObservationRing, Sample, fit
-from ramify.serving.lengths.testing import traffic
 from ramify.serving.lengths.types import Ask, Basis, Ended
 from ramify.serving.protocol.length_sketch import LengthSketch
 

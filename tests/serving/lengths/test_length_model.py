@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.serving_costs.synthetic_lengths import sample_of, traffic
 from ramify.serving.lengths.length_model import LengthModel, fit, strangeness
-from ramify.serving.lengths.testing import sample_of, traffic
 from ramify.serving.lengths.types import Basis
 
 

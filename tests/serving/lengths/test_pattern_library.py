@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.serving_costs.synthetic_lengths import research
 from ramify.serving.lengths.pattern_graph import (
     BUDGET,
     Kind,
@@ -19,7 +20,6 @@ from ramify.serving.lengths.pattern_graph import (
     profiles,
 )
 from ramify.serving.lengths.pattern_library import Library, Matching, k_medoids, kernel, similarities
-from ramify.serving.lengths.testing import research
 from ramify.serving.lengths.types import Estimates, Split
 
 nodes = st.builds(

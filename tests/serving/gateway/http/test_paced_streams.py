@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.serving.gateway.paced_delivery import PacedDelivery
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import EngineSpec, GatewaySettings
-from ramify.serving.pacing import Pacer
+from ramify.serving.pacing import PacedDelivery, Pacer
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 from tests.serving.gateway.virtual_time import Engine, Served, run
 
