@@ -5,6 +5,7 @@ code.
 from __future__ import annotations
 
 import errno
+import json
 import linecache
 import os
 import sys
@@ -80,6 +81,10 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
         return FAILED
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         _say(f"{error.strerror}: free some space, or write the output elsewhere")
+        return FAILED
+    if isinstance(error, json.JSONDecodeError):  # a file or an argument that is not JSON is told by its reader
+        what = f"a value in the database is not JSON ({error}), so another program has changed that row"
+        _say(f"{what}: restore the database from a copy")
         return FAILED
     if not is_ours(error):
         raise error

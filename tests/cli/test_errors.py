@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,10 @@ def test_a_syntax_error_shows_its_line(capsys: Capture, tmp_path: Path) -> None:
 def test_error_base_classes_exist() -> None:
     modules = "; ".join(f"from {module} import {name}" for module, name in errors.ROOTS)
     subprocess.run([sys.executable, "-c", modules], check=True, timeout=60)
+
+
+def test_a_row_that_is_not_json_is_told_without_a_traceback(capsys: Capture) -> None:
+    with pytest.raises(json.JSONDecodeError) as damaged:
+        json.loads("{half")
+    assert report(damaged.value) == 1
+    assert capsys.readouterr().err.startswith("ramify: a value in the database is not JSON (Expecting property name")
