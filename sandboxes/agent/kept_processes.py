@@ -6,7 +6,6 @@ what they cannot hold.
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import shutil
@@ -22,7 +21,7 @@ from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase, base_of_restored
 from ramify.sandboxes.agent.checkpointing.process_restore import CannotRestore
 from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, members_of
-from ramify.sandboxes.agent.checkpointing.tree_restore import leave_image, restore_tree
+from ramify.sandboxes.agent.checkpointing.tree_restore import restore_tree
 from ramify.sandboxes.agent.messages import Dump, Dumped, Link, Start
 from ramify.sandboxes.agent.prepared_shell import ShellPreparer
 from ramify.sandboxes.agent.shell import Shell
@@ -41,6 +40,7 @@ class ProcessKeeper(ShellPreparer):
         self._frozen: list[processes.Process] = []
         self._bases: dict[tuple[int, int], ImageBase] = {}  # by process: what its next image may build on
         self._mapped: frozenset[FileId] = frozenset()  # files of images that restored processes and their forks map
+        self._sharing: set[tuple[int, int]] = set()  # the processes that do, and are filtered for it
 
     def _dump(self, message: Dump) -> Dumped:
         """Dump the shell with its descendants, and leave them stopped."""
@@ -65,7 +65,8 @@ class ProcessKeeper(ShellPreparer):
             why = str(error)
         if len(removed := self._in_removed_folders()) > 1:
             return Dumped(f"CRIU restores one process in a removed folder, and these are in one: {removed}; {why}")
-        self._leave_images()
+        if sharing := [p.pid for p in self._all() if p.key in self._sharing]:
+            return Dumped(f"processes {sharing} share pages with an image, and CRIU cannot dump these; {why}")
         for folder in list(place.iterdir()):
             shutil.rmtree(folder)
         stopped = [p.key for p in self._all() if p.state in "Tt"]
@@ -94,12 +95,12 @@ class ProcessKeeper(ShellPreparer):
         of_sessions = (f"{session.name}.{end}" for session in self._sessions for end in ("in", "out"))
         pipes = ("script", "control", "out", "err", *of_sessions)
         found = self._family(note.shell)
-        members_of(found, self._start.private, pipes)  # refuse without stopping anything
+        members_of(found, self._start.private, pipes, self._sharing)  # refuse without stopping anything
         if any(process.state in "Tt" for process in found):
             raise CannotDump("a process was stopped")
         self._freeze_all()
         found = self._family(note.shell)
-        members = members_of(found, self._start.private, pipes)
+        members = members_of(found, self._start.private, pipes, self._sharing)
         self._forget_bases(found, bases)
         taken: dict[str, int] = {}
         for process in found:
@@ -136,12 +137,6 @@ class ProcessKeeper(ShellPreparer):
                 base.close()
                 self._bases[key] = replace(base, base=None)
 
-    def _leave_images(self) -> None:
-        """Give processes that were restored from images memory of their own: CRIU cannot open what they map."""
-        if self._mapped:
-            for process in self._all():
-                leave_image(process.pid, self._mapped)
-
     def _restore_tree(self, tree: ProcessTree, images: Path) -> None:
         """Start with the processes of these images. Raises `OSError` if they cannot be restored."""
         if self._criu is None:
@@ -154,17 +149,16 @@ class ProcessKeeper(ShellPreparer):
         for session in sessions.values():
             own |= zip((f"{session.name}.in", f"{session.name}.out"), session.held, strict=True)
         bounds = self._start.bounds
-        confined = functools.partial(
-            confinement.enter,
-            replace(bounds, open_files=None),
-            isolated=True,
-            image=self._start.view is not None and self._start.view.image,
-            filtered=False,
-        )
+        image = self._start.view is not None and self._start.view.image
+        open_later = replace(bounds, open_files=None)
+
+        def confine(shares: bool) -> None:
+            confinement.enter(open_later, isolated=True, image=image, filtered=False, restored=shares)
+
         try:
             with self._score.raised_for_children():
                 pids, frozen = self._criu.pids, self._start.frozen
-                restored = restore_tree(tree, images, own, confined, pids, bounds.open_files, frozen=frozen)
+                restored = restore_tree(tree, images, own, confine, pids, bounds.open_files, frozen=frozen)
         except CannotRestore as error:
             raise OSError(str(error)) from error
         finally:
@@ -178,7 +172,9 @@ class ProcessKeeper(ShellPreparer):
         for process in all_of_them:
             if process.pid in restored:
                 folder = images / str(process.pid)
-                base = base_of_restored(restored[process.pid], folder, areas(process.pid))
+                base = base_of_restored(restored[process.pid].image, folder, areas(process.pid))
+                if restored[process.pid].shares:
+                    self._sharing.add(process.key)
                 self._bases[process.key], self._mapped = base, self._mapped | base.restored_from
                 if process.pid in sessions:  # a seal may have to keep the sessions alone
                     sessions[process.pid].image_base = base.duplicate()

@@ -324,6 +324,14 @@ def _copy(memory: int, address: int, image: int, at: int, length: int) -> None:
         done += got
 
 
+def copy_base_into_memory(memory: int, base: int, kept: StoredArea) -> None:
+    """Copy an area's part of the base into memory that is all zeros."""
+    for first in range(0, kept.area.size, BLOCK):
+        data = os.pread(base, min(BLOCK, kept.area.size - first), kept.below + first)
+        if data.count(0) != len(data):
+            os.pwrite(memory, data, kept.area.start + first)
+
+
 def read_into_memory(memory: int, image: int, kept: StoredArea) -> None:
     """Copy the runs from the image into the memory."""
     for place, offset, length in kept.placed():

@@ -234,6 +234,7 @@ def base_of_restored(image: Image, folder: Path, found: Sequence[Area]) -> Image
     whole = not any(kept.below >= 0 for kept in image.areas)
     below = {kept.area.start for kept in image.areas if (kept.mapped if whole else kept.below >= 0)}
     restored_from = {kept.area.start for kept in image.areas if kept.mapped or kept.below >= 0}
+    found = [area for area in found if area.inode]  # without what was copied
     mapped_as = next((area.of for area in found if area.start in below), ("", 0))
     file = os.open(folder / (PAGES if whole else BASE_PAGES), os.O_RDONLY | os.O_CLOEXEC)
     base = BasePages(file, os.fstat(file).st_ino, mapped_as, places(image.areas, whole=whole))

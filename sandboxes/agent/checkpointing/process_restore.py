@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ramify.sandboxes.agent.checkpointing.memory_image import read_into_memory
+from ramify.sandboxes.agent.checkpointing.memory_image import copy_base_into_memory, read_into_memory
 from ramify.sandboxes.agent.checkpointing.process_dump import (
     ALL_SIGNALS,
     BASE_PAGES,
@@ -91,7 +91,7 @@ def restore(
                 try:
                     os.write(go_in, b".")
                     tracee.await_exec()
-                    rebuild(tracee, image, pages)
+                    rebuild(tracee, image, (base, pages))
                     resource_limits.limit_restored(pid, image.program.limits, open_files)
                 except BaseException:
                     os.kill(pid, signal.SIGKILL)  # before it is released: it must not run half restored
@@ -195,8 +195,12 @@ def _open(file: OpenFile, held: Mapping[str, int], lowest: int) -> int:
     return moved
 
 
-def rebuild(tracee: Tracee, image: Image, pages: int) -> None:
-    """Rebuild the process, from the first instruction of a new program to the instruction where the image stopped."""
+def rebuild(tracee: Tracee, image: Image, memory: tuple[int, int], *, shares: bool = True) -> None:
+    """Rebuild the process, from the first instruction of a new program to the instruction where the image stopped.
+
+    `memory`: descriptors of its base's pages and of its own. `shares`: map them, so that all that are restored from
+    the image share them; else copy them.
+    """
     tracee.blocked = ALL_SIGNALS
     mine = memory_map.areas(tracee.pid)
     kernels = {area.name: area for area in mine if area.name in memory_map.KERNELS}
@@ -238,14 +242,17 @@ def rebuild(tracee: Tracee, image: Image, pages: int) -> None:
         os.pwrite(tracee.memory, data, scratch.slot(number))
     tracee.run(
         [
-            *_map_calls(image, files),
+            *_map_calls(image, files, shares=shares),
             *(call(scratch.slot(n)) for n, (_, call) in enumerate(pointer_calls)),
             *_value_calls(image),
         ],
         scratch.at,
     )
+    base, pages = memory
     for kept in image.areas:
-        if not kept.mapped:
+        if kept.below >= 0 and not shares:
+            copy_base_into_memory(tracee.memory, base, kept)
+        if not kept.mapped or not shares:
             read_into_memory(tracee.memory, pages, kept)
     tracee.step_from(wanted["[vdso]"])
     _fix_identity(tracee, image)
@@ -280,15 +287,15 @@ def _unmap_calls(kernels: Mapping[str, Area], wanted: Mapping[str, Area], scratc
         aside += area.size
 
 
-def _map_calls(image: Image, files: Mapping[str, int]) -> Iterator[Call]:
+def _map_calls(image: Image, files: Mapping[str, int], *, shares: bool) -> Iterator[Call]:
     lowest = _first_own_descriptor(image.files)
     base, pages = lowest - 2, lowest - 1
     for kept in image.areas:
         area, source, offset = kept.area, -1, 0
         flags = area.flags
-        if kept.below >= 0:
+        if kept.below >= 0 and shares:
             flags, source, offset = flags & ~memory_map.ANONYMOUS, base, kept.below
-        elif kept.mapped:
+        elif kept.mapped and shares:
             flags, source, offset = flags & ~memory_map.ANONYMOUS, pages, kept.at
         elif area.file:
             source, offset = files[area.file], area.offset

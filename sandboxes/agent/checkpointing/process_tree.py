@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -24,6 +24,7 @@ from ramify.sandboxes.linux.ptrace import share_open_file_among
 
 TREE_NOTE = "tree.json"  # in the folder of the tree's root
 MOST_MEMBERS = 64
+UNFILTERED = "0"  # in /proc/PID/status
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
 LIKE_THE_ROOT = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 HARMLESS_DEVICES = frozenset(os.makedev(1, minor) for minor in (3, 5, 7, 8, 9))  # null, zero, full, random, urandom
@@ -63,21 +64,35 @@ class ProcessTree:
         return [one for one in self.members[1:] if one.parent == pid]
 
 
-def members_of(found: Sequence[processes.Process], private: str, pipes: Sequence[str]) -> tuple[Member, ...]:
-    """The members of the tree of these processes, the root first. Raises `CannotDump` for what images cannot hold."""
+def members_of(
+    found: Sequence[processes.Process],
+    private: str,
+    pipes: Sequence[str],
+    sharing: Collection[tuple[int, int]] = (),
+) -> tuple[Member, ...]:
+    """The members of the tree of these processes, the root first. Raises `CannotDump` for what images cannot hold.
+
+    `sharing`: processes that were restored with pages of an image, under a filter that their children inherit.
+    """
     if len(found) > MOST_MEMBERS:
         raise CannotDump(f"{len(found)} processes are more than {MOST_MEMBERS}")
     pids = {process.pid for process in found}
     for process in processes.all_processes().values():
         if process.parent in pids and process.pid not in pids:
             raise CannotDump(f"process {process.pid} has ended, and its parent has not asked for its exit code")
-    members, root = [], _status(found[0].pid)
+    members, root = [], dict[str, str]()
     parents: dict[int, Member] = {}
     opened: dict[int, list[OpenFile]] = {}
+    filtered: set[int] = set()
     for process in found:
         try:
             member = parents[process.pid] = _member(process.pid)
-            _check(member, parents.get(member.parent), root, _status(process.pid))
+            mine = _status(process.pid)
+            if (process.key in sharing or member.parent in filtered) and mine.get("Seccomp_filters") == "1":
+                filtered.add(member.pid)
+                mine["Seccomp"] = UNFILTERED  # by anything else
+            root = root or mine
+            _check(member, parents.get(member.parent), root, mine)
             opened[process.pid] = open_files(process.pid, private, pipes, locks=True)
         except CannotDump as error:
             raise CannotDump(f"process {process.pid}: {error}") from None

@@ -2,21 +2,25 @@
 
 The agent forks the tree: each process forks its children under the pids that they had. Then every one is confined
 like any command, executes its own program and stops before the first instruction, and the agent rebuilds it there
-(process_restore.py). No process runs before all are rebuilt. Pages are mapped from the images and shared until they
-are written.
+(process_restore.py). No process runs before all are rebuilt.
+
+A process with much memory has its pages mapped from the image, where all forks share them until they write. Such
+memory cannot do all that other memory can, and a filter of system calls refuses the rest (`seccomp.py`). Programs
+that it starts inherit the filter, and CRIU dumps none of them. So a process with little memory gets a copy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import PidCounter
-from ramify.sandboxes.agent.checkpointing.process_dump import ALL_SIGNALS, BASE_PAGES, MMAP, PAGES, Image
+from ramify.sandboxes.agent.checkpointing.process_dump import BASE_PAGES, PAGES, Image
 from ramify.sandboxes.agent.checkpointing.process_restore import (
     CannotRestore,
     become_program,
@@ -24,11 +28,10 @@ from ramify.sandboxes.agent.checkpointing.process_restore import (
     rebuild,
 )
 from ramify.sandboxes.agent.checkpointing.process_tree import Member, ProcessTree
-from ramify.sandboxes.linux import kernel, memory_map, resource_limits
-from ramify.sandboxes.linux.memory_map import Area, FileId
+from ramify.sandboxes.linux import kernel, resource_limits
 from ramify.sandboxes.linux.ptrace import EXIT_KILL, TRACE_EXEC, Tracee
 
-PIECE = 1 << 18  # bytes
+COPIED = 16 << 20  # bytes: a process with no more memory of its own than this gets a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,34 @@ class _Source:
     image: Image
     memory: tuple[int, int]
 
+    @property
+    def shares(self) -> bool:
+        kept = self.image.areas
+        return sum(one.area.size for one in kept if one.mapped or one.below >= 0) > COPIED
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """One process that was restored. `shares`: it has pages of the image, and the filter for them."""
+
+    image: Image
+    shares: bool
+
 
 def restore_tree(
     tree: ProcessTree,
     images: Path,
     pipes: Mapping[str, int],
-    confine: Callable[[], None],
+    confine: Callable[[bool], None],
     pids: PidCounter,
     open_files: int | None,
     *,
     frozen: bool = False,
-) -> dict[int, Image]:
-    """Restore the tree as descendants of this process; return the images by pid. `frozen`: leave all stopped.
+) -> dict[int, Restored]:
+    """Restore the tree as descendants of this process; return what by pid. `frozen`: leave all stopped.
 
-    `pipes`, `confine`, `open_files`: as for `process_restore.restore`. Raises `CannotRestore`; then nothing of it is
+    `pipes`, `confine`, `open_files`: as for `process_restore.restore`; `confine` is told whether a process shares
+    pages. Raises `CannotRestore`; then nothing of it is
     left.
     """
     go, go_in = os.pipe()
@@ -67,7 +84,7 @@ def restore_tree(
             for tracee in tracees:
                 tracee.await_exec()
                 source = sources[tracee.pid]
-                rebuild(tracee, source.image, source.memory[1])
+                rebuild(tracee, source.image, source.memory, shares=source.shares)
                 resource_limits.limit_restored(tracee.pid, source.image.program.limits, open_files)
             for member in tree.members if frozen else ():
                 os.kill(member.pid, signal.SIGSTOP)  # it stops when it is released
@@ -78,7 +95,7 @@ def restore_tree(
             if isinstance(error, OSError):
                 raise CannotRestore(f"the processes could not be restored: {error}") from error
             raise
-    return {pid: source.image for pid, source in sources.items()}
+    return {pid: Restored(source.image, source.shares) for pid, source in sources.items()}
 
 
 def _open(folder: Path, held: contextlib.ExitStack) -> _Source:
@@ -100,7 +117,7 @@ class _Forking:
     tree: ProcessTree
     sources: Mapping[int, _Source]
     pipes: Mapping[str, int]
-    confine: Callable[[], None]
+    confine: Callable[[bool], None]
     pids: PidCounter
     go: int
 
@@ -142,34 +159,7 @@ class _Forking:
             if source.image.thread.subreaper:
                 kernel.become_subreaper()
             kernel.set_death_signal(source.image.thread.death_signal)
-            become_program(source.image, source.memory, self.pipes, self.confine, self.go)
+            confine = functools.partial(self.confine, source.shares)
+            become_program(source.image, source.memory, self.pipes, confine, self.go)
         finally:
             os._exit(127)
-
-
-def leave_image(pid: int, restored_from: Collection[FileId]) -> None:
-    """Copy what a running process has mapped from images into memory of its own. Raises `OSError`."""
-    with Tracee.seize(pid) as tracee:
-        tracee.interrupt()
-        registers, blocked = tracee.registers, tracee.blocked
-        tracee.blocked = ALL_SIGNALS
-        try:
-            found = memory_map.areas(pid)
-            tracee.step_from(next(area for area in found if area.name == "[vdso]"))
-            for area in found:
-                if area.of in restored_from:
-                    _copy_into_own(tracee, area)
-        finally:
-            tracee.registers, tracee.blocked = registers, blocked
-
-
-def _copy_into_own(tracee: Tracee, area: Area) -> None:
-    own = replace(area, inode=0, name="")
-    held: list[tuple[int, bytes]] = []
-    for at in range(area.start, area.end, PIECE):
-        data = os.pread(tracee.memory, min(PIECE, area.end - at), at)
-        if data.count(0) != len(data):
-            held.append((at, data))
-    tracee.call(MMAP, area.start, area.size, area.protection, own.flags, -1, 0)
-    for at, data in held:
-        os.pwrite(tracee.memory, data, at)

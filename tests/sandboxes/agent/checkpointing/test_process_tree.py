@@ -127,7 +127,7 @@ async def test_what_images_cannot_hold_is_dumped_by_criu(
 ) -> None:
     """Also where a part of the tree was restored from images before."""
     world = await namespaces.materialise(base, dumpable)
-    (world.path / "counter.py").write_text(COUNTER)
+    (world.path / "counter.py").write_text(COUNTER.replace("40 << 20", "1 << 20"))
     await out(world, "python3 counter.py & program=$!")
     await until(world, "[ -s count ]")
     fork = await namespaces.materialise(await world.seal(), dumpable)
@@ -235,3 +235,57 @@ async def test_processes_in_a_removed_folder_are_kept(
     await world.rollback(sealed)
     repl = await world.python("inner")
     assert (await repl.run("kept")).value == "1"
+
+
+MEMORY = """
+import ctypes, os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+libc, size, both, anonymous = ctypes.CDLL(None), 1 << 20, 3, 0x22
+for name in ("mmap", "mremap"):
+    getattr(libc, name).restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def filled():
+    at = libc.mmap(None, size, both, anonymous, -1, 0)
+    ctypes.memset(at, 65, size)
+    return at
+given_back, grown, many = filled(), filled(), list(range(1 << 15))
+held = os.urandom(int(sys.argv[1]))
+open("ready", "w").close()
+signal.sigwait([signal.SIGUSR1])
+many.extend(range(1 << 22))
+refused = libc.madvise(given_back, size, 4) != 0
+told = ["refused" if refused else "zeros" if ctypes.string_at(given_back, size) == bytes(size) else "old"]
+at = libc.mremap(grown, size, 3 * size, 1)
+refused = at == (1 << 64) - 1
+told.append("refused" if refused else "zeros" if ctypes.string_at(at + size, 2 * size) == bytes(2 * size) else "old")
+print(*told, len(held), sum(many[-2:]), flush=True)
+signal.sigwait([signal.SIGUSR1])
+"""
+
+
+@pytest.mark.parametrize(("held", "expected"), [(0, "zeros zeros"), (40 << 20, "refused refused")])
+async def test_restored_memory_grows_and_is_given_back_as_any(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, held: int, expected: str
+) -> None:
+    """Memory that is mapped from an image would show the image: there these calls are refused, as allocators expect.
+    Such processes are dumped into images again, with what they start, and never by CRIU."""
+    world = await namespaces.materialise(base, dumpable)
+    (world.path / "memory.py").write_text(MEMORY)
+    await out(world, f"python3 memory.py {held} > told & program=$!")
+    await until(world, "[ -e ready ]")
+    for _ in range(2):
+        sealed = await world.seal()
+        assert sealed.tier is ProcessTier.TREE, sealed.processes.reason
+        world = await namespaces.materialise(sealed, dumpable)
+    await out(world, "kill -USR1 $program")
+    await until(world, "[ -s told ] || ! kill -0 $program")
+    assert (world.path / "told").read_text() == f"{expected} {held} {2 * (1 << 22) - 3}\n"
+    await out(world, "sleep 1000 | sleep 1000 &")
+    sealed = await world.seal()
+    if held:
+        assert sealed.tier is ProcessTier.DROPPED
+        assert "share pages with an image" in sealed.processes.reason
+    else:
+        assert sealed.tier is ProcessTier.CRIU, sealed.processes.reason
