@@ -410,6 +410,11 @@ class Runtime(RecordedRuns):
         """The bucket of `remote`, while the runtime is open."""
         return self._resources.bucket
 
+    @property
+    def sandbox(self) -> str:
+        """The name of the sandbox backend of new runs."""
+        return self._settings.sandbox
+
     def sandbox_of(self, record: RunRecord) -> str:
         """The name of the sandbox backend with which `resume` would continue a run."""
         return self._resumed_settings(record.settings).sandbox

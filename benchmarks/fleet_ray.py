@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
-from benchmarks.rows import Row, median_row, not_measured
-from ramify import Runtime, Sandbox, step, workflow
+from benchmarks.rows import Row, median_row, not_measured, row
+from ramify import DidNotHappen, Happened, Runtime, Sandbox, step, workflow
+from ramify.fleet.errors import NodesDied
 from ramify.fleet.fleet import Fleet
 from ramify.fleet.types import FleetEvent, NodeJoined, NodeLost, Placed
 
 GOES_ON, COSTS = "node killed to its run's going on, after detection", "what a node adds to a run of one step"
+KILLS = "kills of nodes and of their processes at random moments: runs lost, or effects done twice"
 STORE_BYTES = 80 << 20
+MAILS, LANES = 6, 4
 
 
 @step
@@ -49,6 +56,42 @@ async def held(folder: str) -> None:
     await hold(folder)
 
 
+async def was_sent(key: str, *, folder: str, word: str) -> Happened | DidNotHappen:
+    return Happened(None) if word in _lines(folder) else DidNotHappen()
+
+
+@step(effect="irreversible", reconcile=was_sent)
+async def send(folder: str, word: str) -> None:
+    with (Path(folder) / "sent").open("a") as log:
+        log.write(f"{word}\n")
+
+
+@step
+async def write(sandbox: Sandbox, word: str) -> None:
+    await asyncio.sleep(0.05)
+    with (sandbox.path / "words").open("a") as file:
+        file.write(f"{word}\n")
+
+
+@step(effect="readonly")
+async def read(sandbox: Sandbox) -> str:
+    text: str = (sandbox.path / "words").read_text()
+    return text
+
+
+@workflow
+async def mails(folder: str, name: str) -> str:
+    for number in range(MAILS):
+        await write(f"{name} {number}")
+        await send(folder, f"{name} {number}")
+    return await read()
+
+
+def _lines(folder: str) -> list[str]:
+    path = Path(folder) / "sent"
+    return path.read_text().splitlines() if path.exists() else []
+
+
 class _Cluster:
     """Raylets on this machine, each with a home of its own. Ray sets handlers of signals: use the main thread."""
 
@@ -73,16 +116,19 @@ class _Cluster:
 
     def kill(self, node: str) -> None:
         """Kill the node of that name."""
-        id = next(id for id in self._raylets if id in node)
+        id = next(id for id in self._raylets if f"({id})" in node)
         self._cluster.remove_node(self._raylets.pop(id), allow_graceful=False)
 
     def close(self) -> None:
         self._cluster.shutdown()
 
 
+Heard = list[tuple[float, FleetEvent]]  # with the time
+
+
 class _Heard:
     def __init__(self) -> None:
-        self.events: list[tuple[float, FleetEvent]] = []
+        self.events: Heard = []
         self._changed = asyncio.Event()
 
     def __call__(self, event: FleetEvent) -> None:
@@ -137,7 +183,7 @@ async def _goes_on(cluster: _Cluster, fleet: Fleet, heard: _Heard, folder: Path)
     _, placed = await heard.next(Placed, after)
     while not (folder / "begun").exists():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    killed = time.time()
+    at = time.time()
     await asyncio.to_thread(cluster.kill, placed.node)
     detected, _ = await heard.next(NodeLost, after)
     while len(begun := (folder / "begun").read_text().split()) < 2:  # noqa: ASYNC110
@@ -147,20 +193,67 @@ async def _goes_on(cluster: _Cluster, fleet: Fleet, heard: _Heard, folder: Path)
     before = len(heard.events)
     cluster.add()
     await heard.next(NodeJoined, before)
-    return detected - killed, float(begun[1]) - detected
+    return detected - at, float(begun[1]) - detected
+
+
+async def _kills(cluster: _Cluster, fleet: Fleet, heard: _Heard, folder: Path, kills: int) -> Row:
+    """Lanes of runs, each with effects that its hook can look up, while nodes and their processes are killed."""
+    folder.mkdir()
+    random, begun = Random(29), len(heard.events)
+    ended = asyncio.Event()
+    results: dict[str, str] = {}
+
+    async def lane(number: int) -> None:
+        turn = 0
+        while not ended.is_set():
+            name = f"{number}.{turn}"
+            try:
+                results[name] = await fleet.run(mails, str(folder), name)
+            except NodesDied as error:  # that many kills in a row met this run
+                results[name] = await fleet.resume(error.stranded_run)
+            turn += 1
+
+    async def kill() -> None:
+        for number in range(kills):
+            await asyncio.sleep(random.uniform(0.2, 3.0))
+            before = len(heard.events)
+            node, facts = random.choice(sorted(fleet.nodes.items()))
+            if number % 2:
+                os.kill(facts.pid, signal.SIGKILL)
+            else:
+                await asyncio.to_thread(cluster.kill, node)
+                cluster.add()
+            await heard.next(NodeLost, before)
+            await heard.next(NodeJoined, before)
+        ended.set()
+
+    await asyncio.gather(kill(), *(lane(number) for number in range(LANES)))
+    return _counted(kills, results, Counter(_lines(str(folder))), heard.events[begun:])
+
+
+def _counted(kills: int, results: Mapping[str, str], sent: Mapping[str, int], heard: Heard) -> Row:
+    expected = {name: [f"{name} {number}" for number in range(MAILS)] for name in results}
+    lost = sum(results[name].splitlines() != words for name, words in expected.items())
+    wrong = sum(sent.get(word, 0) != 1 for words in expected.values() for word in words)
+    moved = sum(isinstance(event, Placed) and bool(event.earlier) for _, event in heard)
+    said = (
+        f"{kills} kills, {len(results)} runs with {len(results) * MAILS} effects, of which {moved} changed their node"
+    )
+    return row(KILLS, lost + wrong, "runs or effects", target=0, note=said)
 
 
 async def rows(quick: bool, database: str, kind: str) -> list[Row]:
     """`database`: an empty one. `kind`: what to call it in the notes."""
     if importlib.util.find_spec("ray") is None:
         why = "Ray is not installed (ramify[ray])"
-        return [not_measured(COSTS, "ms", why), not_measured(GOES_ON, "s", why, target="5")]
+        return [not_measured(COSTS, "ms", why), *(not_measured(name, "", why) for name in (GOES_ON, KILLS))]
     heard = _Heard()
     with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         async with _fleet(folder, database, heard) as (cluster, runtime, fleet):
             costs = await _costs(runtime, fleet, 10 if quick else 50)
             took = [await _goes_on(cluster, fleet, heard, folder / f"round{n}") for n in range(1 if quick else 5)]
+            killed = await _kills(cluster, fleet, heard, folder / "kills", 4 if quick else 60)
     detected = ", ".join(f"{one:.1f}" for one, _ in took)
     said = f"on {kind}; Ray noticed the kill after {detected} s; a lease that is waited for costs up to 15 s"
-    return [costs, median_row(GOES_ON, [one for _, one in took], "s", target=5.0, note=said)]
+    return [costs, median_row(GOES_ON, [one for _, one in took], "s", target=5.0, note=said), killed]

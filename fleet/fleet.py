@@ -278,7 +278,7 @@ class Fleet:
         host = await self._cluster.start_host(node)
         try:
             facts = _checked(node, await host.describe())
-            if (error := await host.open(self._shared, node.name)) is not None:
+            if (error := await host.open(self._shared, self.runtime.sandbox, node.name)) is not None:
                 raise rebuilt(error, node.name)
         except HostDied as error:
             self._refuse(node, _never_started(str(error)))

@@ -138,8 +138,8 @@ class RayHost:
     async def describe(self) -> dict[str, Any]:
         return dict(await self._answer(self._actor.describe.remote()))
 
-    async def open(self, shared: Shared, node: str) -> CarriedError | None:
-        answer: CarriedError | None = await self._answer(self._actor.open.remote(shared, node))
+    async def open(self, shared: Shared, sandbox: str, node: str) -> CarriedError | None:
+        answer: CarriedError | None = await self._answer(self._actor.open.remote(shared, sandbox, node))
         return answer
 
     async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:

@@ -27,6 +27,7 @@ from ramify.runtime.records import ROOT, RunId
 from ramify.runtime.store.address import parse
 from ramify.sandboxes import doctor
 from ramify.sandboxes.capabilities import Feature
+from ramify.sandboxes.selection import NAMES
 from ramify.session import Runtime
 
 
@@ -55,13 +56,15 @@ class RunHost:
         """Return `HostFacts` as a mapping."""
         return asdict(await asyncio.to_thread(_facts, self._home))
 
-    async def open(self, shared: Shared, node: str) -> CarriedError | None:
-        """Check that this node shares the fleet's database and bucket. The error is `NodeUnfit`, or what the database
-        or the bucket raised."""
+    async def open(self, shared: Shared, sandbox: str, node: str) -> CarriedError | None:
+        """Check that this node shares the fleet's database and bucket, and open what runs in such sandboxes need, so
+        that none waits for it. The error is `NodeUnfit`, or what the database or the bucket raised."""
         try:
             _check_database(shared, node)
             await asyncio.to_thread(_check_bucket, self._home, shared, node)
             self._shared = shared
+            if sandbox in NAMES:
+                await self._runtime(sandbox)
         except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
             return carried(error)
         return None

@@ -13,6 +13,7 @@ import fleet_app
 import pytest
 
 from ramify import Runtime
+from ramify.cli.errors import USAGE, WAITING
 from ramify.cli.main import run_command_line
 from ramify.fleet.carried_errors import NodeTraceback
 from ramify.fleet.errors import NodesDied, NoFitNode
@@ -53,17 +54,20 @@ async def test_runs_go_to_the_nodes(raylets: Any, shared: Runtime, heard: Any, f
     assert [run.status for run in await shared.store.runs()] == [RunStatus.DONE] * 4
 
 
-def test_the_command_line_runs_on_a_node(
+def test_the_command_line_runs_and_resumes_on_a_node(
     raylets: Any, tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / fleet_app.GATE).touch()
-    command = ["--home", str(tmp_path / "home"), "run", f"{fleet_app.__file__}:words", str(folder), "ada"]
-    where = ["--fleet", raylets.address, "--remote", str(raylets.bucket), "--sandbox", "copy"]
-    assert run_command_line([*command, *where]) == 0
+    command, flow = ["--home", str(tmp_path / "home")], f"{fleet_app.__file__}:asks"
+    where = ["--fleet", raylets.address, "--remote", str(raylets.bucket)]
+    assert run_command_line([*command, "run", flow, str(folder), "ada", *where, "--sandbox", "copy"]) == WAITING
     printed = capfd.readouterr()
-    assert printed.out == "ada one\nada two\n\n"
     assert "goes on on node" in printed.err
+    assert run_command_line([*command, "resume", "--answer", "yes", *where]) == 0
+    printed = capfd.readouterr()
+    assert printed.out == "before\nyes\n\n"
     assert "1 path changed" in printed.err
+    assert run_command_line([*command, "resume", "@", "--deadline", "5s", *where]) == USAGE
+    assert "--fleet takes no --deadline" in capfd.readouterr().err
 
 
 async def test_errors_and_questions_come_back(raylets: Any, shared: Runtime, folder: Path) -> None:

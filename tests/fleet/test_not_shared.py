@@ -66,11 +66,11 @@ async def test_a_node_refuses_what_it_does_not_share(tmp_path: Path, monkeypatch
         (unlike, NodeUnfit, "is another bucket there"),
         (missing, ForkEngineError, "nowhere"),
     ):
-        error = await host.open(wrong, "m")
+        error = await host.open(wrong, "copy", "m")
         assert error is not None
         assert isinstance(made := rebuilt(error, "m"), kind)
         assert why in str(made)
-    assert await host.open(shared, "m") is None
+    assert await host.open(shared, "copy", "m") is None
     assert await host.close() is None
     described = await host.describe()
     assert described["home"] == str(tmp_path / "node")

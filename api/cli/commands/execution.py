@@ -17,6 +17,8 @@ from ramify.inspect.text import count, harmless
 from ramify.runtime.records import DECORATORS, RunRecord
 
 if TYPE_CHECKING:
+    from ramify.fleet.fleet import Fleet
+    from ramify.fleet.types import FleetEvent
     from ramify.fork_engine.errors import RemoteError
     from ramify.fork_engine.types import Change, Withheld
     from ramify.runtime.events import Event, Observer
@@ -47,10 +49,21 @@ class RunOptions:
     quiet: bool
     metrics: Path | None
     remote: str | None
+    fleet: str | None
 
     def __post_init__(self) -> None:
         if self.active_files and not self.apply:
             raise click.UsageError("--active-files needs --apply")
+
+    def open_fleet(self, runtime: Runtime) -> Fleet:
+        """The nodes of --fleet, as an async context manager. What happens to them is printed to stderr."""
+        from ramify.fleet.fleet import Fleet
+
+        def tell(event: FleetEvent) -> None:
+            say(str(event), err=True)
+
+        assert self.fleet is not None
+        return Fleet(runtime, self.fleet, observer=None if self.quiet else tell)
 
     def observer(self, progress: Observer) -> Observer:
         """The observer of the run: its progress, and the counters if they are asked for."""
@@ -81,6 +94,11 @@ def run_options(command: Command) -> Command:
             metavar="URL",
             help="Upload each state to this bucket while the run goes on, and fetch states that are not here. "
             "s3://BUCKET/PREFIX, gs://…, az://ACCOUNT/CONTAINER, or a folder.",
+        ),
+        click.option(
+            "--fleet",
+            metavar="ADDRESS",
+            help="Work on a node of this Ray cluster: auto, or HOST:PORT of its head. Needs --remote.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object: run, status, result, changes."),
         click.option("--active-files", is_flag=True, help=f"With --apply. {ACTIVE_FILES}"),

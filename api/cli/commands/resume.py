@@ -177,10 +177,16 @@ def resume_command(
     if record.frontend != DECORATORS:
         _resume_thread(home, record, choices, target, ThreadResume(given, deadline, back_to))
         return
+    if choices.fleet is not None and (deadline, back_to, accept_changes) != (None, None, False):
+        raise click.UsageError("--fleet takes no --deadline, --from or --accept-changes")
     if target is not None:
         raise click.UsageError(f"--app is for LangGraph threads: run {record.id} belongs to a workflow")
 
     async def go_on(runtime: Runtime) -> Any:
+        if choices.fleet is not None:
+            async with choices.open_fleet(runtime) as fleet:
+                alone = {} if given.alone is None else {"answer": given.alone[0]}
+                return await fleet.resume(record.id, answers=given.by_id, **alone)
         checkpoint = None if back_to is None else await _checkpoint(runtime, back_to)
         how: dict[str, Any] = {"deadline": deadline, "back_to": checkpoint, "accept_changes": accept_changes}
         if given.alone is not None:
@@ -216,6 +222,8 @@ def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: s
     from ramify.cli.progress import Progress
     from ramify.compiler.plan import Plan, PlanError
 
+    if choices.fleet is not None:
+        raise click.UsageError(f"--fleet is for workflows: run {record.id} belongs to a LangGraph thread")
     if record.thread_id is None:
         raise RunError(
             f"run {record.id} belongs to a graph without a thread: there is no checkpoint to continue from"

@@ -12,7 +12,6 @@ from ramify.cli.console import pass_home, say
 from ramify.inspect.home import Home
 
 if TYPE_CHECKING:
-    from ramify.fleet.types import FleetEvent
     from ramify.session import Runtime
 
 
@@ -22,10 +21,6 @@ def _keywords(context: click.Context, parameter: click.Parameter, values: tuple[
         if not equals or not name.isidentifier():
             raise click.BadParameter(f"{name!r} is not NAME=VALUE", context, parameter)
     return {name: text for name, _, text in pairs}
-
-
-def _tell(event: FleetEvent) -> None:
-    say(str(event), err=True)
 
 
 @click.command("run")
@@ -60,11 +55,6 @@ def _tell(event: FleetEvent) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Run under this plan (see `ramify compile`) without compiling; it names the TARGET.",
 )
-@click.option(
-    "--fleet",
-    metavar="ADDRESS",
-    help="Run it on a node of this Ray cluster: auto, or HOST:PORT of its head. Needs --remote.",
-)
 @run_options
 @pass_home
 def run_command(
@@ -76,7 +66,6 @@ def run_command(
     deadline: float | None,
     sandbox: str | None,
     plan_file: Path | None,
-    fleet: str | None,
     **options: Any,
 ) -> None:
     """Run the workflow TARGET (FILE.py:NAME or MODULE:NAME) with ARGS.
@@ -105,11 +94,9 @@ def run_command(
 
     async def start(runtime: Runtime) -> Any:
         how: dict[str, Any] = {"workspace": workspace, "deadline": deadline, "plan": plan}
-        if fleet is None:
+        if choices.fleet is None:
             return await runtime.start(workflow, args, kwargs, **how)
-        from ramify.fleet.fleet import Fleet
-
-        async with Fleet(runtime, fleet, observer=None if choices.quiet else _tell) as nodes:
-            return await nodes.start(workflow, args, kwargs, **how)
+        async with choices.open_fleet(runtime) as fleet:
+            return await fleet.start(workflow, args, kwargs, **how)
 
     perform(home, choices, start, sandbox)
