@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from ramify.runtime.events import Event, Noticed
 from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, RunStatus
 from ramify.serving.client import LLMClient
 from tests.runtime.effects.interrupted_effects import doubt_of, statuses, stop_in, texts
+from tests.warm_process import WarmInterpreter
 
 pytestmark = pytest.mark.usefixtures("outbox")
 
@@ -285,13 +284,14 @@ asyncio.run(main(*sys.argv[1:]))
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("name", ["plain", "with_key", "asking"])
 async def test_a_kill_between_intent_and_result(
-    home: Path, workspace: Path, outbox: Path, place: str, name: str, runtime: Runtime
+    home: Path, workspace: Path, outbox: Path, place: str, name: str, runtime: Runtime, warm: WarmInterpreter
 ) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(effects_app.__file__).parent), "EFFECTS_OUTBOX": str(outbox)}
     stop = f"import effects_app; effects_app.STOP.append({place!r})\n"
-    command = [sys.executable, "-c", stop + DRIVE, str(home), str(workspace), name, ""]
-    killed = await asyncio.to_thread(subprocess.run, command, env={**env, "EFFECTS_KILL": "1"}, capture_output=True)
-    assert killed.returncode == -9, killed.stderr.decode()
+    killed = warm.run(
+        [home, workspace, name, ""], cwd=home.parent, env={**env, "EFFECTS_KILL": "1"}, program=stop + DRIVE
+    )
+    assert killed.returncode == -9, killed.stderr
     (run,) = await runtime.store.runs()
     (effect,) = await runtime.store.effects(run.id)
     assert effect.status is EffectStatus.INTENDED

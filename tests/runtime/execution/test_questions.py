@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from ramify import Runtime
 from ramify.runtime.errors import NotInARun, RunError, RunFailed, RunWaiting, SeveralQuestions
 from ramify.runtime.records import RunStatus
+from tests.warm_process import WarmInterpreter
 
 
 @pytest.fixture(autouse=True)
@@ -108,10 +108,9 @@ async def test_only_asked_questions_can_be_answered(runtime: Runtime, workspace:
         await runtime.resume(str(runtime.last_run_id), answer=1)
 
 
-def test_on_the_command_line(tmp_path: Path, workspace: Path) -> None:
+def test_on_the_command_line(tmp_path: Path, workspace: Path, warm: WarmInterpreter) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path / "h"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        return warm.run(["--home", tmp_path / "h", *arguments], cwd=tmp_path)
 
     app = f"{asking_app.__file__}:asks"
     asked = call("run", app, "rm", "--sandbox", "copy", "--workspace", str(workspace))

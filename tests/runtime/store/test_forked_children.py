@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from tests.runtime.user_code.test_fork_guard import alive, child_of, start
+from tests.warm_process import WarmInterpreter
 
 pytestmark = pytest.mark.postgres
 
@@ -29,21 +30,21 @@ def sessions(database: str) -> int:
 
 @pytest.mark.parametrize("kind", ["os.fork+thread", "process", "pool"])
 def test_the_server_lock_of_a_killed_run_is_free_while_its_child_lives(
-    home: Path, kind: str, one_database: str
+    home: Path, kind: str, one_database: str, warm: WarmInterpreter
 ) -> None:
-    lines, status, _ = start(home, kind, "die", database=one_database)
+    lines, status, _ = start(warm, home, kind, "die", database=one_database)
     with child_of(lines) as child:
         assert status == -signal.SIGKILL
         (run,) = [line["run"] for line in lines if "run" in line]
-        again, status, errors = start(home, kind, "resume", run, database=one_database)
+        again, status, errors = start(warm, home, kind, "resume", run, database=one_database)
         assert again[-1] == {"result": ["seen\n", "alive", "seen\n"]}, errors
         assert status == 0
         assert alive(child)
 
 
-def test_a_run_continues_after_its_child_ended(home: Path, one_database: str) -> None:
+def test_a_run_continues_after_its_child_ended(home: Path, one_database: str, warm: WarmInterpreter) -> None:
     """Whatever a child does with its copy of the connection, also at its end, does not reach the server."""
-    lines, status, errors = start(home, "pool", "run", database=one_database)
+    lines, status, errors = start(warm, home, "pool", "run", database=one_database)
     with child_of(lines) as child:
         assert (lines[-1], status) == ({"result": ["seen\n", "alive", "seen\n"]}, 0), errors
         assert alive(child)

@@ -22,6 +22,7 @@ from ramify.runtime.errors import StoreError
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord, Settings
 from ramify.runtime.store import RunStore, rows, tables
 from ramify.runtime.store.reader import reading
+from tests.samples import sample
 
 # What os.fsdecode can give: any character, and the surrogates that stand for bytes that are not UTF-8.
 TEXT = st.text(st.one_of(st.characters(), st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)), max_size=12)
@@ -57,7 +58,7 @@ RECORDS = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sample(20, 40), deadline=None)
 @given(RECORDS)
 def test_every_record_is_read_as_it_was_written(records: Any) -> None:
     run, ops, llm, checkpoints = records

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm_process import WarmInterpreter
+
 APP = Path(__file__).parents[2] / "apps" / "forking_app.py"
 KINDS = ["os.fork", "os.fork+thread", "process", "process+thread", "pool", "exec"]
 
@@ -30,13 +32,12 @@ def child_of(lines: list[dict[str, Any]]) -> Iterator[int]:
             os.kill(pid, signal.SIGKILL)
 
 
-def start(home: Path, *args: str, database: str = "") -> tuple[list[dict[str, Any]], int, str]:
+def start(
+    interpreter: WarmInterpreter, home: Path, *args: str, database: str = ""
+) -> tuple[list[dict[str, Any]], int, str]:
     """Run the app until its process ends. A child may hold its output open, so the output goes to files."""
-    out, errors = home.parent / "out", home.parent / "errors"
-    with out.open("wb") as stdout, errors.open("wb") as stderr:
-        command = [sys.executable, str(APP), str(home), *args, *([database] if database else [])]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, timeout=100)
-    return [json.loads(line) for line in out.read_text().splitlines()], done.returncode, errors.read_text()
+    done = interpreter.run_file(APP, home, *args, *([database] if database else []), timeout=100)
+    return [json.loads(line) for line in done.stdout.splitlines()], done.returncode, done.stderr
 
 
 def alive(pid: int) -> bool:
@@ -46,8 +47,8 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_ends_while_a_child_of_it_lives(home: Path, kind: str) -> None:
-    lines, status, errors = start(home, kind, "run")
+def test_a_run_ends_while_a_child_of_it_lives(home: Path, kind: str, warm: WarmInterpreter) -> None:
+    lines, status, errors = start(warm, home, kind, "run")
     with child_of(lines) as child:
         assert lines[-1] == {"result": ["seen\n", "alive", "seen\n"]}, errors
         assert status == 0
@@ -55,13 +56,13 @@ def test_a_run_ends_while_a_child_of_it_lives(home: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_lock_of_a_killed_run_is_free_while_its_child_lives(home: Path, kind: str) -> None:
-    lines, status, _ = start(home, kind, "die")
+def test_the_lock_of_a_killed_run_is_free_while_its_child_lives(home: Path, kind: str, warm: WarmInterpreter) -> None:
+    lines, status, _ = start(warm, home, kind, "die")
     with child_of(lines) as child:
         assert status == -signal.SIGKILL
         (run,) = [line["run"] for line in lines if "run" in line]
         assert alive(child)
-        again, status, errors = start(home, kind, "resume", run)
+        again, status, errors = start(warm, home, kind, "resume", run)
         assert again[-1] == {"result": ["seen\n", "alive", "seen\n"]}, errors
         assert status == 0
         assert alive(child)

@@ -101,8 +101,10 @@ async def test_no_file_of_a_world_holds_the_journal(where: str, user: Path, area
     assert found == []
 
 
-@pytest.mark.parametrize("form", ["a path", "an address"])
-@pytest.mark.parametrize("where", ["in the home", "in an area", "beside the workspace", "in the workspace"])
+PLACES = ("in the home", "in an area", "beside the workspace", "in the workspace")
+
+
+@pytest.mark.parametrize(("where", "form"), [*((where, "a path") for where in PLACES), ("in an area", "an address")])
 async def test_the_journal_is_hidden_if_the_database_is_elsewhere(
     where: str, form: str, user: Path, area: Path, workspace: Path
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import Backend, World, WorldSpec
+from tests.samples import PATIENT, sample
 
 SHELLS_ONLY = True
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -22,7 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PROJECT = "toolz==1.0.0"
 PATIENCE_S = 240  # with the package index
 REPORT = "report.xml"
-SUITE = [sys.executable, *f"-m pytest -q -p no:cacheprovider --junitxml={REPORT} toolz".split()]
+TESTED = "toolz" if PATIENT else "toolz/tests/test_functoolz.py toolz/tests/test_dicttoolz.py"
+SUITE = [sys.executable, *f"-m pytest -q -p no:cacheprovider --junitxml={REPORT} {TESTED}".split()]
 
 PLAIN = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -53,7 +55,7 @@ def outside(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     done = subprocess.run(command, cwd=project, env={**os.environ, **PLAIN}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     found = results(report.read_text())
-    assert len(found) == 180
+    assert len(found) == sample(85, 180)
     return found
 
 

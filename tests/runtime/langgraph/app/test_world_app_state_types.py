@@ -16,6 +16,8 @@ from langgraph.graph import START, StateGraph
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+from tests.samples import PATIENT
+
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
 
@@ -107,9 +109,11 @@ def states(app: Any, given: Any) -> Any:
 WAYS = [invoked, invoked_v2, streamed_v1, streamed_v2, invoked_async_v2, events_v3, states]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "compiled"),
+    [*((way, False) for way in WAYS), *((way, True) for way in (WAYS if PATIENT else (streamed_v2, states)))],
+)
 @pytest.mark.parametrize("schemas", SCHEMAS, ids=lambda one: "-".join(kind.__name__ for kind in one.values()))
-@pytest.mark.parametrize("compiled", [False, True], ids=["builder", "compiled"])
 def test_a_state_keeps_its_type(
     schemas: dict[str, Any], way: Callable[[Any, Any], Any], compiled: bool, compile_graph: Any
 ) -> None:

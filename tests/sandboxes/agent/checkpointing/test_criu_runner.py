@@ -18,6 +18,7 @@ from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import WorldStartFailed
 
 Out = Callable[[World, str], Awaitable[str]]
+Until = Callable[[World, str], Awaitable[None]]
 pytestmark = [pytest.mark.linux_ns, pytest.mark.criu]
 
 COUNTER = """
@@ -29,21 +30,8 @@ for n in itertools.count():
 """
 
 
-@pytest.fixture
-def dumpable(spec: WorldSpec) -> WorldSpec:
-    return replace(spec, dumpable=True)
-
-
-async def until(world: World, command: str) -> None:
-    for _ in range(500):
-        if (await world.run(command)).ok:
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail(f"never true: {command}")
-
-
 async def test_a_shell_its_jobs_and_a_program_go_on_in_every_fork(
-    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
     (world.path / "counter.py").write_text(COUNTER)
@@ -105,7 +93,7 @@ async def test_a_fork_of_a_fork_and_a_rollback(
 
 
 async def test_stopped_processes_stay_stopped(
-    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
     await out(world, "sleep 1000 & kill -STOP $!; sleep 1001 &")

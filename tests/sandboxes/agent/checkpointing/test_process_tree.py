@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
@@ -24,6 +23,7 @@ pytestmark = [
 ]
 
 Out = Callable[[World, str], Awaitable[str]]
+Until = Callable[[World, str], Awaitable[None]]
 COUNTER = """
 import os, time
 held = os.urandom(40 << 20)
@@ -37,21 +37,8 @@ while True:
 """
 
 
-@pytest.fixture
-def dumpable(spec: WorldSpec) -> WorldSpec:
-    return replace(spec, dumpable=True)
-
-
-async def until(world: World, command: str) -> None:
-    for _ in range(2000):
-        if (await world.run(command)).ok:
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail(f"never true: {command}")
-
-
 async def test_a_tree_goes_on_in_every_fork_and_shares_its_memory(
-    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
     (world.path / "counter.py").write_text(COUNTER)
@@ -82,7 +69,7 @@ async def test_a_tree_goes_on_in_every_fork_and_shares_its_memory(
 
 
 async def test_forks_of_forks_write_what_changed_and_roll_back(
-    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, store: SnapshotStore, out: Out
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, store: SnapshotStore, out: Out, until: Until
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
     (world.path / "counter.py").write_text(COUNTER)
@@ -123,7 +110,7 @@ async def test_forks_of_forks_write_what_changed_and_roll_back(
     ],
 )
 async def test_what_images_cannot_hold_is_dumped_by_criu(
-    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, command: str, why: str
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until, command: str, why: str
 ) -> None:
     """Also where a part of the tree was restored from images before."""
     world = await namespaces.materialise(base, dumpable)

@@ -161,7 +161,7 @@ def test_infeasible_calls_are_refused_without_streams_too() -> None:
 
 
 @pytest.mark.parametrize("queue", [0, 1024])
-@settings(deadline=None, max_examples=sample(15, 60), suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=sample(8, 60), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_after_any_history_an_idle_engine_admits_a_call_with_three_times_its_need(
     queue: int, data: st.DataObject
@@ -193,7 +193,7 @@ def test_after_any_history_an_idle_engine_admits_a_call_with_three_times_its_nee
     run(work)
 
 
-@settings(deadline=None, max_examples=sample(15, 60), suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=sample(8, 60), suppress_health_check=list(HealthCheck))
 @given(st.floats(0.02, 50.0), st.sampled_from(PROMPTS), st.sampled_from(TOKENS), st.booleans())
 def test_idle_engine_admits_a_repeated_call_with_three_times_its_time(
     slower: float, prompt: int, tokens: int, stream: bool

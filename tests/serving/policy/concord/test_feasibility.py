@@ -13,6 +13,7 @@ from ramify.serving.policy.concord.feasibility import Reserve, feasible_set, fea
 from ramify.serving.policy.concord.job_index import JobIndex
 from ramify.serving.policy.registry import UnknownPolicy, make_policy
 from ramify.serving.policy.types import CompoundView, GroupView, RequestView, SloClass, State, View
+from tests.samples import sample
 from tests.serving.policy.concord.test_policy import capacity
 from tests.serving.policy.views import NOW, view
 
@@ -51,7 +52,7 @@ def crowd(chance: random.Random, old: dict[int, RequestView], now: float, anew: 
     st.sampled_from([0.2, 0.03]),
 )
 @example(3391265013, Reserve(0.1, 20.0, 0.1), 0.98, 1.0, 0.03)  # a job with no time to spare, and nothing before it
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=sample(50, 150), deadline=None)
 def test_the_fast_algorithm_keeps_what_the_plain_one_keeps(
     seed: int, reserve: Reserve, step_s: float, slower: float, anew: float
 ) -> None:
