@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from ramify.session import Runtime as Runtime
     from ramify.tools import Tool as Tool
     from ramify.tools import tool as tool
-    from ramify.tree_search.methods import MCTS as MCTS
-    from ramify.tree_search.methods import Beam as Beam
-    from ramify.tree_search.methods import BestOf as BestOf
+    from ramify.tree_search.search import MCTS as MCTS
+    from ramify.tree_search.search import Beam as Beam
+    from ramify.tree_search.search import BestOf as BestOf
     from ramify.tree_search.search import search as search
     from ramify.worlds.blocking import SyncWorld as SyncWorld
     from ramify.worlds.world import World as World
@@ -75,8 +75,7 @@ _EXPORTS = {
     "ramify.sandboxes.egress.settings": ("Egress",),
     "ramify.session": ("Runtime",),
     "ramify.tools": ("Tool", "tool"),
-    "ramify.tree_search.methods": ("Beam", "BestOf", "MCTS"),
-    "ramify.tree_search.search": ("search",),
+    "ramify.tree_search.search": ("Beam", "BestOf", "MCTS", "search"),
     "ramify.worlds.blocking": ("SyncWorld",),
     "ramify.worlds.world": ("World",),
 }

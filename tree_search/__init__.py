@@ -4,7 +4,7 @@ Main types, in the order in which to read them:
 
 - `types.py`: `Environment` (what can be stepped and forked), `Turn`, `StepResult`, and the result.
 - `search` (`search.py`): the one function, exported as `ramify.search`.
-- `BestOf`, `Beam`, `MCTS` (`methods.py`): which turns a search tries next.
+- `BestOf`, `Beam`, `MCTS` (`search.py`): which turns a search tries next.
 - `CommandTurns` (`command_turns.py`): a `ramify.World` as an environment whose actions are commands.
 
 `expansion.py` does the work that the methods share: it forks, steps, scores, leaves out states that were seen, and

@@ -194,7 +194,6 @@ def _objects(value: object) -> list[Mapping[str, object]]:
 CHAT = Dialect("/chat/completions", "messages", _chat)
 TEXT = Dialect("/completions", "prompt", _text)
 RESPONSES = Dialect("/responses", "input", _response, last_is_whole=True)
-DIALECTS = (CHAT, TEXT, RESPONSES)
 
 
 _IN_A_PART = ("response.content_part.", "response.output_text.", "response.refusal.")

@@ -19,8 +19,6 @@ from ramify.serving.gateway.settings import GatewaySettings, check_exposure, che
 if TYPE_CHECKING:
     from ramify.serving.gateway.gateway import Gateway
 
-DRAIN_S = 30.0  # seconds for calls in progress, when `ramify serve` is told to stop
-
 
 class LocalGateway:
     """A gateway in this event loop. An async context manager; `base_url` is for any OpenAI client.

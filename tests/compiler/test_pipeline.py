@@ -19,9 +19,9 @@ import pytest
 
 from examples.coder_graph import graph as coder
 from examples.repair import workflow as repair
-from ramify.compiler.ir.text import parse_graph
 from ramify.compiler.pipeline import Compilation, compile_graph, compile_workflow
 from ramify.compiler.plan import Plan
+from tests.compiler.graph_parser import parse_graph
 
 FILE = "tests/compiler/test_pipeline.py"
 GOLDENS = Path(__file__).parent / "goldens"

@@ -14,9 +14,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
 
 from ramify.compiler.errors import CompileError
-from ramify.compiler.ir.text import parse_graph
 from ramify.compiler.pipeline import Compilation, compile_graph
 from ramify.compiler.plan import Plan
+from tests.compiler.graph_parser import parse_graph
 from tests.samples import sample
 
 calm = settings(

@@ -5,7 +5,7 @@ An import inside a function is followed by file, and so are the imports of that 
 already may differ between two processes of one run.
 
 A registry brings what is registered in it (`registrations`), and code that looks names up as it runs
-(`globals()[name]`) brings what these names may mean (`lookups`).
+(`globals()[name]`) brings what these names may mean (`lookups_in`).
 
 Not found: code that is reached only through an object (a method of a value without annotation), closure values that
 are not functions, and what changes at run time.
@@ -29,7 +29,7 @@ from ramify.compiler.frontend.python.canonical_text import (
     ast_dump_for,
     text_of,
 )
-from ramify.compiler.frontend.python.lookups import lookups_in
+from ramify.compiler.frontend.python.module_names import lookups_in
 from ramify.compiler.frontend.python.modules import ProjectModule, ProjectModules, dumped, imported_by_call
 from ramify.compiler.frontend.python.name_resolution import (
     decorated_step,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ramify.compiler.emit import emit
 from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.lower import lower
-from ramify.compiler.ir.text import parse_graph, print_graph
+from ramify.compiler.ir.text import print_graph
 from ramify.compiler.ir.verify import verify
 from ramify.compiler.passes import run_passes
 from ramify.compiler.plan import Effect, OpKind, Plan, Site
@@ -34,6 +34,7 @@ from ramify.compiler.spec import (
     Unseen,
     walk,
 )
+from tests.compiler.graph_parser import parse_graph
 
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
 STEPS = (

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from ramify.compiler.errors import VerifyError
-from ramify.compiler.ir.text import parse_graph
 from ramify.compiler.ir.verify import RULES, verify
 from ramify.compiler.passes import PIPELINE
+from tests.compiler.graph_parser import parse_graph
 
 ALL_PASSES = frozenset(each.name for each in PIPELINE)
 

@@ -13,11 +13,11 @@ import pytest
 
 from ramify.compiler.errors import VerifyError
 from ramify.compiler.ir.graph import EFFECTS, FAMILY, WORLD, Block, Graph, Operation, sort
-from ramify.compiler.ir.text import parse_graph
 from ramify.compiler.ir.verify import RULES, verify
 from ramify.compiler.passes import PIPELINE
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import Effect, OpId, OpKind, StepPlan, ValueId
+from tests.compiler.graph_parser import parse_graph
 
 ALL_PASSES = frozenset(each.name for each in PIPELINE)
 Place: TypeAlias = tuple[int, int]  # of a block, and of an operation in it
