@@ -257,11 +257,10 @@ class RecordedRun:
             self._layouts = RecordedLayouts.of(chain((self._run.args_json,), results, arguments))
         return self._layouts.earlier(text)
 
-    def _is_same(self, effect: EffectRecord, args_json: str) -> bool:
-        """Whether an effect has these arguments."""
-        if codec.is_same(effect.args_json, args_json):
-            return True
-        return any(codec.is_same(effect.args_json, each) for each in self.earlier_texts(args_json))
+    def _with_arguments(self, effects: Iterable[EffectRecord], args_json: str) -> EffectRecord | None:
+        """Return the first of the effects that has these arguments, or None."""
+        texts = [args_json, *self.earlier_texts(args_json)]
+        return next((one for one in effects if any(codec.is_same(one.args_json, text) for text in texts)), None)
 
     def has_place(self, *parts: str) -> bool:
         """Whether earlier processes recorded a call at that place (see `key`)."""
@@ -307,7 +306,7 @@ class RecordedRun:
         from."""
         every = chain(self._effects.values(), self._elsewhere)
         done = (e for e in every if e.step == step and e.status is EffectStatus.DONE)
-        return next((e for e in done if self._is_same(e, args_json)), None)
+        return self._with_arguments(done, args_json)
 
     def unreached_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
         """Return an effect of the same step with the same arguments that took place, or may have, and that the
@@ -317,12 +316,13 @@ class RecordedRun:
         from which this run was forked do not count either: the fork performs its own.
         """
         place = key.rpartition("|")[0]
-        for effect in self._effects.values():
-            if effect.step != step or effect.status not in HAPPENED or effect.key in self._asked:
-                continue
-            if effect.key.rpartition("|")[0] != place and self._is_same(effect, args_json):
-                return effect
-        return None
+        unreached = (
+            effect
+            for effect in self._effects.values()
+            if effect.step == step and effect.status in HAPPENED and effect.key not in self._asked
+            if effect.key.rpartition("|")[0] != place
+        )
+        return self._with_arguments(unreached, args_json)
 
     def unreached_effects_at(self, branch: BranchPath, op: OpId) -> Iterator[EffectRecord]:
         """Yield the effects of one operation on one branch that took place, or may have, and that the workflow has
