@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -145,7 +146,7 @@ async def test_a_damaged_image_starts_no_world(
 
 
 async def test_processes_with_few_descriptors_left_are_restored(
-    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
 ) -> None:
     """To rebuild a process takes descriptors and memory beyond its own limits. Bash holds its script at 255."""
     few = replace(dumpable, limits=replace(dumpable.limits, open_files=256))
@@ -254,7 +255,13 @@ signal.sigwait([signal.SIGUSR1])
 
 @pytest.mark.parametrize(("held", "expected"), [(0, "zeros zeros"), (40 << 20, "refused refused")])
 async def test_restored_memory_grows_and_is_given_back_as_any(
-    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, held: int, expected: str
+    namespaces: NamespaceBackend,
+    base: Snapshot,
+    dumpable: WorldSpec,
+    out: Out,
+    until: Until,
+    held: int,
+    expected: str,
 ) -> None:
     """Memory that is mapped from an image would show the image: there these calls are refused, as allocators expect.
     Such processes are dumped into images again, with what they start, and never by CRIU."""
