@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     "api",
     "compiler",
+    "fleet",
     "fork_engine",
     "images",
     "integrations",
