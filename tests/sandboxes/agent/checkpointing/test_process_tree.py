@@ -175,7 +175,7 @@ async def test_a_session_that_was_kept_with_its_tree_is_kept_alone(
     """A process beside the shell's tree makes the difference. The session's pages come from an image each time."""
     world = await namespaces.materialise(base, dumpable)
     repl = await world.python()
-    await repl.run("kept = [bytes([n % 256]) * 1000 for n in range(2000)]")
+    await repl.run("kept = [bytes([n % 256]) * 10000 for n in range(2000)]")
     for tier in (ProcessTier.TREE, ProcessTier.REPL, ProcessTier.REPL):
         if tier is ProcessTier.REPL:
             assert isinstance(world, NamespaceWorld)
@@ -185,7 +185,7 @@ async def test_a_session_that_was_kept_with_its_tree_is_kept_alone(
         world = await namespaces.materialise(sealed, dumpable)
         repl = await world.python()
         await repl.run("kept.append(len(kept))")
-    told = await repl.run("all(kept[n] == bytes([n % 256]) * 1000 for n in range(2000)), kept[2000:]")
+    told = await repl.run("all(kept[n] == bytes([n % 256]) * 10000 for n in range(2000)), kept[2000:]")
     assert told.value == "(True, [2000, 2001, 2002])"
 
 
