@@ -243,6 +243,7 @@ class Fleet:
             self._queue.remove(member)
             self._known.pop(member.node.id, None)  # if the node lives, it gets another process
             self._emit(NodeLost(member.node.name, why))
+            await member.host.kill()  # it may live, and only not be reached
         await self.runtime.store.end_lease(run, member.facts.host, member.facts.pid)
 
     # The nodes
@@ -331,7 +332,12 @@ def _shared(runtime: Runtime) -> Shared:
     file = parse(runtime.database).file
     database = str(runtime.database) if file is None else str(file.absolute())
     return Shared(
-        database, None if file is None else file_identity(file), runtime.bucket.url, runtime.bucket.store_id
+        database=database,
+        file=None if file is None else file_identity(file),
+        bucket=runtime.bucket.url,
+        store=runtime.bucket.store_id,
+        check_reuse=runtime.check_reuse,
+        reuse_answers=runtime.reuse_answers,
     )
 
 

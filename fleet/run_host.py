@@ -114,7 +114,14 @@ class RunHost:
             if (runtime := self._runtimes.get(sandbox)) is None:
                 assert self._shared is not None, "open() comes first"
                 shared = self._shared
-                opening = Runtime(home=self._home, database=shared.database, remote=shared.bucket, sandbox=sandbox)
+                opening = Runtime(
+                    home=self._home,
+                    database=shared.database,
+                    remote=shared.bucket,
+                    sandbox=sandbox,
+                    check_reuse=shared.check_reuse,
+                    reuse_answers=shared.reuse_answers,
+                )
                 runtime = await self._stack.enter_async_context(opening)
                 self._runtimes[sandbox] = runtime
             return runtime

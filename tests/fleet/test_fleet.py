@@ -68,6 +68,8 @@ def test_the_command_line_runs_and_resumes_on_a_node(
     assert "1 path changed" in printed.err
     assert run_command_line([*command, "resume", "@", "--deadline", "5s", *where]) == USAGE
     assert "--fleet takes no --deadline" in capfd.readouterr().err
+    assert run_command_line([*command, "run", flow, *where, "--metrics", str(tmp_path / "counters")]) == USAGE
+    assert "with --fleet a node works on the run" in capfd.readouterr().err
 
 
 async def test_errors_and_questions_come_back(raylets: Any, shared: Runtime, folder: Path) -> None:
