@@ -125,6 +125,7 @@ class Runtime(RecordedRuns):
             private=paths.private(self.home, self.database),
         )
         self._observers = [] if observer is None else [observer]
+        self._observer = observer
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
             self._observers.append(_traces())
         self.reuse_answers, self._bucket = reuse_answers, remote
@@ -446,6 +447,11 @@ class Runtime(RecordedRuns):
 
     def _fetch(self) -> Fetch | None:
         return self._resources.fetch(self.snapshots)
+
+    def tell(self, event: Event) -> None:
+        """Call the observer with an event of a run that another process works on."""
+        if self._observer is not None:
+            self._observer(event)
 
     def _emit(self, event: Event) -> None:
         for observer in self._observers:

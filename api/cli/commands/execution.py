@@ -54,10 +54,6 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.active_files and not self.apply:
             raise click.UsageError("--active-files needs --apply")
-        if self.fleet is not None and self.metrics is not None:
-            raise click.UsageError(
-                "--metrics counts what this process does, and with --fleet a node works on the run"
-            )
 
     def open_fleet(self, runtime: Runtime) -> Fleet:
         """The nodes of --fleet, as an async context manager. What happens to them is printed to stderr."""
