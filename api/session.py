@@ -125,10 +125,11 @@ class Runtime(RecordedRuns):
             private=paths.private(self.home, self.database),
         )
         self._observers = [] if observer is None else [observer]
+        self._observer = observer
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
             self._observers.append(_traces())
-        self._reuse_answers, self._bucket = reuse_answers, remote
-        self._check_reuse = reuse_check_share(os.environ) if check_reuse is None else check_reuse
+        self.reuse_answers, self._bucket = reuse_answers, remote
+        self.check_reuse = reuse_check_share(os.environ) if check_reuse is None else check_reuse
         self._clock = clock
         self._stack = AsyncExitStack()
         self._entered = self._closed = False
@@ -439,13 +440,18 @@ class Runtime(RecordedRuns):
             clock=self._clock,
             emit=self._emit,
             settings=settings,
-            check_reuse=self._check_reuse,
-            reuse_answers=self._reuse_answers,
+            check_reuse=self.check_reuse,
+            reuse_answers=self.reuse_answers,
             fetch=self._fetch(),
         )
 
     def _fetch(self) -> Fetch | None:
         return self._resources.fetch(self.snapshots)
+
+    def tell(self, event: Event) -> None:
+        """Call the observer with an event of a run that another process works on."""
+        if self._observer is not None:
+            self._observer(event)
 
     def _emit(self, event: Event) -> None:
         for observer in self._observers:

@@ -25,6 +25,7 @@ from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import FleetError, NodesDied, NodeUnfit, NoFitNode, NotShared
 from ramify.fleet.placement import Asked, Member, Queue
 from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
+from ramify.fleet.relayed_events import decoded
 from ramify.fleet.run_host import Ended, file_identity
 from ramify.fleet.types import (
     FleetEvent,
@@ -230,12 +231,25 @@ class Fleet:
             raise
 
     async def _at(self, member: Member[RayHost], run: RunId, asked: Asked) -> Ended:
+        working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name))
+        relaying = asyncio.create_task(self._relay(member, run))
         try:
-            return await member.host.go_on(run, asked.sandbox, member.node.name)
+            ended = await working
+            await asyncio.wait({relaying}, timeout=_STOP_S)
+            return ended
         except asyncio.CancelledError:
             with suppress(HostDied, TimeoutError):
                 await asyncio.wait_for(asyncio.shield(member.host.stop(run)), _STOP_S)
             raise
+        finally:
+            relaying.cancel()
+
+    async def _relay(self, member: Member[RayHost], run: RunId) -> None:
+        """Tell the runtime's observer what happens in a run on a node, until it ends there."""
+        with suppress(HostDied):
+            while (data := await member.host.events(run)) is not None:
+                for event in decoded(data):
+                    self.runtime.tell(event)
 
     async def _lost(self, member: Member[RayHost], run: RunId, why: str) -> None:
         """Forget a node, and end the lease that it has of the run."""
@@ -243,6 +257,7 @@ class Fleet:
             self._queue.remove(member)
             self._known.pop(member.node.id, None)  # if the node lives, it gets another process
             self._emit(NodeLost(member.node.name, why))
+            await member.host.kill()  # it may live, and only not be reached
         await self.runtime.store.end_lease(run, member.facts.host, member.facts.pid)
 
     # The nodes
@@ -331,7 +346,12 @@ def _shared(runtime: Runtime) -> Shared:
     file = parse(runtime.database).file
     database = str(runtime.database) if file is None else str(file.absolute())
     return Shared(
-        database, None if file is None else file_identity(file), runtime.bucket.url, runtime.bucket.store_id
+        database=database,
+        file=None if file is None else file_identity(file),
+        bucket=runtime.bucket.url,
+        store=runtime.bucket.store_id,
+        check_reuse=runtime.check_reuse,
+        reuse_answers=runtime.reuse_answers,
     )
 
 

@@ -146,6 +146,10 @@ class RayHost:
         ended: Ended = await self._answer(self._actor.go_on.remote(run, sandbox, node))
         return ended
 
+    async def events(self, run: RunId) -> bytes | None:
+        events: bytes | None = await self._answer(self._actor.events.remote(run))
+        return events
+
     async def stop(self, run: RunId) -> None:
         await self._answer(self._actor.stop.remote(run))
 

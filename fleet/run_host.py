@@ -18,6 +18,7 @@ import ramify
 from ramify import paths
 from ramify.fleet.carried_errors import CarriedError, carried
 from ramify.fleet.errors import NodeUnfit
+from ramify.fleet.relayed_events import EventRelay
 from ramify.fleet.types import FileIdentity, HostFacts, Shared
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.remote.remote_store import RemoteStore
@@ -51,6 +52,7 @@ class RunHost:
         self._opening = asyncio.Lock()
         self._runtimes: dict[str, Runtime] = {}  # by the name of the sandbox backend
         self._working: dict[RunId, asyncio.Task[Ended]] = {}
+        self._relay = EventRelay()
 
     async def describe(self) -> dict[str, Any]:
         """Return `HostFacts` as a mapping."""
@@ -70,14 +72,20 @@ class RunHost:
         return None
 
     async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
-        """Continue a run until it ends in any way. Its result is in the database."""
+        """Continue a run until it ends in any way. Its result is in the database, its events are for `events`."""
+        self._relay.watch(run)
         task = asyncio.ensure_future(self._go_on(run, sandbox, node))
         self._working[run] = task
         try:
             await asyncio.wait({task})
         finally:
             del self._working[run]
+            self._relay.end(run)
         return Ended(cancelled=True) if task.cancelled() else task.result()
+
+    async def events(self, run: RunId) -> bytes | None:
+        """Wait for the next events of a run (see `EventRelay.take`)."""
+        return await self._relay.take(run)
 
     async def stop(self, run: RunId) -> None:
         """Cancel the work on a run, and return once it has ended."""
@@ -114,7 +122,15 @@ class RunHost:
             if (runtime := self._runtimes.get(sandbox)) is None:
                 assert self._shared is not None, "open() comes first"
                 shared = self._shared
-                opening = Runtime(home=self._home, database=shared.database, remote=shared.bucket, sandbox=sandbox)
+                opening = Runtime(
+                    home=self._home,
+                    database=shared.database,
+                    remote=shared.bucket,
+                    sandbox=sandbox,
+                    observer=self._relay,
+                    check_reuse=shared.check_reuse,
+                    reuse_answers=shared.reuse_answers,
+                )
                 runtime = await self._stack.enter_async_context(opening)
                 self._runtimes[sandbox] = runtime
             return runtime

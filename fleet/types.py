@@ -62,12 +62,14 @@ class FileIdentity:
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What all nodes of a fleet share. database: its address, with its password. file: which file it is, if it is
-    one. bucket: its address. store: the id in its marker."""
+    one. bucket: its address. store: the id in its marker. check_reuse, reuse_answers: as of the fleet's `Runtime`."""
 
     database: str
     file: FileIdentity | None
     bucket: str
     store: str
+    check_reuse: float
+    reuse_answers: bool
 
 
 @dataclass(frozen=True, slots=True)

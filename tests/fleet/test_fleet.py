@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ import pytest
 from ramify import Runtime
 from ramify.cli.errors import USAGE, WAITING
 from ramify.cli.main import run_command_line
+from ramify.compiler.plan import OpKind
 from ramify.fleet.carried_errors import NodeTraceback
 from ramify.fleet.errors import NodesDied, NoFitNode
 from ramify.fleet.fleet import MOST_DEATHS, Fleet
 from ramify.fleet.types import Needs, NodeJoined, NodeLost, NodeRefused, Placed
 from ramify.runtime.errors import RunCancelled, RunWaiting, StepFailed
+from ramify.runtime.events import Event, OpDone, RunEnded, RunStarted
 from ramify.runtime.records import RunStatus
 
 pytestmark = [
@@ -42,16 +46,31 @@ def lines(folder: Path, file: str) -> list[str]:
     return sorted(path.read_text().splitlines()) if path.exists() else []
 
 
-async def test_runs_go_to_the_nodes(raylets: Any, shared: Runtime, heard: Any, folder: Path) -> None:
-    async with Fleet(shared, raylets.address, observer=heard.events.append) as fleet:
+async def test_runs_go_to_the_nodes(raylets: Any, tmp_path: Path, heard: Any, folder: Path) -> None:
+    observed: list[Event] = []
+    async with (
+        Runtime(
+            home=tmp_path / "program",
+            database=tmp_path / "shared.db",
+            remote=raylets.bucket,
+            sandbox="copy",
+            observer=observed.append,
+        ) as shared,
+        Fleet(shared, raylets.address, observer=heard.events.append) as fleet,
+    ):
         pids = await asyncio.gather(*(fleet.run(fleet_app.where, str(folder)) for _ in range(4)))
         nodes = fleet.nodes
         assert [one.path for one in await shared.changes()] == ["words"]
+        assert [run.status for run in await shared.store.runs()] == [RunStatus.DONE] * 4
     assert set(pids) == {facts.pid for facts in nodes.values()}
     assert os.getpid() not in pids
+    kinds = Counter(type(event) for event in observed)
+    assert (kinds[RunStarted], kinds[RunEnded]) == (4, 4)
+    assert [event.row.step for event in observed if isinstance(event, OpDone) and event.row.kind is OpKind.RUN] == [
+        "add"
+    ] * 4
     assert len({facts.home for facts in nodes.values()}) == 2
     assert {one.node for one in heard.of(Placed)} == {one.node for one in heard.of(NodeJoined)} == set(nodes)
-    assert [run.status for run in await shared.store.runs()] == [RunStatus.DONE] * 4
 
 
 def test_the_command_line_runs_and_resumes_on_a_node(
@@ -62,6 +81,8 @@ def test_the_command_line_runs_and_resumes_on_a_node(
     assert run_command_line([*command, "run", flow, str(folder), "ada", *where, "--sandbox", "copy"]) == WAITING
     printed = capfd.readouterr()
     assert "goes on on node" in printed.err
+    assert re.search(r"asks [0-9a-f]+ starts\n", printed.err)  # the progress of the run
+    assert "1 step" in printed.err
     assert run_command_line([*command, "resume", "--answer", "yes", *where]) == 0
     printed = capfd.readouterr()
     assert printed.out == "before\nyes\n\n"
