@@ -49,7 +49,7 @@ test: $(VENV)/.dev lint
 SINCE ?= HEAD
 check: $(VENV)/.dev lint
 	@tests=$$($(BIN)/python tests/changed.py $(SINCE)) || exit 1; \
-	  if [ -n "$$tests" ]; then $(BIN)/python -m pytest -q -n auto --maxprocesses=4 --dist loadfile $$tests $(ARGS); \
+	  if [ -n "$$tests" ]; then $(BIN)/python -m pytest -q -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $$tests $(ARGS); \
 	  else echo "no tests of a changed file"; fi
 
 test-postgres: $(VENV)/.dev

@@ -9,8 +9,14 @@ import pytest
 from benchmarks.replay.jobs import Job
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Job:
-    trace = tmp_path / "trace.jsonl"
+@pytest.fixture(scope="session")
+def three_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace. One for all tests: the bounds of equal jobs are solved once."""
+    trace = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 90, "output_length": 20}\n' * 3)
-    return Job("concord", str(trace), seconds=20.0)
+    return trace
+
+
+@pytest.fixture
+def base(three_calls: Path) -> Job:
+    return Job("concord", str(three_calls), seconds=20.0)
