@@ -33,12 +33,11 @@ from benchmarks.rows import Row, options, printed, report
 from benchmarks.serving_costs.stage_patterns import pattern_rows, row
 from benchmarks.serving_costs.synthetic_lengths import traffic
 from ramify.serving.lengths import checkpoint, features
-from ramify.serving.lengths.client import AnalyzerClient
+from ramify.serving.lengths.client import AnalyzerClient, AnalyzerSupervisor
 from ramify.serving.lengths.features import Matrix
 from ramify.serving.lengths.learner import Models, learnt_from
 from ramify.serving.lengths.length_model import LengthModel, Sample, fit
 from ramify.serving.lengths.service import Service
-from ramify.serving.lengths.supervisor import AnalyzerSupervisor
 from ramify.serving.lengths.types import Ask
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
