@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import story as told  # noqa: E402
 
-from benchmarks.rows import Row, median_row, options, printed, report  # noqa: E402
+from benchmarks.rows import Row, median_row, options, show  # noqa: E402
 from ramify import paths  # noqa: E402
 from ramify.compiler.plan import OpKind  # noqa: E402
 from ramify.fork_engine.store import SnapshotStore  # noqa: E402
@@ -106,10 +106,7 @@ def main() -> None:
         floor = statistics.median(timed([sys.executable, "-c", "pass"], times, home))
         ramify = [sys.executable, "-m", "ramify.cli.main"]
         rows = [row(name, timed([*ramify, *words], times, home), floor) for name, words in COMMANDS.items()]
-    for one in rows:
-        print(printed(one))
-    if asked.json:
-        print(report(rows))
+    show(rows, asked.json)
 
 
 if __name__ == "__main__":

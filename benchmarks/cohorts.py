@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.held_out_prompts import group, held_out  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Cohorts, Vector, residual  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Path as Cohort  # noqa: E402
-from benchmarks.rows import Row, options, printed, report, row  # noqa: E402
+from benchmarks.rows import Row, options, row, show  # noqa: E402
 from ramify.serving.lengths import features  # noqa: E402
 from ramify.serving.lengths.length_model import FEWEST, LengthModel, Sample, fit  # noqa: E402
 from ramify.serving.lengths.types import Ask  # noqa: E402
@@ -273,12 +273,7 @@ def main() -> None:
     parser = options(__doc__, "fewer rounds and new applications")
     parser.add_argument("--data", type=Path, required=True, help="a folder of traces")
     asked = parser.parse_args()
-    found = []
-    for one in rows(asked.data, asked.quick):
-        found.append(one)
-        print(printed(one), flush=True)
-    if asked.json:
-        print(report(found))
+    show(rows(asked.data, asked.quick), asked.json)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.rows import Row, median_row, options, printed, report, row
+from benchmarks.rows import Row, median_row, options, row, show
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
 
@@ -113,10 +113,7 @@ def main() -> None:
     asked = parser.parse_args()
     before = os.getloadavg()[0]
     rows = asyncio.run(measured(asked.sandbox, asked.quick))
-    for one in rows:
-        print(printed(one))
-    if asked.json:
-        print(report(rows, load=[round(one, 1) for one in (before, os.getloadavg()[0])]))
+    show(rows, asked.json, load=[round(one, 1) for one in (before, os.getloadavg()[0])])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.rows import Row, median_row, options, printed, report, row
+from benchmarks.rows import Row, median_row, options, row, show
 from ramify.sandboxes.egress.resolver import FixedResolver
 from ramify.sandboxes.egress.settings import PORT, Egress
 from ramify.worlds.home import WorldHome
@@ -165,10 +165,7 @@ def main() -> None:
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as folder:
         rows = asyncio.run(measured(asked.quick, Path(folder)))
-    for one in rows:
-        print(printed(one))
-    if asked.json:
-        print(report(rows, load=[round(one, 1) for one in (before, os.getloadavg()[0])]))
+    show(rows, asked.json, load=[round(one, 1) for one in (before, os.getloadavg()[0])])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from benchmarks import fleet_ray, fleet_throughput  # noqa: E402
 from benchmarks.fleet_matching.integer_program import least_mean_delay  # noqa: E402
 from benchmarks.fleet_matching.simulation import Device, Job, Outcome, simulate  # noqa: E402
 from benchmarks.fleet_matching.workloads import GROUPS, LOAD, STRATA, Workload, devices, jobs, rates_for  # noqa: E402
-from benchmarks.rows import Row, median_row, not_measured, options, printed, report, row  # noqa: E402
+from benchmarks.rows import Row, median_row, not_measured, options, row, show  # noqa: E402
 from ramify import World  # noqa: E402
 from ramify.fork_engine.errors import RemoteUnusable  # noqa: E402
 from ramify.fork_engine.remote.pull import pull  # noqa: E402
@@ -263,10 +263,7 @@ def main() -> None:
         rows += throughput_rows(asked.quick, asked.postgres)
     if "ray" in parts:
         rows += ray_rows(asked.quick, asked.postgres)
-    for one in rows:
-        print(printed(one))
-    if asked.json:
-        print(report(rows, load=[round(one, 1) for one in (before, os.getloadavg()[0])]))
+    show(rows, asked.json, load=[round(one, 1) for one in (before, os.getloadavg()[0])])
 
 
 if __name__ == "__main__":

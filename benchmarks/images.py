@@ -19,7 +19,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.rows import Row, median_row, options, printed, report, row
+from benchmarks.rows import Row, median_row, options, row, show
 from ramify.images.library import ImageLibrary
 from ramify.sandboxes.backends.docker import RootFs
 from ramify.sandboxes.host.scratch import remove_tree
@@ -103,10 +103,7 @@ def main() -> None:
         found = asyncio.run(rows(folder, asked.quick))
     finally:
         remove_tree(folder)
-    for one in found:
-        print(printed(one), flush=True)
-    if asked.json:
-        print(report(found))
+    show(found, asked.json)
 
 
 if __name__ == "__main__":

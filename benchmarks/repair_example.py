@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import rows  # noqa: E402
-from benchmarks.rows import Row, options, printed, report  # noqa: E402
+from benchmarks.rows import Row, options, show  # noqa: E402
 from examples.repair.suite import find_programs  # noqa: E402
 from examples.repair.workflow import repair  # noqa: E402
 from ramify import Runtime  # noqa: E402
@@ -104,10 +104,7 @@ def main() -> None:
         models.pull(home)
         seen = asyncio.run(measure(asked.programs, names, home))
         made = table(seen, copy_ms(asked.programs, Path(scratch)))
-    for line in made:
-        print(printed(line))
-    if asked.json:
-        print(report(made, **seen))
+    show(made, asked.json, **seen)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -107,3 +107,13 @@ def _figure(value: object) -> str:
 def report(rows: Sequence[Mapping[str, Any]], **more: Any) -> str:
     """Return the JSON object that a benchmark prints last: its rows and the machine."""
     return json.dumps({"rows": list(rows), **more, "machine": machine()})
+
+
+def show(rows: Iterable[Row], as_json: bool, **more: Any) -> None:
+    """Print each row as soon as it is measured, and then, if asked for, all of them as one JSON object."""
+    found = []
+    for each in rows:
+        found.append(each)
+        print(printed(each), flush=True)
+    if as_json:
+        print(report(found, **more))

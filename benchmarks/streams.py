@@ -27,7 +27,7 @@ if __package__ in (None, ""):
 from benchmarks.replay.inputs import synthetic_traces
 from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.types import Call, Contender, Knowledge, Lengths, Program, ProgramId, Setting, Stage, Stock
-from benchmarks.rows import Row, not_measured, options, printed, report, row
+from benchmarks.rows import Row, not_measured, options, row, show
 from benchmarks.serving_costs.andes_cost import cost_row
 from benchmarks.serving_costs.policy_cost import vllm_python
 from ramify.serving.policy.registry import make_policy
@@ -224,10 +224,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="a trace whose lengths are taken")
     asked = parser.parse_args()
     found = rows(asked.quick, asked.trace)
-    for one in found:
-        print(printed(one))
-    if asked.json:
-        print(report(found))
+    show(found, asked.json)
     return None
 
 

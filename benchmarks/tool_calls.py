@@ -47,7 +47,7 @@ from benchmarks.replay.types import (
     Stock,
     Structure,
 )
-from benchmarks.rows import Row, not_measured, options, printed, report, row
+from benchmarks.rows import Row, not_measured, options, row, show
 from benchmarks.serving_costs import live_policies
 from benchmarks.serving_costs.live_policies import CPU, Client, tool_call_rows
 from benchmarks.serving_costs.policy_cost import vllm_python
@@ -341,10 +341,7 @@ def main() -> None:
         found = live_rows(1 if asked.quick else 4)
     else:
         found = rows(asked.quick, asked.trace, seconds, asked.seeds, asked.only)
-    for one in found:
-        print(printed(one), flush=True)
-    if asked.json:
-        print(report(found))
+    show(found, asked.json)
 
 
 if __name__ == "__main__":

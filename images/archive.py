@@ -140,7 +140,7 @@ def _of_docker_save(
     at, paths = entry.get("Config"), entry.get("Layers")
     if not isinstance(at, str) or not isinstance(paths, list) or not all(isinstance(one, str) for one in paths):
         raise DamagedImage(f"{what}: its manifest.json has no Config or no Layers. Save it again")
-    data = layout.read(archive.locate(at), what)
+    data = layout.read(archive.locate(at))
     named = f"sha256:{PurePosixPath(at).name.removesuffix('.json')}"
     if DIGEST.fullmatch(named):  # both spellings name the configuration by its digest
         documents.verified(data, named, what)
@@ -158,7 +158,7 @@ def _of_docker_save(
 
 def _entry(archive: _Archive, reference: ImageReference) -> dict[str, object]:
     what = str(reference)
-    raw = documents.parse(b'{"images":' + layout.read(archive.locate("manifest.json"), what) + b"}", what)["images"]
+    raw = documents.parse(b'{"images":' + layout.read(archive.locate("manifest.json")) + b"}", what)["images"]
     if not isinstance(raw, list) or not all(isinstance(one, dict) for one in raw) or not raw:
         raise DamagedImage(f"{what}: its manifest.json names no image. Save it again")
     names = [[str(tag) for tag in one.get("RepoTags") or ()] for one in raw]

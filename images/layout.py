@@ -40,9 +40,9 @@ def image_of(locate: Locate, reference: ImageReference, platform: Platform, limi
     what = str(reference)
 
     def document(descriptor: Descriptor) -> bytes:
-        return documents.verified(read(locate(_blob(descriptor.digest)), what), descriptor.digest, what)
+        return documents.verified(read(locate(_blob(descriptor.digest))), descriptor.digest, what)
 
-    index = documents.parse(read(locate("index.json"), what), what)
+    index = documents.parse(read(locate("index.json")), what)
     raw = documents.parse(document(_chosen(index, reference, platform)), what)
     for _ in range(MOST_NESTED):
         if not documents.is_index(raw):
@@ -81,7 +81,7 @@ def _chosen(index: dict[str, object], reference: ImageReference, platform: Platf
     return documents.for_platform(index, platform, what)
 
 
-def read(blob: BlobFile, what: str) -> bytes:
+def read(blob: BlobFile) -> bytes:
     """The bytes of a document. Raises `TooLarge` before they are read."""
     with blob.path.open("rb") as file:
         file.seek(blob.offset)

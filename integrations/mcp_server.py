@@ -15,7 +15,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ramify.fork_engine.errors import ForkEngineError
@@ -62,9 +61,7 @@ class WorldTools:
     async def __aenter__(self) -> WorldTools:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         worlds, self._worlds = list(self._worlds.values()), {}
         await asyncio.gather(*(world.close() for world in worlds))
 

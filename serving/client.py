@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from types import TracebackType
 from typing import Self, TypeVar
 
 import httpx
@@ -149,9 +148,7 @@ class LLMClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._owner in (None, os.getpid()):  # in a forked child, the parent closes its connections
             await self._http.aclose()
 
@@ -378,9 +375,7 @@ class ChatStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._pieces.aclose()
 
     def __aiter__(self) -> Self:

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from math import inf, isfinite
-from types import TracebackType
 from typing import Self, TypeVar
 
 _T = TypeVar("_T")
@@ -116,9 +115,7 @@ class PacedDelivery:
         self._task.add_done_callback(lambda _: self._moved.set())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -17,7 +17,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from http import HTTPStatus
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -201,9 +200,7 @@ class ScriptedServer:
         self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._server:
             self._server.close()
         for task in tuple(self._open):

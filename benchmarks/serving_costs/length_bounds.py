@@ -29,16 +29,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.held_out_prompts import group, held_out
-from benchmarks.rows import Row, options, printed, report
+from benchmarks.rows import Row, options, show
 from benchmarks.serving_costs.stage_patterns import pattern_rows, row
 from benchmarks.serving_costs.synthetic_lengths import traffic
 from ramify.serving.lengths import checkpoint, features
-from ramify.serving.lengths.client import AnalyzerClient
+from ramify.serving.lengths.client import AnalyzerClient, AnalyzerSupervisor
 from ramify.serving.lengths.features import Matrix
 from ramify.serving.lengths.learner import Models, learnt_from
 from ramify.serving.lengths.length_model import LengthModel, Sample, fit
 from ramify.serving.lengths.service import Service
-from ramify.serving.lengths.supervisor import AnalyzerSupervisor
 from ramify.serving.lengths.types import Ask
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
@@ -318,12 +317,7 @@ def main() -> None:
     parser = options(__doc__, "fewer repeats")
     parser.add_argument("--data", type=Path, help="a folder of traces")
     asked = parser.parse_args()
-    found = []
-    for one in rows(asked.quick, asked.data):
-        found.append(one)
-        print(printed(one), flush=True)
-    if asked.json:
-        print(report(found))
+    show(rows(asked.quick, asked.data), asked.json)
 
 
 if __name__ == "__main__":

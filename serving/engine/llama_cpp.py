@@ -18,7 +18,6 @@ import secrets
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Self
 
 from ramify.serving.engine.contract import log_tail
@@ -86,9 +85,7 @@ class LocalEngine:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def ended(self) -> int:

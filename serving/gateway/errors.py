@@ -52,6 +52,22 @@ def bad_request(param: str, message: str, *, status: int = 400) -> ApiError:
     return ApiError(status, "invalid_request", message, param)
 
 
+def list_in(name: str, value: object) -> list[object]:
+    """The list in a request's field, empty if it is not given. Raises ApiError, which names the field."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise bad_request(name, f"{name}: must be a list")
+    return value
+
+
+def text_in(name: str, value: object) -> str:
+    """The text in a request's field. Raises ApiError, which names the field."""
+    if not isinstance(value, str):
+        raise bad_request(name, f"{name}: text is missing where it must be")
+    return value
+
+
 def infeasible(message: str, earliest_feasible_s: float | None) -> ApiError:
     """A deadline that cannot be met. The client must not retry."""
     return ApiError(

@@ -156,8 +156,7 @@ async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port
     """
     try:
         from ramify.serving.gateway.records.length_forecasts import LengthForecasts
-        from ramify.serving.lengths.client import AnalyzerClient
-        from ramify.serving.lengths.supervisor import AnalyzerSupervisor
+        from ramify.serving.lengths.client import AnalyzerClient, AnalyzerSupervisor
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ramify"):
             raise

@@ -1,4 +1,4 @@
-"""The analyzer's process: `python -m ramify.serving.lengths.process SETTINGS`, started by `supervisor`.
+"""The analyzer's process: `python -m ramify.serving.lengths.process SETTINGS`, started by `client`.
 
 One thread answers over a Unix socket; asks that arrive together are predicted together. Another thread refits and
 writes checkpoints. The process lives until its stdin ends, which a killed parent's does too, and saves once more

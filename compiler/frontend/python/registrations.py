@@ -116,7 +116,7 @@ class Registrations:
                     yield from self._call(place, node)
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if top:
                     for decorator in node.decorator_list:
-                        yield from self._decorator(place, decorator, node)
+                        yield from self._decorator(place, decorator)
                     if isinstance(node, ast.ClassDef):
                         yield from self._subclass(place.module, node)
                 case ast.Global(names=names):
@@ -148,7 +148,7 @@ class Registrations:
                 yield from self._called(place, call.args[0], call.args[1:], [])
         yield from self._called(place, call.func, call.args, call.keywords)
 
-    def _decorator(self, place: _Place, decorator: ast.expr, on: ast.AST) -> Iterator[_Changed]:
+    def _decorator(self, place: _Place, decorator: ast.expr) -> Iterator[_Changed]:
         """Yield what a decorator changes: it is called with the function, after its own arguments."""
         func = decorator
         while isinstance(func, ast.Call):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.errors import ApiError, bad_request, list_in, text_in
 from ramify.serving.protocol.tags import is_tag
 
 Json = Mapping[str, object]
@@ -35,9 +35,9 @@ def chat_of_messages(asked: Json) -> Chat:
     body["messages"] = _messages(asked)
     if asked.get("stream"):
         body["stream_options"] = {"include_usage": True}
-    if stops := _list("stop_sequences", asked.get("stop_sequences")):
+    if stops := list_in("stop_sequences", asked.get("stop_sequences")):
         body["stop"] = stops
-    if tools := _list("tools", asked.get("tools")):
+    if tools := list_in("tools", asked.get("tools")):
         body["tools"] = [_tool(tool) for tool in tools]
     if (choice := asked.get("tool_choice")) is not None:
         body |= _tool_choice(choice)
@@ -53,7 +53,7 @@ def _messages(asked: Json) -> list[Chat]:
     messages: list[Chat] = []
     if (system := asked.get("system")) is not None:
         messages.append({"role": "system", "content": _joined("system", system)})
-    said = _list("messages", asked.get("messages"))
+    said = list_in("messages", asked.get("messages"))
     if not said:
         raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
     for message in said:
@@ -62,7 +62,7 @@ def _messages(asked: Json) -> list[Chat]:
             raise bad_request("messages", f"messages: a message's role must be user or assistant, not {role!r}")
         content = message.get("content")
         whole: list[object] = [{"type": "text", "text": content}]
-        blocks = whole if isinstance(content, str) else _list("messages", content)
+        blocks = whole if isinstance(content, str) else list_in("messages", content)
         messages += _user(blocks) if role == "user" else _assistant(blocks)
     return messages
 
@@ -88,7 +88,7 @@ def _tool_result(block: Json) -> Chat:
     text = "" if content is None else _joined("messages", content)
     if block.get("is_error"):
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": _text("messages", block.get("tool_use_id")), "content": text}
+    return {"role": "tool", "tool_call_id": text_in("messages", block.get("tool_use_id")), "content": text}
 
 
 def _assistant(blocks: list[object]) -> list[Chat]:
@@ -99,13 +99,13 @@ def _assistant(blocks: list[object]) -> list[Chat]:
         if not isinstance(block, Mapping) or kind not in ("text", "tool_use", "thinking", "redacted_thinking"):
             raise bad_request("messages", f"messages: content of type {str(kind)[:60]!r} is not supported here")
         if kind == "text":
-            texts.append(_text("messages", block.get("text")))
+            texts.append(text_in("messages", block.get("text")))
         elif kind == "tool_use":
             function = {
-                "name": _text("messages", block.get("name")),
+                "name": text_in("messages", block.get("name")),
                 "arguments": json.dumps(block.get("input") or {}),
             }
-            calls.append({"id": _text("messages", block.get("id")), "type": "function", "function": function})
+            calls.append({"id": text_in("messages", block.get("id")), "type": "function", "function": function})
     content = "".join(texts) if texts or not calls else None
     return [{"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}]
 
@@ -113,16 +113,14 @@ def _assistant(blocks: list[object]) -> list[Chat]:
 def _part(block: object) -> Chat:
     kind = block.get("type") if isinstance(block, Mapping) else None
     if isinstance(block, Mapping) and kind == "text":
-        return {"type": "text", "text": _text("messages", block.get("text"))}
+        return {"type": "text", "text": text_in("messages", block.get("text"))}
     source = block.get("source") if isinstance(block, Mapping) and kind == "image" else None
     if isinstance(source, Mapping):
         if source.get("type") == "url":
-            return {"type": "image_url", "image_url": {"url": _text("messages", source.get("url"))}}
+            return {"type": "image_url", "image_url": {"url": text_in("messages", source.get("url"))}}
         if source.get("type") == "base64":
-            data = (
-                f"data:{_text('messages', source.get('media_type'))};base64,{_text('messages', source.get('data'))}"
-            )
-            return {"type": "image_url", "image_url": {"url": data}}
+            kind_of_image, data = (text_in("messages", source.get(name)) for name in ("media_type", "data"))
+            return {"type": "image_url", "image_url": {"url": f"data:{kind_of_image};base64,{data}"}}
     raise bad_request("messages", f"messages: content of type {str(kind)[:60]!r} is not supported here")
 
 
@@ -131,11 +129,11 @@ def _joined(name: str, content: object) -> str:
     if isinstance(content, str):
         return content
     texts = []
-    for block in _list(name, content):
+    for block in list_in(name, content):
         if not isinstance(block, Mapping) or block.get("type") != "text":
             kind = block.get("type") if isinstance(block, Mapping) else block
             raise bad_request(name, f"{name}: only text is supported here, not {str(kind)[:60]!r}")
-        texts.append(_text(name, block.get("text")))
+        texts.append(text_in(name, block.get("text")))
     return "\n".join(texts)
 
 
@@ -143,9 +141,9 @@ def _tool(tool: object) -> Chat:
     if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
         kind = tool.get("type") if isinstance(tool, Mapping) else tool
         raise bad_request("tools", f"tools: {str(kind)[:60]!r} runs at a provider: only your own tools can be given")
-    function: Chat = {"name": _text("tools", tool.get("name")), "parameters": tool.get("input_schema") or {}}
+    function: Chat = {"name": text_in("tools", tool.get("name")), "parameters": tool.get("input_schema") or {}}
     if tool.get("description") is not None:
-        function["description"] = _text("tools", tool.get("description"))
+        function["description"] = text_in("tools", tool.get("description"))
     return {"type": "function", "function": function}
 
 
@@ -170,17 +168,3 @@ def _response_format(config: object) -> Chat | None:
         raise bad_request("output_config", "output_config: format must be an object of type json_schema")
     named = {"name": "output", "strict": True, "schema": format_.get("schema") or {}}
     return {"type": "json_schema", "json_schema": named}
-
-
-def _list(name: str, value: object) -> list[object]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise bad_request(name, f"{name}: must be a list")
-    return value
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise bad_request(name, f"{name}: text is missing where it must be")
-    return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.errors import bad_request, list_in, text_in
 from ramify.serving.protocol.tags import without_tags
 
 Json = Mapping[str, object]
@@ -37,14 +37,14 @@ def chat_of_response(asked: Json) -> dict[str, object]:
         body["stream_options"] = {"include_usage": True}
     if (most := plain.get("max_output_tokens")) is not None:
         body["max_tokens"] = most
-    if tools := _list("tools", plain.get("tools")):
+    if tools := list_in("tools", plain.get("tools")):
         body["tools"] = [_tool(tool) for tool in tools]
     if (choice := plain.get("tool_choice")) is not None:
         body["tool_choice"] = _tool_choice(choice)
     if (format_ := _response_format(plain.get("text"))) is not None:
         body["response_format"] = format_
     top = plain.get("top_logprobs")
-    if top or _LOGPROBS in _list("include", plain.get("include")):
+    if top or _LOGPROBS in list_in("include", plain.get("include")):
         body |= {"logprobs": True, "top_logprobs": top or 0}
     return body
 
@@ -52,11 +52,11 @@ def chat_of_response(asked: Json) -> dict[str, object]:
 def _messages(asked: Json) -> list[dict[str, object]]:
     messages: list[dict[str, object]] = []
     if (system := asked.get("instructions")) is not None:
-        messages.append({"role": "system", "content": _text("instructions", system)})
+        messages.append({"role": "system", "content": text_in("instructions", system)})
     said = asked.get("input")
     if isinstance(said, str):
         return [*messages, {"role": "user", "content": said}]
-    for item in _list("input", said):
+    for item in list_in("input", said):
         if not isinstance(item, Mapping):
             raise bad_request("input", "input: each item must be an object")
         kind = item.get("type", "message")
@@ -73,7 +73,7 @@ def _message(item: Json, messages: list[dict[str, object]]) -> None:
         raise bad_request("input", f"input: a message's role must be user, assistant, system or developer: {role!r}")
     content = item.get("content")
     if not isinstance(content, str):
-        parts = [_part(part) for part in _list("input", content)]
+        parts = [_part(part) for part in list_in("input", content)]
         only_text = all(part["type"] == "text" for part in parts)
         content = "".join(str(part["text"]) for part in parts) if only_text else parts
     messages.append({"role": "system" if role == "developer" else role, "content": content})
@@ -83,9 +83,9 @@ def _part(part: object) -> dict[str, object]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     assert isinstance(part, Mapping) or kind is None
     if isinstance(part, Mapping) and kind in ("input_text", "output_text", "text"):
-        return {"type": "text", "text": _text("input", part.get("text"))}
+        return {"type": "text", "text": text_in("input", part.get("text"))}
     if isinstance(part, Mapping) and kind == "refusal":
-        return {"type": "text", "text": _text("input", part.get("refusal"))}
+        return {"type": "text", "text": text_in("input", part.get("refusal"))}
     if isinstance(part, Mapping) and kind == "input_image" and isinstance(part.get("image_url"), str):
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
     raise bad_request("input", f"input: content of type {str(kind)[:60]!r} is not supported by this engine")
@@ -93,9 +93,12 @@ def _part(part: object) -> dict[str, object]:
 
 def _function_call(item: Json, messages: list[dict[str, object]]) -> None:
     call = {
-        "id": _text("input", item.get("call_id")),
+        "id": text_in("input", item.get("call_id")),
         "type": "function",
-        "function": {"name": _text("input", item.get("name")), "arguments": _text("input", item.get("arguments"))},
+        "function": {
+            "name": text_in("input", item.get("name")),
+            "arguments": text_in("input", item.get("arguments")),
+        },
     }
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant":
@@ -109,8 +112,8 @@ def _function_call(item: Json, messages: list[dict[str, object]]) -> None:
 def _function_output(item: Json, messages: list[dict[str, object]]) -> None:
     output = item.get("output")
     if not isinstance(output, str):
-        output = "".join(str(part["text"]) for part in map(_part, _list("input", output)) if part["type"] == "text")
-    messages.append({"role": "tool", "tool_call_id": _text("input", item.get("call_id")), "content": output})
+        output = "".join(str(part["text"]) for part in map(_part, list_in("input", output)) if part["type"] == "text")
+    messages.append({"role": "tool", "tool_call_id": text_in("input", item.get("call_id")), "content": output})
 
 
 def _thoughts(_: Json, __: list[dict[str, object]]) -> None:
@@ -151,21 +154,3 @@ def _response_format(text: object) -> dict[str, object] | None:
     if isinstance(asked, Mapping) and asked.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {k: v for k, v in asked.items() if k != "type"}}
     raise bad_request("text", "text: format must be an object of type text, json_object or json_schema")
-
-
-def _list(name: str, value: object) -> list[object]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise bad_request(name, f"{name}: must be a list")
-    return value
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _not_text(name)
-    return value
-
-
-def _not_text(name: str) -> ApiError:
-    return bad_request(name, f"{name}: text is missing where it must be")

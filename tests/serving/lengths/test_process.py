@@ -18,13 +18,12 @@ import pytest
 from benchmarks.serving_costs.synthetic_lengths import research, traffic
 from ramify.serving.errors import AnalyzerDown, CheckpointCorrupt
 from ramify.serving.lengths import checkpoint, frames
-from ramify.serving.lengths.client import AnalyzerClient
+from ramify.serving.lengths.client import AnalyzerClient, AnalyzerSupervisor
 from ramify.serving.lengths.learner import Models
 from ramify.serving.lengths.length_model import LengthModel
 from ramify.serving.lengths.pattern_graph import Kind, Node
 from ramify.serving.lengths.process import Server, load
 from ramify.serving.lengths.service import Service
-from ramify.serving.lengths.supervisor import AnalyzerSupervisor
 from ramify.serving.lengths.types import Ask, Basis, Ended
 
 ASK = Ask(model="small", prompt="Write a long story about river and stone.", limit=4_096, app="tests", call="c1")
