@@ -6,8 +6,10 @@ and drops its own. A lock file separates deletion from sealing: sealers share it
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ramify.fork_engine import crash_points
+from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt
 from ramify.fork_engine.filesystem.file_content import digest_file
 from ramify.fork_engine.filesystem.openat import OpenatWalker, file, remove_tree
@@ -115,8 +118,33 @@ class Layers:
         self.folder.place(made, self.kind, manifest.id)
         self.manifest.put(manifest.id, manifest)
 
+    def hold(self, layer: LayerId) -> None:
+        """Keep a layer, which no snapshot names yet, from `remove` as long as this object and process live."""
+        lock = open_lock(self._manifest_file(layer), os.O_RDONLY)
+        weakref.finalize(self, close_lock, lock)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def _is_held(self, layer: LayerId) -> bool:
+        try:
+            lock = open_lock(self._manifest_file(layer), os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):  # it is damaged
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            close_lock(lock)
+        return False
+
+    def _manifest_file(self, layer: LayerId) -> Path:
+        return self._layers / layer / "manifest.json"
+
     def remove(self, layer: LayerId) -> int:
-        """Remove a layer and return the bytes freed on disk. The caller holds the lock exclusively."""
+        """Remove a layer, unless it is held, and return the bytes freed on disk. The caller holds the store's lock
+        exclusively."""
+        if self._is_held(layer):
+            return 0
         freed = 0
 
         def seen(status: os.stat_result) -> None:

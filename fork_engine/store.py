@@ -72,13 +72,17 @@ class SnapshotStore(ReadableStore):
         files = [entry for entry in manifest.entries.values() if entry.kind is EntryKind.FILE]
         return Imported(snapshot, skipped, len(files), sum(entry.size for entry in files if not entry.link))
 
-    def import_image(self, path: Path) -> LayerId:
+    def import_image(self, path: Path, *, hold: bool = False) -> LayerId:
         """Copy a root file system, a folder or a tar of one, into a layer. Owners and devices are dropped.
 
-        Raises `ImageError` if it cannot be read, or if a member of the tar would be outside of it.
+        `hold`: no collection deletes the layer while this store is open, although no snapshot names it yet. Raises
+        `ImageError` if it cannot be read, or if a member of the tar would be outside of it.
         """
         with self._writing(flush=True):
-            return import_image(path, self._layers).id
+            layer = import_image(path, self._layers).id
+            if hold:
+                self._layers.hold(layer)
+            return layer
 
     def import_layer(
         self, stream: IO[bytes], below: Sequence[LayerId] = (), *, name: str, room: int | None = None

@@ -156,15 +156,20 @@ class MessageStream(asyncio.Protocol):
             self._waiting.append(due)
         transport.write(data[LENGTHS.size :])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a request can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
     def _open_transport(self) -> asyncio.Transport:
         refuse_in_child(self._owner, "the world", UsedAfterFork)
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or not self.is_open:
             raise self._lost()
         return self._transport
 
     def send(self, message: Message) -> None:
         """Send a message without a reply; do nothing if the connection is gone."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and self.is_open:
             self._transport.write(encode(message))
 
     async def close(self) -> None:
@@ -194,7 +199,7 @@ class AgentLink:
 
     @property
     def lives(self) -> bool:
-        return not self._exit_code.done()
+        return self._stream.is_open and not self._exit_code.done()
 
     def apply_limits(self, group: asyncio.Future[Group], bounds: Bounds) -> None:
         """Apply these limits to the control group once it exists. Meanwhile only the agent watches the world."""

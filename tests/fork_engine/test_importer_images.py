@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import stat
@@ -14,6 +15,7 @@ import pytest
 
 from ramify.fork_engine.errors import ForkEngineError, ImageError, SnapshotCorrupt
 from ramify.fork_engine.filesystem.untar import unpack
+from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import EntryKind
 
 
@@ -190,6 +192,17 @@ def test_an_image_is_kept_by_the_snapshots_on_it(bench: Any, tar: Any) -> None:
     assert (bench.store.outside_dirs(on_it)[0] / "etc/os").read_bytes() == b"1"
     bench.store.delete_unreachable([])
     assert bench.on_disk("layers") == []
+
+
+def test_an_image_is_held_until_its_importer_is_gone(bench: Any, tar: Any) -> None:
+    importer = SnapshotStore(bench.store.root)
+    image = importer.import_image(tar(member("etc/os", data=b"1")), hold=True)
+    assert bench.store.delete_unreachable([]) == (0, 0)
+    assert (bench.store._layers.fs(image) / "etc/os").read_bytes() == b"1"
+    del importer
+    gc.collect()
+    assert bench.store.delete_unreachable([])[1] > 0
+    assert image not in bench.store._layers
 
 
 def test_process_images(bench: Any, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ class Images:
         if snapshot.image is None and wanted is not None:
             if not wanted.exists():
                 return self._named(str(wanted)), None
-            snapshot = replace(snapshot, image=self._store.import_image(wanted))
+            snapshot = replace(snapshot, image=self._store.import_image(wanted, hold=True))
         if snapshot.image is None:
             root = RootFs.of_host()
             return self._imported(f"{HOST}:{root.digest()[:DIGITS]}", root.write), None

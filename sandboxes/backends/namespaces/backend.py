@@ -124,7 +124,7 @@ class NamespaceBackend(AgentBackend):
             raise WorldStartFailed(f"the image {image} is missing: name a root file system, a folder or a tar of one")
         key = (str(image.resolve()), image.stat().st_mtime_ns)
         if key not in self._images:
-            self._images[key] = await asyncio.to_thread(self._store.import_image, image)
+            self._images[key] = await asyncio.to_thread(self._store.import_image, image, hold=True)
         return self._images[key]
 
 

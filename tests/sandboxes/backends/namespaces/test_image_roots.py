@@ -177,3 +177,16 @@ async def test_a_program_in_bashs_place_is_never_the_hosts(
             ran = await world.run("echo ran; readlink /proc/$$/exe")
             assert "outside" not in ran.stdout, number
         await world.rollback(world.snapshot)
+
+
+async def test_an_image_that_no_snapshot_names_yet_is_not_collected_below_a_world(
+    base: Snapshot, inside: WorldSpec, store: SnapshotStore, scratch: Path, out: Out
+) -> None:
+    """`ramify gc` runs in another process, and keeps what snapshots name. The world's own names no image."""
+    async with NamespaceBackend(SnapshotStore(store.root), scratch) as backend:
+        world = await backend.materialise(base, inside)
+        before = await out(world, "ls /opt/tool /usr/bin")
+        store.delete_unreachable([base.id])
+        assert await out(world, "ls /opt/tool /usr/bin; touch /opt/new") == before
+        sealed = await world.seal()
+        assert "new" in await out(await backend.materialise(sealed, inside), "ls /opt")
