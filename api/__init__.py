@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ramify.decorators import Workflow as Workflow
     from ramify.decorators import step as step
     from ramify.decorators import workflow as workflow
+    from ramify.fleet.fleet import Fleet as Fleet
     from ramify.graph import compile as compile
     from ramify.run_functions import Choice as Choice
     from ramify.run_functions import current_sandbox as current_sandbox
@@ -54,6 +55,7 @@ __version__ = "0.2.0"
 
 _EXPORTS = {
     "ramify.decorators": ("Step", "Workflow", "step", "workflow"),
+    "ramify.fleet.fleet": ("Fleet",),
     "ramify.graph": ("compile",),
     "ramify.run_functions": (
         "Choice",

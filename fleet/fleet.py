@@ -55,6 +55,7 @@ MOST_DEATHS = 3
 """Nodes that may die, one after the other, while they work on a run: the run may be what kills them."""
 
 _STOP_S = 30.0
+_NOT_BEGUN_S = 0.05
 
 
 class Fleet:
@@ -232,10 +233,12 @@ class Fleet:
 
     async def _at(self, member: Member[RayHost], run: RunId, asked: Asked) -> Ended:
         working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name))
-        relaying = asyncio.create_task(self._relay(member, run))
+        relaying = asyncio.create_task(self._relay(member, run, working))
         try:
             ended = await working
             await asyncio.wait({relaying}, timeout=_STOP_S)
+            if relaying.done():
+                relaying.result()  # what the observer raised
             return ended
         except asyncio.CancelledError:
             with suppress(HostDied, TimeoutError):
@@ -244,12 +247,20 @@ class Fleet:
         finally:
             relaying.cancel()
 
-    async def _relay(self, member: Member[RayHost], run: RunId) -> None:
+    async def _relay(self, member: Member[RayHost], run: RunId, working: asyncio.Future[Ended]) -> None:
         """Tell the runtime's observer what happens in a run on a node, until it ends there."""
+        heard = False
         with suppress(HostDied):
-            while (data := await member.host.events(run)) is not None:
-                for event in decoded(data):
-                    self.runtime.tell(event)
+            while True:
+                data = await member.host.events(run)
+                if data is not None:
+                    heard = True
+                    for event in decoded(data):
+                        self.runtime.tell(event)
+                elif heard or working.done():
+                    return
+                else:  # the node has not begun
+                    await asyncio.sleep(_NOT_BEGUN_S)
 
     async def _lost(self, member: Member[RayHost], run: RunId, why: str) -> None:
         """Forget a node, and end the lease that it has of the run."""

@@ -24,7 +24,7 @@ from ramify.fleet.fleet import MOST_DEATHS, Fleet
 from ramify.fleet.types import Needs, NodeJoined, NodeLost, NodeRefused, Placed
 from ramify.runtime.errors import RunCancelled, RunWaiting, StepFailed
 from ramify.runtime.events import Event, OpDone, RunEnded, RunStarted
-from ramify.runtime.records import RunStatus
+from ramify.runtime.records import EffectStatus, RunStatus
 
 pytestmark = [
     pytest.mark.ray,
@@ -39,6 +39,12 @@ async def until(there: Callable[[], bool]) -> None:
     while not there():
         assert time.monotonic() < end
         await asyncio.sleep(0.05)
+
+
+async def sent(shared: Runtime, runs: int) -> bool:
+    """Whether that many runs have recorded that they sent: one that is killed before would be in doubt."""
+    effects = [one.status for run in await shared.store.runs() for one in await shared.store.effects(run.id)]
+    return effects == [EffectStatus.DONE] * runs
 
 
 def lines(folder: Path, file: str) -> list[str]:
@@ -117,6 +123,8 @@ async def test_runs_are_cancelled_by_their_caller_and_by_the_command(
         task = asyncio.create_task(fleet.run(fleet_app.words, str(folder), "a"))
         await until(lambda: lines(folder, fleet_app.SENT) == ["a"])
         (run,) = await shared.store.runs()
+        while not await sent(shared, 1):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         if shared.store.address.on_server:
             async with shared.store.requesting_stop(run.id):  # as `ramify cancel` does, on any machine
                 with pytest.raises(RunCancelled) as cancelled:
@@ -145,7 +153,9 @@ async def test_a_run_goes_on_after_its_node_was_killed(
         runs = [asyncio.create_task(fleet.run(fleet_app.words, str(folder), name)) for name in names]
 
         async def all_wait() -> bool:
-            """Whether each run is in `wait_for`, and the bucket has the state before it."""
+            """Whether each run has recorded what it sent, and the bucket has the state before that."""
+            if not await sent(shared, len(names)):
+                return False
             rows = [row for run in await shared.store.runs() for row in await shared.store.checkpoints(run.id)]
             sealed = {row.snapshot_id for row in rows}
             uploaded = {path.name for path in (raylets.bucket / "snapshots").glob("*")}
