@@ -3,7 +3,8 @@
 CompileError            a workflow cannot be compiled: what is wrong, where, and how to correct it
 ├── SourceError         the source text of a function is not available, or is not that of the running code
 ├── WorkflowError       the workflow is written in a way that cannot work
-└── VerifyError         a System State Graph breaks a rule of the verifier
+├── VerifyError         a System State Graph breaks a rule of the verifier
+└── TextError           the text of a System State Graph cannot be parsed; only failures that 0.1.0 stored are of it
 """
 
 from __future__ import annotations
@@ -37,3 +38,7 @@ class VerifyError(CompileError):
     def __init__(self, rule: str, what: str, *, where: str, mend: str) -> None:
         super().__init__(f"{what} [{rule}]", where=where, mend=mend)
         self.rule = rule
+
+
+class TextError(CompileError):
+    """The text of a System State Graph cannot be parsed. Stored failures of earlier versions name it."""

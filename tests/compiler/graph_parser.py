@@ -7,16 +7,12 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ramify.compiler.errors import CompileError
+from ramify.compiler.errors import TextError
 from ramify.compiler.ir.graph import Block, Graph, Operation
 from ramify.compiler.plan import Effect, OpId, OpKind, Site, StepPlan, ValueId
 
 T = TypeVar("T")
 _BARE = re.compile(r"[A-Za-z0-9_.~-]+(?<!-)")
-
-
-class TextError(CompileError):
-    """The text of a System State Graph cannot be parsed."""
 
 
 def parse_graph(text: str) -> Graph:

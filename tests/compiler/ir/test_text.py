@@ -4,10 +4,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ramify.compiler.errors import TextError
 from ramify.compiler.ir.graph import Block, Graph, Operation
 from ramify.compiler.ir.text import dot, print_graph
 from ramify.compiler.plan import Effect, OpId, OpKind, Site, StepPlan, ValueId
-from tests.compiler.graph_parser import TextError, parse_graph
+from tests.compiler.graph_parser import parse_graph
 
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
 names = st.text(max_size=6)
