@@ -70,12 +70,15 @@ class BackgroundPush:
                 self._changed.notify_all()
 
     def upload(self, id: SnapshotId) -> None:
-        """Queue a snapshot, and return once it is in the bucket. Raises `ForkEngineError` if that failed."""
+        """Queue a snapshot, and return once it is in the bucket. Raises `ForkEngineError` if that failed, or if this
+        was closed before."""
         self.add(id)
         with self._changed:
             self._changed.wait_for(lambda: id not in self._pending)
             if (why := self._why.get(id)) is not None:
                 raise why
+            if id not in self._seen:
+                raise RemoteError(f"snapshot {id[:12]} was not uploaded: uploads to this bucket were closed before")
 
     def wait(self) -> None:
         """Return once nothing waits and nothing is being uploaded."""
@@ -86,7 +89,7 @@ class BackgroundPush:
         while batch := self._next():
             self._upload(batch)
             with self._changed:
-                self._pending.difference_update(batch)
+                self._pending.difference_update(set(batch).difference(self._queue))  # one that failed may wait again
                 self._changed.notify_all()
 
     def _upload(self, batch: list[SnapshotId]) -> None:
@@ -94,7 +97,7 @@ class BackgroundPush:
             push(self._remote, batch, self._pins)
         except SnapshotNotFound:
             self._one_by_one(batch)  # one of them was deleted since
-        except ForkEngineError as error:
+        except Exception as error:  # noqa: BLE001  # of any kind: the thread goes on, and who waits is told
             self._failed(error, batch)
 
     def _one_by_one(self, batch: list[SnapshotId]) -> None:
@@ -104,10 +107,14 @@ class BackgroundPush:
             except SnapshotNotFound as error:
                 with self._changed:
                     self._why[id] = error
-            except ForkEngineError as error:
+            except Exception as error:  # noqa: BLE001  # as above
                 self._failed(error, [id])
 
-    def _failed(self, error: ForkEngineError, batch: list[SnapshotId]) -> None:
+    def _failed(self, cause: Exception, batch: list[SnapshotId]) -> None:
+        error = cause
+        if not isinstance(error, ForkEngineError):  # the local disk is full, or no file can be opened
+            error = RemoteError(f"a snapshot could not be uploaded: {type(cause).__name__}: {cause}")
+            error.__cause__ = cause
         with self._changed:
             self.errors.append(error)
             self._failed_before += batch

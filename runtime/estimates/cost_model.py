@@ -101,7 +101,7 @@ class CostModel:
         if row.reused_from is not None:
             if (took := seconds_of(row.attrs, "took_ms")) is not None:
                 self.observe(Cost.RESTORE, took, size=float(row.attrs.get("layers", 0)))
-        elif row.kind in (OpKind.RUN, OpKind.BREAK, OpKind.COMMAND) and row.step is not None:
+        elif row.kind in (OpKind.RUN, OpKind.BREAK) and row.step is not None:  # a command's row leaves out its seal
             self.observe(Cost.RECOMPUTE, row.ended_at - row.started_at, name=row.step)
         if (fork := seconds_of(row.attrs, "fork_ms")) is not None:
             self.observe(Cost.FORK, fork, size=float(row.attrs.get("layers", 0)))

@@ -1,4 +1,4 @@
-"""Reusable commands (`sandbox.run(…, reuse=True)`): a command is not run twice in worlds of equal content.
+"""Reusable commands (`sandbox.run(…, reuse=True)`): a command need not run twice in worlds of equal content.
 
 The world is sealed before and after the command, so that the command has a start state, a change of its own and a row
 in the journal. On a hit the world is set to the state after the recorded change, unless running the command again is
@@ -125,7 +125,6 @@ class ReusableCommands:
     ) -> RunResult:
         begun, started = time.perf_counter(), self._run.clock()
         result = await command.run(world)
-        took = time.perf_counter() - begun
         # a command that was stopped by a limit may get further another time
         ended = not (result.timed_out or result.truncated or result.limit is not Limit.NONE)
         name = result.command[:_SHOWN]
@@ -133,6 +132,7 @@ class ReusableCommands:
         row = self._row(key, query, name, said[0][:80], codec.encode(replace(result, duration_s=0.0)))
         async with self._run.reuse.pins.held():
             after = await world.seal(flush=False)
+            took = time.perf_counter() - begun  # with this seal, which taking a result over does not need
             if expected is not None and ended:
                 was = await self._run.reuse.applied(expected, query.state)
                 self._run.reuse.compare(expected, f"command {name!r}", row.result_digest, was, after)

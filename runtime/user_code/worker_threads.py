@@ -88,8 +88,8 @@ def start_on_run_loop(what: str, begin: Callable[[], Awaitable[T]]) -> Awaitable
         raise
 
 
-def calling_thread() -> int:
-    """Return the id of the thread that asked for what the run's loop begins now; 0 if the loop itself did."""
+def calling_thread() -> threading.Thread | None:
+    """Return the thread that asked for what the run's loop begins now; None if the loop itself did."""
     return _asked_by.get()
 
 
@@ -172,7 +172,7 @@ class _Call:
         refuse_in_child(self._owner, f"the run in which {what}", UsedAfterFork)
         self.leave_if_abandoned()
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        _asked_by.set(threading.get_ident())
+        _asked_by.set(threading.current_thread())
         with self._lock:  # the loop runs until the call has ended, so it answers what is asked before
             if not self._over:
                 self.loop.call_soon_threadsafe(self._begin, what, begin, answer)
@@ -293,7 +293,7 @@ def _is_library_file(filename: str) -> bool:
 
 
 _call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("ramify_thread", default=None)
-_asked_by: contextvars.ContextVar[int] = contextvars.ContextVar("ramify_asked_by", default=0)
+_asked_by: contextvars.ContextVar[threading.Thread | None] = contextvars.ContextVar("ramify_asked_by", default=None)
 
 
 async def _run_and_answer(begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:

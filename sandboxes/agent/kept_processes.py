@@ -11,6 +11,7 @@ import select
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,9 +119,13 @@ class ProcessKeeper(ShellPreparer):
 
     def _in_removed_folders(self) -> list[int]:
         """The processes whose working folder was removed."""
-        links = {process.pid: Path(f"/proc/{process.pid}/cwd") for process in self._all()}
-        found = [pid for pid, link in links.items() if str(link.readlink()).endswith(process_dump.REMOVED)]
-        return [pid for pid in found if process_dump.working_folder(pid)[1]]
+        found = []
+        for process in self._all():
+            with suppress(OSError):  # it has ended meanwhile
+                link = Path(f"/proc/{process.pid}/cwd").readlink()
+                if str(link).endswith(process_dump.REMOVED) and process_dump.working_folder(process.pid)[1]:
+                    found.append(process.pid)
+        return found
 
     def _family(self, root: int) -> list[processes.Process]:
         """The shell and its descendants, parents first."""

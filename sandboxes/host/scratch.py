@@ -35,14 +35,14 @@ class ScratchSession:
         paths.make_private(self._scratch)
         self._remove_abandoned()
         while True:
-            name = uuid.uuid4().hex[:12]
-            lock = self._scratch / f"{name}.lock"
+            self.folder = self._scratch / uuid.uuid4().hex[:12]  # before the lock: `close` removes the folder
+            lock = self.folder.with_suffix(".lock")
             self._lock = open_lock(lock, os.O_CREAT | os.O_RDWR)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if lock.exists() and lock.stat().st_ino == os.fstat(self._lock).st_ino:
                 break
             close_lock(self._lock)  # another backend took it for abandoned before we had the lock
-        self.folder = self._scratch / name
+            self._lock = -1
         self.folder.mkdir(mode=0o700)
         spread(self.folder)
         drop_default_acl(self.folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from ramify.fork_engine.errors import RemoteError, RemoteObjectMissing, SnapshotNotFound
+from ramify.fork_engine.remote import background_push
 from ramify.fork_engine.remote.background_push import BackgroundPush
 from ramify.fork_engine.remote.pull import pull
 from ramify.fork_engine.types import SnapshotId
@@ -64,6 +67,56 @@ def test_upload_returns_once_the_bucket_has_it(machine: Callable[..., Any], tmp_
         aside.rename(names)
         pushing.upload(second.id)
         assert next(there.remote.find(second.id)).snapshot == second
+
+
+def test_an_upload_that_fails_in_any_way_is_told(
+    machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = machine("here"), machine("there")
+    first, second, third = (here.bench.base({"a": str(number)}) for number in range(3))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with BackgroundPush(here.remote) as pushing:
+        with monkeypatch.context() as patched:
+            patched.setattr(background_push, "push", full)
+            with pytest.raises(RemoteError, match="No space left"):
+                pushing.upload(first.id)
+        pushing.upload(second.id)  # the thread lives
+    assert next(there.remote.find(first.id)).snapshot == first  # tried again at the end
+    with pytest.raises(RemoteError, match="closed"):
+        pushing.upload(third.id)
+
+
+def test_one_that_waits_again_while_its_batch_goes_on_is_uploaded(
+    machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = machine("here"), machine("there")
+    first, second = here.bench.base({"a": "1"}), here.bench.base({"a": "2"})
+    push, calls, failed, asked = background_push.push, [], threading.Event(), threading.Event()
+
+    def uneven(remote: Any, batch: list[SnapshotId], pins: Any = None) -> Any:
+        calls.append(batch)
+        if len(calls) == 1:
+            raise SnapshotNotFound("one of the batch")
+        if len(calls) == 2:
+            raise RemoteError("the first, once")
+        if len(calls) == 3:
+            failed.set()
+            assert asked.wait(60)
+        return push(remote, batch, pins)
+
+    monkeypatch.setattr(background_push, "push", uneven)
+    with BackgroundPush(here.remote) as pushing:
+        with pushing._changed:  # both in one batch
+            pushing.add(first.id)
+            pushing.add(second.id)
+        assert failed.wait(60)
+        pushing.add(first.id)
+        asked.set()
+        pushing.upload(first.id)
+        assert next(there.remote.find(first.id)).snapshot == first
 
 
 def test_what_fails_again_is_raised_at_the_end(machine: Callable[..., Any], tmp_path: Path) -> None:

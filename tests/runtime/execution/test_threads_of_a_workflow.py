@@ -72,3 +72,19 @@ async def test_calls_with_other_arguments_and_equal_calls_of_one_thread_are_made
     DONE.clear()
     assert await runtime.run(other_calls, ["ada", "bob", "cyd"]) == [1, 2, "ada", "bob", "cyd", 6]
     assert sorted(DONE) == ["ada", "bob", "cyd", "id", "id", "id"]
+
+
+@workflow
+def one_thread_after_another(count: int) -> Any:
+    found: list[int] = []
+    for _ in range(count):
+        thread = threading.Thread(target=copy_context().run, args=(lambda: found.append(next_id()),))
+        thread.start()
+        thread.join()
+    return found
+
+
+async def test_threads_that_follow_one_another_are_told_apart(runtime: Runtime) -> None:
+    """It depended on whether the system gave the next thread the same number."""
+    DONE.clear()
+    assert await runtime.run(one_thread_after_another, 5) == [1, 2, 3, 4, 5]

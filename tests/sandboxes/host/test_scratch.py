@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import struct
 import subprocess
@@ -40,6 +42,29 @@ def test_sessions_left_by_a_crash_are_removed_by_the_next(tmp_path: Path) -> Non
     assert list(tmp_path.rglob("left")) == []
     assert {path.name for path in tmp_path.iterdir()} == {session.folder.name, f"{session.folder.name}.lock"}
     session.close()
+
+
+def test_an_opening_that_fails_removes_no_other_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "worlds"
+    other = ScratchSession(scratch)
+    other.open()
+    (other.folder / "kept").touch()
+    failing = ScratchSession(scratch)
+    lock = fcntl.flock
+
+    def no_locks(file: int, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            raise OSError(errno.ENOLCK, "No locks available")
+        lock(file, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(OSError, match="No locks"):
+            failing.open()
+        failing.close()
+    assert (other.folder / "kept").exists()
+    other.close()
+    assert list(scratch.iterdir()) == []
 
 
 def test_folders_of_any_mode_are_removed(tmp_path: Path) -> None:
