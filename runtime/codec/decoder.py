@@ -124,14 +124,14 @@ class Decoder:
             raise NotSerialisable(
                 f"a stored value is {cls.__qualname__}({given!r}), which it has not any more"
             ) from None
-        if name is None or found.name == name or _is_named(cls, found, name):
+        if name is None or found._name_ == name or _is_named(cls, found, name):
             return found
         if name not in cls.__members__ and isinstance(given, str):  # renamed: its text still says what it means
             return found
         raise NotSerialisable(
             f"a stored value is {cls.__qualname__}.{name}, with the value {given!r}, which now is "
-            f"{cls.__qualname__}.{found.name}: give the members the values that they had (`auto()` counts them in "
-            f"order), and keep the name of a renamed one as an alias, `{name} = {found.name}`"
+            f"{cls.__qualname__}.{found._name_}: give the members the values that they had (`auto()` counts them in "
+            f"order), and keep the name of a renamed one as an alias, `{name} = {found._name_}`"
         )
 
     def _member(self, cls: Any, body: str, _: Any) -> Any:
