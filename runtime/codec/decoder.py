@@ -14,11 +14,12 @@ import ipaddress
 import operator
 import pathlib
 import re
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, Flag
 from fractions import Fraction
 from types import MemberDescriptorType, NoneType
 from typing import Any, cast
@@ -278,11 +279,23 @@ def _in_order_of_now(cls: Any, fields: tuple[str, ...], stored: Mapping[str, Any
 
 
 def _is_named(cls: Any, found: Any, name: str) -> bool:
-    """Whether the class has the member under that name too, or the bits of a flag under those names."""
-    bits = [cls.__members__.get(one) for one in name.split("|")]
-    return None not in bits and bool(
-        functools.reduce(operator.or_, bits) == found if len(bits) > 1 else bits[0] is found
-    )
+    """Whether the class has the member under that name too. Versions of Python name members of its own classes
+    differently, with the same values."""
+    if cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    if issubclass(cls, Flag) and isinstance(found._value_, int):
+        return _has_bits(cls, found._value_, name)
+    return cls.__members__.get(name) is found
+
+
+def _has_bits(cls: Any, value: int, name: str) -> bool:
+    """Whether a flag has the bits of its former name, such as `A|B`, or `A|8` if a bit had no name. A name of several
+    bits, such as `AB`, may be gone: they were those of members with names of their own."""
+    bits = {one: int(one) for one in name.split("|") if one.isdecimal()}
+    bits |= {one: cls.__members__[one]._value_ for one in name.split("|") if one in cls.__members__}
+    if not bits:
+        return "|" not in name and value & (value - 1) != 0
+    return len(bits) == name.count("|") + 1 and functools.reduce(operator.or_, bits.values()) == value
 
 
 @functools.lru_cache(maxsize=1024)
