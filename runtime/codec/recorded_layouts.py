@@ -16,10 +16,11 @@ from itertools import islice, product
 from typing import Any
 
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.object_state import ASIDE, TAG
+from ramify.runtime.codec.object_state import ASIDE, TAG, without_aside
 from ramify.runtime.codec.type_names import ref_of, resolve
 
 _MOST = 64  # combinations of layouts that are tried for one value
+_UNORDERED = ("set", "frozenset", "dict", "defaultdict")
 
 Names = frozenset[str] | tuple[str, ...] | int | None
 """The names of an object's fields; those of a named tuple in their order, or their number, if the names were not
@@ -67,7 +68,7 @@ class RecordedLayouts:
             if all(now == before for now, before in then.items()):
                 continue
             before = json.dumps(_written_as(value, then), separators=(",", ":"), ensure_ascii=True)
-            if _is_same_now(before, text):
+            if _is_same_now(before, text, then):
                 yield before
 
     def _read(self, value: Any) -> None:
@@ -129,9 +130,9 @@ def _written_as(value: Any, then: Mapping[Layout, Layout]) -> Any:
         return value
     found = {key: _written_as(one, then) for key, one in value.items()}
     layout = _layout_of(value) if TAG in value and "t" in value else None
-    if layout is None or then[layout] == layout:
+    before = None if layout is None else then.get(layout)
+    if before is None or before == layout:
         return found
-    before = then[layout]
     found["t"] = json.loads(before.ref)
     if isinstance(before.names, int):
         found["v"] = found["v"][: before.names]
@@ -161,14 +162,51 @@ def _leave_out_gained_fields(found: dict[str, Any], before: Layout, names: froze
         found["private"] = private
 
 
-def _is_same_now(before: str, text: str) -> bool:
-    """Whether an earlier text decodes to the value of a text of now. A default that is different each time, such as
-    a time, counts as the same."""
+def _is_same_now(before: str, text: str, then: Mapping[Layout, Layout]) -> bool:
+    """Whether an earlier text decodes to the value of a text of now, as far as the defaults of gained fields are the
+    same each time: a time or a random number is not compared."""
     try:
-        again, once_more = (codec.encode(codec.decode(before)) for _ in range(2))
+        again = codec.encode(codec.decode(before))
+        if codec.is_same(again, text):
+            return True
+        once_more = codec.encode(codec.decode(before))
+        return _differs_where_each_time(*(_in_order(json.loads(one), then) for one in (again, once_more, text)))
     except Exception:  # noqa: BLE001  a class that does not take these fields
         return False
-    return codec.is_same(again, text) or not codec.is_same(again, once_more)
+
+
+def _differs_where_each_time(again: Any, once_more: Any, now: Any) -> bool:
+    """Whether `now` is the same as `again` in all parts in which that is the same as `once_more`."""
+    kinds = {(type(one), one.get(TAG) if isinstance(one, dict) else None) for one in (again, once_more, now)}
+    if len(kinds) == 1 and isinstance(again, dict):
+        if again.keys() != once_more.keys():
+            return True
+        return again.keys() == now.keys() and all(
+            _differs_where_each_time(again[key], once_more[key], now[key]) for key in again
+        )
+    if len(kinds) == 1 and isinstance(again, list):
+        if len(again) != len(once_more):
+            return True
+        return len(again) == len(now) and all(map(_differs_where_each_time, again, once_more, now))
+    return _text(again) == _text(now) or _text(again) != _text(once_more)
+
+
+def _in_order(value: Any, then: Mapping[Layout, Layout]) -> Any:
+    """Return an encoded value without the state aside; items that have no order, such as those of a set, come in the
+    order of what earlier processes wrote of them."""
+    if isinstance(value, list):
+        return [_in_order(one, then) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _in_order(one, then) for key, one in value.items() if key != ASIDE or TAG not in value}
+    if value.get(TAG) in _UNORDERED or (value.get(TAG) == "sub" and value.get("b") == "dict"):
+        items = sorted(value["v"], key=lambda one: _text(without_aside(_written_as(one, then))))
+        found["v"] = [_in_order(one, then) for one in items]
+    return found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 __all__ = ["Layout", "RecordedLayouts"]

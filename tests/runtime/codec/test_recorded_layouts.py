@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
 
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts
@@ -35,3 +39,41 @@ def test_a_value_that_the_class_of_then_did_not_have_has_no_earlier_text() -> No
     assert not list(layouts.earlier(codec.encode(Order("a", "usd"))))
     assert not list(layouts.earlier(codec.encode("a")))
     assert not list(RecordedLayouts.of([codec.encode(Order("a"))]).earlier(codec.encode(Order("a"))))
+
+
+_TICKS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Timed:
+    id: str
+    amount: int = 1
+    at: int = field(default_factory=lambda: next(_TICKS))
+    parts: list[int] = field(default_factory=lambda: [next(_TICKS)], hash=False)
+
+
+def without(value: Any, *names: str) -> Any:
+    """An encoded value as it was written when the classes did not have these fields."""
+    if isinstance(value, list):
+        return [without(one, *names) for one in value]
+    if isinstance(value, dict):
+        return {key: without(one, *names) for key, one in value.items() if key not in names}
+    return value
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [one, Order("b")], lambda one: {"a": {1: one}}])
+def test_a_gained_default_that_is_different_each_time_is_not_compared(wrap: Any) -> None:
+    recorded = without(json.loads(codec.encode([Timed("a"), Order("b")])), "amount", "at", "parts", "unit")
+    layouts = RecordedLayouts.of([json.dumps(recorded)])
+    assert list(layouts.earlier(codec.encode(wrap(Timed("a")))))
+    assert list(layouts.earlier(codec.encode(wrap(Timed("a", at=-1)))))
+    assert not list(layouts.earlier(codec.encode(wrap(Timed("a", 1000)))))
+    assert not list(layouts.earlier(codec.encode(wrap(Timed("a", True)))))
+    assert not list(layouts.earlier(codec.encode([wrap(Timed("a")), Order("b", "usd")])))
+
+
+def test_items_of_a_set_are_compared_by_what_was_recorded_of_them() -> None:
+    now = codec.encode(frozenset({Timed("a", at=2), Timed("b", at=1)}))
+    layouts = RecordedLayouts.of([json.dumps(without(json.loads(now), "amount", "at", "parts"))])
+    assert list(layouts.earlier(now))
+    assert not list(layouts.earlier(codec.encode(frozenset({Timed("a", 5, at=2), Timed("b", at=1)}))))
