@@ -20,6 +20,7 @@ from ramify.runtime.codec.object_state import ASIDE, TAG, without_aside
 from ramify.runtime.codec.type_names import ref_of, resolve
 
 _MOST = 64  # combinations of layouts that are tried for one value
+_NAMED_TUPLE = '"namedtuple"'
 _UNORDERED = ("set", "frozenset", "dict", "defaultdict")
 
 Names = frozenset[str] | tuple[str, ...] | int | None
@@ -71,6 +72,19 @@ class RecordedLayouts:
             if _is_same_now(before, text, then):
                 yield before
 
+    def is_reordered(self, text: str) -> bool:
+        """Whether an encoded value holds a named tuple whose fields were only recorded in another order. Then its
+        digest, which depends on the order, may be that of another recorded value."""
+        if _NAMED_TUPLE not in text or not self.by_class:
+            return False
+        layouts = (_layout_of(one) for one in _objects(json.loads(text)))
+        return any(
+            isinstance(now.names, tuple) and now.names not in orders and len(now.names) in map(len, orders)
+            for now in layouts
+            if now is not None
+            for orders in [[one.names for one in self.by_class.get(now.ref, ()) if isinstance(one.names, tuple)]]
+        )
+
     def _read(self, value: Any) -> None:
         for one in _objects(value):
             layout = _layout_of(one)
@@ -87,6 +101,32 @@ class RecordedLayouts:
             except Exception:  # noqa: BLE001  a class that is gone, or that a metaclass of the user's own looks up
                 self._refs[ref] = None
         return self._refs[ref]
+
+
+def is_same_by_names(text: str, other: str) -> bool:
+    """Whether two texts made by `codec.encode` hold the same value (`codec.is_same`), and their named tuples have the
+    same fields at the same places, if both texts tell them: texts of earlier versions do not."""
+    if not codec.is_same(text, other):
+        return False
+    if text == other or _NAMED_TUPLE not in text:
+        return True
+    told = _with_names(text), _with_names(other)
+    return None in told or codec.is_same(*map(str, told))
+
+
+def _with_names(text: str) -> str | None:
+    """Return the text with the names of the fields of named tuples as a part of the digest; None if one has none."""
+    untold = []
+
+    def named(one: dict[str, Any]) -> dict[str, Any]:
+        if one.get(TAG) != "namedtuple":
+            return one
+        names = (one.get(ASIDE) or {}).get("fields")
+        untold.extend([one] if names is None else [])
+        return one | {"names": names}
+
+    found = json.dumps(json.loads(text, object_hook=named))
+    return None if untold else found
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
@@ -209,4 +249,4 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-__all__ = ["Layout", "RecordedLayouts"]
+__all__ = ["Layout", "RecordedLayouts", "is_same_by_names"]

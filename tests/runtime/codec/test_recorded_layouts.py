@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.recorded_layouts import RecordedLayouts
+from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names
 
 
 @dataclass
@@ -77,3 +77,31 @@ def test_items_of_a_set_are_compared_by_what_was_recorded_of_them() -> None:
     layouts = RecordedLayouts.of([json.dumps(without(json.loads(now), "amount", "at", "parts"))])
     assert list(layouts.earlier(now))
     assert not list(layouts.earlier(codec.encode(frozenset({Timed("a", 5, at=2), Timed("b", at=1)}))))
+
+
+class Way(NamedTuple):
+    dst: str
+    src: str
+
+
+def with_source_first(way: Way) -> str:
+    """The text as it was written when the class had the fields `src, dst`."""
+    value = json.loads(codec.encode({"way": way}))
+    value["way"] |= {"v": [way.src, way.dst], "aside": {"fields": ["src", "dst"]}}
+    return json.dumps(value, separators=(",", ":"))
+
+
+def test_a_named_tuple_with_its_fields_in_another_order_is_another_value() -> None:
+    now, then = codec.encode({"way": Way("a", "b")}), with_source_first(Way("a", "b"))
+    layouts = RecordedLayouts.of([then])
+    assert layouts.is_reordered(now)
+    assert list(layouts.earlier(now)) == [then]
+    other = with_source_first(Way("b", "a"))
+    assert codec.is_same(now, other)
+    assert not is_same_by_names(now, other)
+    assert is_same_by_names(then, then.replace(",", ", "))
+    untold = other.replace(',"aside":{"fields":["src","dst"]}', "")
+    assert untold != other
+    assert is_same_by_names(now, untold)
+    assert not RecordedLayouts.of([then, now]).is_reordered(now)
+    assert not RecordedLayouts.of([codec.encode(Order("a"))]).is_reordered(now)
