@@ -244,9 +244,10 @@ class Decoder:
         object.__setattr__(made, "__pydantic_extra__", self.decode(value.get("extra")))
         told: dict[str, Any] | None = self.decode(value.get("private"))
         if private:
-            known = {*(told or {}), *aside.get("deleted", ())}
-            gained = {name: attr.get_default() for name, attr in private.items() if name not in known}
-            told = (told or {}) | {name: one for name, one in gained.items() if one is not PydanticUndefined}
+            told, known = told or {}, {*(told or {}), *aside.get("deleted", ())}
+            for name, attribute in private.items():
+                if name not in known and (one := _private_default(attribute, state | told)) is not PydanticUndefined:
+                    told[name] = one
         object.__setattr__(made, "__pydantic_private__", told)
         return made
 
@@ -315,6 +316,14 @@ def _model_default(field: Any) -> Any:
     if field.is_required():
         raise LookupError
     return field.get_default(call_default_factory=True)
+
+
+def _private_default(attribute: Any, validated: Mapping[str, Any]) -> Any:
+    """Return the value that a new model gives to its private attribute."""
+    if attribute.default_factory is None:
+        return attribute.get_default()
+    takes_data = getattr(attribute, "default_factory_takes_validated_data", False)  # older pydantics lack it
+    return attribute.default_factory(validated) if takes_data else attribute.default_factory()
 
 
 def _model_parts(cls: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic import BaseModel, PrivateAttr
 
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names
@@ -105,3 +106,22 @@ def test_a_named_tuple_with_its_fields_in_another_order_is_another_value() -> No
     assert is_same_by_names(now, untold)
     assert not RecordedLayouts.of([then, now]).is_reordered(now)
     assert not RecordedLayouts.of([codec.encode(Order("a"))]).is_reordered(now)
+
+
+class Account(BaseModel):
+    id: str
+    _seen: list[int] = PrivateAttr(default_factory=list)
+    _at: int = PrivateAttr(default_factory=lambda: next(_TICKS))
+    _limit: int = PrivateAttr(default=7)
+    _unset: int
+
+
+def test_private_attributes_that_a_model_gains_get_their_defaults() -> None:
+    now = codec.encode(Account(id="a"))
+    then = json.dumps(without(json.loads(now), "private", "aside") | {"private": {"_limit": 8}})
+    back = codec.decode(then)
+    assert (back._seen, type(back._at), back._limit) == ([], int, 8)
+    assert not hasattr(back, "_unset")
+    assert codec.decode(then)._at != back._at
+    recorded = json.dumps(without(json.loads(now), "private", "aside"))
+    assert len(list(RecordedLayouts.of([recorded]).earlier(now))) == 1
