@@ -16,6 +16,7 @@ from itertools import islice, product
 from typing import Any
 
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.encoder import sort_encoded
 from ramify.runtime.codec.object_state import ASIDE, TAG, without_aside
 from ramify.runtime.codec.type_names import ref_of, resolve
 
@@ -49,7 +50,7 @@ class RecordedLayouts:
         """Read the layouts. `texts`: made by `codec.encode`."""
         made = cls()
         for text in texts:
-            if '"t":' not in text:
+            if not names_classes(text):
                 continue
             with suppress(ValueError):  # a row that another program has changed: what reads it says so
                 made._read(json.loads(text))
@@ -57,10 +58,10 @@ class RecordedLayouts:
 
     def earlier(self, text: str) -> Iterator[str]:
         """Yield how earlier processes may have written an encoded value: each text decodes to the same value."""
-        if '"t":' not in text or not self.by_class:
+        if not self.by_class or not names_classes(text):
             return
         value = json.loads(text)
-        found = dict.fromkeys(layout for one in _objects(value) if (layout := _layout_of(one)) is not None)
+        found = dict.fromkeys(layout for one in _objects(value) for layout in _layouts_of(one))
         choices = [
             [each for each in self.by_class.get(now.ref, ()) if _may_have_been(each, now)] or [now] for now in found
         ]
@@ -77,19 +78,15 @@ class RecordedLayouts:
         digest, which depends on the order, may be that of another recorded value."""
         if _NAMED_TUPLE not in text or not self.by_class:
             return False
-        layouts = (_layout_of(one) for one in _objects(json.loads(text)))
+        layouts = (layout for one in _objects(json.loads(text)) for layout in _layouts_of(one))
         return any(
             isinstance(now.names, tuple) and now.names not in orders and len(now.names) in map(len, orders)
             for now in layouts
-            if now is not None
             for orders in [[one.names for one in self.by_class.get(now.ref, ()) if isinstance(one.names, tuple)]]
         )
 
     def _read(self, value: Any) -> None:
-        for one in _objects(value):
-            layout = _layout_of(one)
-            if layout is None:
-                continue
+        for layout in (each for one in _objects(value) for each in _layouts_of(one)):
             now = self._ref_now(layout.ref)
             if now is not None:
                 self.by_class.setdefault(now, {})[layout] = None
@@ -101,6 +98,11 @@ class RecordedLayouts:
             except Exception:  # noqa: BLE001  a class that is gone, or that a metaclass of the user's own looks up
                 self._refs[ref] = None
         return self._refs[ref]
+
+
+def names_classes(text: str) -> bool:
+    """Whether a text made by `codec.encode` may name classes."""
+    return '"t":' in text or '"f":' in text
 
 
 def is_same_by_names(text: str, other: str) -> bool:
@@ -136,12 +138,25 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
         if isinstance(one, list):
             todo += one
         elif isinstance(one, dict):
-            if TAG in one and "t" in one:
+            if TAG in one:
                 yield one
             todo += one.values()
 
 
-def _layout_of(one: Mapping[str, Any]) -> Layout | None:
+def _layouts_of(one: Mapping[str, Any]) -> Iterator[Layout]:
+    """Yield the layout of an encoded object, and the references to other classes that it holds."""
+    if "t" in one:
+        yield _layout_of(one)
+    yield from (Layout(json.dumps(one[part]), None) for part in _other_refs(one))
+
+
+def _other_refs(one: Mapping[str, Any]) -> list[str]:
+    """Return the parts of an encoded object that name a class: the one that makes a defaultdict's items, and the one
+    with type arguments of which the object was made."""
+    return [part for part in ("f", "orig") if one.get(part) is not None]
+
+
+def _layout_of(one: Mapping[str, Any]) -> Layout:
     ref, kind, body = json.dumps(one["t"]), one[TAG], one.get("v")
     if kind in ("dataclass", "model") and isinstance(body, dict):
         private = one.get("private")
@@ -169,9 +184,15 @@ def _written_as(value: Any, then: Mapping[Layout, Layout]) -> Any:
     if not isinstance(value, dict):
         return value
     found = {key: _written_as(one, then) for key, one in value.items()}
-    layout = _layout_of(value) if TAG in value and "t" in value else None
-    before = None if layout is None else then.get(layout)
-    if before is None or before == layout:
+    if TAG not in value:
+        return found
+    for part in _other_refs(value):
+        ref = Layout(json.dumps(value[part]), None)
+        found[part] = json.loads(then.get(ref, ref).ref)
+    if value[TAG] in ("set", "frozenset"):
+        found["v"] = sort_encoded(found["v"])
+    before = then.get(_layout_of(value)) if "t" in value else None
+    if before is None or before == _layout_of(value):
         return found
     found["t"] = json.loads(before.ref)
     if isinstance(before.names, int):
@@ -249,4 +270,4 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-__all__ = ["Layout", "RecordedLayouts", "is_same_by_names"]
+__all__ = ["Layout", "RecordedLayouts", "is_same_by_names", "names_classes"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pytest
 from pydantic import BaseModel, PrivateAttr
 
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.encoder import sort_encoded
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names
 
 
@@ -125,3 +127,46 @@ def test_private_attributes_that_a_model_gains_get_their_defaults() -> None:
     assert codec.decode(then)._at != back._at
     recorded = json.dumps(without(json.loads(now), "private", "aside"))
     assert len(list(RecordedLayouts.of([recorded]).earlier(now))) == 1
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Middle:
+    id: str
+
+
+@dataclass(frozen=True)
+class Renamed:
+    id: str = ""
+
+
+@dataclass
+class Holder(Generic[T]):
+    item: T
+
+
+Alias = Renamed  # as it was called before
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        frozenset({Renamed("x"), Middle("x")}),
+        {"a": [{Renamed("x"), Middle("x")}]},
+        defaultdict(Renamed, {1: 2}),
+        Holder[Renamed](Renamed("x")),
+    ],
+    ids=["frozenset", "set", "defaultdict", "generic"],
+)
+def test_a_renamed_class_is_found_in_sets_and_where_another_object_names_it(value: Any) -> None:
+    now = codec.encode(value)
+    as_called_before = json.loads(now.replace(":Renamed", ":Alias"), object_hook=sort_sets)
+    then = json.dumps(as_called_before, separators=(",", ":"))
+    assert not codec.is_same(now, then)
+    assert list(RecordedLayouts.of([then]).earlier(now)) == [then]
+
+
+def sort_sets(found: dict[str, Any]) -> dict[str, Any]:
+    return found | {"v": sort_encoded(found["v"])} if found.get("$") in ("set", "frozenset") else found
