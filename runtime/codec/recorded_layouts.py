@@ -52,7 +52,8 @@ class RecordedLayouts:
         for text in texts:
             if not names_classes(text):
                 continue
-            with suppress(ValueError):  # a row that another program has changed: what reads it says so
+            # of a row that another program has changed: what reads it says so
+            with suppress(ValueError, TypeError, AttributeError, RecursionError):
                 made._read(json.loads(text))
         return made
 

@@ -8,7 +8,7 @@ from itertools import chain
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
-from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names
+from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names, names_classes
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
@@ -250,7 +250,7 @@ class RecordedRun:
 
     def earlier_texts(self, text: str) -> Iterator[str]:
         """Yield how earlier processes may have encoded a value whose classes have changed since."""
-        return self._recorded_layouts.earlier(text)
+        return self._recorded_layouts.earlier(text) if names_classes(text) else iter(())
 
     def is_reordered(self, text: str) -> bool:
         """Whether earlier processes recorded a named tuple of the value only with its fields in another order."""

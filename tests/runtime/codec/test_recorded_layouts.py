@@ -15,6 +15,8 @@ from ramify.runtime.codec import codec
 from ramify.runtime.codec.encoder import sort_encoded
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names
 
+HERE = __name__
+
 
 @dataclass
 class Order:
@@ -170,3 +172,12 @@ def test_a_renamed_class_is_found_in_sets_and_where_another_object_names_it(valu
 
 def sort_sets(found: dict[str, Any]) -> dict[str, Any]:
     return found | {"v": sort_encoded(found["v"])} if found.get("$") in ("set", "frozenset") else found
+
+
+@pytest.mark.parametrize("part", ['"unset":null', '"aside":null', '"aside":{"fields":[[]]}', '"v":' + "[" * 100_000])
+@pytest.mark.parametrize("kind", ["dataclass", "namedtuple"])
+def test_a_text_that_another_program_has_changed_is_left_out(part: str, kind: str) -> None:
+    body = "{}" if kind == "dataclass" else "[]"
+    changed = f'{{"$":"{kind}","t":"{HERE}:Order","v":{body},{part}}}'
+    recorded = before(codec.encode(Order("a")))
+    assert list(RecordedLayouts.of([changed, recorded]).earlier(codec.encode(Order("a")))) == [recorded]
