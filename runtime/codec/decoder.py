@@ -14,11 +14,12 @@ import ipaddress
 import operator
 import pathlib
 import re
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, Flag
 from fractions import Fraction
 from types import MemberDescriptorType, NoneType
 from typing import Any, cast
@@ -124,14 +125,14 @@ class Decoder:
             raise NotSerialisable(
                 f"a stored value is {cls.__qualname__}({given!r}), which it has not any more"
             ) from None
-        if name is None or found.name == name or _is_named(cls, found, name):
+        if name is None or found._name_ == name or _is_named(cls, found, name):
             return found
         if name not in cls.__members__ and isinstance(given, str):  # renamed: its text still says what it means
             return found
         raise NotSerialisable(
             f"a stored value is {cls.__qualname__}.{name}, with the value {given!r}, which now is "
-            f"{cls.__qualname__}.{found.name}: give the members the values that they had (`auto()` counts them in "
-            f"order), and keep the name of a renamed one as an alias, `{name} = {found.name}`"
+            f"{cls.__qualname__}.{found._name_}: give the members the values that they had (`auto()` counts them in "
+            f"order), and keep the name of a renamed one as an alias, `{name} = {found._name_}`"
         )
 
     def _member(self, cls: Any, body: str, _: Any) -> Any:
@@ -243,9 +244,10 @@ class Decoder:
         object.__setattr__(made, "__pydantic_extra__", self.decode(value.get("extra")))
         told: dict[str, Any] | None = self.decode(value.get("private"))
         if private:
-            known = {*(told or {}), *aside.get("deleted", ())}
-            gained = {name: attr.get_default() for name, attr in private.items() if name not in known}
-            told = (told or {}) | {name: one for name, one in gained.items() if one is not PydanticUndefined}
+            told, known = told or {}, {*(told or {}), *aside.get("deleted", ())}
+            for name, attribute in private.items():
+                if name not in known and (one := _private_default(attribute, state | told)) is not PydanticUndefined:
+                    told[name] = one
         object.__setattr__(made, "__pydantic_private__", told)
         return made
 
@@ -278,11 +280,23 @@ def _in_order_of_now(cls: Any, fields: tuple[str, ...], stored: Mapping[str, Any
 
 
 def _is_named(cls: Any, found: Any, name: str) -> bool:
-    """Whether the class has the member under that name too, or the bits of a flag under those names."""
-    bits = [cls.__members__.get(one) for one in name.split("|")]
-    return None not in bits and bool(
-        functools.reduce(operator.or_, bits) == found if len(bits) > 1 else bits[0] is found
-    )
+    """Whether the class has the member under that name too. Versions of Python name members of its own classes
+    differently, with the same values."""
+    if cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    if issubclass(cls, Flag) and isinstance(found._value_, int):
+        return _has_bits(cls, found._value_, name)
+    return cls.__members__.get(name) is found
+
+
+def _has_bits(cls: Any, value: int, name: str) -> bool:
+    """Whether a flag has the bits of its former name, such as `A|B`, or `A|8` if a bit had no name. A name of several
+    bits, such as `AB`, may be gone: they were those of members with names of their own."""
+    bits = {one: int(one) for one in name.split("|") if one.isdecimal()}
+    bits |= {one: cls.__members__[one]._value_ for one in name.split("|") if one in cls.__members__}
+    if not bits:
+        return "|" not in name and value & (value - 1) != 0
+    return len(bits) == name.count("|") + 1 and functools.reduce(operator.or_, bits.values()) == value
 
 
 @functools.lru_cache(maxsize=1024)
@@ -302,6 +316,14 @@ def _model_default(field: Any) -> Any:
     if field.is_required():
         raise LookupError
     return field.get_default(call_default_factory=True)
+
+
+def _private_default(attribute: Any, validated: Mapping[str, Any]) -> Any:
+    """Return the value that a new model gives to its private attribute."""
+    if attribute.default_factory is None:
+        return attribute.get_default()
+    takes_data = getattr(attribute, "default_factory_takes_validated_data", False)  # older pydantics lack it
+    return attribute.default_factory(validated) if takes_data else attribute.default_factory()
 
 
 def _model_parts(cls: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -238,18 +238,18 @@ class Encoder:
         raise refusal(value, where)
 
     def _enum(self, value: Enum, where: str) -> Any:
-        kind = type(value)
+        kind, name = type(value), value._name_  # the class may have a `name` of its own
         ref = ref_of(kind, where)
         try:
             if kind(value.value) is value:
                 inner = Encoder()
                 kept = {TAG: "enum", "t": ref, "v": inner._by_value(value, where)}
-                return kept if value.name is None else kept | {ASIDE: {"name": value.name}}
+                return kept if name is None else kept | {ASIDE: {"name": name}}
         except (NotSerialisable, ValueError, TypeError):
             pass
-        if value.name is None or kind.__members__.get(value.name) is not value:
+        if name is None or kind.__members__.get(name) is not value:
             raise NotSerialisable(f"{where} is a {kind.__qualname__} that neither its value nor its name finds")
-        return {TAG: "member", "t": ref, "v": value.name}
+        return {TAG: "member", "t": ref, "v": name}
 
     def _by_value(self, value: Enum, where: str) -> Any:
         """Return the encoded value of an enum member. Raises `NotSerialisable` if decoding it gives another

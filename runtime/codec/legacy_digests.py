@@ -30,6 +30,7 @@ from ramify.runtime.codec.plain_digests import digest_of_arguments
 from ramify.runtime.user_code.workflow_loader import canonical_module
 
 _CHANGED = re.compile(r'"\$":"(?:model|pydantic|delta|str|sub)"|"fold":1|"z":\{')
+_NAMED_TUPLE = '"$":"namedtuple"'
 
 _SIMPLE: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda v: base64.b64encode(v).decode()),
@@ -49,19 +50,29 @@ class KnownDigests(Protocol):
     def has_digests(self) -> bool: ...
     def has_digest(self, digest: str) -> bool: ...
     def earlier_texts(self, text: str) -> Iterable[str]: ...
+    def is_reordered(self, text: str) -> bool: ...
 
 
 def digest_in_journal(journal: KnownDigests, value: object, text: str) -> str:
     """Return the digest by which this run's journal knows a value. `text`: the value as encoded today."""
     now = digest_of_arguments(value, text) if type(value) is dict else codec.digest_text(text)
-    if not journal.has_digests or journal.has_digest(now):
+    if not journal.has_digests:
+        return now
+    reordered = _NAMED_TUPLE in text and journal.is_reordered(text)
+    if reordered and (earlier := _earlier_digest(journal, text)) is not None:
+        return earlier
+    if journal.has_digest(now):
         return now
     if _CHANGED.search(text) is not None:
         before = _digest_before(value)
         if before is not None and journal.has_digest(before):
             return before
+    return (None if reordered else _earlier_digest(journal, text)) or now
+
+
+def _earlier_digest(journal: KnownDigests, text: str) -> str | None:
     digests = (codec.digest_text(earlier) for earlier in journal.earlier_texts(text))
-    return next((digest for digest in digests if journal.has_digest(digest)), now)
+    return next((digest for digest in digests if journal.has_digest(digest)), None)
 
 
 def _digest_before(value: object) -> str | None:

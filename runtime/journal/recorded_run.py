@@ -9,8 +9,7 @@ from threading import Thread
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
-from ramify.runtime.codec import codec
-from ramify.runtime.codec.recorded_layouts import RecordedLayouts
+from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names, names_classes
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
@@ -257,16 +256,24 @@ class RecordedRun:
 
     def earlier_texts(self, text: str) -> Iterator[str]:
         """Yield how earlier processes may have encoded a value whose classes have changed since."""
+        return self._recorded_layouts.earlier(text) if names_classes(text) else iter(())
+
+    def is_reordered(self, text: str) -> bool:
+        """Whether earlier processes recorded a named tuple of the value only with its fields in another order."""
+        return self._recorded_layouts.is_reordered(text)
+
+    @property
+    def _recorded_layouts(self) -> RecordedLayouts:
         if self._layouts is None:
             results = (row.result_json for row in self._before.values() if row.result_json is not None)
             arguments = (effect.args_json for effect in chain(self._effects.values(), self._elsewhere))
             self._layouts = RecordedLayouts.of(chain((self._run.args_json,), results, arguments))
-        return self._layouts.earlier(text)
+        return self._layouts
 
     def _with_arguments(self, effects: Iterable[EffectRecord], args_json: str) -> EffectRecord | None:
         """Return the first of the effects that has these arguments, or None."""
         texts = [args_json, *self.earlier_texts(args_json)]
-        return next((one for one in effects if any(codec.is_same(one.args_json, text) for text in texts)), None)
+        return next((one for one in effects if any(is_same_by_names(one.args_json, text) for text in texts)), None)
 
     def has_place(self, *parts: str) -> bool:
         """Whether earlier processes recorded a call at that place (see `key`)."""

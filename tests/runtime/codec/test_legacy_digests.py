@@ -62,7 +62,10 @@ def test_errors_of_earlier_versions_are_decoded() -> None:
 
 def journal(*digests: str) -> Any:
     return SimpleNamespace(
-        has_digests=bool(digests), has_digest=lambda digest: digest in digests, earlier_texts=lambda _: ()
+        has_digests=bool(digests),
+        has_digest=lambda digest: digest in digests,
+        earlier_texts=lambda _: (),
+        is_reordered=lambda _: False,
     )
 
 

@@ -112,3 +112,35 @@ async def test_an_enum_whose_members_have_other_values_is_refused(app: App, befo
 async def test_a_member_is_found_by_its_value_and_its_name(app: App, before: str, after: str, name: str) -> None:
     await app.begin(f"{IMPORTS}class Kind(Enum):\n    {before}\n{KIND}")
     assert await app.resume(f"{IMPORTS}class Kind(Enum):\n    {after}\n{KIND}") == name
+
+
+WAYS = """
+@step
+async def load():
+    return [Way(src="a", dst="b"), Way(src="b", dst="a")]
+
+@step
+async def tell(way):
+    return f"{way.src} to {way.dst}"
+
+@step(effect="irreversible")
+async def take(way):
+    log(f"take {way.src} to {way.dst}")
+    return f"took {way.src} to {way.dst}"
+
+@workflow
+async def flow():
+    out = []
+    for way in await load():
+        out.append(await tell(way))
+        out.append(await take(way))
+    await die()
+    return out
+"""
+
+
+async def test_named_tuples_that_mirror_each_other_get_their_own_results(app: App) -> None:
+    await app.begin(f"{IMPORTS}class Way(NamedTuple):\n    src: str\n    dst: str\n{WAYS}")
+    found = await app.resume(f"{IMPORTS}class Way(NamedTuple):\n    dst: str\n    src: str\n{WAYS}")
+    assert found == ["a to b", "took a to b", "b to a", "took b to a"]
+    assert app.log == ["take a to b", "take b to a"]
