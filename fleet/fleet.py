@@ -197,7 +197,7 @@ class Fleet:
             if ended.error is not None:
                 raise rebuilt(ended.error, member.node.name)
             if ended.cancelled:
-                why = f"run {run} was cancelled, as its fleet was closed: `ramify resume {run}` continues it"
+                why = f"run {run} was cancelled by its fleet or another caller: `ramify resume {run}` continues it"
                 raise RunCancelled(why, run_id=run)
             if ended.not_uploaded:
                 self._emit(NotUploaded(run, member.node.name, ended.not_uploaded))
