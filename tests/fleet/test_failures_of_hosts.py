@@ -1,0 +1,120 @@
+"""What a fleet does when its observer, or the process on a node, fails. These processes are doubles of `RayHost`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify import Runtime
+from ramify.fleet.errors import FleetError
+from ramify.fleet.fleet import Fleet, _closed
+from ramify.fleet.placement import Asked, Member
+from ramify.fleet.ray_cluster import RayCluster
+from ramify.fleet.run_host import Ended
+from ramify.fleet.types import HostFacts, Needs, Node, NodeId, Shared
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.records import RunId
+
+RUN = RunId("r1")
+ANY = Asked("copy", Needs(), SnapshotId("base"))
+
+
+class Host:
+    """A process on a node that answers each call for a run with the next of `answers`."""
+
+    def __init__(self, *answers: Ended, closing: Exception | None = None, stopping: Exception | None = None) -> None:
+        self.answers, self.closing, self.stopping = list(answers), closing, stopping
+        self.killed = False
+        self.began = asyncio.Event()
+
+    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+        self.began.set()
+        if not self.answers:
+            await asyncio.Event().wait()
+        return self.answers.pop(0)
+
+    async def events(self, run: RunId) -> bytes | None:
+        return None
+
+    async def stop(self, run: RunId) -> None:
+        if self.stopping is not None:
+            raise self.stopping
+
+    async def close(self) -> None:
+        if self.closing is not None:
+            raise self.closing
+
+    async def kill(self) -> None:
+        self.killed = True
+
+
+def member(host: Host, pid: int = 7) -> Member[Any]:
+    facts = HostFacts("0.2.0", "3.11.7", "m", pid, "boot", "/home", 8 << 30, {"copy": ""}, "")
+    return Member(Node(NodeId("a"), "m", {"CPU": 1.0}), facts, host, 1)
+
+
+async def test_an_observer_that_raises_keeps_no_slot_and_is_reported(tmp_path: Path) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    wrong = RuntimeError("of the observer")
+
+    def observer(event: object) -> None:
+        raise wrong
+
+    fleet = Fleet(Runtime(home=tmp_path), observer=observer)
+    fleet._queue.add(one := member(Host(Ended())))
+    await fleet._on_nodes(RUN, ANY)
+    assert one.taken == 0
+    assert [context["exception"] for context in reported] == [wrong]
+    assert "Placed" in reported[0]["message"]
+
+
+async def test_a_caller_is_cancelled_although_its_node_fails_to_stop(tmp_path: Path) -> None:
+    fleet = Fleet(Runtime(home=tmp_path))
+    host = Host(stopping=FleetError("a bug"))
+    fleet._queue.add(one := member(host))
+    call = asyncio.create_task(fleet._on_nodes(RUN, ANY))
+    await host.began.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert one.taken == 0
+
+
+async def test_a_process_that_cannot_close_is_killed() -> None:
+    wrong = FleetError("a bug")
+    host = Host(closing=wrong)
+    assert await _closed(member(host)) is wrong
+    assert host.killed
+
+
+async def test_a_cancelled_connection_is_ended() -> None:
+    began, goes_on, ended = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Ray:
+        def shutdown(self) -> None:
+            ended.set()
+
+    class Slow(RayCluster):
+        def _connect(self) -> None:
+            loop.call_soon_threadsafe(began.set)
+            goes_on.wait()
+            self._ray, self._is_ours = Ray(), True
+
+    entering = asyncio.ensure_future(Slow("auto").__aenter__())
+    await began.wait()
+    entering.cancel()
+    await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert ended.is_set()
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "secret" not in repr(Shared("postgresql://u:secret@h/d", None, "s3://b", "id", 0.0, True))
