@@ -26,6 +26,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.records import ROOT, RunId
 from ramify.runtime.store.address import parse
+from ramify.runtime.user_code.program_exits import work_for_others
 from ramify.sandboxes import doctor
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.selection import NAMES
@@ -107,6 +108,7 @@ class RunHost:
         return None
 
     async def _go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+        work_for_others()
         try:
             runtime = await self._runtime(sandbox)
             try:

@@ -12,9 +12,11 @@ import pytest
 import pytest_asyncio
 
 from ramify import Runtime, Workflow
+from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.fleet import _shared
 from ramify.fleet.run_host import RunHost
-from ramify.runtime.records import RunId
+from ramify.runtime.errors import RunFailed
+from ramify.runtime.records import RunId, RunStatus
 
 pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
 
@@ -55,3 +57,14 @@ async def test_two_calls_for_one_run_wait_for_the_same_end(program: Runtime, hos
     assert (folder / fleet_app.SENT).read_text() == "a\n"
     while await host.events(run) is not None:
         pass
+
+
+@pytest.mark.parametrize("where", ["workflow", "step", "thread"])
+async def test_an_exit_in_a_run_ends_the_run_only(program: Runtime, host: RunHost, where: str) -> None:
+    run = await stored(program, fleet_app.exits, where)
+    ended = await host.go_on(run, "copy", "m")
+    assert ended.error is not None
+    made = rebuilt(ended.error, "m")
+    assert isinstance(made, RunFailed)
+    assert "it ended the program (SystemExit(3))" in str(made)
+    assert (await program.record(run)).status is RunStatus.FAILED
