@@ -173,7 +173,7 @@ class RayHost:
         errors = self._ray.exceptions
         try:
             return await reference
-        except errors.RayTaskError as error:
+        except (errors.RayTaskError, errors.RaySystemError) as error:  # the latter: its answer cannot be decoded
             raise FleetError(f"the fleet's process on a node failed: {error}") from error
         except errors.RayError as error:
             raise HostDied(str(error).strip()) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ramify import Runtime
 from ramify.fleet.errors import FleetError
 from ramify.fleet.fleet import Fleet, _closed
 from ramify.fleet.placement import Asked, Member
-from ramify.fleet.ray_cluster import RayCluster
+from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
 from ramify.fleet.run_host import Ended
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId, Shared
 from ramify.fork_engine.types import SnapshotId
@@ -114,6 +115,34 @@ async def test_a_cancelled_connection_is_ended() -> None:
     with pytest.raises(asyncio.CancelledError):
         await entering
     assert ended.is_set()
+
+
+class RayError(Exception):
+    pass
+
+
+class RaySystemError(RayError):
+    pass
+
+
+class RayTaskError(RayError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"), [(RayError, HostDied), (RaySystemError, FleetError), (RayTaskError, FleetError)]
+)
+async def test_an_answer_that_cannot_be_decoded_is_not_the_death_of_its_node(
+    raised: type[Exception], told: type[Exception]
+) -> None:
+    async def answer() -> None:
+        raise raised("of Ray")
+
+    ray = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError, RaySystemError=RaySystemError, RayTaskError=RayTaskError)
+    )
+    with pytest.raises(told, match="of Ray"):
+        await RayHost(ray, None)._answer(answer())
 
 
 def test_passwords_are_not_shown() -> None:
