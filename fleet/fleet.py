@@ -41,7 +41,7 @@ from ramify.fleet.types import (
 )
 from ramify.recorded_runs import NO_ANSWER, given_answers
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.errors import RunCancelled
+from ramify.runtime.errors import LeaseHeld, RunCancelled
 from ramify.runtime.records import RunId, RunRecord, RunStatus
 from ramify.runtime.store.address import parse
 from ramify.runtime.worlds.recovery import missing
@@ -183,6 +183,7 @@ class Fleet:
 
     async def _on_nodes(self, run: RunId, asked: Asked) -> None:
         died: list[str] = []
+        dead: set[tuple[str, int]] = set()  # their processes, as leases name them
         while len(died) < MOST_DEATHS:
             member = await self._place(run, asked)
             try:
@@ -190,12 +191,18 @@ class Fleet:
                 ended = await self._at(member, run, asked)
             except HostDied as error:
                 died.append(member.node.name)
+                dead.add((member.facts.host, member.facts.pid))
                 await self._lost(member, run, str(error))
                 continue
             finally:
                 self._queue.release(member)
             if ended.error is not None:
-                raise rebuilt(ended.error, member.node.name)
+                failed = rebuilt(ended.error, member.node.name)
+                if isinstance(failed, LeaseHeld) and (owner := (failed.host, failed.pid)) in dead:
+                    dead.remove(owner)  # it lived, and took the lease after that was ended: once more
+                    await self.runtime.store.end_lease(run, *owner)
+                    continue
+                raise failed
             if ended.cancelled:
                 why = f"run {run} was cancelled by its fleet or another caller: `ramify resume {run}` continues it"
                 raise RunCancelled(why, run_id=run)

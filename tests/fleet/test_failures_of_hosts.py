@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ramify import Runtime
+from ramify.fleet.carried_errors import carried
 from ramify.fleet.errors import FleetError
 from ramify.fleet.fleet import Fleet, _closed
 from ramify.fleet.placement import Asked, Member
@@ -18,6 +19,7 @@ from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
 from ramify.fleet.run_host import Ended
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId, Shared
 from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.errors import LeaseHeld
 from ramify.runtime.records import RunId
 
 RUN = RunId("r1")
@@ -27,13 +29,21 @@ ANY = Asked("copy", Needs(), SnapshotId("base"))
 class Host:
     """A process on a node that answers each call for a run with the next of `answers`."""
 
-    def __init__(self, *answers: Ended, closing: Exception | None = None, stopping: Exception | None = None) -> None:
-        self.answers, self.closing, self.stopping = list(answers), closing, stopping
+    def __init__(
+        self,
+        *answers: Ended,
+        closing: Exception | None = None,
+        stopping: Exception | None = None,
+        dying: Exception | None = None,
+    ) -> None:
+        self.answers, self.closing, self.stopping, self.dying = list(answers), closing, stopping, dying
         self.killed = False
         self.began = asyncio.Event()
 
     async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
         self.began.set()
+        if self.dying is not None:
+            raise self.dying
         if not self.answers:
             await asyncio.Event().wait()
         return self.answers.pop(0)
@@ -84,6 +94,31 @@ async def test_a_caller_is_cancelled_although_its_node_fails_to_stop(tmp_path: P
     with pytest.raises(asyncio.CancelledError):
         await call
     assert one.taken == 0
+
+
+async def test_a_lease_that_a_node_took_after_it_was_given_up_is_ended_once(tmp_path: Path) -> None:
+    ended: list[tuple[object, ...]] = []
+
+    async def end_lease(*lease: object) -> bool:
+        ended.append(lease)
+        return True
+
+    held = Ended(carried(LeaseHeld("busy", host="m", pid=7, renewed=(1, 2))))
+    fleet = Fleet(Runtime(home=tmp_path))
+    fleet.runtime = SimpleNamespace(store=SimpleNamespace(end_lease=end_lease))  # type: ignore[assignment]
+    cut_off = member(Host(dying=HostDied("cut off")), pid=7)
+    fleet._queue.add(cut_off)
+    call = asyncio.create_task(fleet._on_nodes(RUN, ANY))
+    while cut_off in fleet._queue.members:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    fleet._queue.add(other := member(Host(held, Ended()), pid=8))
+    await call
+    assert ended == [(RUN, "m", 7)] * 2
+    fleet._queue.remove(other)
+    fleet._queue.add(member(Host(held), pid=9))
+    with pytest.raises(LeaseHeld):  # of a process that this call has not seen die
+        await fleet._on_nodes(RUN, ANY)
+    assert len(ended) == 2
 
 
 async def test_a_process_that_cannot_close_is_killed() -> None:
