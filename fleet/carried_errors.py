@@ -2,7 +2,8 @@
 
 Pickle rebuilds an error by calling its class, which fails for classes that take keywords. Here the class is named,
 and its state is set. Only classes that this process has are rebuilt; nothing is imported that the name asks for,
-except modules of Ramify.
+except modules of Ramify. Arguments and attributes are encoded one by one, so what cannot be decoded here (an object
+of a class that this process does not have) does not cost the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import builtins
 import pickle
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -20,7 +21,7 @@ from ramify.fleet.errors import FailedOnNode
 
 
 class NodeTraceback(Exception):
-    """The cause of an error that a node raised: its traceback there, as text."""
+    """The last cause of an error that a node raised: the tracebacks there, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -28,38 +29,71 @@ class NodeTraceback(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CarriedError:
-    """An error as plain values. shown: its message. trace: its traceback with those of its causes."""
+    """An error as plain values. args, state: pickled one by one. shown: its message. trace: its traceback with those
+    of its causes. cause: its `__cause__`, without the cause of that."""
 
     module: str
     name: str
-    args: tuple[Any, ...]
-    state: Mapping[str, Any]
+    args: tuple[bytes, ...]
+    state: Mapping[str, bytes]
     shown: str
     trace: str
+    cause: CarriedError | None = None
 
 
 def carried(error: BaseException) -> CarriedError:
-    kind = type(error)
     trace = "".join(traceback.format_exception(error)).rstrip()
-    kept = {name: value for name, value in vars(error).items() if name != "__notes__" and _travels(value)}
-    args = tuple(one if _travels(one) else repr(one) for one in error.args)
-    return CarriedError(kind.__module__, kind.__qualname__, args, kept, str(error), trace)
+    cause = error.__cause__
+    return _carried(error, trace, _carried(cause, "", None) if isinstance(cause, Exception) else None)
+
+
+def _carried(error: BaseException, trace: str, cause: CarriedError | None) -> CarriedError:
+    kind = type(error)
+    given = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # args lacks the file's name
+    args = tuple(_encoded(one) or pickle.dumps(_shown(one, repr)) for one in given)
+    state = {name: _encoded(value) for name, value in vars(error).items() if name != "__notes__"}
+    kept = {name: value for name, value in state.items() if value is not None}
+    return CarriedError(kind.__module__, kind.__qualname__, args, kept, _shown(error, str), trace, cause)
 
 
 def rebuilt(error: CarriedError, node: str) -> BaseException:
-    """Return the error, caused by a `NodeTraceback`; a `FailedOnNode` if this process does not have its class."""
+    """Return the error. A `NodeTraceback` is its cause, or the cause of its cause. It is a `FailedOnNode` if this
+    process cannot make it: it does not have its class, for example."""
+    made = _made(error, node)
+    vars(made).setdefault("__notes__", []).append(f"on node {node}")
+    lowest = made
+    if error.cause is not None:
+        lowest = _made(error.cause, node)
+        _set_cause(made, lowest)
+    _set_cause(lowest, NodeTraceback(error.trace))
+    return made
+
+
+def _set_cause(error: BaseException, cause: BaseException) -> None:
+    BaseException.__setattr__(error, "__cause__", cause)  # a frozen dataclass refuses `error.__cause__ = cause`
+
+
+def _made(error: CarriedError, node: str) -> BaseException:
     kind = _class_of(error)
-    if kind is None:
-        made: BaseException = FailedOnNode(
-            f"node {node} raised {error.name}: {error.shown}", node=node, kind=f"{error.module}.{error.name}"
-        )
-    else:
-        made = kind.__new__(kind)
-        made.args = error.args
-        for name, value in error.state.items():
-            setattr(made, name, value)
-    made.__cause__ = NodeTraceback(error.trace)
-    made.add_note(f"on node {node}")
+    try:
+        made = None if kind is None else _instance(kind, error)
+        if made is not None and str(made) == error.shown:
+            return made
+    except Exception:  # noqa: BLE001  # user's classes may raise anything
+        pass
+    return FailedOnNode(
+        f"node {node} raised {error.name}: {error.shown}", node=node, kind=f"{error.module}.{error.name}"
+    )
+
+
+def _instance(kind: type[BaseException], error: CarriedError) -> BaseException:
+    args = [pickle.loads(one) for one in error.args]
+    made = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
+    for name, value in error.state.items():
+        try:
+            vars(made)[name] = pickle.loads(value)
+        except Exception:  # noqa: BLE001  # of a class that is not here: it is left out
+            continue
     return made
 
 
@@ -75,9 +109,15 @@ def _class_of(error: CarriedError) -> type[BaseException] | None:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _travels(value: object) -> bool:
+def _encoded(value: object) -> bytes | None:
     try:
-        pickle.dumps(value)
+        return pickle.dumps(value)
     except Exception:  # noqa: BLE001  # __reduce__ of a user's class may raise anything
-        return False
-    return True
+        return None
+
+
+def _shown(value: object, show: Callable[[object], str]) -> str:
+    try:
+        return show(value)
+    except Exception:  # noqa: BLE001  # as above
+        return f"<{type(value).__qualname__}, which cannot be shown>"

@@ -7,7 +7,7 @@ FleetError (a RunError)
 ├── NodeUnfit           a node cannot work for this fleet; `.node`, `.reason`
 ├── NoFitNode           no node can take the run; `.reasons`, by node
 ├── NodesDied           a run's nodes died one after the other; `.stranded_run`, `.nodes`
-└── FailedOnNode        an error of a class that does not exist here; `.node`, `.kind`
+└── FailedOnNode        an error that cannot be made here; `.node`, `.kind`
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class NodesDied(FleetError):
 
 
 class FailedOnNode(FleetError):
-    """A node raised an error whose class does not exist in this process. `kind`: the name of the class."""
+    """A node raised an error that cannot be made in this process, as one whose class does not exist here. `kind`: the
+    name of the class."""
 
     def __init__(self, message: str, *, node: str, kind: str) -> None:
         self.node, self.kind = node, kind

@@ -11,18 +11,17 @@ wrong and the node lives: each write of a run checks the lease, so what the node
 from __future__ import annotations
 
 import asyncio
-import platform
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-import ramify
 from ramify.compiler.plan import Plan
 from ramify.decorators import Workflow
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import FleetError, NodesDied, NodeUnfit, NoFitNode, NotShared
+from ramify.fleet.node_versions import checked, why_not_started
 from ramify.fleet.placement import Asked, Member, Queue
 from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
 from ramify.fleet.relayed_events import decoded
@@ -42,7 +41,7 @@ from ramify.fleet.types import (
 )
 from ramify.recorded_runs import NO_ANSWER, given_answers
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.errors import RunCancelled
+from ramify.runtime.errors import LeaseHeld, RunCancelled
 from ramify.runtime.records import RunId, RunRecord, RunStatus
 from ramify.runtime.store.address import parse
 from ramify.runtime.worlds.recovery import missing
@@ -65,7 +64,8 @@ class Fleet:
     runtime: open, with `database` on a PostgreSQL server (or a file, while all nodes are on this machine) and with
     `remote`. address: "auto", or HOST:PORT of Ray's head; this machine must be a node of the cluster. runs_per_node:
     by default as many as Ray says the node has CPUs; a node without CPUs takes none. patience: for how long a run
-    waits for a node that can take it, if there is none. observer: called with each event.
+    waits for a node that can take it, if there is none. observer: called with each event; what it raises is for the
+    exception handler of the event loop.
 
     Workflows are found on each node at the same path as here. A node uses its own $RAMIFY_HOME, its own model server
     if $RAMIFY_BASE_URL names one, and the key in its $RAMIFY_API_KEY.
@@ -88,7 +88,7 @@ class Fleet:
         self.runtime = runtime
         self._cluster = RayCluster(address)
         self._runs_per_node, self._patience_s = runs_per_node, seconds(patience)
-        self._emit = observer or (lambda event: None)
+        self._observer = observer
         self._queue: Queue[RayHost] = Queue()
         self._known: dict[NodeId, asyncio.Task[None]] = {}  # joins, ended or not
         self._refused: dict[str, str] = {}
@@ -183,21 +183,28 @@ class Fleet:
 
     async def _on_nodes(self, run: RunId, asked: Asked) -> None:
         died: list[str] = []
+        dead: set[tuple[str, int]] = set()  # their processes, as leases name them
         while len(died) < MOST_DEATHS:
             member = await self._place(run, asked)
-            self._emit(Placed(run, member.node.name, tuple(died)))
             try:
+                self._emit(Placed(run, member.node.name, tuple(died)))
                 ended = await self._at(member, run, asked)
             except HostDied as error:
                 died.append(member.node.name)
+                dead.add((member.facts.host, member.facts.pid))
                 await self._lost(member, run, str(error))
                 continue
             finally:
                 self._queue.release(member)
             if ended.error is not None:
-                raise rebuilt(ended.error, member.node.name)
+                failed = rebuilt(ended.error, member.node.name)
+                if isinstance(failed, LeaseHeld) and (owner := (failed.host, failed.pid)) in dead:
+                    dead.remove(owner)  # it lived, and took the lease after that was ended: once more
+                    await self.runtime.store.end_lease(run, *owner)
+                    continue
+                raise failed
             if ended.cancelled:
-                why = f"run {run} was cancelled, as its fleet was closed: `ramify resume {run}` continues it"
+                why = f"run {run} was cancelled by its fleet or another caller: `ramify resume {run}` continues it"
                 raise RunCancelled(why, run_id=run)
             if ended.not_uploaded:
                 self._emit(NotUploaded(run, member.node.name, ended.not_uploaded))
@@ -241,7 +248,7 @@ class Fleet:
                 relaying.result()  # what the observer raised
             return ended
         except asyncio.CancelledError:
-            with suppress(HostDied, TimeoutError):
+            with suppress(HostDied, FleetError, TimeoutError):
                 await asyncio.wait_for(asyncio.shield(member.host.stop(run)), _STOP_S)
             raise
         finally:
@@ -303,11 +310,11 @@ class Fleet:
             return
         host = await self._cluster.start_host(node)
         try:
-            facts = _checked(node, await host.describe())
+            facts = checked(node, await host.describe())
             if (error := await host.open(self._shared, self.runtime.sandbox, node.name)) is not None:
                 raise rebuilt(error, node.name)
         except HostDied as error:
-            self._refuse(node, _never_started(str(error)))
+            self._refuse(node, why_not_started(str(error)))
         except NodeUnfit as error:
             self._refuse(node, error.reason)
             await host.kill()
@@ -318,6 +325,14 @@ class Fleet:
             self._refused.pop(node.name, None)
             self._queue.add(Member(node, facts, host, slots))
             self._emit(NodeJoined(node.name, slots))
+
+    def _emit(self, event: FleetEvent) -> None:
+        if self._observer is not None:
+            try:
+                self._observer(event)
+            except Exception as error:  # noqa: BLE001  # no run and no watch over the nodes ends with it
+                told = {"message": f"the observer of a fleet failed at {event!r}", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(told)
 
     def _refuse(self, node: Node, reason: str) -> None:
         self._refused[node.name] = reason
@@ -342,6 +357,9 @@ async def _closed(member: Member[RayHost]) -> BaseException | None:
         error = await member.host.close()
     except HostDied:
         return None  # its runs are kept
+    except FleetError as failed:
+        await member.host.kill()
+        return failed
     await member.host.kill()
     return None if error is None else rebuilt(error, member.node.name)
 
@@ -364,30 +382,3 @@ def _shared(runtime: Runtime) -> Shared:
         check_reuse=runtime.check_reuse,
         reuse_answers=runtime.reuse_answers,
     )
-
-
-def _checked(node: Node, told: Mapping[str, Any]) -> HostFacts:
-    """Raises `NodeUnfit` for a node with another version of Ramify, or another minor version of Python."""
-    here = (ramify.__version__, platform.python_version())
-    there = (str(told.get("version")), str(told.get("python")))
-    if there[0] != here[0]:
-        raise NodeUnfit(
-            node.name, f"it has Ramify {there[0]}, and this program {here[0]}: install ramify[ray]=={here[0]} there"
-        )
-    if _minor(there[1]) != _minor(here[1]):
-        raise NodeUnfit(
-            node.name,
-            f"it has Python {there[1]}, and this program {here[1]}: start Ray there with Python {_minor(here[1])}",
-        )
-    return HostFacts(**told)
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
-def _never_started(why: str) -> str:
-    missing = "No module named 'ramify" in why
-    if missing:
-        return f"Ramify is not installed there, or is too old: install ramify[ray]=={ramify.__version__} there"
-    return f"the fleet's process did not start there: {why}"

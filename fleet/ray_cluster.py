@@ -13,6 +13,7 @@ from ramify.fleet.errors import ClusterUnreachable, FleetError, RayMissing
 from ramify.fleet.run_host import Ended, RunHost
 from ramify.fleet.types import Node, NodeId, Shared
 from ramify.runtime.records import RunId
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 
 MOST_CALLS = 10_000
 """Calls that an actor takes at the same time: a run is one."""
@@ -39,14 +40,17 @@ class RayCluster:
         self._is_ours = False
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._connect)
+        try:
+            await finish_before_cancelling(asyncio.to_thread(self._connect))
+        except asyncio.CancelledError:
+            await self._disconnect()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_ours:
-            await asyncio.to_thread(self._ray.shutdown)
+        await self._disconnect()
 
     async def nodes(self) -> list[Node]:
         """Return the nodes that live. Raises `ClusterUnreachable`."""
@@ -55,6 +59,10 @@ class RayCluster:
     async def start_host(self, node: Node) -> RayHost:
         """Start an actor on a node. It ends with this process at the latest."""
         return RayHost(self._ray, await asyncio.to_thread(self._start, node))
+
+    async def _disconnect(self) -> None:
+        if self._is_ours:
+            await finish_before_cancelling(asyncio.to_thread(self._ray.shutdown))
 
     def _connect(self) -> None:
         try:
@@ -165,7 +173,7 @@ class RayHost:
         errors = self._ray.exceptions
         try:
             return await reference
-        except errors.RayTaskError as error:
+        except (errors.RayTaskError, errors.RaySystemError) as error:  # the latter: its answer cannot be decoded
             raise FleetError(f"the fleet's process on a node failed: {error}") from error
         except errors.RayError as error:
             raise HostDied(str(error).strip()) from error

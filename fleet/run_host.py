@@ -26,6 +26,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.records import ROOT, RunId
 from ramify.runtime.store.address import parse
+from ramify.runtime.user_code.program_exits import work_for_others
 from ramify.sandboxes import doctor
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.selection import NAMES
@@ -72,15 +73,18 @@ class RunHost:
         return None
 
     async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
-        """Continue a run until it ends in any way. Its result is in the database, its events are for `events`."""
-        self._relay.watch(run)
-        task = asyncio.ensure_future(self._go_on(run, sandbox, node))
-        self._working[run] = task
+        """Continue a run until it ends in any way. Its result is in the database, its events are for `events`. A call
+        for a run that is worked on here waits for the same end."""
+        task = self._working.get(run)
+        if task is None or task.done():
+            self._relay.watch(run)
+            task = self._working[run] = asyncio.ensure_future(self._go_on(run, sandbox, node))
         try:
             await asyncio.wait({task})
         finally:
-            del self._working[run]
-            self._relay.end(run)
+            if self._working.get(run) is task:
+                del self._working[run]
+                self._relay.end(run)
         return Ended(cancelled=True) if task.cancelled() else task.result()
 
     async def events(self, run: RunId) -> bytes | None:
@@ -104,6 +108,7 @@ class RunHost:
         return None
 
     async def _go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+        work_for_others()
         try:
             runtime = await self._runtime(sandbox)
             try:

@@ -64,7 +64,7 @@ class Shared:
     """What all nodes of a fleet share. database: its address, with its password. file: which file it is, if it is
     one. bucket: its address. store: the id in its marker. check_reuse, reuse_answers: as of the fleet's `Runtime`."""
 
-    database: str
+    database: str = field(repr=False)
     file: FileIdentity | None
     bucket: str
     store: str

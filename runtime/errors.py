@@ -208,7 +208,7 @@ class LeaseHeld(RunLocked):
 
 class LeaseLost(RunLocked):
     """This process was stopped or cut off for so long that another one took over its run, which has ended here.
-    `host`, `pid`: the process that took it; "" and 0 if the run was deleted."""
+    `host`, `pid`: the process that took it; "" and 0 if the run was deleted, or nobody has taken it yet."""
 
     def __init__(self, message: str, *, run_id: str, host: str, pid: int) -> None:
         self.lost_run, self.host, self.pid = run_id, host, pid

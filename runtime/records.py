@@ -273,9 +273,9 @@ class RunUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who works on a run, or did last. owner: the id of its committer, None if nobody works on it. token: grows with
-    each owner. age_s: seconds since it was renewed; after lasts_s, another process may take it. lock_folder:
-    identifies the folder of its file lock; may be empty."""
+    """Who works on a run, or did last. owner: the id of its committer; None if nobody works on it, "ended" if another
+    process ended it. token: grows with each owner. age_s: seconds since it was renewed; after lasts_s, another
+    process may take it. lock_folder: identifies the folder of its file lock; may be empty."""
 
     run: RunId
     owner: str | None

@@ -49,6 +49,7 @@ from ramify.runtime.reuse.reuse import Answers, Reuse, Sampler, model_of
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.run_locks import hold_run, take_cancel_request
 from ramify.runtime.user_code.fork_guard import InOneProcess
+from ramify.runtime.user_code.program_exits import ExitsOfRuns
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.worlds.recovery import Fetch, Recovery
@@ -346,7 +347,7 @@ async def _call_workflow(
     assert run.asking is not None
     run.asking.begin()
     try:
-        with entered(RunScope(run, run.root)):
+        with entered(RunScope(run, run.root)), ExitsOfRuns():
             return await InOneProcess(outcome(function, args, kwargs), f"workflow {run.record.name!r}")
     finally:
         await asyncio.shield(run.asking.end())

@@ -18,6 +18,7 @@ from ramify.runtime.execution.run import RunScope, StepFrame, new_row
 from ramify.runtime.records import OpRecord
 from ramify.runtime.reuse.commands import ReusableCommands
 from ramify.runtime.user_code.fork_guard import InOneProcess
+from ramify.runtime.user_code.program_exits import ExitsOfRuns
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
@@ -92,10 +93,12 @@ async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | No
     if inspect.iscoroutinefunction(step.function):
         if step.sandbox_parameter is not None:
             arguments[step.sandbox_parameter] = face
-        return await InOneProcess(_call_by_name(step.function, arguments), f"step {step.name!r}")
+        with ExitsOfRuns():
+            return await InOneProcess(_call_by_name(step.function, arguments), f"step {step.name!r}")
     if step.sandbox_parameter is not None and face is not None:
         arguments[step.sandbox_parameter] = SyncSandbox(face, asyncio.get_running_loop())
-    return await in_thread(_call_by_name, step.function, arguments, what=f"step {step.name!r}")
+    with ExitsOfRuns():
+        return await in_thread(_call_by_name, step.function, arguments, what=f"step {step.name!r}")
 
 
 def _call_by_name(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:

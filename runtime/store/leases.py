@@ -56,6 +56,10 @@ class FileLock:
     taken: bool = True
 
 
+_ENDED = "ended"
+"""The owner of a lease that `end` has ended. NULL would say that its owner gave it back: who has the run's file lock
+would be taken for one that works on it. Here it is one that was cut off, whose file lock may be replaced."""
+
 _COLUMNS = "run_id, owner, token, host, pid, lock_folder, taken_at, renewed_at, renewals, lasts_s, stop_until"
 
 
@@ -77,7 +81,7 @@ def take(connection: Connection, run: RunId, owner: Owner, lock: FileLock, now: 
         "now": now,
     }
     at = _now(connection)
-    expired = f"leases.owner IS NOT NULL AND leases.renewed_at + leases.lasts_s < {at}"
+    expired = f"leases.owner = '{_ENDED}' OR leases.owner IS NOT NULL AND leases.renewed_at + leases.lasts_s < {at}"
     change = (
         "owner = :writer, token = leases.token + 1, host = :host, pid = :pid, lock_folder = :folder, "
         f"taken_at = {at}, renewed_at = {at}, renewals = 0, lasts_s = :lasts, stop_until = 0"
@@ -92,7 +96,7 @@ def take(connection: Connection, run: RunId, owner: Owner, lock: FileLock, now: 
             f"ON CONFLICT (run_id) DO UPDATE SET {change} WHERE {free} RETURNING token"
         )
     else:
-        taking = f"UPDATE leases SET {change} WHERE run_id = :run AND {expired} RETURNING token"
+        taking = f"UPDATE leases SET {change} WHERE run_id = :run AND ({expired}) RETURNING token"
     token = _execute(connection, taking, values).scalar_one_or_none()
     if token is not None:
         return int(token)
@@ -135,8 +139,9 @@ def end(connection: Connection, run: RunId, host: str, pid: int) -> bool:
     """End the lease that a process has of a run, because the caller knows that the process is gone or is to stop. If
     it lives, the fence refuses its later writes. Returns False if that process does not have the lease."""
     values = {"run": run, "host": host, "pid": pid}
-    theirs = "run_id = :run AND host = :host AND pid = :pid AND owner IS NOT NULL"
-    return _execute(connection, f"UPDATE leases SET owner = NULL WHERE {theirs}", values).rowcount == 1
+    theirs = f"run_id = :run AND host = :host AND pid = :pid AND owner IS NOT NULL AND owner <> '{_ENDED}'"
+    change = f"owner = '{_ENDED}', renewed_at = 0"
+    return _execute(connection, f"UPDATE leases SET {change} WHERE {theirs}", values).rowcount == 1
 
 
 def renew(connection: Connection, run: RunId, owner: Owner, token: int, now: float) -> bool:
@@ -189,6 +194,14 @@ def lost(connection: Connection, owner: Owner, tokens: Mapping[RunId, int], now:
 def lost_error(run: RunId, lease: Lease | None) -> LeaseLost:
     if lease is None:
         return LeaseLost(f"run {run} was deleted while this process was stopped", run_id=run, host="", pid=0)
+    if lease.owner == _ENDED:
+        return LeaseLost(
+            f"the lease of run {run} was ended: the fleet of this process took it for dead, and another node "
+            "continues the run. This process has stopped working on it, and has written nothing since",
+            run_id=run,
+            host="",
+            pid=0,
+        )
     return LeaseLost(
         f"this process did not renew its lease in time, and process {lease.pid} on {lease.host} took over run {run}: "
         "this process has stopped working on it, and has written nothing since",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from pathlib import Path
 
 from ramify import Sandbox, interrupt, step, workflow
@@ -66,6 +67,23 @@ async def refuse(word: str) -> None:
 @workflow
 async def refuses(word: str) -> None:
     await refuse(word)
+
+
+@step
+async def leave() -> None:
+    sys.exit(3)
+
+
+@step
+def leave_from_a_thread() -> None:
+    sys.exit(3)
+
+
+@workflow
+async def exits(where: str) -> None:
+    if where == "workflow":
+        sys.exit(3)
+    await asyncio.gather(leave() if where == "step" else leave_from_a_thread())
 
 
 @workflow

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from ramify.fleet.carried_errors import CarriedError, NodeTraceback, carried, rebuilt
 from ramify.fleet.errors import FailedOnNode
 from ramify.fork_engine.errors import RemoteUnusable
-from ramify.runtime.errors import LeaseHeld, RunWaiting, StepFailed
+from ramify.runtime.errors import EffectInDoubt, LeaseHeld, RunWaiting, StepFailed
 
 
 def sent(error: BaseException) -> CarriedError:
@@ -38,17 +41,62 @@ def test_class_message_and_attributes_are_kept(error: Exception) -> None:
     assert made.__notes__ == ["on node m (1)"]
 
 
-def test_the_cause_is_the_traceback_on_the_node() -> None:
+def test_its_cause_is_kept_and_below_it_the_traceback_on_the_node() -> None:
     try:
         try:
-            raise ValueError("below")
-        except ValueError as error:
+            raise EffectInDoubt("below", run_id="r1", key="k")
+        except EffectInDoubt as error:
             raise StepFailed("above", step="s", branch="root", run_id="r1") from error
     except StepFailed as error:
         made = rebuilt(sent(error), "m")
+    assert isinstance(made.__cause__, EffectInDoubt)
+    assert made.__cause__.doubtful_run == "r1"  # what the command line's exit status depends on
+    trace = made.__cause__.__cause__
+    assert isinstance(trace, NodeTraceback)
+    assert "EffectInDoubt: below" in str(trace)
+    assert "test_carried_errors.py" in str(trace)
+
+
+def test_without_a_cause_the_traceback_on_the_node_is_the_cause() -> None:
+    made = rebuilt(sent(KeyError("k")), "m")
+    assert str(made.__cause__) == "\nKeyError: 'k'"
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Picky(Exception):
+    """Its message needs what does not travel."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        super().__init__()
+
+    def __str__(self) -> str:
+        return f"{self.lock.locked()}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file", "a.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        SyntaxError("invalid syntax", ("a.py", 3, 1, "if", 3, 2)),
+        ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
+        StopAsyncIteration(),
+        Frozen(3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_classes_that_keep_their_state_elsewhere(error: Exception) -> None:
+    made: Any = rebuilt(sent(error), "m")
+    assert type(made) is type(error)
+    assert str(made) == str(error)
+    for name in ("errno", "filename", "reason", "lineno", "code"):
+        assert getattr(made, name, None) == getattr(error, name, None)
     assert isinstance(made.__cause__, NodeTraceback)
-    assert "ValueError: below" in str(made.__cause__)
-    assert "test_carried_errors.py" in str(made.__cause__)
 
 
 def test_a_class_that_is_not_here_is_named() -> None:
@@ -60,9 +108,33 @@ def test_a_class_that_is_not_here_is_named() -> None:
 
 
 def test_what_cannot_travel_is_left_behind() -> None:
-    error = RuntimeError("held", threading.Lock())
+    error = RuntimeError("held")
     error.lock = threading.Lock()  # type: ignore[attr-defined]
     made = rebuilt(sent(error), "m")
-    assert made.args[0] == "held"
-    assert "lock" in made.args[1]
+    assert isinstance(made, RuntimeError)
+    assert made.args == ("held",)
     assert not hasattr(made, "lock")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("held", threading.Lock()), Picky(threading.Lock())])
+def test_an_error_that_would_say_something_else_is_told(error: Exception) -> None:
+    made = rebuilt(sent(error), "m")
+    assert isinstance(made, FailedOnNode)
+    assert str(made) == f"node m raised {type(error).__name__}: {error}"
+
+
+def test_objects_whose_class_is_not_here_cost_neither_the_answer_nor_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = ModuleType("users_module")
+    exec("class Thing: pass", vars(theirs))
+    monkeypatch.setitem(sys.modules, "users_module", theirs)
+    kept = RuntimeError("held")
+    kept.thing, kept.word = theirs.Thing(), "a"  # type: ignore[attr-defined]
+    travelling = [pickle.dumps(carried(error)) for error in (kept, ValueError(theirs.Thing()))]
+    monkeypatch.delitem(sys.modules, "users_module")
+    made, told = (rebuilt(pickle.loads(one), "m") for one in travelling)
+    assert isinstance(made, RuntimeError)
+    assert {name: value for name, value in vars(made).items() if name != "__notes__"} == {"word": "a"}
+    assert isinstance(told, FailedOnNode)
+    assert "node m raised ValueError: <users_module.Thing" in str(told)

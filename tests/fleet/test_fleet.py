@@ -102,8 +102,11 @@ async def test_errors_and_questions_come_back(raylets: Any, shared: Runtime, fol
         with pytest.raises(StepFailed, match="Refusal: no") as failed:
             await fleet.run(fleet_app.refuses, "no")
         assert failed.value.step == "refuse"
-        assert "fleet_app.py" in str(failed.value.__cause__)
-        assert isinstance(failed.value.__cause__, NodeTraceback)
+        cause = failed.value.__cause__
+        assert cause is not None
+        assert "no" in str(cause)
+        assert isinstance(cause.__cause__, NodeTraceback)
+        assert "fleet_app.py" in str(cause.__cause__)
         with pytest.raises(RunWaiting) as waits:
             await fleet.run(fleet_app.asks, str(folder), "ada")
         assert waits.value.question == {"who": "ada"}

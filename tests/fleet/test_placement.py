@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ramify.fleet.errors import NodeUnfit
-from ramify.fleet.fleet import _checked
+from ramify.fleet.node_versions import checked
 from ramify.fleet.placement import Asked, Member, Queue, choose, unfit
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId
 from ramify.fork_engine.types import SnapshotId
@@ -84,5 +84,5 @@ def test_a_node_with_other_versions_is_unfit(
 ) -> None:
     monkeypatch.setattr("ramify.__version__", "0.2.0")
     with pytest.raises(NodeUnfit, match=reason) as unfit:
-        _checked(member("a").node, {"version": "0.2.0", "python": "3.11.0", **told})
+        checked(member("a").node, {"version": "0.2.0", "python": "3.11.0", **told})
     assert unfit.value.node == "m (a)"

@@ -90,12 +90,28 @@ async def test_the_lease_of_a_machine_that_is_gone_is_ended_at_once(opened: Open
         assert not await new.end_lease(RUN, "another-host", pid)
         await cut_off.commit(RUN, ops=[an_op(seq=2)])
         assert await new.end_lease(RUN, host, pid)
-        with pytest.raises(LeaseLost):  # it lives after all
+        assert not await new.end_lease(RUN, host, pid)
+        assert not (await new.leases([RUN]))[RUN].is_alive
+        with pytest.raises(LeaseLost, match="the fleet of this process took it for dead"):  # it lives after all
             await cut_off.commit(RUN, ops=[an_op(seq=3)])
         async with new.held(RUN, ELSEWHERE):
             await new.commit(RUN, ops=[an_op(seq=3)])
     assert not await new.end_lease(RUN, host, pid)
     assert len(await new.ops(RUN)) == 3
+
+
+async def test_a_process_whose_lease_was_ended_keeps_no_file_lock(opened: Open, a_run: Make, tmp_path: Path) -> None:
+    stopped, new = await opened(), await opened()
+    await stopped.create_run(a_run())
+    folder = tmp_path / "locks"
+    async with hold_run(folder, stopped, RUN):
+        assert await new.end_lease(RUN, os.uname().nodename, os.getpid())
+        stopped._opened().keeper.renew()
+        assert isinstance(stopped.loss_of(RUN), LeaseLost)
+        async with hold_run(folder, new, RUN):
+            await new.commit(RUN)
+            with pytest.raises(LeaseLost):
+                await stopped.commit(RUN)
 
 
 async def test_an_idle_owner_notices_its_loss(opened: Open, a_run: Make, change_leases: Change) -> None:

@@ -1,0 +1,184 @@
+"""What a fleet does when its observer, or the process on a node, fails. These processes are doubles of `RayHost`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ramify import Runtime
+from ramify.fleet.carried_errors import carried
+from ramify.fleet.errors import FleetError
+from ramify.fleet.fleet import Fleet, _closed
+from ramify.fleet.placement import Asked, Member
+from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
+from ramify.fleet.run_host import Ended
+from ramify.fleet.types import HostFacts, Needs, Node, NodeId, Shared
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.errors import LeaseHeld
+from ramify.runtime.records import RunId
+
+RUN = RunId("r1")
+ANY = Asked("copy", Needs(), SnapshotId("base"))
+
+
+class Host:
+    """A process on a node that answers each call for a run with the next of `answers`."""
+
+    def __init__(
+        self,
+        *answers: Ended,
+        closing: Exception | None = None,
+        stopping: Exception | None = None,
+        dying: Exception | None = None,
+    ) -> None:
+        self.answers, self.closing, self.stopping, self.dying = list(answers), closing, stopping, dying
+        self.killed = False
+        self.began = asyncio.Event()
+
+    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+        self.began.set()
+        if self.dying is not None:
+            raise self.dying
+        if not self.answers:
+            await asyncio.Event().wait()
+        return self.answers.pop(0)
+
+    async def events(self, run: RunId) -> bytes | None:
+        return None
+
+    async def stop(self, run: RunId) -> None:
+        if self.stopping is not None:
+            raise self.stopping
+
+    async def close(self) -> None:
+        if self.closing is not None:
+            raise self.closing
+
+    async def kill(self) -> None:
+        self.killed = True
+
+
+def member(host: Host, pid: int = 7) -> Member[Any]:
+    facts = HostFacts("0.2.0", "3.11.7", "m", pid, "boot", "/home", 8 << 30, {"copy": ""}, "")
+    return Member(Node(NodeId("a"), "m", {"CPU": 1.0}), facts, host, 1)
+
+
+async def test_an_observer_that_raises_keeps_no_slot_and_is_reported(tmp_path: Path) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    wrong = RuntimeError("of the observer")
+
+    def observer(event: object) -> None:
+        raise wrong
+
+    fleet = Fleet(Runtime(home=tmp_path), observer=observer)
+    fleet._queue.add(one := member(Host(Ended())))
+    await fleet._on_nodes(RUN, ANY)
+    assert one.taken == 0
+    assert [context["exception"] for context in reported] == [wrong]
+    assert "Placed" in reported[0]["message"]
+
+
+async def test_a_caller_is_cancelled_although_its_node_fails_to_stop(tmp_path: Path) -> None:
+    fleet = Fleet(Runtime(home=tmp_path))
+    host = Host(stopping=FleetError("a bug"))
+    fleet._queue.add(one := member(host))
+    call = asyncio.create_task(fleet._on_nodes(RUN, ANY))
+    await host.began.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert one.taken == 0
+
+
+async def test_a_lease_that_a_node_took_after_it_was_given_up_is_ended_once(tmp_path: Path) -> None:
+    ended: list[tuple[object, ...]] = []
+
+    async def end_lease(*lease: object) -> bool:
+        ended.append(lease)
+        return True
+
+    held = Ended(carried(LeaseHeld("busy", host="m", pid=7, renewed=(1, 2))))
+    fleet = Fleet(Runtime(home=tmp_path))
+    fleet.runtime = SimpleNamespace(store=SimpleNamespace(end_lease=end_lease))  # type: ignore[assignment]
+    cut_off = member(Host(dying=HostDied("cut off")), pid=7)
+    fleet._queue.add(cut_off)
+    call = asyncio.create_task(fleet._on_nodes(RUN, ANY))
+    while cut_off in fleet._queue.members:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    fleet._queue.add(other := member(Host(held, Ended()), pid=8))
+    await call
+    assert ended == [(RUN, "m", 7)] * 2
+    fleet._queue.remove(other)
+    fleet._queue.add(member(Host(held), pid=9))
+    with pytest.raises(LeaseHeld):  # of a process that this call has not seen die
+        await fleet._on_nodes(RUN, ANY)
+    assert len(ended) == 2
+
+
+async def test_a_process_that_cannot_close_is_killed() -> None:
+    wrong = FleetError("a bug")
+    host = Host(closing=wrong)
+    assert await _closed(member(host)) is wrong
+    assert host.killed
+
+
+async def test_a_cancelled_connection_is_ended() -> None:
+    began, goes_on, ended = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Ray:
+        def shutdown(self) -> None:
+            ended.set()
+
+    class Slow(RayCluster):
+        def _connect(self) -> None:
+            loop.call_soon_threadsafe(began.set)
+            goes_on.wait()
+            self._ray, self._is_ours = Ray(), True
+
+    entering = asyncio.ensure_future(Slow("auto").__aenter__())
+    await began.wait()
+    entering.cancel()
+    await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert ended.is_set()
+
+
+class RayError(Exception):
+    pass
+
+
+class RaySystemError(RayError):
+    pass
+
+
+class RayTaskError(RayError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"), [(RayError, HostDied), (RaySystemError, FleetError), (RayTaskError, FleetError)]
+)
+async def test_an_answer_that_cannot_be_decoded_is_not_the_death_of_its_node(
+    raised: type[Exception], told: type[Exception]
+) -> None:
+    async def answer() -> None:
+        raise raised("of Ray")
+
+    ray = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError, RaySystemError=RaySystemError, RayTaskError=RayTaskError)
+    )
+    with pytest.raises(told, match="of Ray"):
+        await RayHost(ray, None)._answer(answer())
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "secret" not in repr(Shared("postgresql://u:secret@h/d", None, "s3://b", "id", 0.0, True))
