@@ -15,7 +15,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-ASK: list[Any] = [{"role": "user", "content": "Say hi in five words."}]
+# At temperature 0, and so long an answer that every reply is cut: none may end by a chance of sampling.
+STORY = "Write a long story about a river, a mill and a dog."
+ASK: list[Any] = [{"role": "user", "content": STORY}]
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 CITY: Any = {
@@ -45,16 +47,16 @@ def _adapted(type_: Any) -> TypeAdapter[Any]:
             ChatCompletion,
             ChatCompletionChunk,
         ),
-        ("/completions", {"prompt": "Hi there", "max_tokens": 4, "logprobs": 2}, Completion, Completion),
-        ("/responses", {"input": "Say hi", "max_output_tokens": 3}, Response, ResponseStreamEvent),
+        ("/completions", {"prompt": STORY, "max_tokens": 4, "logprobs": 2}, Completion, Completion),
+        ("/responses", {"input": STORY, "max_output_tokens": 3}, Response, ResponseStreamEvent),
         ("/responses", {"input": ASK, "tools": [TOOL], "max_output_tokens": 9}, Response, ResponseStreamEvent),
-        ("/responses", {"input": "Hi", "max_output_tokens": 3, **LOGPROBS}, Response, ResponseStreamEvent),
+        ("/responses", {"input": STORY, "max_output_tokens": 3, **LOGPROBS}, Response, ResponseStreamEvent),
     ],
 )
 def test_every_object_is_valid(served: str, path: str, body: dict[str, Any], whole: Any, event: Any) -> None:
     with httpx.Client(base_url=served, timeout=120) as client:
-        answer = client.post(path, json=body)
-        streamed = client.post(path, json={**body, "stream": True})
+        answer = client.post(path, json={"temperature": 0, **body})
+        streamed = client.post(path, json={"temperature": 0, **body, "stream": True})
     assert (answer.status_code, streamed.status_code) == (200, 200)
     _adapted(whole).validate_json(answer.text, strict=True)
     events = [line[6:] for line in streamed.text.split("\n") if line.startswith("data: {")]
@@ -71,28 +73,34 @@ async def test_openai_helpers(served: str) -> None:
     async with openai.AsyncOpenAI(base_url=served, api_key="none", max_retries=0) as client:
         name = (await client.models.list()).data[0].id
         assert isinstance(await client.models.retrieve(name), Model)
-        stream = await client.chat.completions.create(model=name, messages=ASK, max_tokens=4, stream=True)
+        stream = await client.chat.completions.create(
+            model=name, messages=ASK, max_tokens=4, stream=True, temperature=0
+        )
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
         named = {"name": "city", "schema": CITY, "strict": True}
         chat_format: Any = {"type": "json_schema", "json_schema": named}
-        async with client.chat.completions.stream(model=name, messages=ASK, response_format=chat_format) as helper:
+        async with client.chat.completions.stream(
+            model=name, messages=ASK, response_format=chat_format, temperature=0
+        ) as helper:
             assert "content.delta" in [event.type async for event in helper]
             chat = (await helper.get_final_completion()).choices[0]
         assert (json.loads(chat.message.content or "")["city"] in ("Bern", "Rome"), chat.finish_reason) == (
             True,
             "stop",
         )
-        async with client.responses.stream(model=name, input="Say hi", max_output_tokens=4) as responses:
+        async with client.responses.stream(model=name, input=STORY, max_output_tokens=4, temperature=0) as responses:
             events = [event async for event in responses]
         text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
         cut = events[-1]
         assert cut.type == "response.incomplete"
         assert (cut.response.output_text, cut.response.status) == (text, "incomplete")
-        async with client.responses.stream(model=name, input="Say A.", text_format=City) as responses:
+        async with client.responses.stream(model=name, input="Say A.", text_format=City, temperature=0) as responses:
             parsed = await responses.get_final_response()
         assert parsed.output_parsed is not None and parsed.output_parsed.city in ("Bern", "Rome")
         format_: Any = {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}
-        shaped = await client.responses.create(model=name, input="Name a city.", text={"format": format_})
+        shaped = await client.responses.create(
+            model=name, input="Name a city.", text={"format": format_}, temperature=0
+        )
         assert json.loads(shaped.output_text)["city"] in ("Bern", "Rome")
         assert shaped.status == "completed"
 
