@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, NewType
 
-PLAN_VERSION = 8
+PLAN_VERSION = 9
 PLACES_VERSION = 6  # since this version, plans state the places of operations, and digests fit each version of Python
 PREFIX = "prefix"  # attribute of the operation whose first model call is hinted at when the run begins
 ADDED = "added"  # attribute of an operation that was added to the plan when a change of the code was accepted

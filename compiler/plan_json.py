@@ -17,7 +17,7 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 from ramify.compiler.plan import PLACES_VERSION, PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
 
 WITHOUT_CODE = 3  # plans of this version do not state the code that they were compiled from
-OLDER = (4, 5, 6, 7)  # plans of these state only a part of it; they keep their version
+OLDER = (4, 5, 6, 7, 8)  # plans of these state only a part of it; they keep their version
 
 
 def read_plan(text: str) -> Plan:

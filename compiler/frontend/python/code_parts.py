@@ -7,8 +7,10 @@ already may differ between two processes of one run.
 A registry brings what is registered in it (`registrations`), and code that looks names up as it runs
 (`globals()[name]`) brings what these names may mean (`lookups_in`).
 
-Not found: code that is reached only through an object (a method of a value without annotation), closure values that
-are not functions, and what changes at run time.
+A step brings the methods of what it returns to the workflow (`returned_methods`).
+
+Not found: code that is reached only through another object (a method of a value without annotation), closure values
+that are not functions, and what changes at run time.
 
 `part_digests` makes digests of them.
 """
@@ -19,7 +21,7 @@ import ast
 import builtins
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -37,20 +39,20 @@ from ramify.compiler.frontend.python.name_resolution import (
     step_info,
     workflow_info,
 )
-from ramify.compiler.frontend.python.names import ANYWHERE, Use, names_passed, uses_of
+from ramify.compiler.frontend.python.names import ANYWHERE, Use, uses_of
 from ramify.compiler.frontend.python.registrations import ANY_NAME, Registration, Registrations
+from ramify.compiler.frontend.python.returned_methods import ReturnedMethods
 from ramify.compiler.frontend.python.sources import (
     Function,
     Sources,
     in_same_project,
-    may_ask_for_patches,
-    patch_names_in,
-    patched_aliases,
 )
 from ramify.compiler.plan import CodePart, site_file
 
 Key = tuple[str, str]
 """A file, and a name in it."""
+RETURNED = "<returned>"
+"""The `module` of a use of what a step returns, at the use of the step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +88,7 @@ class CodeIndex:
         self._resolving: set[tuple[str, str, tuple[str, ...]]] = set()
         self._entry: Function | None = None
         self._registrations: Registrations | None = None
+        self.returned = ReturnedMethods(self)
         self.texts_for_digests: dict[tuple[Key, bool], Any] = {}  # cache of `part_digests`
         self.parts: dict[Key, Part] = {}
         self.steps: dict[Key, str] = {}
@@ -99,6 +102,12 @@ class CodeIndex:
     def start_from(self, workflow: Function) -> None:
         """Look for registrations in the modules that the workflow's module imports."""
         self._entry = workflow
+
+    def forget_uses(self, keys: Iterable[Key]) -> None:
+        """Forget what is known of the uses of these parts, and of what stands in them."""
+        among = set(keys)
+        for known in [each for each, uses in self._used.items() if not among.isdisjoint(uses)]:
+            del self._used[known], self._uses[known]
 
     def part(self, function: Function) -> Key:
         """Add a function as a part, and return its key."""
@@ -146,25 +155,6 @@ class CodeIndex:
             return text_of(node)
         return dumped(node) if self._sources.minor is None else ast_dump_for(node, self._sources.minor)
 
-    def patches(self) -> tuple[str, ...]:
-        """Return the names of the patches that the parts ask for by `patched(name)`."""
-        found, aliases = set[str](), dict[str, frozenset[str]]()
-        for part in self.parts.values():
-            path = part.module.path
-            for node in filter(may_ask_for_patches, part.nodes):
-                if path not in aliases:
-                    aliases[path] = patched_aliases(self._sources.tree(path))
-                found.update(patch_names_in(node, aliases[path]))
-        return tuple(sorted(found))
-
-    def names_passed(self) -> frozenset[str]:
-        """Return the names that the parts use as values: what they name may be called by code that is not read."""
-        found = set[str]()
-        for part in self.parts.values():
-            for node in part.nodes:
-                found |= names_passed(node)
-        return frozenset(found)
-
     def for_plan(self) -> tuple[CodePart, ...]:
         """Return the parts that affect steps, as the plan stores them."""
         found = ((self.parts[key], steps) for key, steps in self.used_by.items())
@@ -177,19 +167,22 @@ class CodeIndex:
         if known is None:
             part = self.parts[key]
             uses = (use for node in part.nodes for use in uses_of(node))
-            found = ((use, to) for use in uses for to in self._resolve(part.module, use.name, use.chain, use.module))
-            named = tuple((use, to) for use, to in found if to != key)
+            found = ((use, to) for use in uses for to in self.resolve(part.module, use.name, use.chain, use.module))
+            skipped = self.returned.names_without_meaning(key)
+            named = tuple((use, to) for use, to in found if to != key and use.name not in skipped)
             if key in self._decorated:
                 named = (*named, (ANYWHERE, self._decorated[key]))
             looked_up = tuple((ANYWHERE, to) for to in self._looked_up(part) if to != key)
-            known = self._uses[key] = (*named, *looked_up, *((ANYWHERE, to) for to in self._registered_in(key)))
+            direct = (*named, *looked_up, *((ANYWHERE, to) for to in self.registered_in(key)))
+            returned = ((_returned(use), each) for use, to in direct for each in self.returned.of(to) if each != key)
+            known = self._uses[key] = (*direct, *returned)
         return known
 
     def implied(self, key: Key) -> tuple[Key, ...]:
         """Return the parts that a part uses without naming them: what is registered in it, and what it looks up."""
         return tuple(to for use, to in self.uses(key) if use is ANYWHERE)
 
-    def _registered_in(self, key: Key) -> tuple[Key, ...]:
+    def registered_in(self, key: Key) -> tuple[Key, ...]:
         """Return the parts that are registered in what a part binds, by name."""
         part = self.parts[key]
         found = {
@@ -223,13 +216,13 @@ class CodeIndex:
         for lookup in dict.fromkeys(each for node in part.nodes for each in lookups_in(node)):
             for name in (ANY_NAME, *module.bindings):
                 if (name == ANY_NAME or lookup.may_mean(name)) and workflow_info(module.values.get(name)) is None:
-                    found.update(self._resolve(module, name, ()))
+                    found.update(self.resolve(module, name, ()))
         for name in dict.fromkeys(each for node in part.nodes for each in imported_by_call(module, node)):
             target = self._modules.beside(module, name)
             found.update(self._all_of(target) if target is not None else ())
         yield from sorted((key for key in found if self.parts[key].nodes), key=lambda one: one[1])
 
-    def _resolve(
+    def resolve(
         self, module: ProjectModule, name: str, chain: tuple[str, ...], base: str | None = None
     ) -> Iterator[Key]:
         """Yield the parts that a dotted name means; with `base`, those of `from base import name` in a function."""
@@ -255,7 +248,7 @@ class CodeIndex:
                 yield from self._imported_module(module, node, name, chain)
             elif isinstance(node, ast.ImportFrom):
                 origin = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-                yield from self._imported_name(module, node, origin, chain, name)
+                yield from self.imported_name(module, node, origin, chain, name)
         if not statements:
             stars = module.bindings.get("*", ())
             starred = [key for node in stars for key in self._starred(module, node, name, chain)]
@@ -275,7 +268,7 @@ class CodeIndex:
         value = module.values.get(name)
         if self._sources.since_format_8 and (inner := decorated_step(value)) is not None:
             return self._bound_decorated(module, name, nodes, inner)
-        key = self._add(module, name, nodes)
+        key = self.add(module, name, nodes)
         info = step_info(value)
         if info is not None:
             self.steps[key] = info.name
@@ -284,12 +277,12 @@ class CodeIndex:
     def _bound_decorated(self, module: ProjectModule, name: str, nodes: list[ast.AST], step: object) -> Key:
         """Return a part with what wraps a step, but without the text of the step, which is a part of its own."""
         outside = [each for node in nodes for each in getattr(node, "decorator_list", (node,))]
-        key = self._add(module, f"{name} (decorated)", outside)
+        key = self.add(module, f"{name} (decorated)", outside)
         for inner in self._by_value(module, step):
             self._decorated[key] = inner
         return key
 
-    def _add(self, module: ProjectModule, name: str, nodes: list[ast.AST]) -> Key:
+    def add(self, module: ProjectModule, name: str, nodes: list[ast.AST]) -> Key:
         key = (module.path, name)
         if key not in self.parts:
             where = f"{site_file(module.path)}:{getattr(nodes[0], 'lineno', 1)}"
@@ -304,7 +297,7 @@ class CodeIndex:
                 start = alias.name if alias.asname else name
                 yield from self._in_module(module, start, chain, f"import {start}", name)
 
-    def _imported_name(
+    def imported_name(
         self, module: ProjectModule, node: ast.ImportFrom, origin: str, chain: tuple[str, ...], name: str
     ) -> Iterator[Key]:
         source = module.source(node.level, node.module)
@@ -315,7 +308,7 @@ class CodeIndex:
         elif target is None:
             yield self._external(module, name, text)
         else:
-            yield from self._resolve(target, origin, chain)
+            yield from self.resolve(target, origin, chain)
 
     def _starred(self, module: ProjectModule, node: ast.AST, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
         """Yield what `from … import *` of a project module brings under this name.
@@ -329,7 +322,7 @@ class CodeIndex:
             return
         named = module.by_file and name in target.bindings
         if named or (name in module.values and target.values.get(name) is module.values[name]):
-            yield from self._resolve(target, name, chain)
+            yield from self.resolve(target, name, chain)
 
     def _in_module(
         self, module: ProjectModule, start: str, chain: tuple[str, ...], text: str, name: str
@@ -346,7 +339,7 @@ class CodeIndex:
     def _all_of(self, target: ProjectModule, chain: tuple[str, ...] = ()) -> Iterator[Key]:
         own = (name for name, nodes in target.bindings.items() if not all(map(_is_import, nodes)))
         for each in chain[:1] or (sorted(own) if self._sources.since_format_6 else own):
-            yield from self._resolve(target, each, chain[1:])
+            yield from self.resolve(target, each, chain[1:])
 
     def _imported_by_file(self, module: ProjectModule, name: str, base: str) -> Iterator[Key]:
         """Yield what `from base import name`, or `import name`, inside a function brings of the project."""
@@ -354,7 +347,7 @@ class CodeIndex:
         source = module.source(level, base[level:]) if base else ""
         target = self._modules.beside(module, source) if source else None
         if target is not None and (name in target.bindings or "*" in target.bindings):
-            yield from self._resolve(target, name, ())
+            yield from self.resolve(target, name, ())
         elif (inner := self._modules.beside(module, f"{source}.{name}".lstrip("."))) is not None:
             yield from self._all_of(inner)
 
@@ -384,7 +377,11 @@ class CodeIndex:
             target = self._modules.loaded(module.home, value.__module__)
             name = value.__qualname__.partition(".")[0]
             if target is not None and name in target.bindings:
-                yield from self._resolve(target, name, ())
+                yield from self.resolve(target, name, ())
+
+
+def _returned(use: Use) -> Use:
+    return use if use is ANYWHERE else replace(use, module=RETURNED)
 
 
 def _is_in_project(home: Function, function: FunctionType) -> bool:

@@ -18,7 +18,7 @@ from ramify.compiler.frontend.python.canonical_text import (
     is_plain_function,
     pieces_of,
 )
-from ramify.compiler.frontend.python.code_parts import CodeIndex, Key
+from ramify.compiler.frontend.python.code_parts import RETURNED, CodeIndex, Key
 from ramify.compiler.frontend.python.names import reads_function_names
 from ramify.compiler.frontend.python.sources import Function, Sources
 
@@ -30,6 +30,7 @@ class Meaning:
     name: str
     keys: tuple[Key, ...]
     only: Key | None
+    returned: tuple[Key, ...] = ()  # methods of what a step of this name returns
 
 
 def _with_meanings(index: CodeIndex, key: Key, pieces: Iterable[Piece]) -> tuple[bytes | Meaning, ...]:
@@ -45,9 +46,10 @@ def _with_meanings(index: CodeIndex, key: Key, pieces: Iterable[Piece]) -> tuple
             texts.append(piece if isinstance(piece, str) else f"<{piece} >")
             continue
         known = len(keys) == 1 and not piece.chain and not piece.hidden and piece.module is None
+        returned = tuple(meanings.get((piece.name, piece.chain, RETURNED), ()))
         found += [
             "".join(texts).encode("utf-8", "surrogatepass"),
-            Meaning(str(piece), keys, keys[0] if known else None),
+            Meaning(str(piece), keys, keys[0] if known else None, returned),
         ]
         texts = []
     return (*found, "".join(texts).encode("utf-8", "surrogatepass"))
@@ -131,6 +133,10 @@ class DigestWriter:
             else:
                 references = ",".join(f"{key[1]} {self._reference(key)}" for key in each.keys)
                 self._hash.update(f"<{each.name} {references}>".encode("utf-8", "surrogatepass"))
+            if isinstance(each, Meaning) and not self._into_steps:
+                for key in each.returned:
+                    method = key[1].rpartition(".")[2]
+                    self._hash.update(f" ->{method} {self._reference(key)}".encode("utf-8", "surrogatepass"))
 
     def _reference(self, key: Key) -> str:
         return f"<step {self._index.steps[key]}>" if self._is_step(key) else f"<#{self._number(key)}>"

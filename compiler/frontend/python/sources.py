@@ -96,6 +96,7 @@ class Sources:
         self.since_format_6 = version > 5  # digests of canonical text; before, of `ast.dump` without an order
         self.since_format_7 = version > 6  # digests cover what is registered, and what is looked up by name
         self.since_format_8 = version > 7  # a step under another decorator is a graph break, and digests cover that
+        self.since_format_9 = version > 8  # digests cover the methods of what steps return
         self.minor, self.without = minor, without
         self._trees: dict[str, ast.Module] = {}
         self._texts: dict[str, str] = {}

@@ -17,10 +17,17 @@ from ramify.compiler.frontend.python.code_parts import CodeIndex, Key
 from ramify.compiler.frontend.python.file_access import files_of
 from ramify.compiler.frontend.python.modules import dependencies, digest, used_names
 from ramify.compiler.frontend.python.name_resolution import is_llm, is_wrapped, workflow_info
-from ramify.compiler.frontend.python.names import Position, Use
+from ramify.compiler.frontend.python.names import Position, Use, names_passed
 from ramify.compiler.frontend.python.part_digests import digest_of, digest_of_parts, writer_for
 from ramify.compiler.frontend.python.prompt_prefixes import first_prefix
-from ramify.compiler.frontend.python.sources import Definition, Function, Sources
+from ramify.compiler.frontend.python.sources import (
+    Definition,
+    Function,
+    Sources,
+    may_ask_for_patches,
+    patch_names_in,
+    patched_aliases,
+)
 from ramify.compiler.frontend.python.step_checks import (
     refuse_nondeterministic,
     refuse_unstorable,
@@ -61,8 +68,10 @@ def read_workflow(
     sources.analysis(CodeIndex).start_from(workflow)
     calls = CallReader(workflow, sources, caught=is_wrapped(function))
     body, counts = calls.read()
-    steps = tuple(_step(step, of, calls.codes[step.name], sources) for step, of in calls.steps.values())
     index = sources.analysis(CodeIndex)
+    if sources.since_format_9:
+        index.returned.find(_starts(index, workflow, calls.helpers))
+    steps = tuple(_step(step, of, calls.codes[step.name], sources) for step, of in calls.steps.values())
     code_digest = workflow_digest(index, workflow, calls.helpers)
     prefixes = statement_digests(index, workflow) if version > 5 and not calls.caught else ()
     return Spec(
@@ -75,8 +84,8 @@ def read_workflow(
         deadline_s=deadline_s if deadline_s is not None or info is None else info.deadline_s,
         code=index.for_plan(),
         statements=tuple(zip(counts, prefixes, strict=True)) if prefixes else (),
-        patches=index.patches(),
-        names_passed=index.names_passed(),
+        patches=_patches(index, sources),
+        names_passed=_names_passed(index),
         files=sources.texts,
     )
 
@@ -125,15 +134,35 @@ def workflow_digest(index: CodeIndex, workflow: Function, helpers: Mapping[Defin
 
     In the index, each part that it uses is marked with the steps that a change of the part may affect.
     """
-    root = index.part(workflow)
-    named = index.closure([root], into_steps=False)
-    # helpers that only an object leads to: no name does
-    unnamed = [each for each in helpers.values() if not _is_inside(each, index, named)]
-    starts = [root, *map(index.part, unnamed)]
+    starts = _starts(index, workflow, helpers)
     keys = index.closure(starts, into_steps=False)
     for part, steps in _affected_steps(index, starts, keys).items():
         index.used_by.setdefault(part, set()).update(steps)
     return digest_of_parts(index, starts, into_steps=False)
+
+
+def _starts(index: CodeIndex, workflow: Function, helpers: Mapping[Definition, Function]) -> list[Key]:
+    """Return the workflow, and the helpers that only an object leads to: no name does."""
+    root = index.part(workflow)
+    named = index.closure([root], into_steps=False)
+    return [root, *(index.part(each) for each in helpers.values() if not _is_inside(each, index, named))]
+
+
+def _names_passed(index: CodeIndex) -> frozenset[str]:
+    """Return the names that the parts use as values: what they name may be called by code that is not read."""
+    return frozenset(name for part in index.parts.values() for node in part.nodes for name in names_passed(node))
+
+
+def _patches(index: CodeIndex, sources: Sources) -> tuple[str, ...]:
+    """Return the names of the patches that the parts ask for by `patched(name)`."""
+    found, aliases = set[str](), dict[str, frozenset[str]]()
+    for part in index.parts.values():
+        path = part.module.path
+        for node in filter(may_ask_for_patches, part.nodes):
+            if path not in aliases:
+                aliases[path] = patched_aliases(sources.tree(path))
+            found.update(patch_names_in(node, aliases[path]))
+    return tuple(sorted(found))
 
 
 def statement_digests(index: CodeIndex, workflow: Function) -> tuple[str, ...]:
