@@ -20,7 +20,7 @@ from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.lower import lower
 from ramify.compiler.ir.text import dot, mermaid, print_graph
 from ramify.compiler.passes import chosen, run_passes
-from ramify.compiler.plan import PLAN_VERSION, Plan
+from ramify.compiler.plan import PLAN_VERSION, UNORDERED, Plan
 from ramify.compiler.spec import Machine, Spec, spec_text
 
 log = logging.getLogger("ramify.compiler")
@@ -113,6 +113,7 @@ def compile_spec(
         _warn_of_unreachable_nodes(spec, spec.body)
     else:
         _refuse_endless_loops(ssg)
+    _warn_of_the_order_of_sets(ssg)
     ssg = run_passes(ssg, spec, pipeline, estimates)
     ran = tuple(each.name for each in pipeline)
     return Compilation(spec, ssg, emit(ssg, spec, estimates, ran))
@@ -132,6 +133,17 @@ def _warn_of_unreachable_nodes(spec: Spec, machine: Machine) -> None:
                 places[node],
                 node,
                 node,
+            )
+
+
+def _warn_of_the_order_of_sets(graph: Graph) -> None:
+    for op in graph.ops():
+        if op.attrs.get(UNORDERED):
+            log.warning(
+                "%s: step %s is called in the order of a set, which is another in each process, and its arguments do "
+                "not tell the calls apart: pass the element as an argument, or loop over sorted(...)",
+                op.place,
+                op.step,
             )
 
 

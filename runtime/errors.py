@@ -10,7 +10,7 @@ RunError
 ├── WouldBlock            a stream read with a plain `for` would block a running event loop
 ├── WorkflowChanged       the code is no longer what the plan was compiled from
 ├── EffectNotMet          an irreversible step would run while the journal holds an equal effect, not reached yet
-├── CallNotTold           several calls stand on one line, and Python does not report their columns
+├── CallNotTold           equal calls cannot be told apart: of threads, of a loop over a set, on one line
 ├── NotSerialisable       an argument or result that the journal cannot store
 │   └── ResultNotKept     an irreversible step was performed, and its result cannot be stored; it is not repeated
 ├── RunNotFound           no run, checkpoint or snapshot of that name
@@ -157,7 +157,8 @@ class EffectNotMet(RunError):
 
 class CallNotTold(RunError):
     """Calls cannot be told apart: several are on one line, and Python runs without column positions; or two threads
-    of a workflow call an irreversible step with equal arguments."""
+    of a workflow, or a loop over a set, call a step with equal arguments, so the result of one could be given to the
+    other."""
 
 
 class NotSerialisable(RunError):

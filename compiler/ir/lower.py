@@ -20,7 +20,7 @@ from typing import Any
 from ramify.compiler.ir.block_builder import BlockBuilder, OpenBlock
 from ramify.compiler.ir.graph import CHANNELS, Graph, Operation
 from ramify.compiler.ir.rewrite import normalised, ordered, renumber, threaded
-from ramify.compiler.plan import Effect, OpId, OpKind, StepPlan
+from ramify.compiler.plan import UNORDERED, Effect, OpId, OpKind, StepPlan
 from ramify.compiler.spec import (
     END,
     Adopt,
@@ -127,6 +127,7 @@ class _FunctionLowering:
                 on = self.current if item.over is None else len(at.worlds) - 1 - item.over
                 op_id = self.build.op_id("run", ("run", site))
                 marks = {"caught": item.caught, "together": item.together, "every": item.every}
+                marks |= {UNORDERED: item.unordered}
                 attrs: dict[str, object] = {name: True for name, value in marks.items() if value}
                 attrs |= self.files.get(step, {})
                 self.build.add(at, op_id, OpKind.RUN, (on,), site=site, step=step, attrs=attrs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ramify.compiler.plan import ADDED, Effect, OpId, OpKind, PlanOp
+from ramify.compiler.plan import ADDED, UNORDERED, Effect, OpId, OpKind, PlanOp
 from ramify.fork_engine.gc_pins import Ground
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
@@ -18,11 +18,14 @@ from ramify.runtime.execution.run import RunScope, StepFrame, new_row
 from ramify.runtime.records import OpRecord
 from ramify.runtime.reuse.commands import ReusableCommands
 from ramify.runtime.user_code.fork_guard import InOneProcess
+from ramify.runtime.user_code.hash_order import order_of_sets
 from ramify.runtime.user_code.program_exits import ExitsOfRuns
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
 
+SET_ORDER = "set_order"  # attribute of a row whose call followed the order of a set: the order of sets in its process
+THREADS = "threads"  # attribute of a row if several threads made equal calls
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
@@ -144,6 +147,11 @@ class StepCall:
 
     def row(self, **changes: Any) -> OpRecord:
         args = {"step": self.step.name, "args_digest": self.args_digest, **changes}
+        marks = {SET_ORDER: order_of_sets()} if UNORDERED in self.op.attrs else {}
+        if self.scope.run.journal.equal.is_of_several_threads(self.key):
+            marks[THREADS] = "several"
+        if marks:
+            args["attrs"] = {**args.get("attrs", {}), **marks}
         return new_row(self.scope, OpKind.RUN, self.op.id, self.key, **args)
 
     @property

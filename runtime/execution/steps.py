@@ -18,7 +18,6 @@ from ramify.runtime.codec.legacy_digests import digest_in_journal
 from ramify.runtime.codec.plain_digests import digest_of_text
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
-    CallNotTold,
     Diverged,
     EffectInDoubt,
     EffectNotMet,
@@ -30,6 +29,7 @@ from ramify.runtime.errors import (
 )
 from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
+from ramify.runtime.execution.equal_calls import refuse_swapped_result, refuse_untold_call
 from ramify.runtime.execution.run import RunScope, seal_before, start_prefork
 from ramify.runtime.execution.step_call import (
     StepCall,
@@ -60,7 +60,6 @@ from ramify.runtime.reuse.fingerprints import code_fingerprint
 from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.user_code.task_waits import LEFT, BegunStep
-from ramify.runtime.user_code.worker_threads import calling_thread
 from ramify.runtime.worlds.world_pool import Branch
 
 FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
@@ -86,14 +85,7 @@ def begin_step(
     arguments = codec.encode(bound, f"step {step.name!r}: arguments")
     args_digest = _digest(scope, op, bound, defaults, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
-    if step.effect is Effect.IRREVERSIBLE and not scope.run.journal.is_one_thread(key, calling_thread()):
-        raise scope.run.journal.stop(
-            CallNotTold(
-                f"run {scope.run.record.id}: two threads of the workflow call step {step.name!r} with equal "
-                "arguments. The step is irreversible, and threads take turns by chance, so a resume could give the "
-                "result of one call to the other: pass an argument that tells them apart, or call it in one thread"
-            )
-        )
+    refuse_untold_call(scope, step, op, key)
     plain = bound if all(map(is_plain, bound.values())) else None
     performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults, plain))
     assert isinstance(performing, CoroutineType)
@@ -194,6 +186,7 @@ async def _perform_on_world(call: StepCall) -> Any:
 async def _serve_or_execute(call: StepCall, *, on_world: bool) -> Any:
     run, branch = call.scope.run, call.scope.branch
     if (row := run.journal.served(call.key, at=branch.snapshot if on_world else None)) is not None:
+        refuse_swapped_result(call, row)
         return await _serve(call, row, on_world=on_world)
     if (raised := run.journal.failed(call.key, at=branch.snapshot if on_world else None)) is not None:
         raise raised_again(call, raised)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from threading import Thread
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names, names_classes
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
+from ramify.runtime.journal.equal_calls import EqualCalls
 from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
 from ramify.runtime.journal.recorded_errors import decoded
@@ -81,7 +81,7 @@ class RecordedRun:
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self.turns = Turns(_in_turns(ops, llm, failed.values()), self.followers.returned)
         self._occurrences: dict[str, Counter[str]] = {}  # by the first part of the place
-        self._threads: dict[str, Thread | None] = {}  # by place: the thread that called first
+        self.equal = EqualCalls(self._before)
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
@@ -104,15 +104,6 @@ class RecordedRun:
         self.followers.called(key)
         self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
         return key
-
-    def is_one_thread(self, key: str, thread: Thread | None) -> bool:
-        """Whether no other living thread of the workflow has made a call at the place of `key`. Calls of threads that
-        follow one another are in the same order each time."""
-        place = key.rpartition("|")[0]
-        before = self._threads.setdefault(place, thread)
-        if before is not None and before is not thread and not before.is_alive():
-            before = self._threads[place] = thread
-        return before is thread
 
     def forget_attempt(self, place: str) -> None:
         """Reset the occurrence counters of calls whose place begins with the part `place`: an attempt of a step."""

@@ -29,6 +29,7 @@ from ramify.compiler.frontend.python.name_resolution import (
     workflow_info,
 )
 from ramify.compiler.frontend.python.prompt_prefixes import prefix_of
+from ramify.compiler.frontend.python.set_order import returns_nothing
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources, in_same_project
 from ramify.compiler.frontend.python.statements import StatementReader, operations
 from ramify.compiler.frontend.python.step_checks import refuse_unawaited, refuse_unentered_fork
@@ -103,7 +104,9 @@ class CallReader:
             caught = info.retried or reader.caught or not awaited or isinstance(target, FunctionType)
             together = reader.is_argument or not awaited
             marks: dict[str, Any] = {"caught": caught, "together": together, "source": reader.source(node)}
-            reader.add(StepCall(self._step(info, target, reader), reader.site(node), **marks))
+            step = self._step(info, target, reader)
+            unordered = not (reader.sets.is_told_apart(node) or returns_nothing(self.codes[step]))
+            reader.add(StepCall(step, reader.site(node), **marks, unordered=unordered))
         elif is_fork(target):
             if node is reader.statement_call or node in reader.awaits:
                 refuse_unentered_fork(reader.scope.function, node)
@@ -289,10 +292,12 @@ class CallReader:
         scope = self._scope(inner, outer)
         if node is not None:
             _pass_forks(reader, node, inner.node, scope)
+        given = () if node is None else _arguments(node, inner.node)
+        sets = reader.sets.called(scope, given, nested=outer is not None)
         self._reading.append(inner.node)
-        body = StatementReader(self.call, scope, reader.forks, reader.caught, blocking, reader.ordered).function(
-            inner.node
-        )
+        body = StatementReader(
+            self.call, scope, reader.forks, reader.caught, blocking, reader.ordered, sets
+        ).function(inner.node)
         self._reading.pop()
         if all(self._recursive.get(item) is inner.node for item in operations(body)):
             self._empty.add((inner.node, bool(reader.forks), blocking))
@@ -339,15 +344,16 @@ def _blocks(reader: StatementReader, definition: Definition) -> bool:
     return reader.blocking and not isinstance(definition, ast.AsyncFunctionDef)
 
 
+def _arguments(node: ast.Call, definition: Definition) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names of a function's parameters, each with the argument of a call."""
+    names = [argument.arg for argument in (*definition.args.posonlyargs, *definition.args.args)]
+    yield from zip(names, node.args, strict=False)
+    yield from ((keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None)
+
+
 def _pass_forks(reader: StatementReader, node: ast.Call, definition: Definition, scope: Scope) -> None:
     """Assign each parameter to the fork that its argument belongs to."""
-
-    def pairs() -> Iterator[tuple[str, ast.expr]]:
-        names = [argument.arg for argument in (*definition.args.posonlyargs, *definition.args.args)]
-        yield from zip(names, node.args, strict=False)
-        yield from ((keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None)
-
-    for name, value in pairs():
+    for name, value in _arguments(node, definition):
         fork = reader.fork_of(value)
         if fork is not None:
             scope.forks[name] = fork

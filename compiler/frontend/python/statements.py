@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, OpenFork, Scope, is_fork
+from ramify.compiler.frontend.python.set_order import SetOrder
 from ramify.compiler.frontend.python.sources import Definition, call_text
 from ramify.compiler.plan import Site
 from ramify.compiler.spec import (
@@ -45,6 +46,7 @@ class StatementReader:
         caught: Exceptions here may be caught, and the workflow continues.
         blocking: The function is not async and has a thread of its own, so each call waits for what it starts.
         ordered: Calls are identified with their keyword arguments in the order of the names.
+        sets: The loops over sets around the function.
     """
 
     def __init__(
@@ -55,9 +57,11 @@ class StatementReader:
         caught: bool = False,
         blocking: bool = False,
         ordered: bool = True,
+        sets: SetOrder | None = None,
     ) -> None:
         self.call, self.scope, self.forks = call, scope, forks
         self.caught, self.blocking, self.ordered = caught, blocking, ordered
+        self.sets = sets or SetOrder(scope)
         self.is_argument = False  # the expression is an argument of a call: it may run beside other steps
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
@@ -139,11 +143,15 @@ class StatementReader:
             case ast.While(test, body, orelse):
                 endless = isinstance(test, ast.Constant) and bool(test.value)
                 tested = self.collect(lambda: self.expr(test))
-                self.add(Loop(tested, self.body(body), self.body(orelse), endless))
+                with self.sets.repeated(body):
+                    repeated = self.body(body)
+                self.add(Loop(tested, repeated, self.body(orelse), endless))
             case ast.For(target, source, body, orelse) | ast.AsyncFor(target, source, body, orelse):
                 self.expr(source)
                 self.track(target, source)
-                self.add(Loop((), self.body(body), self.body(orelse)))
+                with self.sets.loop(target, source):
+                    repeated = self.body(body)
+                self.add(Loop((), repeated, self.body(orelse)))
             case ast.Try() | ast.TryStar():
                 with self.catching():
                     tried = self.body(node.body)
@@ -289,13 +297,17 @@ class StatementReader:
         def inside() -> None:
             self.track(first.target, first.iter)
             self.exprs(first.ifs)
-            for generator in rest:
-                self.expr(generator.iter)
-                self.track(generator.target, generator.iter)
-                self.exprs(generator.ifs)
-            self.exprs(results, awaited)
+            with ExitStack() as loops:
+                for generator in rest:
+                    self.expr(generator.iter)
+                    self.track(generator.target, generator.iter)
+                    loops.enter_context(self.sets.loop(generator.target, generator.iter))
+                    self.exprs(generator.ifs)
+                self.exprs(results, awaited)
 
-        self.add(Loop((), self.collect(inside)))
+        with self.sets.loop(first.target, first.iter):
+            repeated = self.collect(inside)
+        self.add(Loop((), repeated))
 
     # Which fork a name belongs to
 

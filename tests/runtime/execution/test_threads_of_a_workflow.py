@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify import Runtime, step, workflow
-from ramify.runtime.errors import CallNotTold, RunError
+from ramify.runtime.errors import CallNotTold, RunError, StepFailed
 
 DONE: list[str] = []
 
@@ -53,6 +54,38 @@ def equal_calls_caught(names: list[str]) -> Any:
         return "caught"
 
 
+@step
+def look() -> int:
+    DONE.append("look")
+    return len(DONE)
+
+
+@step(effect="pure")
+def same() -> str:
+    DONE.append("same")
+    return "same"
+
+
+@step
+def die(flag: str) -> None:
+    if Path(flag).exists():
+        raise OSError("the flag is there")
+
+
+@workflow
+def looks(flag: str) -> Any:
+    found = in_threads(["ada", "bob"], lambda name: (name, look()))
+    die(flag)
+    return found
+
+
+@workflow
+def looks_alike(flag: str) -> Any:
+    found = in_threads(["ada", "bob"], lambda name: (name, same()))
+    die(flag)
+    return found
+
+
 @workflow
 def other_calls(names: list[str]) -> Any:
     first: Any = [next_id(), next_id()]
@@ -66,6 +99,27 @@ async def test_equal_irreversible_calls_of_two_threads_are_refused(runtime: Runt
         await runtime.run(flow, ["ada", "bob"])
     assert isinstance(refused.value, CallNotTold) or isinstance(refused.value.__cause__, CallNotTold)
     assert len(DONE) <= 1
+
+
+@pytest.mark.parametrize(("flow", "refused"), [(looks, True), (looks_alike, False)])
+async def test_other_equal_calls_are_refused_at_a_resume_if_their_results_differ(
+    runtime: Runtime, tmp_path: Path, flow: Any, refused: bool
+) -> None:
+    """Which thread got which of two recorded results was left to chance."""
+    DONE.clear()
+    flag = tmp_path / "flag"
+    flag.touch()
+    with pytest.raises(StepFailed):
+        await runtime.run(flow, str(flag))
+    flag.unlink()
+    if refused:
+        with pytest.raises(RunError, match="got different results") as error:
+            await runtime.resume(str(runtime.last_run_id))
+        assert isinstance(error.value, CallNotTold) or isinstance(error.value.__cause__, CallNotTold)
+    else:
+        found = await runtime.resume(str(runtime.last_run_id))
+        assert [tuple(each) for each in found] == [("ada", "same"), ("bob", "same")]
+    assert len(DONE) == 2
 
 
 async def test_calls_with_other_arguments_and_equal_calls_of_one_thread_are_made(runtime: Runtime) -> None:

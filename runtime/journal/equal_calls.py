@@ -1,0 +1,44 @@
+"""Calls of a run that nothing but their number tells apart: their threads, and what earlier processes recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Thread
+
+from ramify.runtime.records import OpRecord
+
+
+class EqualCalls:
+    """Knows equal calls by their place: the key without the number of the occurrence.
+
+    before: the steps' results that earlier processes recorded, by key.
+    """
+
+    def __init__(self, before: Mapping[str, OpRecord]) -> None:
+        self._before = before
+        self._threads: dict[str, Thread | None] = {}  # by place: the thread that called first
+        self._threaded: set[str] = set()
+        self._recorded: dict[str, list[OpRecord]] | None = None
+
+    def is_one_thread(self, key: str, thread: Thread | None) -> bool:
+        """Whether no other living thread of the workflow has made a call at the place of `key`. Calls of threads that
+        follow one another are in the same order each time."""
+        place = key.rpartition("|")[0]
+        before = self._threads.setdefault(place, thread)
+        if before is not None and before is not thread and not before.is_alive():
+            before = self._threads[place] = thread
+        if before is not thread:
+            self._threaded.add(place)
+        return before is thread
+
+    def is_of_several_threads(self, key: str) -> bool:
+        """Whether `is_one_thread` was false for a call at the place of `key`."""
+        return bool(self._threaded) and key.rpartition("|")[0] in self._threaded
+
+    def recorded(self, key: str) -> list[OpRecord]:
+        """Return what earlier processes recorded of calls that equal the call with that key."""
+        if self._recorded is None:
+            self._recorded = {}
+            for known, row in self._before.items():
+                self._recorded.setdefault(known.rpartition("|")[0], []).append(row)
+        return self._recorded.get(key.rpartition("|")[0], [])

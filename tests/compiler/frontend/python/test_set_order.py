@@ -1,0 +1,103 @@
+"""Calls that follow the order of a set of strings, which is another in each process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ramify.compiler.plan import UNORDERED
+
+Compile = Callable[..., Any]
+
+HEAD = """
+from stand_in import *
+import asyncio
+NAMES, NUMBERS = {"ada", "bob"}, {1, 2}
+
+@step
+async def next_id(*given): ...
+
+@step
+async def ring() -> None: ...
+
+@step
+async def names() -> set[str]: ...
+
+def known() -> "frozenset[str] | None": ...
+
+async def one(who):
+    return await next_id()
+
+async def told(who):
+    return await next_id(who)
+
+@workflow
+async def flow(given: set[str], counts: set[int], x):
+"""
+
+
+def flagged(compile_source: Compile, body: str) -> list[Any]:
+    indented = "\n".join(f"    {line}" for line in body.splitlines())
+    plan = compile_source(HEAD + indented + "\n").plan
+    return [op.step for op in plan.ops if op.attrs.get(UNORDERED)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for n in {'a', 'b'}: await next_id()",
+        "for n in NAMES: await next_id(5)",
+        "for n in given: await next_id(x)",
+        "for n in await names(): await next_id()",
+        "for n in known(): await next_id()",
+        "for n in set(x): await next_id()",
+        "for n in list(set(x)): await next_id()",
+        "for i, n in enumerate(set(x)): await next_id(i)",
+        "for n, i in zip(given, range(9)): await next_id(i)",
+        "all = given | {'z'}\nfor n in all: await next_id()",
+        "for n in given - {'z'}: await next_id()",
+        "return [await next_id() for n in given]",
+        "return {n: await next_id() for n in given}",
+        "return await asyncio.gather(*[next_id() for n in given])",
+        "for n, v in dict.fromkeys(given).items(): await next_id()",
+        "for n in given:\n    await one(n)",
+        "while given:\n    n = given.pop()\n    await next_id()",
+        "found: set[str] = x()\nfor n in found: await next_id()",
+        "for n in [each.upper() for each in given]: await next_id()",
+        "for n in given:\n    for m in range(2): await next_id(m)",
+    ],
+)
+def test_equal_calls_in_the_order_of_a_set(
+    body: str, compile_source: Compile, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "ramify.compiler"):
+        assert flagged(compile_source, body) == ["next_id"]
+    assert "step next_id is called in the order of a set" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for n in sorted(given): await next_id()",
+        "for n in NUMBERS: await next_id()",
+        "for n in counts: await next_id()",
+        "for n in {1, 2}: await next_id()",
+        "for n in set(range(3)): await next_id()",
+        "for n in given: await next_id(n)",
+        "for i, n in enumerate(given): await next_id(i, n)",
+        "for n in given: await next_id(n.upper())",
+        "for n in given:\n    who = n.upper()\n    await next_id(who=who)",
+        "for n in given:\n    await told(n)",
+        "for n in given: await ring()",
+        "for n in x: await next_id()",
+        "given = sorted(given)\nfor n in given: await next_id()",
+        "for n in given: x.append(n)\nawait next_id()",
+        "while given:\n    n = given.pop()\n    await next_id(n)",
+        "async def inner(n):\n    return await next_id(n)\nawait asyncio.gather(*[inner(n) for n in given])",
+    ],
+)
+def test_calls_that_are_told_apart_or_in_a_fixed_order(body: str, compile_source: Compile) -> None:
+    assert flagged(compile_source, body) == []
