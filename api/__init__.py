@@ -11,8 +11,8 @@ name is imported when it is first used (PEP 562). Type checkers and editors read
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # without `typing`, whose import is most of the time in which Ctrl-C is not told yet
 if TYPE_CHECKING:
     from ramify.decorators import Step as Step
     from ramify.decorators import Workflow as Workflow

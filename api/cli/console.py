@@ -178,3 +178,13 @@ def say_pages(lines: Iterable[str]) -> None:
     # click adds the last newline
     parted = (f"\n{line}" if at else line for at, line in enumerate(escaped(one, colours=True) for one in lines))
     click.echo_via_pager(parted, color=click.get_current_context().color is not False)
+
+
+def answer_text(typed: str) -> str:
+    """Return an answer as it was typed; "-" stands for the standard input, without its last line break."""
+    if typed != "-":
+        return typed
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"the answer on the standard input is not text in {error.encoding}") from error

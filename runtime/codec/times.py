@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from pickle import PicklingError
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
@@ -26,6 +27,20 @@ def encode_datetime(_encoder: object, value: datetime | time, where: str) -> Any
     return {**kept, "fold": 1} if value.fold else kept
 
 
+_UNCACHED: dict[str, ZoneInfo] = {}
+"""The zones outside `ZoneInfo`'s cache that were decoded, so that the times of one value share theirs."""
+
+
+def _is_cached(zone: ZoneInfo, where: str) -> bool:
+    """Return whether a zone was made by `ZoneInfo(key)`, not by `ZoneInfo.no_cache`."""
+    try:
+        return bool(cast(Any, zone.__reduce__())[1][1])
+    except PicklingError as error:
+        raise NotSerialisable(
+            f"{where} has a time zone that was read by ZoneInfo.from_file: use ZoneInfo({zone.key!r}) in its place"
+        ) from error
+
+
 def _refuse_other_zone(value: datetime | time, zone: ZoneInfo, where: str) -> None:
     known = value.replace(tzinfo=ZoneInfo(zone.key))
     if known != value or known.utcoffset() != value.utcoffset():
@@ -41,7 +56,7 @@ def _encode_zone(zone: tzinfo, where: str) -> Any:
             ZoneInfo(zone.key)
         except Exception as error:
             raise NotSerialisable(f"{where} has the time zone {zone.key!r}: {error}") from error
-        return {"key": zone.key}
+        return {"key": zone.key} if _is_cached(zone, where) else {"key": zone.key, "cached": False}
     if type(zone).__module__.startswith("pydantic_core") and type(zone).__name__ == "TzInfo":
         return {"pydantic": zone.__reduce__()[1][0]}
     kind = f"{type(zone).__module__}.{type(zone).__qualname__}"
@@ -51,6 +66,10 @@ def _encode_zone(zone: tzinfo, where: str) -> Any:
 
 
 def encode_tzinfo(_encoder: object, value: tzinfo, where: str) -> Any:
+    if type(value) is ZoneInfo and value.key is not None and not _is_cached(value, where):
+        raise NotSerialisable(
+            f"{where} is a ZoneInfo.no_cache({value.key!r}), which equals no other zone: use ZoneInfo({value.key!r})"
+        )
     return {"$": "tz", "v": _encode_zone(value, where)}
 
 
@@ -68,6 +87,8 @@ def encode_timedelta(_encoder: object, value: timedelta, _where: str) -> Any:
 def decode_zone(told: Mapping[str, Any]) -> tzinfo:
     if "key" in told:
         try:
+            if not told.get("cached", True):
+                return _UNCACHED.setdefault(told["key"], ZoneInfo.no_cache(told["key"]))
             return ZoneInfo(told["key"])
         except Exception as error:
             raise NotSerialisable(f"a stored time is in the zone {told['key']!r}: {error}") from error

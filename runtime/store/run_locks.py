@@ -162,11 +162,22 @@ def note_pushed(folder: Path, run: RunId, pushed: PushedRun) -> None:
 
 
 def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
-    """Return where the run was pushed to, or None if this machine may work on it."""
+    """Return where the run was pushed to, or None if this machine may work on it.
+
+    Raises `RunPushed` if the file that says so is damaged.
+    """
+    note = folder / f"{run}.pushed"
     try:
-        return PushedRun(**json.loads((folder / f"{run}.pushed").read_bytes()))
+        told = json.loads(note.read_bytes())
+        return PushedRun(str(told["url"]), int(told["generation"]))
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError, KeyError):
+        raise RunPushed(
+            f"run {run} was pushed from this machine, but {note}, which says where to, is damaged: pull the run on "
+            "another machine and go on there; or, if you are sure that no other machine goes on with it, remove the "
+            "file"
+        ) from None
 
 
 def note_brought_back(folder: Path, run: RunId) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from ramify.cli.console import LocationOptions, say_json
+from ramify.cli.commands.resume import _given
+from ramify.cli.console import LocationOptions, answer_text, say_json
 from ramify.cli.main import run_command_line
 
 TOLD = "`ramify resume 3f2a` goes on, or `ramify ls`; see `ramify.compile`"
@@ -49,6 +52,21 @@ def test_suggested_command_finds_the_run(
 def test_an_empty_home_is_not_the_current_folder(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["--home", "", "ls"]) == 2
     assert "'--home': the name is empty" in capfd.readouterr().err
+
+
+def test_an_answer_is_read_from_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    for data, text in ((b"yes\n", "yes"), (b'"a"', '"a"'), (b"", ""), ("one\n\nJosé\n".encode(), "one\n\nJosé")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
+        assert answer_text("-") == text
+    assert answer_text("-1") == "-1"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), "utf-8"))
+    with pytest.raises(click.UsageError, match="is not text in utf-8"):
+        answer_text("-")
+
+
+def test_two_answers_cannot_be_read_from_the_standard_input() -> None:
+    with pytest.raises(click.UsageError, match="holds one answer"):
+        _given(["9c01d2e4=-", "77ab01cd=-"])
 
 
 def test_nan_and_infinity_are_text_in_json(capfd: pytest.CaptureFixture[str]) -> None:

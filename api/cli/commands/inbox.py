@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.console import headed, pass_home, run_async, say, say_json, say_pages
+from ramify.cli.console import answer_text, headed, pass_home, run_async, say, say_json, say_pages
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, count, fitted, printable, table
 from ramify.runtime.records import RunStatus
@@ -96,7 +96,8 @@ def item_object(item: Item) -> dict[str, object]:
 @click.argument("value", metavar="JSON")
 @pass_home
 def answer_command(home: Home, id: str, value: str) -> None:
-    """Store the answer to the question ID of `ramify inbox`: JSON, or text if it does not parse.
+    """Store the answer to the question ID of `ramify inbox`: JSON, or text if it does not parse, or - to read it
+    from the standard input.
 
     It runs nothing: `ramify resume` continues the run, and a process that works on the run takes the answer at once.
     The first answer to a question counts.
@@ -115,4 +116,6 @@ async def _store(home: Home, id: str, value: str) -> Stored:
     from ramify.inspect.values import parse_value
 
     async with home.store() as store:
-        return await store_answer(store, home.database, id, parse_value(value), clock=home.clock, by="ramify answer")
+        return await store_answer(
+            store, home.database, id, parse_value(answer_text(value)), clock=home.clock, by="ramify answer"
+        )

@@ -23,7 +23,7 @@ from ramify.cli.commands.execution import (
 )
 from ramify.cli.commands.thread_resume import AnswersGiven, ThreadResume
 from ramify.cli.completion import run_names
-from ramify.cli.console import pass_home, run_async, say, say_json
+from ramify.cli.console import answer_text, pass_home, run_async, say, say_json
 from ramify.cli.errors import Interrupted
 from ramify.inspect.home import Home, find_state, require_run
 from ramify.runtime.errors import RunError, RunNotFound
@@ -115,8 +115,8 @@ def _user(uid: int) -> str:
     "answers",
     multiple=True,
     metavar="[ID=]JSON",
-    help="The answer to the question that it waits for, as JSON or text; if it waits for several, with the ID that "
-    "`ramify inbox` lists. Repeatable.",
+    help="The answer to the question that it waits for, as JSON or text, or - to read it from the standard input; if "
+    "it waits for several, with the ID that `ramify inbox` lists. Repeatable.",
 )
 @click.option(
     "--show-changes",
@@ -279,13 +279,17 @@ def _given(texts: Sequence[str]) -> AnswersGiven:
 
     by_id: dict[str, Any] = {}
     alone: tuple[Any] | None = None
-    for id, text in map(named_answer, texts):
+    typed = [named_answer(text) for text in texts]
+    if sum(text == "-" for _, text in typed) > 1:
+        raise click.UsageError("--answer - reads the standard input, which holds one answer: type the others")
+    for id, text in typed:
+        given = parse_value(answer_text(text))
         if id is None and alone is None:
-            alone = (parse_value(text),)
+            alone = (given,)
         elif id is None or id in by_id:
             raise click.UsageError("--answer was given twice for one question: name the questions, --answer ID=JSON")
         else:
-            by_id[id] = parse_value(text)
+            by_id[id] = given
     if alone is not None and by_id:
         raise click.UsageError(f"which question is {alone[0]!r} for? Name it: --answer ID=JSON")
     return AnswersGiven(by_id, alone)

@@ -375,3 +375,21 @@ def test_a_cached_property_that_cannot_be_stored_is_computed_again() -> None:
     around = Data(1)
     vars(around)["computed"] = Data([around])
     assert "computed" not in vars(codec.decode(codec.encode([around]))[0])
+
+
+def test_a_time_in_a_zone_outside_the_cache_comes_back_in_such_a_zone() -> None:
+    berlin = ZoneInfo.no_cache("Europe/Berlin")
+    summer, winter = (datetime(2026, month, 1, 12, tzinfo=berlin) for month in (7, 12))
+    one, other = codec.decode(codec.encode([summer, winter]))
+    assert [one, other] == [summer, winter]
+    assert other - one == winter - summer  # as times in one zone
+    assert one.tzinfo is other.tzinfo
+    assert one.tzinfo is not ZoneInfo("Europe/Berlin")
+
+
+def test_zones_that_equal_no_other_are_refused() -> None:
+    for value in (ZoneInfo.no_cache("Europe/Berlin"), [ZoneInfo.no_cache("UTC")]):
+        with pytest.raises(NotSerialisable, match="which equals no other zone"):
+            codec.encode(value)
+    paris = ZoneInfo("Europe/Paris")
+    assert codec.decode(codec.encode(paris)) is paris

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.runtime.errors import RunLocked
+from ramify.runtime.errors import RunLocked, RunPushed
 from ramify.runtime.records import RunId
 from ramify.runtime.store.run_locks import RunLock, is_held
 
@@ -26,6 +26,13 @@ def test_checking_a_lock_does_not_block_the_run(tmp_path: Path, monkeypatch: pyt
     with RunLock(tmp_path, RUN):
         assert is_held(tmp_path, RUN)
     assert not is_held(tmp_path, RUN)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"url": "s3://b"}', "\\xff"])
+def test_a_damaged_note_of_a_push_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / f"{RUN}.pushed").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RunPushed, match=r"run-1\.pushed, which says where to, is damaged"):
+        RunLock(tmp_path, RUN).__enter__()
 
 
 def test_only_one_process_holds_a_run(tmp_path: Path) -> None:
