@@ -89,6 +89,7 @@ class World(WorldCommands, WorldEgress):
         network: bool = False,
         egress: Allowed | None = None,
         limits: Limits | None = None,
+        dumpable: bool = False,
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
     ) -> Opening:
@@ -103,8 +104,9 @@ class World(WorldCommands, WorldEgress):
         /tmp/workspace, or /workspace over an image). `secrets`:
         variables that no snapshot ever holds. `network=True`: the host's own network. `egress`: what the world may
         connect to, a list such as `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with
-        credentials; `[]` allows nothing until `set_egress`. `home`, `sandbox`: an open home, or what `WorldHome`
-        takes.
+        credentials; `[]` allows nothing until `set_egress`. `dumpable`: snapshots and forks keep the
+        processes that `run` has started; all run without the filter of system calls, and `ramify doctor` says what it
+        needs. `home`, `sandbox`: an open home, or what `WorldHome` takes.
 
         Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
         `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
@@ -124,6 +126,7 @@ class World(WorldCommands, WorldEgress):
                 network=network,
                 egress=allowed,
                 limits=limits,
+                dumpable=dumpable,
             )
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
@@ -180,7 +183,11 @@ class World(WorldCommands, WorldEgress):
                     reference = opened.egress_changed(reference, allowed)
                 spec = world_spec(Path(reference.mount_at), image=image, network=reference.network, egress=allowed)
                 spec = replace(
-                    spec, workdir=reference.workdir, user=reference.user, command_env=reference.command_env
+                    spec,
+                    workdir=reference.workdir,
+                    user=reference.user,
+                    command_env=reference.command_env,
+                    dumpable=reference.dumpable,
                 )
                 live = await (await opened.backend()).materialise(state, spec)
                 return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)

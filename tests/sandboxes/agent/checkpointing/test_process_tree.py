@@ -186,7 +186,7 @@ async def test_the_orphan_of_a_program_that_shares_pages_is_named(
     assert sealed.tier is ProcessTier.DROPPED
     assert "of all that these start" in sealed.processes.reason
     assert "End them" in sealed.processes.reason
-    assert (await out(world, "pgrep -c python3")) == "1\n", "it runs on"
+    assert (await out(world, "pgrep -fc parent.py")) == "1\n", "it runs on"
 
 
 async def test_a_damaged_image_starts_no_world(
