@@ -6,6 +6,7 @@ A backend materialises a snapshot as a live `World`; the world runs commands and
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
@@ -244,6 +245,15 @@ class World(Protocol):
 
         The world lives on, on top of the new layer. Without `flush` the snapshot is complete and can be forked, but
         may be lost if the machine crashes before the store's next `flush`.
+        """
+        ...
+
+    async def begin_seal(self) -> asyncio.Future[Snapshot]:
+        """Begin a seal without a flush, and return while it goes on. The caller awaits the result, as of `seal`.
+
+        The state is that of a moment between this call and the next operation on the world, which waits until the
+        state is taken. Until then `path` may be unmounted. If the world is closed first, the result is `WorldDied`
+        or the snapshot.
         """
         ...
 

@@ -148,18 +148,27 @@ class ScriptedWorld:
 
     async def seal(self, *, flush: bool = True) -> Snapshot:
         async with self._lock:
-            self._check_alive()
-            old = self._snapshot
-            self._snapshot = await asyncio.to_thread(
-                self._backend.store.seal_tree,
-                self.folder,
-                old,
-                env=dict(old.env),
-                env_unset=old.env_unset,
-                cwd=old.cwd,
-                flush=flush,
-            )
-            return self._snapshot
+            return await self._sealed(flush=flush)
+
+    async def begin_seal(self) -> asyncio.Future[Snapshot]:
+        await self._lock.acquire()
+        sealing = asyncio.ensure_future(self._sealed(flush=False))
+        sealing.add_done_callback(lambda _: self._lock.release())
+        return sealing
+
+    async def _sealed(self, *, flush: bool) -> Snapshot:
+        self._check_alive()
+        old = self._snapshot
+        self._snapshot = await asyncio.to_thread(
+            self._backend.store.seal_tree,
+            self.folder,
+            old,
+            env=dict(old.env),
+            env_unset=old.env_unset,
+            cwd=old.cwd,
+            flush=flush,
+        )
+        return self._snapshot
 
     async def rollback(self, snapshot: Snapshot) -> None:
         async with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -177,6 +178,11 @@ class SyncWorld:
 
     def snapshot(self, tag: str | None = None) -> Snapshot:
         return self._portal.call(self._world.snapshot, tag)
+
+    def begin_snapshot(self, tag: str | None = None) -> Future[Snapshot]:
+        """As `World.begin_snapshot`. `result()` waits for the snapshot; cancelling it does not stop the snapshot."""
+        pending = self._portal.call(self._world.begin_snapshot, tag)
+        return self._portal.start_task_soon(pending.result)
 
     def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[SyncWorld]:
         made = self._portal.call(lambda: self._world.fork(n, names=names))

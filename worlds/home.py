@@ -230,6 +230,7 @@ class WorldHome:
             workdir=spec.workdir,
             user=spec.user,
             command_env=dict(spec.command_env),
+            dumpable=spec.dumpable,
         )
         self.references.put(Kind.WORLD, reference, new=True)
         return reference
@@ -268,6 +269,7 @@ def world_spec(
     egress: Egress | None = None,
     limits: Limits | None = None,
     visible: Sequence[Path] = (),
+    dumpable: bool = False,
 ) -> WorldSpec:
     """How a world looks from inside. Without an image it has this machine's programs, with this process's Python
     first in PATH; over an image, the image's."""
@@ -288,4 +290,5 @@ def world_spec(
         network=network,
         egress=egress,
         limits=limits or Limits(),
+        dumpable=dumpable,
     )

@@ -49,6 +49,7 @@ class Reference:
     workdir: str = ""  # of a world over an image: where its commands start
     user: str = ""  # of a world over an image: its USER
     command_env: Mapping[str, str] = field(default_factory=dict)  # of a world over an image: its ENV
+    dumpable: bool = False  # of a world: its snapshots keep all processes
     source: str = ""  # what it was made from, for people
 
 

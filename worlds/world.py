@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from ramify.worlds import files
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import PathRefused, WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, started_in, world_spec
+from ramify.worlds.pending_snapshot import PendingSnapshot
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world_commands import WorldCommands
 from ramify.worlds.world_egress import Allowed, WorldEgress, recorded_egress
@@ -61,6 +62,7 @@ class World(WorldCommands, WorldEgress):
         self._reference = reference
         self._keeps_home = keeps_home
         self._closed = False
+        self._pending: PendingSnapshot | None = None  # the last one that was begun
         self._owner = os.getpid()
         self._pin: Ground = home.pins.ground()
         self._pin.moved(origin.id)
@@ -87,6 +89,7 @@ class World(WorldCommands, WorldEgress):
         network: bool = False,
         egress: Allowed | None = None,
         limits: Limits | None = None,
+        dumpable: bool = False,
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
     ) -> Opening:
@@ -101,8 +104,9 @@ class World(WorldCommands, WorldEgress):
         /tmp/workspace, or /workspace over an image). `secrets`:
         variables that no snapshot ever holds. `network=True`: the host's own network. `egress`: what the world may
         connect to, a list such as `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with
-        credentials; `[]` allows nothing until `set_egress`. `home`, `sandbox`: an open home, or what `WorldHome`
-        takes.
+        credentials; `[]` allows nothing until `set_egress`. `dumpable`: snapshots and forks keep the
+        processes that `run` has started; all run without the filter of system calls, and `ramify doctor` says what it
+        needs. `home`, `sandbox`: an open home, or what `WorldHome` takes.
 
         Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
         `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
@@ -122,6 +126,7 @@ class World(WorldCommands, WorldEgress):
                 network=network,
                 egress=allowed,
                 limits=limits,
+                dumpable=dumpable,
             )
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
@@ -178,7 +183,11 @@ class World(WorldCommands, WorldEgress):
                     reference = opened.egress_changed(reference, allowed)
                 spec = world_spec(Path(reference.mount_at), image=image, network=reference.network, egress=allowed)
                 spec = replace(
-                    spec, workdir=reference.workdir, user=reference.user, command_env=reference.command_env
+                    spec,
+                    workdir=reference.workdir,
+                    user=reference.user,
+                    command_env=reference.command_env,
+                    dumpable=reference.dumpable,
                 )
                 live = await (await opened.backend()).materialise(state, spec)
                 return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)
@@ -214,6 +223,7 @@ class World(WorldCommands, WorldEgress):
         if self._closed or os.getpid() != self._owner:
             return
         try:
+            await self._nothing_pending()
             if self._reference is not None:
                 await self.snapshot()
         except WorldNotFound:
@@ -255,21 +265,25 @@ class World(WorldCommands, WorldEgress):
     async def read(self, path: str | Path, *, most: int = MOST_READ) -> bytes:
         """A file's bytes. No link out of the tree is followed. Raises `PathRefused`, also for more than `most`
         bytes."""
+        await self._state_taken()
         return await asyncio.to_thread(files.read, self._alive().path, self._relative(path), most)
 
     async def write(self, path: str | Path, data: bytes | str, *, mode: int = 0o644) -> None:
         """Write a file, and make the folders above it. A link in its place is replaced, never followed. Raises
         `PathRefused`."""
         raw = data.encode() if isinstance(data, str) else data
+        await self._state_taken()
         await asyncio.to_thread(files.write, self._alive().path, self._relative(path), raw, mode)
 
     async def upload(self, source: str | Path, target: str | Path = ".") -> None:
         """Copy a file or folder of the host into the world. Links are copied as links. Raises `PathRefused`."""
+        await self._state_taken()
         await asyncio.to_thread(files.upload, Path(source), self._alive().path, self._relative(target))
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copy a file or folder of the world to the host. Links are copied as links, and none is followed. Nothing is
         overwritten. Raises `PathRefused`."""
+        await self._state_taken()
         await asyncio.to_thread(files.download, self._alive().path, self._relative(source), Path(target))
 
     # States
@@ -282,8 +296,46 @@ class World(WorldCommands, WorldEgress):
         """
         return await self._sealed(tag)
 
+    async def begin_snapshot(self, tag: str | None = None) -> PendingSnapshot:
+        """Begin a snapshot, and return while it goes on: it may be written while a model answers.
+
+        Await the result before you report anything that depends on it. The state is that of a moment between this
+        call and the next operation on the world, which waits until the state is taken. `fork`, `restore`, `diff`,
+        `merge`, `checkout` and `close` wait until it is on disk. Do not use `path` before `taken()`. If the process
+        dies first, the world's name stands for the state before. Awaiting it raises as `snapshot` does.
+        """
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(self._home.pins.held())
+            taken = await self._alive().begin_seal()
+            stored = asyncio.ensure_future(self._stored(taken, tag, self._pending, held.pop_all()))
+        self._pending = PendingSnapshot(taken, stored)
+        return self._pending
+
+    async def _stored(
+        self, taken: asyncio.Future[Snapshot], tag: str | None, before: PendingSnapshot | None, held: AsyncExitStack
+    ) -> Snapshot:
+        """Flush a state that is being taken, and let the world's name stand for it after that of `before`."""
+        async with held:
+            sealed = await taken
+            await asyncio.to_thread(self._home.store.flush)
+            if before is not None:
+                await before.ended()
+            self._keep(sealed)
+            if tag is not None:
+                self._home.tag(tag, sealed, source=self.name or "")
+        return sealed
+
+    async def _state_taken(self) -> None:
+        if self._pending is not None:
+            await self._pending.taken()
+
+    async def _nothing_pending(self) -> None:
+        if self._pending is not None:
+            await self._pending.ended()
+
     async def _sealed(self, tag: str | None = None, *, flush: bool = True) -> Snapshot:
         """The state of now. Without `flush` it is lost if the machine crashes, as a world without a name is."""
+        await self._nothing_pending()
         async with self._home.pins.held():
             sealed = await self._alive().seal(flush=False)
             if flush or self._reference is not None:  # also if nothing changed since a seal without a flush
@@ -335,6 +387,7 @@ class World(WorldCommands, WorldEgress):
     async def restore(self, snapshot: str | Snapshot) -> None:
         """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
         state = await asyncio.to_thread(self._home.resolve, snapshot)
+        await self._nothing_pending()
         await self._alive().rollback(state)
         self._keep(state)
 

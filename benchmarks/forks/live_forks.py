@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.forks import lower_bounds as floors
+from benchmarks.forks.checkpoint_turns import turn_rows
 from benchmarks.forks.rounds import QUICK_BUDGET_S, Pace, Row, in_budget, missing, no_docker, row
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
@@ -65,14 +66,14 @@ async def _rows(quick: bool, scratch: Path | None) -> list[Row]:
         spec = WorldSpec(mount_at=workspace, env={"PATH": os.environ["PATH"]})
         async with NamespaceBackend(store, root / "ramify" / "worlds") as backend:
             docker = _docker_peers(Pace(10, QUICK_BUDGET_S) if quick else Pace(ROUNDS))
-            bench = Bench(backend, base, spec, docker, store.lower_dirs(base)[0], root)
+            bench = Bench(backend, store, base, spec, docker, root)
             floor = _floor()
             made = [
                 *await bench.commands(),
                 *await bench.checkpoints(),
                 *await bench.shells(20 if quick else 100, QUICK_SLOW if quick else ROUNDS),
                 *await bench.sessions(QUICK_SLOW if quick else ROUNDS),
-                *await bench.live(20 if quick else 100),
+                *await bench.live(20 if quick else 100, QUICK_SLOW if quick else ROUNDS),
             ]
             return [{**row, "floor": floor} if "first command" in str(row["name"]) else row for row in made]
 
@@ -81,15 +82,18 @@ class Bench:
     def __init__(
         self,
         backend: NamespaceBackend,
+        store: SnapshotStore,
         base: Snapshot,
         spec: WorldSpec,
         docker: dict[str, Peer],
-        lower: Path,
         scratch: Path,
     ) -> None:
-        self._backend, self._base, self._spec = backend, base, spec
+        self._backend, self._store, self._base, self._spec = backend, store, base, spec
         self._docker = docker
-        self._lower, self._scratch = lower, scratch  # the base's layer, and a folder for measurements without Ramify
+        self._lower, self._scratch = (
+            store.lower_dirs(base)[0],
+            scratch,
+        )  # the base's layer, and a folder for measurements without Ramify
 
     async def commands(self) -> list[Row]:
         world = await self._backend.materialise(self._base, self._spec)
@@ -206,10 +210,10 @@ class Bench:
             await child.close()
         return mounted, answered
 
-    async def live(self, n: int) -> list[Row]:
-        """A world with bash, a Python program of 50 MB and a job; `n` children at once."""
+    async def live(self, n: int, rounds: int) -> list[Row]:
+        """A world with bash, a Python program of 50 MB and a job; `n` children at once. `rounds`: turns measured."""
         spec = replace(self._spec, dumpable=True)
-        names = ("live fork", "rollback of a live world")
+        names = ("live fork", "rollback of a live world", "time that a checkpoint of a live world adds to a turn")
         if why := criu.why_not(spec):
             return [missing(name, why) for name in names]
         world = await self._backend.materialise(self._base, spec)
@@ -219,6 +223,7 @@ class Bench:
         snapshot = await world.seal()
         if not snapshot.tier.whole:
             return [missing(name, snapshot.processes.reason) for name in names]
+        turns = await turn_rows(world, self._store, TURN_S, rounds)
         forked = {apart_s: await self._live_forks(snapshot, spec, apart_s) for apart_s in (0.0, TURN_S)}
         packed = await _times(lambda: self._rolled_back(world, snapshot), 20)
         rolled = await _times(lambda: self._rolled_back(world, snapshot), 20, apart_s=TURN_S)
@@ -245,6 +250,7 @@ class Bench:
             row(f"{n} live forks of the same at once", together, 300 * n / 100),
             row("memory of such a child: its private pages", private, None, unit="MB"),
             row("checkpoint of the same: the one dump, hashed and flushed", dumped, None, *peer),
+            *turns,
             row(f"{name}, a turn apart", rolled, 8, *restart),
             row(f"{name}, back to back", packed, None, *restart),
         ]

@@ -21,7 +21,7 @@ from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase, base_of_restored
 from ramify.sandboxes.agent.checkpointing.process_restore import CannotRestore
-from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, members_of
+from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, is_filtered, members_of
 from ramify.sandboxes.agent.checkpointing.tree_restore import restore_tree
 from ramify.sandboxes.agent.messages import Dump, Dumped, Link, Start
 from ramify.sandboxes.agent.prepared_shell import ShellPreparer
@@ -66,8 +66,14 @@ class ProcessKeeper(ShellPreparer):
             why = str(error)
         if len(removed := self._in_removed_folders()) > 1:
             return Dumped(f"CRIU restores one process in a removed folder, and these are in one: {removed}; {why}")
-        if sharing := [p.pid for p in self._all() if p.key in self._sharing]:
-            return Dumped(f"processes {sharing} share pages with an image, and CRIU cannot dump these; {why}")
+        if filtered := [p.pid for p in self._all() if p.key in self._sharing or is_filtered(p.pid)]:
+            return Dumped(
+                f"CRIU cannot dump processes {filtered}: their system calls are filtered, as those of programs that "
+                "share pages with an image and of all that these start, or by a filter of their own. "
+                f"End them, or what the images cannot hold, to keep the others: {why}"
+            )
+        if own := [p.pid for p in self._all() if _has_cpus_of_its_own(p.pid)]:
+            why = f"{why}; CRIU restores no CPU affinity, which these processes have: {own}"
         for folder in list(place.iterdir()):
             shutil.rmtree(folder)
         stopped = [p.key for p in self._all() if p.state in "Tt"]
@@ -231,3 +237,10 @@ class ProcessKeeper(ShellPreparer):
         for process in self._frozen:
             processes.send_signal(process, signal.SIGCONT)
         self._frozen = []
+
+
+def _has_cpus_of_its_own(pid: int) -> bool:
+    try:
+        return os.sched_getaffinity(pid) != os.sched_getaffinity(0)
+    except ProcessLookupError:
+        return False

@@ -159,8 +159,18 @@ class AgentWorld(WorldProcesses):
         await self.rest_shells()
         return await finish_before_cancelling(self._seal(flush))
 
-    async def _seal(self, flush: bool) -> Snapshot:
+    async def begin_seal(self) -> asyncio.Future[Snapshot]:
+        await self.rest_shells()
+        begun = asyncio.get_running_loop().create_future()
+        sealing = asyncio.ensure_future(self._seal(flush=False, begun=begun))
+        await asyncio.wait({begun, sealing}, return_when=asyncio.FIRST_COMPLETED)
+        return sealing
+
+    async def _seal(self, flush: bool, begun: asyncio.Future[None] | None = None) -> Snapshot:
+        """`begun` is set once every operation that comes later waits for the seal."""
         async with self._lock, self._standing:
+            if begun is not None:
+                begun.set_result(None)
             self._flush = flush
             try:
                 inspection = await self._inspect()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,41 @@ async def test_seals_stack(
         assert restored(store, snapshot, tmp_path / f"restored{turn}") == seen
     fork = await backend.materialise(expected[2][0], spec)
     assert plain_scan(fork.path) == expected[2][1]
+
+
+async def test_a_seal_that_was_begun_holds_what_was_before_it(
+    world: World, store: SnapshotStore, out: Out, tmp_path: Path
+) -> None:
+    await out(world, "echo before > first")
+    begun = await world.begin_seal()
+    await out(world, "echo after > first; echo after > second")
+    sealed = await begun
+    tree = restored(store, sealed, tmp_path / "restored")
+    assert tree["first"][2] == b"before\n".hex()
+    assert "second" not in tree
+    later = await world.seal()
+    assert later.parents == (sealed.id,)
+    assert restored(store, later, tmp_path / "later")["second"][2] == b"after\n".hex()
+
+
+async def test_seals_that_were_begun_come_in_their_order(world: World, store: SnapshotStore, out: Out) -> None:
+    begun = []
+    for number in range(3):
+        await out(world, f"echo {number} > counted")
+        begun.append(await world.begin_seal())
+    sealed = [await one for one in begun]
+    assert [one.parents for one in sealed[1:]] == [(one.id,) for one in sealed[:-1]]
+    assert world.snapshot is sealed[-1]
+
+
+async def test_a_world_that_is_closed_ends_the_seal_that_was_begun(world: World, base: Snapshot, out: Out) -> None:
+    await out(world, "echo new > file")
+    begun = await world.begin_seal()
+    await world.close()
+    with suppress(SandboxError):  # it may not have taken the state
+        assert (await begun).parents == (base.id,)
+    with pytest.raises(WorldDied):
+        await (await world.begin_seal())
 
 
 async def test_a_seal_without_changes_gives_the_same_snapshot(world: World, base: Snapshot, out: Out) -> None:

@@ -14,12 +14,13 @@ import struct
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ramify.sandboxes.agent.checkpointing.memory_image import BasePages, CannotDump, StoredArea, places, write_image
 from ramify.sandboxes.linux import memory_map, processes, resource_limits
 from ramify.sandboxes.linux.memory_map import Area, FileId
 from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
+from ramify.sandboxes.linux.scheduling import SCHEDULED_AS_ITS_PARENT, Scheduling
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
 MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
@@ -66,6 +67,7 @@ class Program:
     identity: tuple[int, int]  # of the interpreter's file: its size and time
     kernel: str
     cwd_removed: bool = False
+    scheduling: Scheduling = SCHEDULED_AS_ITS_PARENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Image:
     @classmethod
     def read(cls, folder: Path) -> Self:
         raw = json.loads((folder / NOTE).read_text())
-        raw["program"] = Program(**raw["program"] | {"identity": tuple(raw["program"]["identity"])})
+        raw["program"] = _program_in(raw["program"])
         raw["thread"] = Thread(**raw["thread"])
         raw["kernels"] = tuple(Area(**area) for area in raw["kernels"])
         raw["areas"] = tuple(StoredArea(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
@@ -248,7 +250,24 @@ def _program(pid: int) -> Program:
     limits = {name: (int(soft), int(hard)) for name, soft, hard in listed}
     name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     cwd, removed = working_folder(pid)
-    return Program(path, name, cwd, int(status["Umask"], 8), limits, identity(path), os.uname().release, removed)
+    umask, how = int(status["Umask"], 8), scheduling_of(pid)
+    return Program(path, name, cwd, umask, limits, identity(path), os.uname().release, removed, how)
+
+
+def scheduling_of(pid: int) -> Scheduling:
+    """Raises `CannotDump` for a policy that a restored process may not have."""
+    try:
+        return Scheduling.of(pid)
+    except ValueError as error:
+        raise CannotDump(str(error)) from None
+
+
+def _program_in(raw: dict[str, Any]) -> Program:
+    """`scheduling` is missing in images of earlier versions."""
+    how = dict(raw.get("scheduling", {}))
+    if how.get("cpus") is not None:
+        how["cpus"] = tuple(how["cpus"])
+    return Program(**raw | {"identity": tuple(raw["identity"]), "scheduling": Scheduling(**how)})
 
 
 def working_folder(pid: int) -> tuple[str, bool]:

@@ -128,6 +128,7 @@ def become_program(
         go = fcntl.fcntl(go, fcntl.F_DUPFD_CLOEXEC, lowest)
         above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]
         held = {name: fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, lowest) for name, pipe in pipes.items()}
+        program.scheduling.apply()
         confine()
         kernel.close_all_but((0, 1, 2, go, *above, *held.values()))  # before any path is followed
         if program.cwd_removed:

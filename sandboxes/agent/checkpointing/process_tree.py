@@ -18,7 +18,7 @@ from typing import Self
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
-from ramify.sandboxes.agent.checkpointing.process_dump import OpenFile, open_files, working_folder
+from ramify.sandboxes.agent.checkpointing.process_dump import OpenFile, open_files, scheduling_of, working_folder
 from ramify.sandboxes.linux import processes
 from ramify.sandboxes.linux.ptrace import share_open_file_among
 
@@ -105,13 +105,12 @@ def members_of(
 def _member(pid: int) -> Member:
     fields = processes.stat_of(pid)
     parent, group, session, terminal = map(int, fields[1:5])
-    nice, threads = int(fields[16]), int(fields[17])
+    threads = int(fields[17])
     if threads != 1:
         raise CannotDump(f"it has {threads} threads")
     if terminal:
         raise CannotDump("it has a terminal")
-    if nice != os.getpriority(os.PRIO_PROCESS, 0):  # the shell inherits the agent's
-        raise CannotDump("it has a priority of its own")
+    scheduling_of(pid)
     return Member(pid, parent, group, session)
 
 
@@ -139,6 +138,14 @@ def _check(member: Member, parent: Member | None, root: Mapping[str, str], mine:
 def _status(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def is_filtered(pid: int) -> bool:
+    """Whether it runs under a filter of system calls. False if it has ended."""
+    try:
+        return _status(pid).get("Seccomp") != UNFILTERED
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _check_devices(opened: Mapping[int, Sequence[OpenFile]]) -> None:

@@ -163,8 +163,8 @@ class NamespaceWorld(PlacedWorld):
 
     # Seals
 
-    async def _seal(self, flush: bool) -> Snapshot:
-        snapshot = await super()._seal(flush)
+    async def _seal(self, flush: bool, begun: asyncio.Future[None] | None = None) -> Snapshot:
+        snapshot = await super()._seal(flush, begun)
         await self._expect(snapshot)
         return snapshot
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -105,7 +106,6 @@ async def test_forks_of_forks_write_what_changed_and_roll_back(
             "python3 -c 'import threading, time; threading.Thread(target=time.sleep, args=(1000,)).start()' &",
             "threads",
         ),
-        ("nice -n 3 sleep 1000 &", "priority"),
         ("sleep 1000 & kill -STOP $!", "stopped"),
         ("(setsid sh -c 'sleep 1000 & sleep 0.1' &) ; sleep 0.3", "session"),
     ],
@@ -128,6 +128,65 @@ async def test_what_images_cannot_hold_is_dumped_by_criu(
     last = await namespaces.materialise(sealed, dumpable)
     begun = int(await out(last, "wc -l < count"))
     await until(last, f"[ $(wc -l < count) -gt {begun + 5} ]")
+
+
+SCHEDULED = """
+import os, time
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+os.nice(3)
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+open("ready", "w").close()
+time.sleep(1000)
+"""
+TELL = """
+import os, sys
+for pid in map(int, sys.argv[1:]):
+    print(sorted(os.sched_getaffinity(pid)), os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid))
+"""
+
+
+async def test_processes_are_scheduled_as_before(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
+) -> None:
+    world = await namespaces.materialise(base, dumpable)
+    (world.path / "scheduled.py").write_text(SCHEDULED)
+    (world.path / "tell.py").write_text(TELL)
+    await out(world, "python3 scheduled.py & program=$!; nice -n 5 sleep 1000 & other=$!")
+    await until(world, "[ -e ready ]")
+    tell = "python3 tell.py $program $other $$"
+    expected = await out(world, tell)
+    assert expected.startswith(f"[{max(os.sched_getaffinity(0))}] {os.SCHED_BATCH} 3\n")
+    for _ in range(2):
+        sealed = await world.seal()
+        assert (sealed.tier, sealed.processes.reason) == (ProcessTier.TREE, "")
+        world = await namespaces.materialise(sealed, dumpable)
+        assert await out(world, tell) == expected
+    if len(os.sched_getaffinity(0)) > 1:
+        await out(world, "sleep 1000 | sleep 1000 &")
+        sealed = await world.seal()
+        assert sealed.tier is ProcessTier.CRIU, sealed.processes.reason
+        assert "no CPU affinity" in sealed.processes.reason
+
+
+async def test_the_orphan_of_a_program_that_shares_pages_is_named(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
+) -> None:
+    """It is under the program's filter, which neither the images nor CRIU can hold."""
+    program = f"import os, time; held = os.urandom({40 << 20}); open('ready', 'w').close()\n"
+    program += "while not os.path.exists('go'): time.sleep(0.01)\n"
+    program += "os.fork() or (open('left', 'w').close(), time.sleep(1000))"
+    world = await namespaces.materialise(base, dumpable)
+    (world.path / "parent.py").write_text(program)
+    await out(world, "python3 parent.py & program=$!")
+    await until(world, "[ -e ready ]")
+    world = await namespaces.materialise(await world.seal(), dumpable)
+    await out(world, "touch go; wait $program")
+    await until(world, "[ -e left ]")
+    sealed = await world.seal()
+    assert sealed.tier is ProcessTier.DROPPED
+    assert "of all that these start" in sealed.processes.reason
+    assert "End them" in sealed.processes.reason
+    assert (await out(world, "pgrep -fc parent.py")) == "1\n", "it runs on"
 
 
 async def test_a_damaged_image_starts_no_world(

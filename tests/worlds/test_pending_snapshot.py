@@ -1,0 +1,144 @@
+"""`World.begin_snapshot`: snapshots that are written while their user goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.fork_engine import crash_points
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.sandboxes.errors import SealFailed
+from ramify.worlds.blocking import SyncWorld
+from ramify.worlds.errors import NameTaken
+from ramify.worlds.home import WorldHome
+from ramify.worlds.world import World
+
+
+async def test_what_comes_later_is_in_the_next_snapshot(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home, name="kept") as world:
+        await world.write("file", "one")
+        first = await world.begin_snapshot("first")
+        await world.write("file", "two")
+        second = await world.begin_snapshot()
+        assert await world.read("file") == b"two"
+        assert (await world.exec("cat file")).stdout == "two"
+        one, two = await first, await second
+        assert first.done()
+        assert home.saved("kept").id == two.id == world.state.id
+        await world.restore("first")
+        assert await world.read("file") == b"one"
+        assert home.saved("kept").id == one.id
+
+
+async def test_what_depends_on_it_waits_for_it(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home, name="kept") as world:
+        await world.write("file", "one")
+        begun = await world.begin_snapshot()
+        (fork,) = await world.fork()
+        assert begun.done()
+        assert (await fork.read("file")) == b"one"
+        await fork.close()
+        await world.write("file", "two")
+        begun = await world.begin_snapshot("tag")
+        await world.restore(await begun)
+        assert await world.read("file") == b"two"
+        await world.write("file", "three")
+        begun = await world.begin_snapshot()
+    assert begun.done()
+    assert home.saved("kept").id == (await begun).id
+
+
+async def test_its_failure_is_raised_where_it_is_awaited(
+    home: WorldHome, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with World.create(repo, home=home, name="kept") as world:
+        before = await world.snapshot("taken")
+        await world.write("file", "one")
+        with pytest.raises(NameTaken):
+            await (await world.begin_snapshot("taken"))
+
+        def refuse(name: str) -> None:
+            if name == "written":
+                raise ForkEngineError("no room")
+
+        await world.write("file", "two")
+        monkeypatch.setattr(crash_points, "at", refuse)
+        begun = await world.begin_snapshot()
+        with pytest.raises(SealFailed, match="no room"):
+            await begun
+        monkeypatch.undo()
+        assert await world.read("file") == b"two"
+        last = await world.snapshot()
+        assert last.id not in (before.id, home.resolve("taken"))
+        assert home.saved("kept").id == last.id
+
+
+async def test_a_cancelled_wait_does_not_stop_it(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home, name="kept") as world:
+        await world.write("file", "one")
+        begun = await world.begin_snapshot()
+        waiting = asyncio.ensure_future(begun.result())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await begun).id == home.saved("kept").id
+
+
+def test_without_an_event_loop(repo: Path, tmp_path: Path) -> None:
+    with SyncWorld.create(repo, home=tmp_path / "home", sandbox="copy") as world:
+        world.write("file", "one")
+        begun = world.begin_snapshot("tag")
+        world.write("file", "two")
+        assert begun.result().id != world.snapshot().id
+        world.restore("tag")
+        assert world.read("file") == b"one"
+
+
+KILLED = """
+import asyncio, os, sys
+from ramify.fork_engine import crash_points
+from ramify.sandboxes.backends.copying import CopyBackend
+from ramify.worlds.world import World
+repo, home = sys.argv[1:]
+async def trial(number):
+    passed = 0
+    def at(name):
+        nonlocal passed
+        passed += 1
+        if passed == number:
+            print(name, flush=True)
+            os._exit(9)
+    async with World.create(repo, home=home, sandbox="copy", name=f"world{number}") as world:
+        await world.write("file", "one")
+        await world.snapshot()
+        await world.write("file", "two")
+        crash_points.at = at
+        begun = await world.begin_snapshot()
+        await world.write("file", "three")
+        await begun
+        print("told", flush=True)
+        os._exit(0)
+for number in range(1, 60):  # children of one process that has its modules loaded
+    child = os.fork()
+    if child == 0:
+        asyncio.run(trial(number))
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 9:
+        break
+"""
+
+
+async def test_a_crash_before_it_is_awaited_leaves_the_state_before(tmp_path: Path, repo: Path) -> None:
+    words = [sys.executable, "-c", KILLED, str(repo), str(tmp_path / "home")]
+    done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    points = done.stdout.split()
+    assert set(points) >= {"written", "placed", "snapshot", "flushed", "cleared", "told"}, done.stderr
+    async with WorldHome(tmp_path / "home", "copy") as home:
+        for number, point in enumerate(points, 1):
+            async with World.open(f"world{number}", home=home) as world:
+                assert await world.read("file") == (b"two" if point == "told" else b"one"), point
