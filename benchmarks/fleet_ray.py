@@ -13,13 +13,14 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
+from benchmarks import fleet_search
 from benchmarks.rows import Row, median_row, not_measured, row
 from ramify import DidNotHappen, Happened, Runtime, Sandbox, step, workflow
 from ramify.fleet.errors import NodesDied
@@ -28,6 +29,7 @@ from ramify.fleet.types import FleetEvent, NodeJoined, NodeLost, Placed
 
 GOES_ON, COSTS = "node killed to its run's going on, after detection", "what a node adds to a run of one step"
 KILLS = "kills of nodes and of their processes at random moments: runs lost, or effects done twice"
+NAMES = (COSTS, KILLS, GOES_ON)
 STORE_BYTES = 80 << 20
 MAILS, LANES = 6, 4
 
@@ -103,11 +105,12 @@ class _Cluster:
         self.add(num_cpus=0)
         self.address = str(self._cluster.address)
 
-    def add(self, num_cpus: int = 1) -> None:
+    def add(self, num_cpus: int = 1, resources: Mapping[str, float] | None = None) -> None:
         self._started += 1
         home = str(self._folder / f"home{self._started}")
         made = self._cluster.add_node(
             num_cpus=num_cpus,
+            resources=dict(resources or {}),
             object_store_memory=STORE_BYTES,
             include_dashboard=False,
             env_vars={"RAMIFY_HOME": home},
@@ -149,8 +152,8 @@ class _Heard:
 async def _fleet(folder: Path, database: str, heard: _Heard) -> AsyncIterator[tuple[_Cluster, Runtime, Fleet]]:
     cluster = _Cluster(folder)
     try:
-        for _ in range(2):
-            cluster.add()
+        cluster.add(resources={fleet_search.ONE_NODE: 1})
+        cluster.add()
         async with (
             Runtime(home=folder / "home", database=database, remote=folder / "bucket", sandbox="copy") as runtime,
             Fleet(runtime, cluster.address, observer=heard) as fleet,
@@ -196,7 +199,23 @@ async def _goes_on(cluster: _Cluster, fleet: Fleet, heard: _Heard, folder: Path)
     return detected - at, float(begun[1]) - detected
 
 
-async def _kills(cluster: _Cluster, fleet: Fleet, heard: _Heard, folder: Path, kills: int) -> Row:
+def _killing(cluster: _Cluster, fleet: Fleet, heard: _Heard) -> fleet_search.Kill:
+    async def kill(number: int, random: Random) -> None:
+        """Kill the process of a node, or with an odd number its raylet, and wait for another one."""
+        before = len(heard.events)
+        node, facts = random.choice(sorted(fleet.nodes.items()))
+        if number % 2:
+            await asyncio.to_thread(cluster.kill, node)
+            cluster.add()
+        else:
+            os.kill(facts.pid, signal.SIGKILL)
+        await heard.next(NodeLost, before)
+        await heard.next(NodeJoined, before)
+
+    return kill
+
+
+async def _kills(fleet: Fleet, kill_one: fleet_search.Kill, heard: _Heard, folder: Path, kills: int) -> Row:
     """Lanes of runs, each with effects that its hook can look up, while nodes and their processes are killed."""
     folder.mkdir()
     random, begun = Random(29), len(heard.events)
@@ -216,15 +235,7 @@ async def _kills(cluster: _Cluster, fleet: Fleet, heard: _Heard, folder: Path, k
     async def kill() -> None:
         for number in range(kills):
             await asyncio.sleep(random.uniform(0.2, 3.0))
-            before = len(heard.events)
-            node, facts = random.choice(sorted(fleet.nodes.items()))
-            if number % 2:
-                os.kill(facts.pid, signal.SIGKILL)
-            else:
-                await asyncio.to_thread(cluster.kill, node)
-                cluster.add()
-            await heard.next(NodeLost, before)
-            await heard.next(NodeJoined, before)
+            await kill_one(number, random)
         ended.set()
 
     await asyncio.gather(kill(), *(lane(number) for number in range(LANES)))
@@ -242,18 +253,28 @@ def _counted(kills: int, results: Mapping[str, str], sent: Mapping[str, int], he
     return row(KILLS, lost + wrong, "runs or effects", target=0, note=said)
 
 
-async def rows(quick: bool, database: str, kind: str) -> list[Row]:
-    """`database`: an empty one. `kind`: what to call it in the notes."""
+async def rows(quick: bool, database: str, kind: str, parts: Collection[str]) -> list[Row]:
+    """`database`: an empty one. `kind`: what to call it in the notes. `parts`: of "ray" and "search"."""
     if importlib.util.find_spec("ray") is None:
-        why = "Ray is not installed (ramify[ray])"
-        return [not_measured(COSTS, "ms", why), *(not_measured(name, "", why) for name in (GOES_ON, KILLS))]
-    heard = _Heard()
+        why, names = "Ray is not installed (ramify[ray])", {"ray": NAMES, "search": fleet_search.NAMES}
+        return [not_measured(name, "", why) for part in parts for name in names[part]]
+    heard, found = _Heard(), list[Row]()
     with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         async with _fleet(folder, database, heard) as (cluster, runtime, fleet):
-            costs = await _costs(runtime, fleet, 10 if quick else 50)
-            took = [await _goes_on(cluster, fleet, heard, folder / f"round{n}") for n in range(1 if quick else 5)]
-            killed = await _kills(cluster, fleet, heard, folder / "kills", 4 if quick else 60)
+            kill = _killing(cluster, fleet, heard)
+            if "search" in parts:
+                found += await fleet_search.speed_rows(fleet, folder, quick)
+                found.append(await fleet_search.kill_row(fleet, 1 if quick else 150, kill, heard.events))
+            if "ray" in parts:
+                found.append(await _costs(runtime, fleet, 10 if quick else 50))
+                found.append(await _kills(fleet, kill, heard, folder / "kills", 1 if quick else 150))
+                took = [await _goes_on(cluster, fleet, heard, folder / f"round{n}") for n in range(1 if quick else 5)]
+                found.append(_goes_on_row(took, kind))
+    return found
+
+
+def _goes_on_row(took: Sequence[tuple[float, float]], kind: str) -> Row:
     detected = ", ".join(f"{one:.1f}" for one, _ in took)
     said = f"on {kind}; Ray noticed the kill after {detected} s; a lease that is waited for costs up to 15 s"
-    return [costs, median_row(GOES_ON, [one for _, one in took], "s", target=5.0, note=said), killed]
+    return median_row(GOES_ON, [one for _, one in took], "s", target=5.0, note=said)

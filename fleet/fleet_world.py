@@ -25,7 +25,7 @@ from ramify.fleet.ray_cluster import HostDied, RayHost
 from ramify.fleet.types import Needs, NodeId, WorldMoved
 from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder, WorldSetup
 from ramify.fleet.world_operations import Command, Operation, Read, Seal, Write, as_words
-from ramify.fork_engine.types import Snapshot, SnapshotId, Written
+from ramify.fork_engine.types import ProcessTier, Snapshot, SnapshotId, Written
 from ramify.runtime.worlds.recovery import missing
 from ramify.sandboxes.contract import Limits, RunResult
 from ramify.session import Runtime
@@ -121,7 +121,11 @@ class FleetWorld:
         await self._do(Write(str(path), data.encode() if isinstance(data, str) else data, mode))
 
     async def snapshot(self) -> Snapshot:
-        """The state as it is now, with what background processes changed since the last operation."""
+        """The state as it is now, with what background processes changed since the last operation. Without such
+        processes it is the last state, and no node is asked."""
+        self._check_open()
+        if self._sealed is not None and self._sealed.tier is ProcessTier.NONE and not self._lock.locked():
+            return self._sealed
         sealed = (await self._do(Seal())).state
         assert sealed is not None
         return sealed
