@@ -1,15 +1,17 @@
 """Measure the fleet: snapshots that travel through a bucket, rules that match jobs to devices, and workers on one
 PostgreSQL (docs/how-to/fleet.md).
 
-    python benchmarks/fleet.py [--quick] [--json] [--only travel|matching|throughput|ray] [--postgres URL]
+    python benchmarks/fleet.py [--quick] [--json] [--only PART] [--postgres URL] [--kills NUMBER]
 
 `travel` pushes a snapshot of 100 MB to a folder and pulls it into another home; the peer is the plain transfer of the
 same object in the same run. `matching` simulates the set-up of Venn's evaluation
 (benchmarks/fleet_matching/workloads.py says what is from the paper and what is not); values are mean completion times
 of random matching over those of a rule, per seed. The seeds are not those with which the exponent of ours was chosen
 (100 to 102). `throughput` has 1, 2 and 4 worker processes run workflows at once, beside DBOS in the same run
-(fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server. `ray` starts a
-Ray cluster, runs workflows on its nodes and kills nodes (fleet_ray.py).
+(fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server. `search`
+and `ray` start a Ray cluster of raylets on this machine and use its nodes (fleet_search.py, fleet_ray.py). So does
+`kills`, which kills nodes, their processes, the database and the object store at random moments (fleet_kills.py);
+with `--quick` only one process and one node.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, median
@@ -31,7 +33,7 @@ sys.path.insert(1, str(ROOT / "tests"))
 
 import postgres  # noqa: E402
 
-from benchmarks import fleet_ray, fleet_throughput  # noqa: E402
+from benchmarks import fleet_kills, fleet_ray, fleet_throughput  # noqa: E402
 from benchmarks.fleet_matching.integer_program import least_mean_delay  # noqa: E402
 from benchmarks.fleet_matching.simulation import Device, Job, Outcome, simulate  # noqa: E402
 from benchmarks.fleet_matching.workloads import GROUPS, LOAD, STRATA, Workload, devices, jobs, rates_for  # noqa: E402
@@ -50,7 +52,7 @@ from ramify.serving.matching.types import JobId, Matching, Rates  # noqa: E402
 from ramify.serving.matching.venn import Venn  # noqa: E402
 from ramify.worlds.home import WorldHome  # noqa: E402
 
-PARTS = ("travel", "matching", "throughput", "ray")
+PARTS = ("travel", "matching", "throughput", "search", "kills", "ray")
 MEBIBYTE = 1 << 20
 SIZE = 100 * MEBIBYTE
 PUBLISHED = {
@@ -231,18 +233,20 @@ def throughput_rows(quick: bool, given: str | None) -> list[Row]:
         return list(fleet_throughput.rows(quick, lambda: postgres.new_database(server)))
 
 
-def ray_rows(quick: bool, given: str | None) -> list[Row]:
+def ray_rows(quick: bool, given: str | None, parts: Collection[str]) -> list[Row]:
     if given is None and postgres.why_not():
         with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as folder:
-            return asyncio.run(fleet_ray.rows(quick, f"sqlite:///{folder}/shared.db", "SQLite"))
+            return asyncio.run(fleet_ray.rows(quick, f"sqlite:///{folder}/shared.db", "SQLite", parts))
     with nullcontext(given) if given is not None else postgres.server() as server:
-        return asyncio.run(fleet_ray.rows(quick, postgres.new_database(server), "PostgreSQL"))
+        return asyncio.run(fleet_ray.rows(quick, postgres.new_database(server), "PostgreSQL", parts))
 
 
 def main() -> None:
     parser = options(__doc__, "one seed and two workloads")
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--postgres", metavar="URL", help="a server for new databases [default: a temporary one]")
+    parser.add_argument("--kills", type=int, default=300, help="[default: 300]")
+    parser.add_argument("--seed", type=int, default=29, help="of the moments of the kills [default: 29]")
     asked = parser.parse_args()
     before = os.getloadavg()[0]
     seeds = range(1 if asked.quick else 5)
@@ -261,8 +265,11 @@ def main() -> None:
             rows += [*fairness_rows(seeds), tier_row(seeds)]
     if "throughput" in parts:
         rows += throughput_rows(asked.quick, asked.postgres)
-    if "ray" in parts:
-        rows += ray_rows(asked.quick, asked.postgres)
+    on_ray = [one for one in ("search", "kills", "ray") if one in parts and (asked.quick or one != "kills")]
+    if on_ray:
+        rows += ray_rows(asked.quick, asked.postgres, on_ray)
+    if "kills" in parts and not asked.quick:
+        rows += fleet_kills.rows_of_a_cluster(asked.kills, asked.seed)
     show(rows, asked.json, load=[round(one, 1) for one in (before, os.getloadavg()[0])])
 
 

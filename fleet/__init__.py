@@ -2,5 +2,6 @@
 one bucket carry the runs between them.
 
 `Fleet` (module `fleet`) stores a run, as `Runtime` does, and has a node continue it (`run_host`). If the node dies,
-another one continues the run where its journal ends. Only `ray_cluster` imports Ray.
+another one continues the run where its journal ends. `FleetWorld` (`fleet_world`) is a world whose commands run on a
+node (`world_host`). Only `ray_cluster` imports Ray.
 """

@@ -6,7 +6,7 @@ FleetError (a RunError)
 ├── NotShared           the database or the bucket is not shared between the nodes
 ├── NodeUnfit           a node cannot work for this fleet; `.node`, `.reason`
 ├── NoFitNode           no node can take the run; `.reasons`, by node
-├── NodesDied           a run's nodes died one after the other; `.stranded_run`, `.nodes`
+├── NodesDied           a run's or a world's nodes died one after the other; `.stranded_run` or `.state`, `.nodes`
 └── FailedOnNode        an error that cannot be made here; `.node`, `.kind`
 """
 
@@ -50,11 +50,12 @@ class NoFitNode(FleetError):
 
 
 class NodesDied(FleetError):
-    """Several nodes died, one after the other, while they worked on the run, which may be the cause. `nodes`: their
-    names."""
+    """Several nodes died, one after the other, while they worked on a run or on a command of a world, which may be
+    the cause. `stranded_run`: the run; "" for a world. `state`: the world's last snapshot; "" for a run. `nodes`:
+    their names."""
 
-    def __init__(self, message: str, *, stranded_run: str, nodes: Sequence[str]) -> None:
-        self.stranded_run, self.nodes = stranded_run, tuple(nodes)
+    def __init__(self, message: str, *, nodes: Sequence[str], stranded_run: str = "", state: str = "") -> None:
+        self.stranded_run, self.state, self.nodes = stranded_run, state, tuple(nodes)
         super().__init__(message)
 
 

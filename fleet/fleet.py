@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -20,38 +20,22 @@ from typing import Any, Self
 from ramify.compiler.plan import Plan
 from ramify.decorators import Workflow
 from ramify.fleet.carried_errors import rebuilt
-from ramify.fleet.errors import FleetError, NodesDied, NodeUnfit, NoFitNode, NotShared
-from ramify.fleet.node_versions import checked, why_not_started
-from ramify.fleet.placement import Asked, Member, Queue
-from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
+from ramify.fleet.errors import FleetError, NodesDied, NotShared
+from ramify.fleet.fleet_world import FleetWorld, world_on_nodes
+from ramify.fleet.nodes import MOST_DEATHS, FleetNodes
+from ramify.fleet.placement import Asked, Member
+from ramify.fleet.ray_cluster import HostDied, RayHost
 from ramify.fleet.relayed_events import decoded
 from ramify.fleet.run_host import Ended, file_identity
-from ramify.fleet.types import (
-    FleetEvent,
-    HostFacts,
-    Needs,
-    Node,
-    NodeId,
-    NodeJoined,
-    NodeLost,
-    NodeRefused,
-    NotUploaded,
-    Placed,
-    Shared,
-)
+from ramify.fleet.types import FleetEvent, HostFacts, Needs, NotUploaded, Placed, Shared
 from ramify.recorded_runs import NO_ANSWER, given_answers
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import LeaseHeld, RunCancelled
 from ramify.runtime.records import RunId, RunRecord, RunStatus
 from ramify.runtime.store.address import parse
 from ramify.runtime.worlds.recovery import missing
+from ramify.sandboxes.contract import Limits
 from ramify.session import Runtime
-
-LOOK_S = 1.0
-"""Seconds between two looks at the nodes of the cluster."""
-
-MOST_DEATHS = 3
-"""Nodes that may die, one after the other, while they work on a run: the run may be what kills them."""
 
 _STOP_S = 30.0
 _NOT_BEGUN_S = 0.05
@@ -86,27 +70,14 @@ class Fleet:
         if runs_per_node is not None and runs_per_node < 1:
             raise ValueError(f"runs_per_node={runs_per_node}: at least 1")
         self.runtime = runtime
-        self._cluster = RayCluster(address)
-        self._runs_per_node, self._patience_s = runs_per_node, seconds(patience)
-        self._observer = observer
-        self._queue: Queue[RayHost] = Queue()
-        self._known: dict[NodeId, asyncio.Task[None]] = {}  # joins, ended or not
-        self._refused: dict[str, str] = {}
+        self._nodes = FleetNodes(address, slots=runs_per_node, patience_s=seconds(patience), observer=observer)
         self._stack = AsyncExitStack()
         self._is_open = False
 
     async def __aenter__(self) -> Self:
         self.runtime.check_open()
-        self._shared = _shared(self.runtime)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._cluster)
-            stack.push_async_exit(self._close_hosts)
-            for joining in [self._join_soon(node) for node in await self._cluster.nodes()]:
-                await joining
-            if not self._queue.members:
-                raise NoFitNode("no node of the cluster can work for this fleet:", reasons=self._refused)
-            watching = asyncio.create_task(self._watch())
-            stack.push_async_callback(_ended, watching)
+            await stack.enter_async_context(self._nodes.opened(_shared(self.runtime), self.runtime.sandbox))
             self._stack = stack.pop_all()
         self._is_open = True
         return self
@@ -120,7 +91,7 @@ class Fleet:
     @property
     def nodes(self) -> dict[str, HostFacts]:
         """The nodes that work for this fleet now, by name."""
-        return {one.node.name: one.facts for one in self._queue.members}
+        return {one.node.name: one.facts for one in self._nodes.queue.members}
 
     async def run(
         self,
@@ -168,6 +139,39 @@ class Fleet:
         await self.runtime.store_answers_of(record, given_answers(answer, answers), "Fleet.resume")
         return await self._to_the_end(record, needs)
 
+    def world(
+        self,
+        folder: str | Path | None = None,
+        *,
+        snapshot: str | None = None,
+        mount_at: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+        needs: Needs = Needs(),  # noqa: B008
+    ) -> AbstractAsyncContextManager[FleetWorld]:
+        """A world whose commands run on a node: `async with fleet.world("repo") as world`. It is made from a folder
+        of this machine, from a snapshot (a tag, a world or an id of this home, or the whole id of one in the bucket),
+        or empty. It has no network. The other arguments are those of `World.create`.
+
+        Raises as `World.create` does, `FleetError`, and `ForkEngineError` if the bucket cannot take its state.
+        """
+        self._check_open()
+        return world_on_nodes(
+            self._nodes,
+            self.runtime,
+            folder,
+            snapshot=snapshot,
+            mount_at=mount_at,
+            env=env,
+            limits=limits,
+            needs=needs,
+        )
+
+    @property
+    def slots(self) -> int:
+        """Runs and commands that the nodes of now take at the same time."""
+        return sum(one.slots for one in self._nodes.queue.members)
+
     def _check_open(self) -> None:
         if not self._is_open:
             raise FleetError("the fleet is not open: `async with Fleet(runtime) as fleet`")
@@ -182,12 +186,13 @@ class Fleet:
         return await self.runtime.resume(record.id)  # the result of a run that is done
 
     async def _on_nodes(self, run: RunId, asked: Asked) -> None:
+        refusal = f"no node can take run {run}. It is kept, and `ramify resume {run}` continues it:"
         died: list[str] = []
         dead: set[tuple[str, int]] = set()  # their processes, as leases name them
         while len(died) < MOST_DEATHS:
-            member = await self._place(run, asked)
+            member = await self._nodes.place(asked, refusal)
             try:
-                self._emit(Placed(run, member.node.name, tuple(died)))
+                self._nodes.emit(Placed(run, member.node.name, tuple(died)))
                 ended = await self._at(member, run, asked)
             except HostDied as error:
                 died.append(member.node.name)
@@ -195,7 +200,7 @@ class Fleet:
                 await self._lost(member, run, str(error))
                 continue
             finally:
-                self._queue.release(member)
+                self._nodes.queue.release(member)
             if ended.error is not None:
                 failed = rebuilt(ended.error, member.node.name)
                 if isinstance(failed, LeaseHeld) and (owner := (failed.host, failed.pid)) in dead:
@@ -207,7 +212,7 @@ class Fleet:
                 why = f"run {run} was cancelled by its fleet or another caller: `ramify resume {run}` continues it"
                 raise RunCancelled(why, run_id=run)
             if ended.not_uploaded:
-                self._emit(NotUploaded(run, member.node.name, ended.not_uploaded))
+                self._nodes.emit(NotUploaded(run, member.node.name, ended.not_uploaded))
             return
         raise NodesDied(
             f"run {run}: {len(died)} nodes died, one after the other, while they worked on it ({', '.join(died)}). "
@@ -215,28 +220,6 @@ class Fleet:
             stranded_run=run,
             nodes=died,
         )
-
-    async def _place(self, run: RunId, asked: Asked) -> Member[RayHost]:
-        """Wait for a node. Raises `NoFitNode` if those of the fleet cannot take the run, or if it has had none for
-        too long."""
-        placing, now = self._queue.ask(asked), asyncio.get_running_loop().time
-        until = now() + self._patience_s
-        try:
-            while not placing.done():
-                if self._queue.can_ever_place(asked):
-                    until = now() + self._patience_s
-                elif self._queue.members or now() >= until:
-                    raise NoFitNode(
-                        f"no node can take run {run}. It is kept, and `ramify resume {run}` continues it:",
-                        reasons={**self._refused, **self._queue.reasons(asked)},
-                    )
-                await asyncio.wait({placing}, timeout=LOOK_S)
-            return placing.result()
-        except BaseException:
-            if placing.done() and not placing.cancelled():
-                self._queue.release(placing.result())
-            placing.cancel()
-            raise
 
     async def _at(self, member: Member[RayHost], run: RunId, asked: Asked) -> Ended:
         working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name))
@@ -271,102 +254,8 @@ class Fleet:
 
     async def _lost(self, member: Member[RayHost], run: RunId, why: str) -> None:
         """Forget a node, and end the lease that it has of the run."""
-        if member in self._queue.members:
-            self._queue.remove(member)
-            self._known.pop(member.node.id, None)  # if the node lives, it gets another process
-            self._emit(NodeLost(member.node.name, why))
-            await member.host.kill()  # it may live, and only not be reached
+        await self._nodes.forget(member, why)
         await self.runtime.store.end_lease(run, member.facts.host, member.facts.pid)
-
-    # The nodes
-
-    async def _watch(self) -> None:
-        """Take in nodes that come, and forget those that went without working on a run."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                nodes = {node.id: node for node in await self._cluster.nodes()}
-            except FleetError:
-                continue  # Ray's head restarts, or Ray ends this process
-            for node in nodes.values():
-                self._join_soon(node)
-            for member in [one for one in self._queue.members if one.node.id not in nodes and not one.taken]:
-                self._queue.remove(member)
-                self._emit(NodeLost(member.node.name, "it left the cluster"))
-            for id in self._known.keys() - nodes.keys():
-                self._known.pop(id).cancel()
-            names = {node.name for node in nodes.values()}
-            self._refused = {name: why for name, why in self._refused.items() if name in names}
-
-    def _join_soon(self, node: Node) -> asyncio.Task[None]:
-        if node.id not in self._known:
-            self._known[node.id] = asyncio.create_task(self._join(node))
-        return self._known[node.id]
-
-    async def _join(self, node: Node) -> None:
-        slots = self._runs_per_node if self._runs_per_node is not None and node.cpus else node.cpus
-        if not slots:
-            self._refuse(node, "it has no CPUs for Ray")
-            return
-        host = await self._cluster.start_host(node)
-        try:
-            facts = checked(node, await host.describe())
-            if (error := await host.open(self._shared, self.runtime.sandbox, node.name)) is not None:
-                raise rebuilt(error, node.name)
-        except HostDied as error:
-            self._refuse(node, why_not_started(str(error)))
-        except NodeUnfit as error:
-            self._refuse(node, error.reason)
-            await host.kill()
-        except Exception as error:  # noqa: BLE001  # of its database, its bucket or its home
-            self._refuse(node, f"{type(error).__name__}: {error}")
-            await host.kill()
-        else:
-            self._refused.pop(node.name, None)
-            self._queue.add(Member(node, facts, host, slots))
-            self._emit(NodeJoined(node.name, slots))
-
-    def _emit(self, event: FleetEvent) -> None:
-        if self._observer is not None:
-            try:
-                self._observer(event)
-            except Exception as error:  # noqa: BLE001  # no run and no watch over the nodes ends with it
-                told = {"message": f"the observer of a fleet failed at {event!r}", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(told)
-
-    def _refuse(self, node: Node, reason: str) -> None:
-        self._refused[node.name] = reason
-        self._emit(NodeRefused(node.name, reason))
-
-    async def _close_hosts(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for joining in self._known.values():
-            joining.cancel()
-        await asyncio.gather(*self._known.values(), return_exceptions=True)
-        members, self._queue.members = self._queue.members, []
-        errors = await asyncio.gather(*(_closed(one) for one in members))
-        first = next((one for one in errors if one is not None), None)
-        if error is None and first is not None:
-            raise first
-
-
-async def _closed(member: Member[RayHost]) -> BaseException | None:
-    """Close a node's process. Returns what went wrong with its uploads."""
-    try:
-        error = await member.host.close()
-    except HostDied:
-        return None  # its runs are kept
-    except FleetError as failed:
-        await member.host.kill()
-        return failed
-    await member.host.kill()
-    return None if error is None else rebuilt(error, member.node.name)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
 
 
 def _shared(runtime: Runtime) -> Shared:

@@ -1,6 +1,8 @@
-"""Which node takes which run: in the order of arrival, the fitting node with the largest free share. No I/O.
+"""Which node takes which run or command: in the order of arrival, the fitting node with the largest free share. No
+I/O.
 
-Nodes that have the run's first state already are preferred among equals.
+Nodes that have the run's first state already are preferred among equals. A world goes where its state is, if a slot
+is free there, and stays where it lives.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ramify.fleet.types import HostFacts, Needs, Node
+from ramify.fleet.types import HostFacts, Needs, Node, NodeId
 from ramify.fork_engine.types import SnapshotId
 
 Host = TypeVar("Host")
@@ -35,11 +37,14 @@ class Member(Generic[Host]):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a run asks for. base: its first state."""
+    """What a run, or a command of a world, asks for. base: the state that it begins with. near: the node that has
+    this state. stays: whether it waits for that node, while the node is there, though others are free."""
 
     sandbox: str
     needs: Needs
     base: SnapshotId
+    near: NodeId | None = None
+    stays: bool = False
 
 
 def unfit(node: Node, facts: HostFacts, asked: Asked) -> str:
@@ -58,9 +63,12 @@ def unfit(node: Node, facts: HostFacts, asked: Asked) -> str:
 
 
 def choose(members: Iterable[Member[Host]], asked: Asked) -> Member[Host] | None:
-    """The node for the run, or None if no fitting node has a free slot."""
-    able = [one for one in members if one.taken < one.slots and not unfit(one.node, one.facts, asked)]
-    return max(able, key=lambda one: (one.free, asked.base in one.has), default=None)
+    """The node for a run or a command, or None if it has to wait."""
+    fit = [one for one in members if not unfit(one.node, one.facts, asked)]
+    if asked.stays and (home := [one for one in fit if one.node.id == asked.near]):
+        fit = home
+    able = [one for one in fit if one.taken < one.slots]
+    return max(able, key=lambda one: (one.node.id == asked.near, one.free, asked.base in one.has), default=None)
 
 
 class Queue(Generic[Host]):
@@ -97,6 +105,7 @@ class Queue(Generic[Host]):
     def remove(self, member: Member[Host]) -> None:
         if member in self.members:
             self.members.remove(member)
+            self.dispatch()  # who waited for this node goes elsewhere
 
     def dispatch(self) -> None:
         """Give nodes to those who wait, in their order; who fits nowhere now does not hold up the others."""

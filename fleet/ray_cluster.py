@@ -12,6 +12,7 @@ from ramify.fleet.carried_errors import CarriedError
 from ramify.fleet.errors import ClusterUnreachable, FleetError, RayMissing
 from ramify.fleet.run_host import Ended, RunHost
 from ramify.fleet.types import Node, NodeId, Shared
+from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder
 from ramify.runtime.records import RunId
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 
@@ -160,6 +161,13 @@ class RayHost:
 
     async def stop(self, run: RunId) -> None:
         await self._answer(self._actor.stop.remote(run))
+
+    async def in_world(self, order: WorldOrder) -> WorldAnswer:
+        answer: WorldAnswer = await self._answer(self._actor.in_world.remote(order))
+        return answer
+
+    async def close_world(self, world: WorldKey) -> None:
+        await self._answer(self._actor.close_world.remote(world))
 
     async def close(self) -> CarriedError | None:
         answer: CarriedError | None = await self._answer(self._actor.close.remote())

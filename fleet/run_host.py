@@ -1,4 +1,5 @@
-"""The process that works for a fleet on a node: it owns the node's home, and continues runs that others stored.
+"""The process that works for a fleet on a node: it owns the node's home, continues runs that others stored, and runs
+commands in worlds.
 
 It is an actor of Ray, and does not know it. What it returns consists of plain values, so that a fleet of another
 version can read at least `describe`.
@@ -20,6 +21,7 @@ from ramify.fleet.carried_errors import CarriedError, carried
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.relayed_events import EventRelay
 from ramify.fleet.types import FileIdentity, HostFacts, Shared
+from ramify.fleet.world_host import WorldAnswer, WorldHost, WorldKey, WorldOrder
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store import SnapshotStore
@@ -44,7 +46,7 @@ class Ended:
 
 
 class RunHost:
-    """The runs that a fleet has placed on this node. `describe` and `open` come first, `close` last."""
+    """The runs and worlds that a fleet has placed on this node. `describe` and `open` come first, `close` last."""
 
     def __init__(self) -> None:
         self._home = paths.home(None)
@@ -53,6 +55,7 @@ class RunHost:
         self._opening = asyncio.Lock()
         self._runtimes: dict[str, Runtime] = {}  # by the name of the sandbox backend
         self._working: dict[RunId, asyncio.Task[Ended]] = {}
+        self._world_hosts: dict[str, WorldHost] = {}  # as above
         self._relay = EventRelay()
 
     async def describe(self) -> dict[str, Any]:
@@ -97,6 +100,15 @@ class RunHost:
             task.cancel()
             await asyncio.wait({task})
 
+    async def in_world(self, order: WorldOrder) -> WorldAnswer:
+        """As `WorldHost.perform`."""
+        return await (await self._world_host(order.setup.sandbox)).perform(order)
+
+    async def close_world(self, world: WorldKey) -> None:
+        """End a world, and the operation that it does."""
+        for host in self._world_hosts.values():
+            await host.close(world)
+
     async def close(self) -> CarriedError | None:
         """End all work, upload what waits, and return what went wrong with that."""
         for run in list(self._working):
@@ -139,6 +151,15 @@ class RunHost:
                 runtime = await self._stack.enter_async_context(opening)
                 self._runtimes[sandbox] = runtime
             return runtime
+
+    async def _world_host(self, sandbox: str) -> WorldHost:
+        runtime = await self._runtime(sandbox)
+        assert runtime.bucket is not None
+        async with self._opening:
+            if (host := self._world_hosts.get(sandbox)) is None:
+                opening = WorldHost(self._home, sandbox, runtime.snapshots, runtime.bucket)
+                host = self._world_hosts[sandbox] = await self._stack.enter_async_context(opening)
+            return host
 
 
 async def _uploaded(runtime: Runtime, run: RunId) -> str:

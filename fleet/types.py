@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
+from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.records import RunId
 
 NodeId = NewType("NodeId", str)
@@ -141,4 +142,17 @@ class NotUploaded:
         return f"run {self.run} is done, and node {self.node} has not uploaded its last state: {self.reason}"
 
 
-FleetEvent = NodeJoined | NodeRefused | NodeLost | Placed | NotUploaded
+@dataclass(frozen=True, slots=True)
+class WorldMoved:
+    """A world goes on on another node, from its last state. earlier: nodes that died during its command."""
+
+    state: SnapshotId
+    node: str
+    earlier: tuple[str, ...]
+
+    def __str__(self) -> str:
+        died = ", ".join(self.earlier)
+        return f"a world goes on on node {self.node} from snapshot {self.state[:12]}, after {died} died"
+
+
+FleetEvent = NodeJoined | NodeRefused | NodeLost | Placed | NotUploaded | WorldMoved

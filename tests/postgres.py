@@ -8,8 +8,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -33,6 +34,21 @@ def server(parent: Path | None = None) -> Iterator[str]:
     if given:
         yield given
         return
+    with own_server(parent) as own:
+        yield own.address
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """A server that was started here. kill: kills it, and starts it again after so many seconds."""
+
+    address: str
+    kill: Callable[[float], None]
+
+
+@contextmanager
+def own_server(parent: Path | None = None) -> Iterator[OwnServer]:
+    """Start a server. `parent`: where its folder is made."""
     bin_folder = binaries()
     assert bin_folder is not None, why_not()
     with tempfile.TemporaryDirectory(prefix="ramify-pg-", dir=parent) as folder:
@@ -41,13 +57,25 @@ def server(parent: Path | None = None) -> Iterator[str]:
         data, port = f"{folder}/data", _free_port()
         _as_user(bin_folder / "initdb", "-D", data, "-U", "ramify", "--auth=trust", "-N").check_returncode()
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"  # no test cuts the power
-        started = _as_user(bin_folder / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
-        if started.returncode:
-            raise RuntimeError(Path(folder, "log").read_text() + started.stderr)
-        try:
-            yield f"postgresql://ramify@127.0.0.1:{port}/postgres"
-        finally:
+
+        def start() -> None:
+            started = _as_user(bin_folder / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
+            if started.returncode:
+                raise RuntimeError(Path(folder, "log").read_text() + started.stderr)
+
+        def stop() -> None:
             _as_user(bin_folder / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+
+        def kill(for_s: float) -> None:
+            stop()
+            time.sleep(for_s)
+            start()
+
+        start()
+        try:
+            yield OwnServer(f"postgresql://ramify@127.0.0.1:{port}/postgres", kill)
+        finally:
+            stop()
 
 
 def _as_user(*command: object) -> subprocess.CompletedProcess[str]:

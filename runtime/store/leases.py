@@ -140,7 +140,7 @@ def end(connection: Connection, run: RunId, host: str, pid: int) -> bool:
     it lives, the fence refuses its later writes. Returns False if that process does not have the lease."""
     values = {"run": run, "host": host, "pid": pid}
     theirs = f"run_id = :run AND host = :host AND pid = :pid AND owner IS NOT NULL AND owner <> '{_ENDED}'"
-    change = f"owner = '{_ENDED}', renewed_at = 0"
+    change = f"owner = '{_ENDED}', renewed_at = renewed_at - lasts_s - 1"  # so that it is over for all who look
     return _execute(connection, f"UPDATE leases SET {change} WHERE {theirs}", values).rowcount == 1
 
 

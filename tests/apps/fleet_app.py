@@ -79,10 +79,17 @@ def leave_from_a_thread() -> None:
     sys.exit(3)
 
 
+async def left() -> None:
+    await asyncio.sleep(0)
+    sys.exit(3)
+
+
 @workflow
 async def exits(where: str) -> None:
     if where == "workflow":
         sys.exit(3)
+    if where == "task":
+        await asyncio.create_task(left())
     await asyncio.gather(leave() if where == "step" else leave_from_a_thread())
 
 

@@ -13,7 +13,8 @@ import pytest
 from ramify import Runtime
 from ramify.fleet.carried_errors import carried
 from ramify.fleet.errors import FleetError
-from ramify.fleet.fleet import Fleet, _closed
+from ramify.fleet.fleet import Fleet
+from ramify.fleet.nodes import _closed
 from ramify.fleet.placement import Asked, Member
 from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
 from ramify.fleet.run_host import Ended
@@ -77,7 +78,7 @@ async def test_an_observer_that_raises_keeps_no_slot_and_is_reported(tmp_path: P
         raise wrong
 
     fleet = Fleet(Runtime(home=tmp_path), observer=observer)
-    fleet._queue.add(one := member(Host(Ended())))
+    fleet._nodes.queue.add(one := member(Host(Ended())))
     await fleet._on_nodes(RUN, ANY)
     assert one.taken == 0
     assert [context["exception"] for context in reported] == [wrong]
@@ -87,7 +88,7 @@ async def test_an_observer_that_raises_keeps_no_slot_and_is_reported(tmp_path: P
 async def test_a_caller_is_cancelled_although_its_node_fails_to_stop(tmp_path: Path) -> None:
     fleet = Fleet(Runtime(home=tmp_path))
     host = Host(stopping=FleetError("a bug"))
-    fleet._queue.add(one := member(host))
+    fleet._nodes.queue.add(one := member(host))
     call = asyncio.create_task(fleet._on_nodes(RUN, ANY))
     await host.began.wait()
     call.cancel()
@@ -107,15 +108,15 @@ async def test_a_lease_that_a_node_took_after_it_was_given_up_is_ended_once(tmp_
     fleet = Fleet(Runtime(home=tmp_path))
     fleet.runtime = SimpleNamespace(store=SimpleNamespace(end_lease=end_lease))  # type: ignore[assignment]
     cut_off = member(Host(dying=HostDied("cut off")), pid=7)
-    fleet._queue.add(cut_off)
+    fleet._nodes.queue.add(cut_off)
     call = asyncio.create_task(fleet._on_nodes(RUN, ANY))
-    while cut_off in fleet._queue.members:  # noqa: ASYNC110
+    while cut_off in fleet._nodes.queue.members:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    fleet._queue.add(other := member(Host(held, Ended()), pid=8))
+    fleet._nodes.queue.add(other := member(Host(held, Ended()), pid=8))
     await call
     assert ended == [(RUN, "m", 7)] * 2
-    fleet._queue.remove(other)
-    fleet._queue.add(member(Host(held), pid=9))
+    fleet._nodes.queue.remove(other)
+    fleet._nodes.queue.add(member(Host(held), pid=9))
     with pytest.raises(LeaseHeld):  # of a process that this call has not seen die
         await fleet._on_nodes(RUN, ANY)
     assert len(ended) == 2

@@ -20,7 +20,8 @@ from ramify.cli.main import run_command_line
 from ramify.compiler.plan import OpKind
 from ramify.fleet.carried_errors import NodeTraceback
 from ramify.fleet.errors import NodesDied, NoFitNode
-from ramify.fleet.fleet import MOST_DEATHS, Fleet
+from ramify.fleet.fleet import Fleet
+from ramify.fleet.nodes import MOST_DEATHS
 from ramify.fleet.types import Needs, NodeJoined, NodeLost, NodeRefused, Placed
 from ramify.runtime.errors import RunCancelled, RunWaiting, StepFailed
 from ramify.runtime.events import Event, OpDone, RunEnded, RunStarted

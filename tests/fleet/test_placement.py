@@ -86,3 +86,26 @@ def test_a_node_with_other_versions_is_unfit(
     with pytest.raises(NodeUnfit, match=reason) as unfit:
         checked(member("a").node, {"version": "0.2.0", "python": "3.11.0", **told})
     assert unfit.value.node == "m (a)"
+
+
+def test_a_command_goes_where_its_world_is_and_a_fork_where_a_slot_is_free() -> None:
+    home, other = member("home", slots=2), member("other", slots=2)
+    home.taken = 1
+    fork, lives = (Asked("copy", Needs(), BASE, NodeId("home"), stays=stays) for stays in (False, True))
+    assert choose([home, other], fork) is home
+    home.taken = 2
+    assert choose([home, other], fork) is other
+    assert choose([home, other], lives) is None
+    assert choose([other], lives) is other
+
+
+async def test_who_waits_for_a_node_that_goes_is_placed_elsewhere() -> None:
+    queue: Queue[None] = Queue()
+    home, other = member("home"), member("other")
+    queue.add(home)
+    queue.add(other)
+    home.taken = 1
+    waits = queue.ask(Asked("copy", Needs(), BASE, NodeId("home"), stays=True))
+    assert not waits.done()
+    queue.remove(home)
+    assert waits.result() is other

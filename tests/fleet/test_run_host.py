@@ -59,7 +59,7 @@ async def test_two_calls_for_one_run_wait_for_the_same_end(program: Runtime, hos
         pass
 
 
-@pytest.mark.parametrize("where", ["workflow", "step", "thread"])
+@pytest.mark.parametrize("where", ["workflow", "step", "thread", "task"])
 async def test_an_exit_in_a_run_ends_the_run_only(program: Runtime, host: RunHost, where: str) -> None:
     run = await stored(program, fleet_app.exits, where)
     ended = await host.go_on(run, "copy", "m")

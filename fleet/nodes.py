@@ -1,0 +1,173 @@
+"""The nodes of a cluster that work for a fleet: they join, take work in its order, and are forgotten if they die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+
+from ramify.fleet.carried_errors import rebuilt
+from ramify.fleet.errors import FleetError, NodeUnfit, NoFitNode
+from ramify.fleet.node_versions import checked, why_not_started
+from ramify.fleet.placement import Asked, Member, Queue
+from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
+from ramify.fleet.types import FleetEvent, Node, NodeId, NodeJoined, NodeLost, NodeRefused, Shared
+
+LOOK_S = 1.0
+"""Seconds between two looks at the nodes of the cluster."""
+
+MOST_DEATHS = 3
+"""Nodes that may die, one after the other, while they work on the same thing, which may be what kills them."""
+
+
+class FleetNodes:
+    """The nodes of the cluster at `address`. slots: what a node does at the same time; by default as many as Ray says
+    it has CPUs. patience_s: for how long work waits for a node that can take it. observer: of the fleet."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        slots: int | None,
+        patience_s: float,
+        observer: Callable[[FleetEvent], None] | None,
+    ) -> None:
+        self.queue: Queue[RayHost] = Queue()
+        self._cluster = RayCluster(address)
+        self._slots, self._patience_s, self._observer = slots, patience_s, observer
+        self._known: dict[NodeId, asyncio.Task[None]] = {}  # joins, ended or not
+        self._refused: dict[str, str] = {}
+
+    @asynccontextmanager
+    async def opened(self, shared: Shared, sandbox: str) -> AsyncIterator[None]:
+        """Connect, and have nodes work while the block runs. Leaving it closes their processes, after their uploads.
+
+        Raises `RayMissing`, `ClusterUnreachable`, `NoFitNode`, and at its end the first error of the uploads.
+        """
+        self._shared, self._sandbox = shared, sandbox
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._cluster)
+            stack.push_async_exit(self._close_hosts)
+            for joining in [self._join_soon(node) for node in await self._cluster.nodes()]:
+                await joining
+            if not self.queue.members:
+                raise NoFitNode("no node of the cluster can work for this fleet:", reasons=self._refused)
+            watching = asyncio.create_task(self._watch())
+            stack.push_async_callback(_ended, watching)
+            yield
+
+    async def place(self, asked: Asked, refusal: str) -> Member[RayHost]:
+        """Wait for a node and take a slot of it; `queue.release` gives it back. Raises `NoFitNode`, which begins with
+        `refusal`, if the nodes of the fleet cannot take it, or if there was none for too long."""
+        placing, now = self.queue.ask(asked), asyncio.get_running_loop().time
+        until = now() + self._patience_s
+        try:
+            while not placing.done():
+                if self.queue.can_ever_place(asked):
+                    until = now() + self._patience_s
+                elif self.queue.members or now() >= until:
+                    raise NoFitNode(refusal, reasons={**self._refused, **self.queue.reasons(asked)})
+                await asyncio.wait({placing}, timeout=LOOK_S)
+            return placing.result()
+        except BaseException:
+            if placing.done() and not placing.cancelled():
+                self.queue.release(placing.result())
+            placing.cancel()
+            raise
+
+    async def forget(self, member: Member[RayHost], why: str) -> None:
+        """Give up a node, or its process. If the node lives, it gets another process."""
+        if member in self.queue.members:
+            self.queue.remove(member)
+            self._known.pop(member.node.id, None)
+            self.emit(NodeLost(member.node.name, why))
+            await member.host.kill()  # it may live, and only not be reached
+
+    def emit(self, event: FleetEvent) -> None:
+        if self._observer is not None:
+            try:
+                self._observer(event)
+            except Exception as error:  # noqa: BLE001  # no work and no watch over the nodes ends with it
+                told = {"message": f"the observer of a fleet failed at {event!r}", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(told)
+
+    async def _watch(self) -> None:
+        """Take in nodes that come, and forget those that went without working on a run."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                nodes = {node.id: node for node in await self._cluster.nodes()}
+            except FleetError:
+                continue  # Ray's head restarts, or Ray ends this process
+            for node in nodes.values():
+                self._join_soon(node)
+            for member in [one for one in self.queue.members if one.node.id not in nodes and not one.taken]:
+                self.queue.remove(member)
+                self.emit(NodeLost(member.node.name, "it left the cluster"))
+            for id in self._known.keys() - nodes.keys():
+                self._known.pop(id).cancel()
+            names = {node.name for node in nodes.values()}
+            self._refused = {name: why for name, why in self._refused.items() if name in names}
+
+    def _join_soon(self, node: Node) -> asyncio.Task[None]:
+        if node.id not in self._known:
+            self._known[node.id] = asyncio.create_task(self._join(node))
+        return self._known[node.id]
+
+    async def _join(self, node: Node) -> None:
+        slots = self._slots if self._slots is not None and node.cpus else node.cpus
+        if not slots:
+            self._refuse(node, "it has no CPUs for Ray")
+            return
+        host = await self._cluster.start_host(node)
+        try:
+            facts = checked(node, await host.describe())
+            if (error := await host.open(self._shared, self._sandbox, node.name)) is not None:
+                raise rebuilt(error, node.name)
+        except HostDied as error:
+            self._refuse(node, why_not_started(str(error)))
+        except NodeUnfit as error:
+            self._refuse(node, error.reason)
+            await host.kill()
+        except Exception as error:  # noqa: BLE001  # of its database, its bucket or its home
+            self._refuse(node, f"{type(error).__name__}: {error}")
+            await host.kill()
+        else:
+            self._refused.pop(node.name, None)
+            self.queue.add(Member(node, facts, host, slots))
+            self.emit(NodeJoined(node.name, slots))
+
+    def _refuse(self, node: Node, reason: str) -> None:
+        self._refused[node.name] = reason
+        self.emit(NodeRefused(node.name, reason))
+
+    async def _close_hosts(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for joining in self._known.values():
+            joining.cancel()
+        await asyncio.gather(*self._known.values(), return_exceptions=True)
+        members, self.queue.members = self.queue.members, []
+        errors = await asyncio.gather(*(_closed(one) for one in members))
+        first = next((one for one in errors if one is not None), None)
+        if error is None and first is not None:
+            raise first
+
+
+async def _closed(member: Member[RayHost]) -> BaseException | None:
+    """Close a node's process. Returns what went wrong with its uploads."""
+    try:
+        error = await member.host.close()
+    except HostDied:
+        return None  # its runs are kept
+    except FleetError as failed:
+        await member.host.kill()
+        return failed
+    await member.host.kill()
+    return None if error is None else rebuilt(error, member.node.name)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
