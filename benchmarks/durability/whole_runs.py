@@ -22,6 +22,7 @@ from typing import Any, TypedDict
 from langgraph.graph import START, StateGraph
 
 from benchmarks.durability import concurrent_branches, dbos_peer
+from benchmarks.durability.step_starts import STARTED
 from benchmarks.durability.supersteps import row
 from benchmarks.rows import Row
 from ramify import Runtime, Sandbox, Saver, step, workflow
@@ -31,7 +32,6 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.selection import open_backend
 
-STARTED: list[float] = []
 LONG = 500
 
 

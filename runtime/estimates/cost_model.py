@@ -46,14 +46,11 @@ class CostLine:
     xy: float = 0.0
 
     def observe(self, size: float, seconds: float) -> None:
-        for name, value in (
-            ("weight", 1.0),
-            ("x", size),
-            ("y", seconds),
-            ("xx", size * size),
-            ("xy", size * seconds),
-        ):
-            setattr(self, name, FORGET * getattr(self, name) + value)
+        self.weight = FORGET * self.weight + 1.0
+        self.x = FORGET * self.x + size
+        self.y = FORGET * self.y + seconds
+        self.xx = FORGET * self.xx + size * size
+        self.xy = FORGET * self.xy + size * seconds
 
     def predict(self, size: float) -> float | None:
         """Return the predicted seconds, never negative: None before the first observation, the mean if all

@@ -1,14 +1,21 @@
-"""Parse code while other threads parse, too."""
+"""Parse code while other threads parse, too, and each text of a file once in a process."""
 
 from __future__ import annotations
 
 import ast
+from collections import OrderedDict
 from collections.abc import Callable
+from threading import Lock
 from typing import TypeVar
 
 T = TypeVar("T")
 
 _ATTEMPTS = 50
+_MOST_KEPT = 1 << 18
+"""How many characters the texts of the kept trees have in all. A tree is some fifty times as large as its text."""
+
+_kept: OrderedDict[tuple[str, str], ast.Module] = OrderedDict()
+_kept_lock = Lock()
 
 
 def parsed(parse: Callable[[], T]) -> T:
@@ -27,5 +34,21 @@ def parsed(parse: Callable[[], T]) -> T:
 
 
 def tree_of(text: str, path: str) -> ast.Module:
-    """Return the syntax tree of a file's text. Raises `SyntaxError`."""
+    """Return a syntax tree of a file's text, which the caller may change. Raises `SyntaxError`."""
     return parsed(lambda: ast.parse(text, filename=path))
+
+
+def shared_tree_of(text: str, path: str) -> ast.Module:
+    """As `tree_of`, but nobody may change the tree. The trees of the last files are kept, with what was found about
+    their nodes: a process that compiles or resumes several runs of a workflow reads the same files each time."""
+    key = (path, text)
+    with _kept_lock:
+        if (known := _kept.get(key)) is not None:
+            _kept.move_to_end(key)
+            return known
+    tree = tree_of(text, path)
+    with _kept_lock:
+        _kept[key] = tree
+        while sum(len(text) for _, text in _kept) > _MOST_KEPT:
+            _kept.popitem(last=False)
+    return tree

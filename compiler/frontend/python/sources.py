@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import plain_text
 from ramify.compiler.frontend.python.names import dotted_name, nodes_in
-from ramify.compiler.frontend.python.parsing import tree_of
+from ramify.compiler.frontend.python.parsing import shared_tree_of, tree_of
 from ramify.compiler.plan import PLAN_VERSION, Site, site_file, text_digest
 from ramify.compiler.spec import FileAccess
 
@@ -148,8 +148,10 @@ class Sources:
             known = self._texts.setdefault(site_file(path), text_digest(text))
             if known != text_digest(text):  # two files share this name, so it identifies neither
                 self._texts[site_file(path)] = ""
-            tree = tree_of(text, path)
-            self._trees[path] = without_patches(tree, self.without) if self.without else tree
+            without = self.without
+            self._trees[path] = (
+                without_patches(tree_of(text, path), without) if without else shared_tree_of(text, path)
+            )
         return self._trees[path]
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ramify.compiler.frontend.python.parsing import parsed, tree_of
+from ramify.compiler.frontend.python.parsing import parsed, shared_tree_of, tree_of
 
 
 def raising(*errors: Exception) -> Callable[[], str]:
@@ -33,3 +33,16 @@ def test_other_errors_are_the_callers() -> None:
     with pytest.raises(SyntaxError) as caught:
         tree_of("def", "file.py")
     assert caught.value.filename == "file.py"
+
+
+def test_one_text_of_a_file_has_one_tree() -> None:
+    first = shared_tree_of("x = 1", "file.py")
+    assert shared_tree_of("x = 1", "file.py") is first
+    assert shared_tree_of("x = 2", "file.py") is not first  # the file was changed
+    assert shared_tree_of("x = 1", "other.py") is not first
+
+
+def test_the_kept_trees_are_bounded() -> None:
+    first = shared_tree_of("x = 1", "bounded.py")
+    shared_tree_of(f"x = '{'-' * (1 << 18)}'", "long.py")
+    assert shared_tree_of("x = 1", "bounded.py") is not first
