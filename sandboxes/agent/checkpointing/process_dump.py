@@ -12,7 +12,6 @@ import os
 import stat
 import struct
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +19,7 @@ from ramify.sandboxes.agent.checkpointing.memory_image import BasePages, CannotD
 from ramify.sandboxes.linux import memory_map, processes, resource_limits
 from ramify.sandboxes.linux.memory_map import Area, FileId
 from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
+from ramify.sandboxes.records import asdict, dataclass, replace
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
 MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
