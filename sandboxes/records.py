@@ -4,7 +4,7 @@ The standard library compiles code for each dataclass and imports `inspect`. Wit
 that was half of the time in which a helper process starts. Type checkers see the standard library's functions here.
 
 `dataclasses.fields`, `replace` and `asdict` work on these classes, too. Not supported: inheritance of fields,
-`__post_init__`, and any argument of `dataclass` and `field` that is not named below.
+`__post_init__`, `inspect.signature`, and any argument of `dataclass` and `field` that is not named below.
 """
 
 from __future__ import annotations
