@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ramify.fork_engine.store import SnapshotStore
@@ -15,19 +16,19 @@ from ramify.sandboxes.errors import BackendUnavailable
 NAMES = ("namespaces", "docker", "copy")
 
 
+_places_of_worlds: set[tuple[int, int]] = set()
+"""Where this process has found that worlds in namespaces can be made: the file system's device, and the user."""
+
+
 def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
-    """The backend of this name, for `async with`. Blocks for a tenth of a second to check that it works here.
+    """The backend of this name, for `async with`. Blocks for a tenth of a second to check that it works here; worlds
+    in namespaces are not tried again on a file system where this process has made some.
 
     Raises `BackendUnavailable` with the reason, also for an unknown name.
     """
     match name:
         case "namespaces":
-            able = doctor.namespaces(scratch)
-            if not able.available:
-                raise BackendUnavailable(
-                    f"worlds in namespaces cannot be made here: {able.reason}. "
-                    "To run without isolation, on copies of the tree, use --sandbox copy"
-                )
+            _require_namespaces(scratch)
             return NamespaceBackend(store, scratch)
         case "docker":
             able = doctor.docker()
@@ -40,3 +41,17 @@ def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
             raise BackendUnavailable(
                 f"there is no sandbox backend {name!r}: choose one of {', '.join(NAMES)} (--sandbox, $RAMIFY_SANDBOX)"
             )
+
+
+def _require_namespaces(scratch: Path) -> None:
+    existing = next(folder for folder in (scratch.absolute(), *scratch.absolute().parents) if folder.exists())
+    place = (existing.stat().st_dev, os.geteuid())
+    if place in _places_of_worlds:
+        return
+    able = doctor.namespaces(scratch)
+    if not able.available:
+        raise BackendUnavailable(
+            f"worlds in namespaces cannot be made here: {able.reason}. "
+            "To run without isolation, on copies of the tree, use --sandbox copy"
+        )
+    _places_of_worlds.add(place)

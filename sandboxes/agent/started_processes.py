@@ -18,7 +18,6 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.sandboxes.agent import users
@@ -35,6 +34,7 @@ from ramify.sandboxes.agent.messages import (
     encode,
 )
 from ramify.sandboxes.linux import kernel, processes, resource_limits
+from ramify.sandboxes.records import dataclass
 
 USER_UNKNOWN, USER_FORBIDDEN, FOLDER_MISSING, NO_TERMINAL, NO_PROCESS = "user", "forbidden", "cwd", "pty", "process"
 REFUSALS = (USER_UNKNOWN, USER_FORBIDDEN, FOLDER_MISSING, NO_TERMINAL, NO_PROCESS)

@@ -1,1 +1,2 @@
-"""Plain Linux, without any notion of worlds: system calls and what is built on them. Imports only the stdlib."""
+"""Plain Linux, without any notion of worlds: system calls and what is built on them. Imports only the stdlib
+and records.py."""

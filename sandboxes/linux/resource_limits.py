@@ -14,7 +14,8 @@ import resource
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from ramify.sandboxes.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

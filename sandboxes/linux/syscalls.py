@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from dataclasses import dataclass
+
+from ramify.sandboxes.records import dataclass
 
 LAST = 469  # file_setattr, Linux 6.17: calls after it were never reviewed for this table
 

@@ -10,11 +10,12 @@ import pytest
 from ramify.sandboxes import doctor
 from ramify.sandboxes.backends.docker import RootFs
 from tests.images.image_builder import BuiltImage, layer_tar, write_layout
+from tests.machine import why_no_namespaces
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> str:
-    return "namespaces" if doctor.namespaces(tmp_path).available else "copy"
+def sandbox() -> str:
+    return "copy" if why_no_namespaces() else "namespaces"
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from ramify.sandboxes.backends.namespaces.warm_pool import STOCK, TREES
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.testing import Answer, ScriptedBackend
+from tests.machine import why_no_namespaces
 
 
 @functools.cache
@@ -32,8 +33,7 @@ def why_not(marker: str) -> str:
         return doctor.docker().reason
     if marker == "criu":
         return "" if criu.command() else f"CRIU is not installed in {criu.folder()}: make criu"
-    with tempfile.TemporaryDirectory() as scratch:
-        return doctor.namespaces(Path(scratch)).reason
+    return why_no_namespaces()
 
 
 @pytest.fixture(autouse=True)

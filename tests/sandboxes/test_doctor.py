@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.capabilities import Feature
+from ramify.fork_engine.store import SnapshotStore
+from ramify.sandboxes import doctor, selection
+from ramify.sandboxes.capabilities import Capabilities, Feature
 from ramify.sandboxes.doctor import capabilities, copy, docker, namespaces
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.selection import open_backend
@@ -49,6 +51,33 @@ def test_a_machine_that_forbids_namespaces_gets_a_reason_and_a_remedy(tmp_path: 
     assert "user.max_user_namespaces is 0: run `sysctl user.max_user_namespaces=10000` as root" in reason
     assert "--sandbox copy" in error
     assert reason in error
+
+
+@pytest.mark.linux_ns
+def test_a_process_tries_namespaces_once_on_a_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Path] = []
+
+    def trying(scratch: Path) -> Capabilities:
+        tried.append(scratch)
+        return namespaces(scratch)
+
+    monkeypatch.setattr(doctor, "namespaces", trying)
+    monkeypatch.setattr(selection, "_places_of_worlds", set())
+    store = SnapshotStore(tmp_path / "store")
+    for scratch in (tmp_path / "a", tmp_path / "b" / "c"):
+        open_backend("namespaces", store, scratch)
+    assert tried == [tmp_path / "a"]
+
+
+@pytest.mark.linux_ns
+def test_a_failure_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_places_of_worlds", set())
+    store = SnapshotStore(tmp_path / "store")
+    with monkeypatch.context() as without, pytest.raises(BackendUnavailable, match="bash is not installed"):
+        without.setenv("PATH", str(tmp_path))
+        without.setattr("os.defpath", str(tmp_path))
+        open_backend("namespaces", store, tmp_path / "scratch")
+    open_backend("namespaces", store, tmp_path / "scratch")
 
 
 def test_an_impossible_scratch_folder_is_named(tmp_path: Path) -> None:

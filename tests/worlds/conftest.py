@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes import doctor
 from ramify.worlds.home import WorldHome
+from tests.machine import why_no_namespaces
 
 
 @pytest.fixture(params=["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)])
-def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "namespaces":
-        able = doctor.namespaces(tmp_path)
-        if not able.available:
-            pytest.skip(able.reason)
+def sandbox(request: pytest.FixtureRequest) -> str:
+    if request.param == "namespaces" and (why := why_no_namespaces()):
+        pytest.skip(why)
     return str(request.param)
 
 

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes import doctor
 from ramify.sandboxes.contract import RunResult
 from ramify.sandboxes.egress.connection_log import Outcome
 from ramify.sandboxes.egress.resolver import FixedResolver, addresses_of
 from ramify.sandboxes.egress.settings import Egress
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
+from tests.machine import why_no_namespaces
 from tests.sandboxes.egress.conftest import Authority, make_authority
 
 pytestmark = pytest.mark.linux_ns
@@ -44,10 +44,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> str:
-    able = doctor.namespaces(tmp_path)
-    if not able.available:
-        pytest.skip(able.reason)
+def sandbox() -> str:
+    if why := why_no_namespaces():
+        pytest.skip(why)
     return "namespaces"
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes import doctor
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
+from tests.machine import why_no_namespaces
 
 pytestmark = pytest.mark.linux_ns
 
@@ -55,9 +55,8 @@ print(json.dumps(told))
 
 
 async def test_what_a_world_gives_and_refuses(tmp_path: Path) -> None:
-    able = doctor.namespaces(tmp_path)
-    if not able.available:
-        pytest.skip(able.reason)
+    if why := why_no_namespaces():
+        pytest.skip(why)
     if platform.machine() != "x86_64":
         pytest.skip("the numbers of system calls are those of x86_64")
     async with WorldHome(tmp_path / "home", "namespaces") as home, World.create(home=home) as world:

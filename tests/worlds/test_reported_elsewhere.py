@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from ramify.fork_engine.errors import SnapshotCorrupt
-from ramify.sandboxes import doctor
 from ramify.sandboxes.linux import processes
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
+from tests.machine import why_no_namespaces
 
 pytestmark = pytest.mark.linux_ns
 PATIENCE = 60.0
@@ -390,9 +390,8 @@ REPORTS: tuple[tuple[str, Callable[[Place], Awaitable[None]]], ...] = (
 async def test_it_does_not_happen_here(
     reports: str, check: Callable[[Place], Awaitable[None]], tmp_path: Path
 ) -> None:
-    able = doctor.namespaces(tmp_path)
-    if not able.available:
-        pytest.skip(able.reason)
+    if why := why_no_namespaces():
+        pytest.skip(why)
     folder = tmp_path / "place"
     folder.mkdir()
     async with WorldHome(tmp_path / "home", "namespaces") as home:

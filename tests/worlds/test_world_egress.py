@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes import doctor
 from ramify.sandboxes.egress.connection_log import ConnectionFiles, Outcome
 from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.errors import BadEntry, PortTaken
@@ -25,6 +24,7 @@ from ramify.worlds.errors import WorldError
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind
 from ramify.worlds.world import World
+from tests.machine import why_no_namespaces
 from tests.sandboxes.egress.conftest import Authority, Server, make_authority, ok, serving
 
 pytestmark = pytest.mark.linux_ns
@@ -38,10 +38,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> str:
-    able = doctor.namespaces(tmp_path)
-    if not able.available:
-        pytest.skip(able.reason)
+def sandbox() -> str:
+    if why := why_no_namespaces():
+        pytest.skip(why)
     return "namespaces"
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from ramify import World
 from ramify.images.errors import ImageNotFound
-from ramify.sandboxes import doctor
 from ramify.sandboxes.backends.docker import RootFs
 from ramify.sandboxes.errors import Unsupported, WorldStartFailed
 from ramify.worlds.errors import WorldError
 from ramify.worlds.home import WorldHome
 from tests.images.image_builder import BuiltImage, layer_tar, write_layout
+from tests.machine import why_no_namespaces
 
 SETTINGS = {"Env": ["PATH=/usr/bin:/bin:/opt/bin", "GREETING=hello"], "WorkingDir": "/app"}
 
@@ -41,9 +41,8 @@ def layout(tmp_path_factory: pytest.TempPathFactory, root_tar: bytes) -> Path:
 
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[WorldHome]:
-    able = doctor.namespaces(tmp_path)
-    if not able.available:
-        pytest.skip(able.reason)
+    if why := why_no_namespaces():
+        pytest.skip(why)
     async with WorldHome(tmp_path / "home", "namespaces") as opened:
         yield opened
 

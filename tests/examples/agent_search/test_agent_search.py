@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("minisweagent", reason="needs mini-swe-agent: pip install 'ramify[mini-swe-agent]'")
 
 from examples.agent_search.__main__ import PROJECT, main
-from ramify.sandboxes import doctor
 from tests.agents.model_server import Asked, Call, ModelServer, Turn
+from tests.machine import why_no_namespaces
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "examples" / "agent_search.md"
@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "examples" / "agent_search.md"
 
 @pytest.fixture
 def place(tmp_path: Path) -> list[str]:
-    sandbox = "namespaces" if doctor.namespaces(tmp_path).available else "copy"
+    sandbox = "copy" if why_no_namespaces() else "namespaces"
     return ["--sandbox", sandbox, "--home", str(tmp_path / "home")]
 
 

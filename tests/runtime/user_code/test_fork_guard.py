@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -149,20 +148,25 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("thread", [False, True], ids=["async", "thread"])
-@pytest.mark.parametrize(
-    ("how", "status"),
-    [("returns", 1), ("raises", 1), ("exits", 7), ("exits with words", 1), ("interrupted", 130), ("waits", 1)],
-)
-def test_a_child_that_leaves_its_step_is_ended(home: Path, how: str, status: int, thread: bool) -> None:
-    """Otherwise it would continue as a second copy of the run: charge again, write to the journal."""
-    if how == "waits" and thread:
-        how = "returns"
+WAYS = [("returns", 1), ("raises", 1), ("exits", 7), ("exits with words", 1), ("interrupted", 130)]
+
+
+def run_leaving(interpreter: WarmInterpreter, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     home.mkdir()
     script = home / "app.py"
     script.write_text(LEAVING)
-    command = [sys.executable, str(script), str(home), how, *(["thread"] if thread else [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+    return interpreter.run_file(script, home, *words, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "thread"),
+    [*((*way, thread) for way in WAYS for thread in (False, True)), ("waits", 1, False)],
+)
+def test_a_child_that_leaves_its_step_is_ended(
+    home: Path, warm: WarmInterpreter, how: str, status: int, thread: bool
+) -> None:
+    """Otherwise it would continue as a second copy of the run: charge again, write to the journal."""
+    done = run_leaving(warm, home, how, *(["thread"] if thread else []))
     assert done.returncode == 0, done.stderr
     (result, rows) = json.loads(done.stdout)
     assert result == [status, 1, 2]
@@ -178,12 +182,8 @@ def test_a_child_that_leaves_its_step_is_ended(home: Path, how: str, status: int
         assert "ValueError: in the child" in done.stderr
 
 
-def test_a_workflow_that_forks_continues_in_its_parent_only(home: Path) -> None:
-    home.mkdir()
-    script = home / "app.py"
-    script.write_text(LEAVING)
-    command = [sys.executable, str(script), str(home), "workflow"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+def test_a_workflow_that_forks_continues_in_its_parent_only(home: Path, warm: WarmInterpreter) -> None:
+    done = run_leaving(warm, home, "workflow")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [1, [["charge", "done"]]]
     log = (home / "log").read_text().splitlines()

@@ -25,11 +25,21 @@ from ramify.sandboxes.agent.messages import (
 
 texts = st.text(st.characters(codec=None, exclude_categories=()))  # also lone surrogates: names that are not UTF-8
 environments = st.dictionaries(texts, texts, max_size=3)
+numbers = st.integers(0, 255)
 lists = st.lists(texts, max_size=2)
 views = st.builds(View, texts, texts, lists, lists, lists, st.booleans(), st.booleans())
 messages = st.one_of(
     st.builds(Run, texts, st.binary(), st.none() | st.floats(0, 1e6), environments, st.none() | texts),
-    st.builds(Ran, st.integers(0, 255), st.binary(), st.binary(), st.floats(0, 1e6), st.booleans(), st.booleans()),
+    st.builds(
+        Ran,
+        st.integers(0, 255),
+        st.binary(),
+        st.binary(),
+        st.floats(0, 1e6),
+        st.booleans(),
+        st.booleans(),
+        st.integers(),
+    ),
     st.builds(Start, texts, texts, texts, environments, texts, st.integers(0), view=views),
     st.builds(Start, texts, texts, texts, environments, texts, st.integers(0)),
     st.builds(Failed, texts),

@@ -80,6 +80,9 @@ def test_folders_of_any_mode_are_removed(tmp_path: Path) -> None:
     remove_tree(tree)
 
 
+DEPTH = 2500  # a path of it has 5,000 characters, and the longest has 4,096
+
+
 def nest(folder: Path, depth: int) -> None:
     """Nested folders, deeper than any path can name."""
     at = os.open(folder, os.O_RDONLY)
@@ -95,11 +98,11 @@ def nest(folder: Path, depth: int) -> None:
 def test_deeply_nested_folders_are_removed_and_block_no_session(tmp_path: Path) -> None:
     session = ScratchSession(tmp_path)
     session.open()
-    nest(session.folder, 5000)
+    nest(session.folder, DEPTH)
     os.close(session._lock)  # as if it were killed
     session = ScratchSession(tmp_path)
     session.open()
-    nest(session.folder, 5000)
+    nest(session.folder, DEPTH)
     session.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -7,14 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http.app import create_gateway
 
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
 CALL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at":'}}
 DELTAS: list[dict[str, object]] = [
@@ -67,11 +65,14 @@ def _client(got: list[dict[str, Any]], finish: str = "tool_calls") -> httpx.Asyn
 
 
 async def test_every_event_is_as_the_official_client_has_it() -> None:
+    from openai.types.responses import Response, ResponseStreamEvent
+
     async with _client([]) as client:
         streamed = await client.post("/responses", json={"input": "hi", "stream": True})
         whole = await client.post("/responses", json={"input": "hi"})
     said = [line[6:] for line in streamed.text.split("\n") if line.startswith("data: ")]
-    events = [EVENT.validate_json(one, strict=True) for one in said]
+    event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    events = [event.validate_json(one, strict=True) for one in said]
     assert [one.sequence_number for one in events] == list(range(len(events)))
     assert [one.type for one in events][:4] == [
         "response.created",

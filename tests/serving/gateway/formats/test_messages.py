@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -14,8 +15,12 @@ from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.testing import Fault, ScriptedModel
 from ramify.serving.types import ChatResult
 
-anthropic = pytest.importorskip("anthropic", reason="the official Anthropic client is not installed")
-httpx2 = pytest.importorskip("httpx2", reason="the Anthropic client before version 2 has another transport")
+pytestmark = [
+    pytest.mark.skipif(find_spec("anthropic") is None, reason="the official Anthropic client is not installed"),
+    pytest.mark.skipif(
+        find_spec("httpx2") is None, reason="the Anthropic client before version 2 has another transport"
+    ),
+]  # both are imported by what uses them: that takes two seconds, and every process of a test run collects this file
 ASK: list[Any] = [{"role": "user", "content": "hi there"}]
 DARK = {"type": "text", "text": "dark"}
 TOOL: Any = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
@@ -23,6 +28,9 @@ TOOL: Any = {"name": "look", "description": "Look.", "input_schema": {"type": "o
 
 @asynccontextmanager
 async def asked_of(engine: httpx.AsyncBaseTransport, key: str = "none", **options: Any) -> AsyncIterator[Any]:
+    import anthropic
+    import httpx2
+
     app = create_gateway("http://engine", transport=engine, **options)
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
     async with (
@@ -147,6 +155,8 @@ async def test_results_of_tools_become_messages_of_their_own() -> None:
 
 
 async def test_tags_reach_the_scheduler_and_refusals_have_anthropics_shape() -> None:
+    import anthropic
+
     model = ScriptedModel(lambda _: "ok")
     async with asked_of(model, forward_xargs=True) as client:
         tags = {"deadline": 3000.0, "vllm_xargs": {"compound_id": "run"}}
@@ -162,6 +172,8 @@ async def test_tags_reach_the_scheduler_and_refusals_have_anthropics_shape() -> 
 
 
 async def test_errors_have_anthropics_shape() -> None:
+    import anthropic
+
     model = ScriptedModel(lambda _: "ok", faults=[Fault.BUSY_429, Fault.CUT])
     async with asked_of(model, key="ours", api_keys=["ours"]) as client:
         with pytest.raises(anthropic.RateLimitError) as busy:
