@@ -3,12 +3,9 @@
 Start with `contract.py`: `World`, `WorldSpec` and `Backend`. `selection.open_backend` opens a backend by name, and
 `doctor.py` reports what each backend can do on this machine.
 
-    agent/          runs inside worlds, and in two processes beside the host; imports only the stdlib, linux/ and
-                    records.py
+    agent/          runs inside worlds, and in two processes beside the host; imports only the stdlib and linux/
     backends/       namespaces, docker, copy
     checkpointing/  the host's side of keeping processes in snapshots
     host/           drives worlds: connections to agents, the life of a world, its scratch folders
-    linux/          plain Linux: system calls, mounts, control groups, seccomp, ptrace; imports only the stdlib and
-                    records.py
-    records.py      dataclasses that cost a helper process little time to define
+    linux/          plain Linux: system calls, mounts, control groups, seccomp, ptrace; imports only the stdlib
 """

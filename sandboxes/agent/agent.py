@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ramify.sandboxes.agent import confinement
@@ -49,7 +50,6 @@ from ramify.sandboxes.agent.messages import (
 from ramify.sandboxes.agent.supervisor import Tree
 from ramify.sandboxes.linux import processes
 from ramify.sandboxes.linux.memory_map import areas
-from ramify.sandboxes.records import replace
 
 SESSION_STARTS_S = 20.0
 INTERRUPT_S = 1.0  # for a session to react to KeyboardInterrupt

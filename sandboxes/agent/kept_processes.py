@@ -12,6 +12,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ramify.sandboxes.agent import confinement
@@ -28,7 +29,6 @@ from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import Tree
 from ramify.sandboxes.linux import processes, ptrace
 from ramify.sandboxes.linux.memory_map import FileId, areas
-from ramify.sandboxes.records import replace
 
 FREEZES = 5  # attempts
 

@@ -17,12 +17,12 @@ import socket
 import struct
 import termios
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ramify.sandboxes.agent import confinement, users
 from ramify.sandboxes.agent.messages import Start
 from ramify.sandboxes.agent.shell import CONTROL
 from ramify.sandboxes.linux import descriptors, kernel
-from ramify.sandboxes.records import dataclass
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as a shell's
 RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)

@@ -10,11 +10,11 @@ import json
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import get_args
 
 from ramify.sandboxes.linux import descriptors
 from ramify.sandboxes.linux.resource_limits import Bounds
-from ramify.sandboxes.records import dataclass, field, fields
 
 LENGTHS = struct.Struct("!IQ")
 MOST_PASSED = 16  # descriptors sent with one message

@@ -20,10 +20,10 @@ import os
 import select
 import socket
 import stat
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from ramify.sandboxes.linux import kernel
-from ramify.sandboxes.records import astuple, dataclass, fields
 
 BIGGEST = 1 << 17  # bytes in a datagram
 FEW = 16  # overlays in one request: other requests wait only some milliseconds

@@ -12,13 +12,13 @@ import shlex
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ramify.sandboxes.agent.messages import Adopt
 from ramify.sandboxes.agent.shell import too_long_for_exec
 from ramify.sandboxes.agent.shell_report import NAME
 from ramify.sandboxes.agent.shell_snapshot import BASH_MANAGED, ShellSnapshot, export_script
 from ramify.sandboxes.agent.supervisor import ProcessSupervisor
-from ramify.sandboxes.records import replace
 
 READ_AT_START = frozenset({"ENV", "POSIXLY_CORRECT"})
 """Variables that bash heeds only when it starts, beside its own (`BASH_MANAGED`, all that begin with BASH)."""

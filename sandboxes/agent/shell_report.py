@@ -10,9 +10,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Self
-
-from ramify.sandboxes.records import dataclass
 
 OPTIONS = (
     'if [[ "$BASHOPTS $SHELLOPTS" != "${RAMIFY_OPTIONS-}" ]]; then'

@@ -15,11 +15,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from ramify.sandboxes.agent.secret_forms import SecretForms, forms_of
 from ramify.sandboxes.agent.shell_report import TRAP, VARIABLE, Report, Variable, parse_variables, words
-from ramify.sandboxes.records import asdict, dataclass, field, replace
 
 T = TypeVar("T")
 FORMAT = 2

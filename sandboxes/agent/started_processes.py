@@ -18,6 +18,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.sandboxes.agent import users
@@ -34,7 +35,6 @@ from ramify.sandboxes.agent.messages import (
     encode,
 )
 from ramify.sandboxes.linux import kernel, processes, resource_limits
-from ramify.sandboxes.records import dataclass
 
 USER_UNKNOWN, USER_FORBIDDEN, FOLDER_MISSING, NO_TERMINAL, NO_PROCESS = "user", "forbidden", "cwd", "pty", "process"
 REFUSALS = (USER_UNKNOWN, USER_FORBIDDEN, FOLDER_MISSING, NO_TERMINAL, NO_PROCESS)

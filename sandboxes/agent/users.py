@@ -9,11 +9,11 @@ import ctypes
 import os
 import stat
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.sandboxes.linux.kernel import AT_FDCWD, RESOLVE_NO_MAGICLINKS, OpenHow
 from ramify.sandboxes.linux.syscalls import call
-from ramify.sandboxes.records import dataclass
 
 PASSWD, GROUP = Path("/etc/passwd"), Path("/etc/group")
 MOST_READ = 16 << 20  # bytes: commands may have written these files

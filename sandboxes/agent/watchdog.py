@@ -12,10 +12,10 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ramify.sandboxes.linux.resource_limits import Bounds
-from ramify.sandboxes.records import dataclass, field
 
 EVERY_S = 0.1
 SHARE = 50  # a look may take a fiftieth of the time between two looks

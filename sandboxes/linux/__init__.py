@@ -1,2 +1,1 @@
-"""Plain Linux, without any notion of worlds: system calls and what is built on them. Imports only the stdlib
-and records.py."""
+"""Plain Linux, without any notion of worlds: system calls and what is built on them. Imports only the stdlib."""

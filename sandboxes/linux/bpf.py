@@ -7,8 +7,7 @@ returns an action. Jumps go only forward, by at most 255 instructions, so every 
 from __future__ import annotations
 
 import struct
-
-from ramify.sandboxes.records import dataclass, field
+from dataclasses import dataclass, field
 
 INSTRUCTION = struct.Struct("HBBI")  # struct sock_filter: code, jump if true, jump if false, k
 

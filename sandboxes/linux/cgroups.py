@@ -16,13 +16,13 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
 
 from ramify.sandboxes.linux import processes
 from ramify.sandboxes.linux.resource_limits import FORKS_AHEAD, Bounds
-from ramify.sandboxes.records import dataclass
 
 ROOT = Path("/sys/fs/cgroup")
 NEEDED = ("memory", "pids")

@@ -14,8 +14,7 @@ import resource
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-
-from ramify.sandboxes.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-
-from ramify.sandboxes.records import dataclass
+from dataclasses import dataclass
 
 LAST = 469  # file_setattr, Linux 6.17: calls after it were never reviewed for this table
 

@@ -21,11 +21,11 @@ import os
 import select
 import signal
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from ramify.sandboxes.linux import kernel
-from ramify.sandboxes.records import asdict, dataclass
 
 FIRST_PID = 300
 CRIU_PID = 10  # CRIU and its helper processes run from this pid on

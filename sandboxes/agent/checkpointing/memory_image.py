@@ -19,9 +19,9 @@ import errno
 import fcntl
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ramify.sandboxes.linux.memory_map import KERNELS, OWN, PAGE, WRITE, Area, FileId, areas
-from ramify.sandboxes.records import dataclass, replace
 
 FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
 BLOCK = 1 << 18

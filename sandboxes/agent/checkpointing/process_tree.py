@@ -12,6 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +21,6 @@ from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import OpenFile, open_files, scheduling_of, working_folder
 from ramify.sandboxes.linux import processes
 from ramify.sandboxes.linux.ptrace import share_open_file_among
-from ramify.sandboxes.records import asdict, dataclass
 
 TREE_NOTE = "tree.json"  # in the folder of the tree's root
 MOST_MEMBERS = 64

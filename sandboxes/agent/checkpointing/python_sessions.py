@@ -12,10 +12,10 @@ import os
 import select
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase
 from ramify.sandboxes.agent.private_folder import PrivateFolder
-from ramify.sandboxes.records import dataclass, field
 
 CHUNK = 1 << 16
 SOURCE = "session.py"

@@ -16,6 +16,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import PidCounter
@@ -29,7 +30,6 @@ from ramify.sandboxes.agent.checkpointing.process_restore import (
 from ramify.sandboxes.agent.checkpointing.process_tree import Member, ProcessTree
 from ramify.sandboxes.linux import kernel, resource_limits
 from ramify.sandboxes.linux.ptrace import EXIT_KILL, TRACE_EXEC, Tracee
-from ramify.sandboxes.records import dataclass
 
 COPIED = 16 << 20  # bytes: a process with no more memory of its own than this gets a copy
 
