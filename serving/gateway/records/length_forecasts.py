@@ -8,6 +8,7 @@ workflows that end. Nothing here can delay a call for longer than the analyzer c
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,7 @@ class LengthForecasts:
         self._client = client
         self._changed = changed
         self._engines = engines
+        self._name = secrets.token_hex(4)  # of this gateway: others number their calls alike
         self._calls: dict[int, _Followed] = {}
         self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
         self._asking: set[asyncio.Task[None]] = set()
@@ -81,7 +83,7 @@ class LengthForecasts:
             stage=tags.compound_stage or 0,
             prompt_tokens=call.prompt_tokens,
             messages=messages,
-            call=str(call.id),
+            call=f"{self._name}.{call.id}",
         )
         followed = self._calls[call.id] = _Followed(ask, alone)
         if call.compound is not None and not tags.plan_rest:
