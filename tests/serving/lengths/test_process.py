@@ -95,6 +95,8 @@ async def test_learnt_state_is_used_and_saved(client: AnalyzerClient, analyzer: 
     stats = await client.stats()
     assert (stats.observations, stats.patterns) == (3, 3)
     assert [b.generated for b in stats.coverage] == [0, 50, 100]
+    assert [(a.app, a.answers, a.covered) for a in stats.apps] == [("tests", 3, 1.0)]
+    assert stats.app_patterns == {"tests": 3}
     await _until(analyzer.checkpoint.exists)
 
 
@@ -196,6 +198,7 @@ def test_checkpoint_survives_a_round_trip(folder: Path, model: LengthModel) -> N
     asks = [replace(ask, app="tests") for ask, _ in traffic(20, seed=4)]
     for ours, theirs in zip(service.predict(asks), again.predict(asks), strict=True):
         assert theirs.sketch.values == pytest.approx(ours.sketch.values)
+    assert again.learner.apps.counts() == service.learner.apps.counts() != {}
     assert again.libraries["tests"].dump() == service.libraries["tests"].dump()
     assert checkpoint.read(folder / "none") is None
 

@@ -119,6 +119,9 @@ async def test_two_gateways_share_what_they_learn(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             while await answers_learnt(second) != 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
+        (app,) = await apps(client)
+        assert (app["app_id"], app["calls"], app["open"]) == ("a", 1, 0), "the calls of this gateway"
+        assert (app["lengths"]["answers"], app["lengths"]["workflows"]) == (4, 1), "what both learnt"
 
 
 async def history(client: httpx.AsyncClient, app: str) -> Any:
@@ -128,6 +131,16 @@ async def history(client: httpx.AsyncClient, app: str) -> Any:
             said = await client.get("/ramify/history", params={"app_id": app})
             if said.status_code == 200 and said.json()["stages"]:
                 return said.json()
+            await asyncio.sleep(0.02)
+
+
+async def apps(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """The applications, once the analyzer has said what it knows of them."""
+    async with asyncio.timeout(60):
+        while True:
+            found: list[dict[str, Any]] = (await client.get("/ramify/apps")).json()["apps"]
+            if all(one["lengths"] for one in found):
+                return found
             await asyncio.sleep(0.02)
 
 
