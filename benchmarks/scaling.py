@@ -130,7 +130,7 @@ def pipeline_rows(weights: Path | None, second: Path | None) -> Iterator[Row]:
 
 
 def world_rows(rounds: int) -> Iterator[Row]:
-    """The first command of worlds that waited."""
+    """The first command of worlds that waited (`WarmWorlds`)."""
     one, many = (
         "first command of a world that waited in a pool",
         f"{AT_ONCE} worlds at once, expected: last first command",

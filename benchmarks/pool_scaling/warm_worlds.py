@@ -1,5 +1,5 @@
-"""How long a world's first command takes: in a new world, and in one that waited in a `WorldPool`; and eight at once,
-which the pool was told of before."""
+"""How long a world's first command takes: in a new world, and in one that waited; and eight at once, which were
+expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramify.world_pool import WorldPool
+from ramify.warm_worlds import WarmWorlds
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
 
@@ -40,7 +40,7 @@ async def first_commands(folder: Path, rounds: int) -> FirstCommands:
             async with World.create(snapshot=state, home=home) as world:
                 yield world
 
-        async def timed(how_many: int, pool: WorldPool | None) -> float:
+        async def timed(how_many: int, pool: WarmWorlds | None) -> float:
             await asyncio.sleep(_REST_S)
             begun = time.perf_counter()
             ends = await asyncio.gather(*(_first(new() if pool is None else pool.world()) for _ in range(how_many)))
@@ -50,7 +50,7 @@ async def first_commands(folder: Path, rounds: int) -> FirstCommands:
         fresh = [await timed(1, None) for _ in range(rounds)]
         together = [await timed(AT_ONCE, None) for _ in range(rounds)]
         warm, all_warm = [], []
-        async with WorldPool(lambda: World.create(snapshot=state, home=home), least=1, most=AT_ONCE) as pool:
+        async with WarmWorlds(lambda: World.create(snapshot=state, home=home), least=1, most=AT_ONCE) as pool:
             for how_many, found in ((1, warm), (AT_ONCE, all_warm)):
                 for _ in range(rounds):
                     pool.expect(how_many, after_s=5.0)

@@ -1,6 +1,6 @@
 """Worlds that are made before they are asked for, so that their first command waits for no start.
 
-    async with WorldHome() as home, WorldPool(lambda: World.create(image="python:3.12", home=home), most=8) as pool:
+    async with WorldHome() as home, WarmWorlds(lambda: World.create(image="python:3.12", home=home), most=8) as pool:
         pool.expect(8, after_s=5.0)  # what a plan says of the next stage
         async with pool.world() as world:  # one that waits; a new one if none does
             await world.exec(["python", "-V"])
@@ -36,7 +36,7 @@ _MOST_IN_ALL = 1 << 20
 log = logging.getLogger("ramify.worlds")
 
 
-class WorldPool:
+class WarmWorlds:
     """An async context manager. Leaving it closes the worlds that wait; worlds in use are closed by their users.
 
     make: makes a world without a name. A world has the state and the files that `make` found when it made it.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify import World, WorldPool
+from ramify import WarmWorlds, World
 from ramify.serving.errors import BadPool
 from ramify.serving.scaling.types import FutureCalls, PoolLoad, Scaling
 from ramify.worlds.errors import WorldClosed, WorldNotFound
@@ -50,7 +50,7 @@ async def test_expected_worlds_wait_and_each_serves_once(home: WorldHome) -> Non
         made.append(world := await World.create(home=home))
         return world
 
-    async with WorldPool(make, least=1, most=4, memory=plenty) as pool:
+    async with WarmWorlds(make, least=1, most=4, memory=plenty) as pool:
         await until(lambda: pool.waiting == 1)
         pool.expect(3, after_s=2.0)
         await until(lambda: pool.waiting == 3)
@@ -70,7 +70,7 @@ async def test_expected_worlds_wait_and_each_serves_once(home: WorldHome) -> Non
 
 
 async def test_a_world_is_made_when_none_waits(home: WorldHome) -> None:
-    async with WorldPool(lambda: World.create(home=home), least=0, most=1, controller=Told(0)) as pool:
+    async with WarmWorlds(lambda: World.create(home=home), least=0, most=1, controller=Told(0)) as pool:
         async with pool.world() as world:
             assert (await world.exec(["true"])).ok
         assert pool.waiting == 0
@@ -78,7 +78,7 @@ async def test_a_world_is_made_when_none_waits(home: WorldHome) -> None:
 
 async def test_the_pool_follows_its_controller_within_its_limits(home: WorldHome) -> None:
     told = Told(3)
-    async with WorldPool(lambda: World.create(home=home), least=0, most=2, controller=told, memory=plenty) as pool:
+    async with WarmWorlds(lambda: World.create(home=home), least=0, most=2, controller=told, memory=plenty) as pool:
         await until(lambda: pool.waiting == 2)
         told.worlds = 1
         await until(lambda: pool.waiting == 1)
@@ -90,7 +90,7 @@ async def test_the_pool_follows_its_controller_within_its_limits(home: WorldHome
 
 async def test_only_the_least_wait_while_memory_is_short(home: WorldHome) -> None:
     used = 10
-    async with WorldPool(
+    async with WarmWorlds(
         lambda: World.create(home=home), least=1, most=3, controller=Told(3), memory=lambda: (used, 100)
     ) as pool:
         await until(lambda: pool.waiting == 3)
@@ -101,7 +101,7 @@ async def test_only_the_least_wait_while_memory_is_short(home: WorldHome) -> Non
 async def test_worlds_that_cannot_be_made_are_told_to_whoever_asks(
     home: WorldHome, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with WorldPool(lambda: World.create(snapshot="nothing", home=home)) as pool:
+    async with WarmWorlds(lambda: World.create(snapshot="nothing", home=home)) as pool:
         await until(lambda: "no world could be made ahead" in caplog.text)
         with pytest.raises(WorldNotFound):
             async with pool.world():
@@ -111,7 +111,7 @@ async def test_worlds_that_cannot_be_made_are_told_to_whoever_asks(
 
 async def test_a_pool_that_is_not_open_and_numbers_that_make_no_sense(home: WorldHome) -> None:
     with pytest.raises(WorldClosed, match="async with"):
-        async with WorldPool(lambda: World.create(home=home)).world():
+        async with WarmWorlds(lambda: World.create(home=home)).world():
             pass
     with pytest.raises(BadPool):
-        WorldPool(lambda: World.create(home=home), least=3, most=2)
+        WarmWorlds(lambda: World.create(home=home), least=3, most=2)
