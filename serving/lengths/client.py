@@ -294,7 +294,7 @@ class AnalyzerSupervisor:
                 pass
             with contextlib.suppress(OSError):
                 self._joined = await asyncio.open_unix_connection(self.socket)
-                return log.info("analyzer_shared", extra={"fields": {"folder": str(self.folder)}})
+                return log.info("analyzer_shared")
             if loop.time() > give_up:
                 raise AnalyzerDown(
                     f"another gateway's analyzer uses {self.folder} and does not answer: end that gateway, or give "
