@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ramify.tree_search.search import Beam as Beam
     from ramify.tree_search.search import BestOf as BestOf
     from ramify.tree_search.search import search as search
+    from ramify.warm_worlds import WarmWorlds as WarmWorlds
     from ramify.worlds.blocking import SyncWorld as SyncWorld
     from ramify.worlds.world import World as World
 
@@ -78,6 +79,7 @@ _EXPORTS = {
     "ramify.session": ("Runtime",),
     "ramify.tools": ("Tool", "tool"),
     "ramify.tree_search.search": ("Beam", "BestOf", "MCTS", "search"),
+    "ramify.warm_worlds": ("WarmWorlds",),
     "ramify.worlds.blocking": ("SyncWorld",),
     "ramify.worlds.world": ("World",),
 }

@@ -1,14 +1,15 @@
-"""Measure pools of replicas: how fast a replica starts, and what controllers make of bursts (docs/how-to/scale.md).
+"""Measure pools of replicas and of worlds: how fast one starts, and what controllers make of bursts
+(docs/how-to/scale.md).
 
     python benchmarks/scaling.py [--quick] [--json] [--trace PATH …] [--weights FILE]
-        [--only replicas|simulation]
+        [--second FILE] [--only replicas|simulation|worlds|vllm]
 
 The start times are measured with the embedded engine's weights: FILE, or those in Ramify's home. Without weights, the
 simulations use times measured before (benchmarks/data/replica-starts.json), and the rows of the starts say so.
 
 The simulations are of five-stage agent pipelines on 24 replicas in all: Gamma arrivals of CV .1 to 8, and the
-arrivals and lengths of each `--trace`. Their seeds are not those with which the controllers were chosen. With
-`--json` the last line is one object.
+arrivals and lengths of each `--trace`. Their seeds are not those with which the controllers were chosen. `--only
+vllm` needs a vLLM, as `ramify serve --engine vllm` does. With `--json` the last line is one object.
 """
 
 from __future__ import annotations
@@ -17,21 +18,27 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pool_scaling.contenders import ALL, BLIND, ORACLE, OURS, QUART, RULES, WHOLE, Contender  # noqa: E402
-from benchmarks.pool_scaling.real_bursts import burst  # noqa: E402
+from benchmarks.pool_scaling.real_bursts import burst, vllm_burst  # noqa: E402
 from benchmarks.pool_scaling.replica_starts import Starts, measured  # noqa: E402
 from benchmarks.pool_scaling.simulation import Outcome, Simulation  # noqa: E402
+from benchmarks.pool_scaling.two_models import BUDGET, contenders, pipelines  # noqa: E402
+from benchmarks.pool_scaling.warm_worlds import AT_ONCE, first_commands  # noqa: E402
 from benchmarks.pool_scaling.workloads import workload  # noqa: E402
 from benchmarks.replay.inputs.traces import Trace, read  # noqa: E402
 from benchmarks.rows import Row, median_row, not_measured, options, printed, report, row  # noqa: E402
 from ramify.paths import home  # noqa: E402
+from ramify.sandboxes.errors import SandboxError  # noqa: E402
+from ramify.sandboxes.host.scratch import remove_tree  # noqa: E402
 from ramify.serving.engine import models  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
 
@@ -48,8 +55,13 @@ def starts_of(weights: Path | None, rounds: int) -> tuple[Starts, str | None]:
         assert isinstance(file, Path)
         return asyncio.run(measured(file, rounds)), None
     except ServingError as error:
-        stored = json.loads(STORED.read_text("utf-8"))
-        return Starts(tuple(stored["cold_s"]), tuple(stored["warm_s"]), stored["shared"], stored["own"]), str(error)
+        return stored(str(error))
+
+
+def stored(why: str) -> tuple[Starts, str]:
+    """Start times measured before, and why none are measured now."""
+    said = json.loads(STORED.read_text("utf-8"))
+    return Starts(tuple(said["cold_s"]), tuple(said["warm_s"]), said["shared"], said["own"]), why
 
 
 def start_rows(starts: Starts, why: str | None) -> Iterator[Row]:
@@ -89,6 +101,69 @@ def burst_rows(weights: Path | None) -> Iterator[Row]:
         note=f"all answers after {two.last_s:.1f} s, with one replica {one.last_s:.1f} s",
     )
     yield row("an idle gateway with --replicas, share of a core", two.idle, "share", target=0.01)
+
+
+def pipeline_rows(weights: Path | None, second: Path | None) -> Iterator[Row]:
+    """Two pools of real replicas, between which one of the replicas moves."""
+    name = f"2 real models in two stages, {BUDGET} replicas in all: mean time of a workflow"
+    try:
+        first = weights or models.named(home(), models.DEFAULT)
+        assert isinstance(first, Path)
+        files = {"plan": first, "draft": second or first}
+        found = {who: asyncio.run(pipelines(files, controller)) for who, controller in contenders().items()}
+    except ServingError as error:
+        yield not_measured(name, "s", str(error))
+        return
+    ours = found.pop("plans")
+    best = min(found, key=lambda who: found[who].workflow_s)
+    others = "; ".join(f"{who} {one.workflow_s:.1f} s, a burst {one.burst_s:.1f} s" for who, one in found.items())
+    models_are = "the same file twice" if second is None else f"{files['plan'].name} and {files['draft'].name}"
+    yield row(
+        name,
+        ours.workflow_s,
+        "s",
+        peer=f"a fixed number, {best}",
+        peer_value=found[best].workflow_s,
+        times_faster=True,
+        note=f"{models_are}; {ours.moves} moves, a burst {ours.burst_s:.1f} s; {others}",
+    )
+
+
+def world_rows(rounds: int) -> Iterator[Row]:
+    """The first command of worlds that waited (`WarmWorlds`)."""
+    one, many = (
+        "first command of a world that waited in a pool",
+        f"{AT_ONCE} worlds at once, expected: last first command",
+    )
+    folder = Path(tempfile.mkdtemp(prefix="ramify-bench-"))
+    try:
+        found = asyncio.run(first_commands(folder, rounds))
+    except SandboxError as error:
+        yield from (not_measured(name, "ms", str(error)) for name in (one, many))
+        return
+    finally:
+        remove_tree(folder)
+    for name, ours, theirs in ((one, found.warm, found.new), (many, found.all_warm, found.all_new)):
+        yield median_row(
+            name,
+            [1000 * s for s in ours],
+            "ms",
+            peer="new",
+            peer_value=1000 * median(theirs),
+            times_faster=True,
+            note=f"the lowest: {1000 * min(ours):.0f} ms, new {1000 * min(theirs):.0f} ms",
+        )
+
+
+def vllm_rows(weights: Path | None) -> Iterator[Row]:
+    """Why `--replicas` refuses vLLM: a second engine on the same processor makes nothing faster."""
+    name = "16 calls at once, two vLLM engines of 8 slots on the same cores: last answer"
+    try:
+        two, one = (asyncio.run(vllm_burst(home(), str(weights or models.DEFAULT), count)) for count in (2, 1))
+    except ServingError as error:
+        yield not_measured(name, "s", str(error))
+        return
+    yield row(name, two, "s", peer="one engine of 16 slots", peer_value=one, times_faster=True)
 
 
 def outcome(
@@ -184,10 +259,13 @@ def simulation_rows(starts: Starts, quick: bool, traces: Sequence[Path]) -> Iter
 
 
 def main() -> None:
-    parser = options(__doc__, "CV 4 and 8 only, fewer seeds, shorter runs")
+    parser = options(__doc__, "CV 4 and 8 only, fewer seeds, shorter runs, no second model")
     parser.add_argument("--trace", type=Path, action="append", default=[], help="a trace of arrivals; repeatable")
-    parser.add_argument("--only", choices=("replicas", "simulation"), help="only real replicas, or only simulations")
+    parser.add_argument(
+        "--only", choices=("replicas", "simulation", "worlds", "vllm"), help="only these; vllm runs no other way"
+    )
     parser.add_argument("--weights", type=Path, help="the embedded engine's weights")
+    parser.add_argument("--second", type=Path, help="weights of a second model; without, the first one serves twice")
     parser.add_argument("--store", action="store_true", help=f"write the start times to {STORED.name}")
     asked = parser.parse_args()
     traces = [*asked.trace, *([Path(os.environ["RAMIFY_TRACE"])] if "RAMIFY_TRACE" in os.environ else [])]
@@ -197,13 +275,27 @@ def main() -> None:
         rows.append(one)
         print(printed(one), flush=True)
 
-    starts, why = starts_of(asked.weights, 3 if asked.quick else 7)
+    starts, why = (
+        starts_of(asked.weights, 3 if asked.quick else 7)
+        if asked.only not in ("vllm", "worlds")
+        else stored("not asked for")
+    )
     if asked.store and why is None:
         STORED.write_text(json.dumps(asdict(starts), indent=2) + "\n", encoding="utf-8")
-    if asked.only != "simulation":
-        for one in (*start_rows(starts, why), *burst_rows(asked.weights)):
+    if asked.only == "vllm":
+        for one in vllm_rows(asked.weights):
             add(one)
-    if asked.only != "replicas":
+    if asked.only in (None, "replicas"):
+        for one in (
+            *start_rows(starts, why),
+            *burst_rows(asked.weights),
+            *pipeline_rows(asked.weights, asked.second),
+        ):
+            add(one)
+    if asked.only in (None, "worlds"):
+        for one in world_rows(5 if asked.quick else 20):
+            add(one)
+    if asked.only in (None, "simulation"):
         for one in simulation_rows(starts, asked.quick, traces):
             add(one)
     if asked.json:

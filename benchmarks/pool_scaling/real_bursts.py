@@ -1,4 +1,5 @@
-"""A burst of calls before a real gateway with the embedded engine: one replica, or as many as `--replicas` brings."""
+"""A burst of calls before a real gateway: with one replica of the embedded engine, or as many as `--replicas` brings;
+and with one or two engines of vLLM."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from pathlib import Path
 from statistics import mean
 
 from ramify.serving.client import LLMClient
+from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.types import ChatRequest, user
 
 _CALLS, _TOKENS, _IDLE_S = 4, 60, 2.0
+_VLLM_CALLS, _VLLM_ROUNDS = 16, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,21 @@ async def burst(home: Path, model: str, most: int) -> Burst:
         begun = time.perf_counter()
         firsts = await asyncio.gather(*(_call(client, n) for n in range(_CALLS)))
         return Burst(mean(firsts), time.perf_counter() - begun, idle)
+
+
+async def vllm_burst(home: Path, model: str, engines: int) -> float:
+    """Sixteen calls at once before so many vLLM engines, which have sixteen slots together: seconds until the last
+    answer is whole, the lowest of three rounds. Raises EngineFailed without a vLLM."""
+    spec = EngineSpec(EngineKind.VLLM)
+    settings = GatewaySettings(home=home, model=model, engines=(spec,) * engines, slots=_VLLM_CALLS // engines)
+    took = []
+    async with LocalGateway(settings) as local, LLMClient(local.base_url) as client:
+        await asyncio.gather(*(_call(client, n) for n in range(2 * engines)))
+        for _ in range(_VLLM_ROUNDS):
+            begun = time.perf_counter()
+            await asyncio.gather(*(_call(client, n) for n in range(_VLLM_CALLS)))
+            took.append(time.perf_counter() - begun)
+    return min(took)
 
 
 async def _call(client: LLMClient, number: int) -> float:

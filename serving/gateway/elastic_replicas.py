@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Self
 
 from ramify.serving.errors import EngineFailed
@@ -21,7 +20,7 @@ from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.supervisor import SupervisedEngine
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.records.logs import log
-from ramify.serving.scaling.key_stages import MOST_MEMORY, WarmReplica, to_end
+from ramify.serving.scaling.key_stages import MOST_MEMORY, WarmReplica, host_memory, to_end
 from ramify.serving.scaling.lookahead import LiveWorkflow, Lookahead, future_calls, planned
 from ramify.serving.scaling.observation import Observation
 from ramify.serving.scaling.types import Controller, PoolLimits, PoolLoad
@@ -210,10 +209,3 @@ def _unfollowed(task: asyncio.Task[None]) -> None:
     """Log a bug of the loop: otherwise the replicas would stay as many as they are without a word."""
     if not task.cancelled() and (fault := task.exception()) is not None:
         log("replicas_unfollowed", level=logging.ERROR, problem=repr(fault))
-
-
-def host_memory(meminfo: Path = Path("/proc/meminfo")) -> tuple[int, int]:
-    """Bytes of memory that are used, and all of them."""
-    fields = dict(line.split(":", 1) for line in meminfo.read_text("utf-8").splitlines())
-    total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    return total - free, total

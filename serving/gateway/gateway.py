@@ -122,6 +122,17 @@ class Gateway:
                 return one.upstream
         raise ApiError(503, "upstream_unavailable", "the engine is being started: try again")
 
+    async def apps(self, client: str) -> list[dict[str, object]]:
+        """The client's applications: their recent calls here, and what the analyzer learnt of each, also from other
+        gateways. Without an analyzer, or while it is away, that part is missing."""
+        made = self.records.apps(client)
+        learnt = {} if self.analysis is None else await self.analysis.apps(client)
+        none = {"calls": 0, "open": 0}
+        return [
+            {"app_id": name or None, **made.get(name, none), "lengths": learnt.get(name)}
+            for name in {**made, **learnt}
+        ]
+
     async def models(self) -> dict[str, object]:
         """The models of all engines that are up, each once. Raises the error of one of them if none lists any."""
         self.upstream()  # raises if there is none

@@ -98,7 +98,10 @@ def check_replicas(settings: GatewaySettings) -> None:
             "an engine at a URL is not ours to start: name each replica with an --engine of its own"
         )
     if EngineKind.VLLM in kinds:
-        raise ScalingUnsupported("replicas of vLLM cannot be added while it serves: repeat --engine vllm instead")
+        raise ScalingUnsupported(
+            "a vLLM engine batches all calls that its processor can work on, so more of them there make nothing "
+            "faster: give one more --slots, or repeat --engine vllm for a fixed number"
+        )
     if len(kinds) > 1:
         raise ScalingUnsupported(f"replicas can change for one --engine local, and there are {len(kinds)} engines")
     if settings.placed is not Placement.ONE_QUEUE:

@@ -115,7 +115,7 @@ async def start_server(
     stack.callback(gateway.engines.close)
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:
-        await _start_analyzer(stack, settings, listener.getsockname()[1], gateway)
+        await _start_analyzer(stack, settings, gateway)
     for engine in engines:
         if isinstance(engine, SupervisedEngine):
             engine.changed, engine.restarted = gateway.admission.decide, gateway.metrics.restarted
@@ -149,8 +149,8 @@ async def start_server(
     return gateway
 
 
-async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway) -> None:
-    """Start the analyzer's process. It keeps what it learns for the next gateway on this port.
+async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, gateway: Gateway) -> None:
+    """Start the analyzer's process of this home, or join the one of another gateway.
 
     Raises AnalyzerDown, and EngineFailed if nothing can be kept.
     """
@@ -162,7 +162,7 @@ async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port
             raise
         raise EngineFailed(f"the analyzer needs {error.name}: run pip install 'ramify[serve]'") from error
 
-    folder, restarted = settings.home / "analyzer" / str(port), gateway.metrics.analyzer_restarted
+    folder, restarted = settings.home / "analyzer", gateway.metrics.analyzer_restarted
     try:
         paths.make_private(folder)
     except OSError as error:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ramify.serving.errors import CheckpointCorrupt
 from ramify.serving.lengths.calibration import Calibration, MomentCalibration
 from ramify.serving.lengths.forest import Forest
-from ramify.serving.lengths.learner import Coverage, Learner, Models
+from ramify.serving.lengths.learner import AppCoverages, Coverage, Learner, Models
 from ramify.serving.lengths.length_model import LengthModel
 from ramify.serving.lengths.pattern_library import Dump, Library
 from ramify.serving.lengths.service import Service
@@ -43,6 +43,8 @@ def snapshot(service: Service) -> Arrays:
         "fitted_at": np.asarray(learner.fitted_at),
         "version": np.asarray(learner.models.version),
         "coverage": learner.coverage.array(),
+        "apps": np.array(list(apps := learner.apps.counts()), dtype=np.str_),
+        "app_coverage": np.array(list(apps.values()), dtype=np.float64),
     }
     arrays |= _under("first", learner.first.arrays()) | _under("later", learner.later.arrays())
     for name, model in (("model_first", learner.models.first), ("model_later", learner.models.later)):
@@ -117,6 +119,9 @@ def _restored(arrays: Arrays) -> Service:
     learner.later.restore(_below("later", arrays))
     learner.fitted_at = int(arrays["fitted_at"])
     learner.coverage = Coverage(arrays["coverage"].astype(np.float64))
+    if "apps" in arrays:  # states of earlier versions have none
+        rows = arrays["app_coverage"].astype(np.float64).tolist()
+        learner.apps = AppCoverages(dict(zip(map(str, arrays["apps"]), rows, strict=True)))
     learner.models = Models(
         _model(_below("model_first", arrays)), _model(_below("model_later", arrays)), int(arrays["version"])
     )

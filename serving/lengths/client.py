@@ -11,7 +11,10 @@ for long, and never fails with it.
 While the analyzer is away, `predict` returns what it last said: about this call, else about a call of the same
 application, model and stage, else the limit. `forecast.fresh` is then False. Reports for learning are kept
 meanwhile, up to a bound. The supervisor restarts a process that dies. The process ends with its stdin, which is
-this process's end of a pipe, so it never outlives its parent.
+this process's end of a pipe, so it never outlives its parent for long.
+
+A folder has one process at a time, for all gateways that use it: the one that holds the lock of the folder runs it,
+and the others connect to it. When it ends with its gateway, one of the others starts the next, from its checkpoint.
 """
 
 from __future__ import annotations
@@ -209,6 +212,7 @@ def _kind_of(ask: Ask) -> str:
 
 _LONGEST_PATH = 107  # bytes: the limit of a Unix socket's address
 _START_S = 20.0
+_POLL_S = 0.05
 _STOP_S = 10.0
 _BACKOFF_S = (0.0, 0.1, 0.5, 2.0, 5.0)  # before each restart of a process that keeps dying
 _STEADY_S = 30.0  # a process that ran for so long does not count as "keeps dying"
@@ -216,32 +220,34 @@ log = logging.getLogger("ramify.analyzer")
 
 
 class AnalyzerSupervisor:
-    """The analyzer as a child process. Its folder holds the socket, the checkpoint and its log."""
+    """The analyzer of a folder: a child process, or that of another gateway until it ends. The folder holds the
+    socket, the checkpoint and the log."""
 
     def __init__(
         self,
         folder: Path,
         *,
         save_every_s: float = 30.0,
-        lock_s: float = _START_S,
+        join_s: float = _START_S,
         restarted: Callable[[], None] = lambda: None,
     ) -> None:
-        """`restarted` is called when it answers again after a death. `lock_s`: seconds to wait for the analyzer of an
-        earlier gateway to end."""
+        """`restarted` is called when this gateway's process answers again after a death, of its own or of another
+        gateway's. `join_s`: seconds to wait for a process of another gateway to answer or to end."""
         self.folder = folder
         self.socket = folder / "analyzer.sock"
         self.checkpoint = folder / "analyzer.state"
         self.restarts = 0
         self._save_every_s = save_every_s
-        self._lock_s = lock_s
-        self._locked = -1  # while entered: the descriptor that holds the lock of the folder
+        self._join_s = join_s
+        self._lock = -1  # while entered: the descriptor that locks the folder, if this gateway runs the process
         self._restarted = restarted
         self._process: asyncio.subprocess.Process | None = None
+        self._joined: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None  # to another gateway's process
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The id of the present process; None if it does not run."""
+        """The id of the present process; None if it does not run, or is another gateway's."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -249,11 +255,11 @@ class AnalyzerSupervisor:
         if len(os.fsencode(self.socket)) > _LONGEST_PATH:
             raise AnalyzerDown(f"{self.socket} is too long for a Unix socket: choose a folder with a shorter path")
         paths.make_private(self.folder)
-        self._locked = await self._lock()
+        self._lock = os.open(self.folder / "analyzer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            await self._start()
+            await self._start_or_join()
         except BaseException:
-            os.close(self._locked)
+            os.close(self._lock)
             raise
         self._watching = asyncio.create_task(self._watch())
         return self
@@ -263,35 +269,38 @@ class AnalyzerSupervisor:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
-        process = self._process
-        if process is not None and process.returncode is None and process.stdin is not None:
-            process.stdin.close()
-            try:
-                await asyncio.wait_for(process.wait(), _STOP_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-        self.socket.unlink(missing_ok=True)
-        os.close(self._locked)
+        self._leave()
+        if (process := self._process) is not None:
+            if process.returncode is None and process.stdin is not None:
+                process.stdin.close()
+                try:
+                    await asyncio.wait_for(process.wait(), _STOP_S)
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+            self.socket.unlink(missing_ok=True)
+        os.close(self._lock)
 
-    async def _lock(self) -> int:
-        """Lock the folder. Returns the descriptor that holds the lock. The process inherits it, because a process
+    async def _start_or_join(self) -> None:
+        """Start the process, or connect to that of the gateway that holds the lock. A process inherits the lock: one
         whose gateway was killed may still be writing its last checkpoint. Raises AnalyzerDown."""
-        descriptor = os.open(self.folder / "analyzer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._lock_s
+        give_up = loop.time() + self._join_s
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return descriptor
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return await self._start()
             except BlockingIOError:
-                if loop.time() > give_up:
-                    os.close(descriptor)
-                    raise AnalyzerDown(
-                        f"another gateway's analyzer uses {self.folder}: give one of the two gateways "
-                        "another --port or --home, or --no-analyzer"
-                    ) from None
-            await asyncio.sleep(0.05)
+                pass
+            with contextlib.suppress(OSError):
+                self._joined = await asyncio.open_unix_connection(self.socket)
+                return log.info("analyzer_shared")
+            if loop.time() > give_up:
+                raise AnalyzerDown(
+                    f"another gateway's analyzer uses {self.folder} and does not answer: end that gateway, or give "
+                    "this one another --home, or --no-analyzer"
+                )
+            await asyncio.sleep(_POLL_S)
 
     async def _start(self) -> None:
         """Start the process; returns when it answers. Raises AnalyzerDown."""
@@ -314,7 +323,7 @@ class AnalyzerSupervisor:
                 stdout=out,
                 stderr=out,
                 env={**os.environ, **threads},
-                pass_fds=(self._locked,),
+                pass_fds=(self._lock,),
                 start_new_session=True,  # Ctrl-C goes to the gateway, which then stops it
             )
         await self._answers(self._process)
@@ -338,20 +347,34 @@ class AnalyzerSupervisor:
         )
 
     async def _watch(self) -> None:
-        """Restart the process whenever it ends."""
+        """Start or join another process whenever the present one ends."""
         loop = asyncio.get_running_loop()
         deaths = 0
-        while self._process is not None:
+        while True:
             began = loop.time()
-            status = await self._process.wait()
+            await self._end()
             deaths = 0 if loop.time() - began > _STEADY_S else deaths + 1
-            log.error("analyzer_died", extra={"fields": {"status": status}})
             await asyncio.sleep(_BACKOFF_S[min(deaths, len(_BACKOFF_S) - 1)])
             try:
-                await self._start()
+                await self._start_or_join()
             except AnalyzerDown as error:
                 log.error("analyzer_failed", extra={"fields": {"problem": str(error)}})
                 continue
-            self.restarts += 1
-            self._restarted()
-            log.info("analyzer_restarted", extra={"fields": {"restarts": self.restarts}})
+            if self._process is not None:
+                self.restarts += 1
+                self._restarted()
+                log.info("analyzer_restarted", extra={"fields": {"restarts": self.restarts}})
+
+    async def _end(self) -> None:
+        """Wait until the process has ended. Another gateway's has when it closes the connection."""
+        if self._process is not None:
+            log.error("analyzer_died", extra={"fields": {"status": await self._process.wait()}})
+        elif self._joined is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._joined[0].read()
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._joined is not None:
+            self._joined[1].close()
+            self._joined = None

@@ -6,7 +6,7 @@ conditioned one's.) Readers never wait: a fit works on a copy, and the finished 
 
 `Coverage` says live, of the calls still running after g tokens, how many ended within their 95 % bound of that
 moment. That bound is the one that scheduling had then: predicted again from the text if it was, else the sketch of
-the beginning, conditioned.
+the beginning, conditioned. `AppCoverages` says the same of each application, for the bound before the first token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -34,6 +34,8 @@ NOMINAL = 0.95
 BINS = (0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1500, 2000, 3000, 4000, 8000)
 _Z = 1.6449  # one-sided 95 %
 _FADE = 0.999  # the weight of a call after each later one: about the last thousand count
+_COUNTS = 4  # calls, covered calls, reserved tokens, tokens that came
+MOST_APPS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,9 @@ class Coverage:
 
     def __init__(self, counts: Floats | None = None) -> None:
         """`counts`: the result of `array`. Raises ValueError for another shape."""
-        self._bins = [[0.0, 0.0, 0.0, 0.0] for _ in BINS]  # survivors, covered, reserved tokens, tokens that came
+        self._bins = [[0.0] * _COUNTS for _ in BINS]
         if counts is not None:
-            if counts.shape != (len(BINS), 4):
+            if counts.shape != (len(BINS), _COUNTS):
                 raise ValueError(f"counts of shape {counts.shape} are not those of {len(BINS)} bins")
             self._bins = counts.tolist()
 
@@ -74,10 +76,8 @@ class Coverage:
             if length <= begin:
                 break
             generated, high = later.get(i + 1) or (begin, bound.quantile(NOMINAL, begin))
-            if cut and high >= length:
-                continue
-            for k, more in enumerate((1.0, float(length <= high), high - generated, length - generated)):
-                counts[k] = counts[k] * _FADE + more
+            if not cut or high < length:
+                _count(counts, generated, high, length)
 
     def __iter__(self) -> Iterator[BinCoverage]:
         """The bins that a call has reached."""
@@ -85,6 +85,56 @@ class Coverage:
             if survivors:
                 share = covered / survivors
                 yield BinCoverage(generated, survivors, share, wilson_lower(share, survivors), reserved / came)
+
+
+@dataclass(frozen=True, slots=True)
+class AppCoverage:
+    """What was learnt of an application, and how its bounds before the first token held."""
+
+    app: str
+    answers: int  # learnt from so far
+    judged: float  # of them, those that say whether their bound held, with recent ones counting most
+    covered: float  # the share of them that ended within their bound
+    lower: float  # the one-sided 95 % lower limit of that share (Wilson)
+    reserved: float  # tokens that the bounds reserved, for each token that came
+
+
+class AppCoverages:
+    """The coverage of each application: of those heard of last, at most `MOST_APPS`."""
+
+    def __init__(self, counts: Mapping[str, Sequence[float]] | None = None) -> None:
+        """`counts`: the result of `counts`. Raises ValueError for rows of another length."""
+        self._apps: OrderedDict[str, list[float]] = OrderedDict()  # answers, and the counts of `Coverage`
+        for app, row in (counts or {}).items():
+            if len(row) != 1 + _COUNTS:
+                raise ValueError(f"{len(row)} counts of an application are not {1 + _COUNTS}")
+            self._apps[app] = list(row)
+
+    def counts(self) -> dict[str, list[float]]:
+        """The counts, for a checkpoint."""
+        return {app: list(row) for app, row in self._apps.items()}
+
+    def add(self, app: str, bound: LengthSketch | None, length: int, cut: bool) -> None:
+        """Count an answer of `length` tokens. `bound`: of its beginning; None: it had none."""
+        answers, *counts = self._apps.pop(app, [0.0] * (1 + _COUNTS))
+        if bound is not None and length > 0 and not (cut and bound.quantile(NOMINAL) >= length):
+            _count(counts, 0, bound.quantile(NOMINAL), length)
+        self._apps[app] = [answers + 1, *counts]
+        while len(self._apps) > MOST_APPS:
+            self._apps.popitem(last=False)
+
+    def __iter__(self) -> Iterator[AppCoverage]:
+        """The applications, the last heard of at the end."""
+        for app, (answers, judged, covered, reserved, came) in self._apps.items():
+            share = covered / judged if judged else 0.0
+            lower = wilson_lower(share, judged) if judged else 0.0
+            yield AppCoverage(app, int(answers), judged, share, lower, reserved / came if came else 0.0)
+
+
+def _count(counts: list[float], generated: int, high: float, length: int) -> None:
+    """Add an answer that was bounded by `high` after `generated` tokens: one more, covered, reserved, came."""
+    for k, more in enumerate((1.0, float(length <= high), high - generated, length - generated)):
+        counts[k] = counts[k] * _FADE + more
 
 
 def wilson_lower(share: float, n: float) -> float:
@@ -126,6 +176,7 @@ class Learner:
         self.later = ObservationRing(_RING_LATER, features.WIDTH_LATER)
         self.models = Models()
         self.coverage = Coverage()
+        self.apps = AppCoverages()
         self.fitted_at = 0  # `first.total` at the last fit
         self._moments: OrderedDict[str, list[_Moment]] = OrderedDict()
         self._lock = threading.Lock()
@@ -178,6 +229,7 @@ class Learner:
                 if moment.progress is not None:
                     known = np.concatenate([row, moment.progress])
                     self.later.add(known, length - moment.generated, cut=ended.cut, group=group, key=key)
+            self.apps.add(ask.app, ended.bound, length, ended.cut)
             if ended.bound is not None:
                 asked = [(moment.generated, moment.bound) for moment in moments]
                 self.coverage.add(ended.bound, length, ended.cut, asked)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ramify.serving.errors import BadFrame
 from ramify.serving.lengths import frames
 from ramify.serving.lengths.frames import Json
-from ramify.serving.lengths.learner import BinCoverage, Learner
+from ramify.serving.lengths.learner import AppCoverage, BinCoverage, Learner
 from ramify.serving.lengths.pattern_graph import Kind, Node, linked, profile
 from ramify.serving.lengths.pattern_library import Library, Matching
 from ramify.serving.lengths.types import Ask, Estimates, Forecast
@@ -32,6 +32,8 @@ class Stats:
     observations: int  # answers learnt from so far
     patterns: int
     coverage: tuple[BinCoverage, ...]
+    apps: tuple[AppCoverage, ...]
+    app_patterns: Mapping[str, int]  # by application
     saved_at: float  # Unix time of the last checkpoint; 0: none
     restored_at: float  # Unix time of the checkpoint that it started from; 0: none
 
@@ -86,6 +88,8 @@ class Service:
             observations=self.learner.first.total,
             patterns=sum(map(len, self.libraries.values())),
             coverage=tuple(self.learner.coverage),
+            apps=tuple(self.learner.apps),
+            app_patterns={app: len(library) for app, library in self.libraries.items()},
             saved_at=self.saved_at,
             restored_at=self.restored_at,
         )
@@ -158,6 +162,7 @@ def stats_to_json(stats: Stats) -> Json:
 def stats_from_json(value: object) -> Stats:
     """Raises BadFrame."""
     from_ = frames.obj(value)
+    patterns = frames.obj(from_.get("app_patterns"))
     bins = [frames.obj(b) for b in frames.items(from_.get("coverage"))]
     return Stats(
         version=frames.count(from_, "version"),
@@ -173,6 +178,18 @@ def stats_from_json(value: object) -> Stats:
             )
             for b in bins
         ),
+        apps=tuple(
+            AppCoverage(
+                app=frames.text(a, "app"),
+                answers=frames.count(a, "answers"),
+                judged=frames.real(a, "judged"),
+                covered=frames.real(a, "covered"),
+                lower=frames.real(a, "lower"),
+                reserved=frames.real(a, "reserved"),
+            )
+            for a in map(frames.obj, frames.items(from_.get("apps")))
+        ),
+        app_patterns={app: frames.count(patterns, app) for app in patterns},
         saved_at=frames.real(from_, "saved_at"),
         restored_at=frames.real(from_, "restored_at"),
     )

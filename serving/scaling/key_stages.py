@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 
 MOST_MEMORY = 0.85
 
@@ -50,3 +51,10 @@ def to_end(warm: list[WarmReplica], used: int, total: int, most_memory: float = 
         out.append(one)
         used -= one.bytes
     return out
+
+
+def host_memory(meminfo: Path = Path("/proc/meminfo")) -> tuple[int, int]:
+    """Bytes of memory that are used, and all of them."""
+    fields = dict(line.split(":", 1) for line in meminfo.read_text("utf-8").splitlines())
+    total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return total - free, total

@@ -9,7 +9,10 @@ import pytest
 
 from benchmarks.pool_scaling.contenders import ALL, ORACLE, OURS, Contender
 from benchmarks.pool_scaling.simulation import Outcome, Simulation
+from benchmarks.pool_scaling.two_models import BUDGET, DRAFT, PLAN, Pipeline, Share
 from benchmarks.pool_scaling.workloads import workload
+from ramify.serving.scaling.lookahead import Lookahead
+from ramify.serving.scaling.types import PoolLimits, PoolLoad
 
 
 def run(contender: Contender, *, cv: float = 4.0, load: float = 0.4, start_s: float = 2.0) -> Outcome:
@@ -43,3 +46,22 @@ def test_gamma_arrivals_have_the_cv_that_is_asked_for(cv: float) -> None:
     times = [one.at for one in workload(1, 40_000.0, 20, 0.5, cv=cv)]
     gaps = [b - a for a, b in pairwise(times)]
     assert pstdev(gaps) / mean(gaps) == pytest.approx(cv, rel=0.15)
+
+
+def test_one_replica_moves_between_two_pools() -> None:
+    """To the plans while they wait, and to the drafts before a workflow's plan is done."""
+    pipeline = Pipeline(Lookahead(BUDGET))
+    limits = PoolLimits(1, 2, 0.5)
+    busy = PoolLoad("replicas", 1.0, 1.0, 1, queue=3, running=1, limits=limits)
+    idle = PoolLoad("replicas", 1.0, 1.0, 1, limits=limits)
+
+    def decided(plan: PoolLoad, draft: PoolLoad, now: float) -> tuple[int, int]:
+        Share(DRAFT, pipeline).decide([draft], (), now)
+        first = Share(PLAN, pipeline).decide([plan], (), now).replicas["replicas"]
+        return first, Share(DRAFT, pipeline).decide([draft], (), now).replicas["replicas"]
+
+    assert Share(PLAN, pipeline).decide([busy], (), 0.0).replicas == {"replicas": 1}, "the other is not known yet"
+    assert decided(busy, idle, 0.0) == (2, 1)
+    assert decided(idle, busy, 1.0) == (1, 2)
+    pipeline.planning[1] = 99.3
+    assert decided(idle, idle, 100.0) == (1, 2), "three drafts come in 0.3 s"

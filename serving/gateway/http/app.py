@@ -102,6 +102,7 @@ def create_gateway(
             Route("/v1/models", control.models),
             Route("/v1/models/{model:path}", control.model),
             Route("/v1/ramify/requests", control.requests),
+            Route("/v1/ramify/apps", control.apps),
             Route(f"/v1{wire.HISTORY_PATH}", control.history),
             Route(f"/v1{wire.RELEASE_PATH}", control.release, methods=["POST"]),
             Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
@@ -148,6 +149,11 @@ class _Control:
         gateway = self._gateway
         run = _owned(request.query_params.get("compound_id"), client)
         return JsonResponse(gateway.records.snapshot(run, gateway.step_of, client))
+
+    async def apps(self, request: Request) -> Response:
+        """The client's applications, their calls, and how well the forecasts of their lengths held."""
+        client = self._gateway.authorise(request)
+        return JsonResponse({"apps": await self._gateway.apps(client)})
 
     async def history(self, request: Request) -> Response:
         """The stages that a workflow (`app_id`) will have, by its past runs; for use before its first call."""

@@ -122,6 +122,17 @@ class Records:
         now = self.clock()
         return Counter(c.kind.value for c in self._open.values() if c.feasible(now, step(c)) is False)
 
+    def apps(self, client: str = "") -> dict[str, dict[str, int]]:
+        """The client's applications, the last heard of first: how many of the remembered calls each made, and how
+        many are in progress. Calls without an `app_id` are under ""."""
+        made: dict[str, dict[str, int]] = {}
+        for call in reversed(self._calls):
+            if not client or call.client == client:
+                one = made.setdefault(told(call.tags.app_id or "", client), {"calls": 0, "open": 0})
+                one["calls"] += 1
+                one["open"] += call.ended is None
+        return made
+
     def snapshot(
         self,
         compound_id: str | None = None,

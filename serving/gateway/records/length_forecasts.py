@@ -8,6 +8,7 @@ workflows that end. Nothing here can delay a call for longer than the analyzer c
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from ramify.serving.errors import AnalyzerDown, BadFrame
 from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.records.calls import Call
+from ramify.serving.gateway.records.clients import belongs, told
 from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound
 from ramify.serving.lengths.client import AnalyzerClient
 from ramify.serving.lengths.learner import BinCoverage
@@ -62,6 +64,7 @@ class LengthForecasts:
         self._client = client
         self._changed = changed
         self._engines = engines
+        self._name = secrets.token_hex(4)  # of this gateway: others number their calls alike
         self._calls: dict[int, _Followed] = {}
         self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
         self._asking: set[asyncio.Task[None]] = set()
@@ -81,7 +84,7 @@ class LengthForecasts:
             stage=tags.compound_stage or 0,
             prompt_tokens=call.prompt_tokens,
             messages=messages,
-            call=str(call.id),
+            call=f"{self._name}.{call.id}",
         )
         followed = self._calls[call.id] = _Followed(ask, alone)
         if call.compound is not None and not tags.plan_rest:
@@ -133,10 +136,32 @@ class LengthForecasts:
 
     async def coverage(self) -> tuple[BinCoverage, ...]:
         """How well the bounds held recently, by tokens generated; empty while the analyzer is away."""
+        stats = await self._known()
+        return () if stats is None else stats.coverage
+
+    async def apps(self, client: str = "") -> dict[str, dict[str, object]]:
+        """What was learnt of each of the client's applications, the last heard of first; empty while the analyzer is
+        away. See `AppCoverage`; `workflows`: different courses of its workflows."""
+        if (stats := await self._known()) is None:
+            return {}
+        return {
+            told(one.app, client): {
+                "answers": one.answers,
+                "workflows": stats.app_patterns.get(one.app, 0),
+                "judged": one.judged,
+                "covered": one.covered if one.judged else None,
+                "covered_at_least": one.lower if one.judged else None,
+                "reserved": one.reserved if one.judged else None,
+            }
+            for one in reversed(stats.apps)
+            if belongs(one.app, client)
+        }
+
+    async def _known(self) -> Stats | None:
         try:
-            return (await self.stats()).coverage
+            return await self.stats()
         except (AnalyzerDown, BadFrame):
-            return ()
+            return None
 
     async def aclose(self) -> None:
         for task in self._asking:

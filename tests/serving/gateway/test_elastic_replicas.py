@@ -16,7 +16,7 @@ from ramify.serving.client import LLMClient
 from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.errors import BadPool, EngineFailed, ScalingUnsupported
 from ramify.serving.gateway.dialects import CHAT
-from ramify.serving.gateway.elastic_replicas import ElasticReplicas, host_memory
+from ramify.serving.gateway.elastic_replicas import ElasticReplicas
 from ramify.serving.gateway.engines.replicas import EngineTraits
 from ramify.serving.gateway.engines.supervisor import SupervisedEngine
 from ramify.serving.gateway.gateway import Gateway
@@ -26,6 +26,7 @@ from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings, Placement, check_replicas
 from ramify.serving.policy.types import RequestId
 from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.scaling.key_stages import host_memory
 from ramify.serving.scaling.types import Scaling
 from ramify.serving.types import ChatRequest, user
 

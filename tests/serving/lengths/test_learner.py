@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.serving_costs.synthetic_lengths import traffic
 from ramify.serving.lengths import learner as learner_module
-from ramify.serving.lengths.learner import Coverage, Learner, wilson_lower
+from ramify.serving.lengths.learner import MOST_APPS, AppCoverages, Coverage, Learner, wilson_lower
 from ramify.serving.lengths.length_model import LengthModel, ObservationRing, Sample, fit
 from ramify.serving.lengths.types import Ask, Basis, Ended
 from ramify.serving.protocol.length_sketch import LengthSketch
@@ -162,3 +162,22 @@ def test_cut_answer_within_its_bound_is_not_counted() -> None:
 def test_wilson_limit_equals_the_textbook() -> None:
     assert wilson_lower(0.95, 100) == pytest.approx(0.9007, abs=2e-3)
     assert wilson_lower(1.0, 50) == pytest.approx(50 / (50 + 1.6449**2), rel=1e-6)
+
+
+def test_coverage_of_each_application() -> None:
+    """An answer that was cut below its bound does not say whether the bound held."""
+    counted = AppCoverages()
+    for length in range(1, 101):
+        counted.add("a", LengthSketch.cold(80), length, cut=False)
+    counted.add("b", LengthSketch.cold(80), 40, cut=True)
+    counted.add("b", None, 40, cut=False)
+    a, b = AppCoverages(counted.counts())
+    bound = LengthSketch.cold(80).quantile(0.95)
+    assert (a.app, a.answers) == ("a", 100) and a.covered == pytest.approx(int(bound) / 100, abs=0.05)
+    assert a.lower < a.covered and a.reserved == pytest.approx(100 * bound / sum(range(1, 101)), rel=0.05)
+    assert (b.app, b.answers, b.judged) == ("b", 2, 0)
+    for n in range(MOST_APPS):
+        counted.add(f"new {n}", None, 1, cut=False)
+    assert len(list(counted)) == MOST_APPS and "a" not in counted.counts()
+    with pytest.raises(ValueError, match="counts of an application"):
+        AppCoverages({"a": [1.0]})

@@ -95,6 +95,8 @@ async def test_learnt_state_is_used_and_saved(client: AnalyzerClient, analyzer: 
     stats = await client.stats()
     assert (stats.observations, stats.patterns) == (3, 3)
     assert [b.generated for b in stats.coverage] == [0, 50, 100]
+    assert [(a.app, a.answers, a.covered) for a in stats.apps] == [("tests", 3, 1.0)]
+    assert stats.app_patterns == {"tests": 3}
     await _until(analyzer.checkpoint.exists)
 
 
@@ -196,6 +198,7 @@ def test_checkpoint_survives_a_round_trip(folder: Path, model: LengthModel) -> N
     asks = [replace(ask, app="tests") for ask, _ in traffic(20, seed=4)]
     for ours, theirs in zip(service.predict(asks), again.predict(asks), strict=True):
         assert theirs.sketch.values == pytest.approx(ours.sketch.values)
+    assert again.learner.apps.counts() == service.learner.apps.counts() != {}
     assert again.libraries["tests"].dump() == service.libraries["tests"].dump()
     assert checkpoint.read(folder / "none") is None
 
@@ -227,18 +230,59 @@ async def test_too_long_socket_path_is_named(tmp_path: Path) -> None:
             pass
 
 
-async def test_folder_has_one_analyzer_at_a_time(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
-    """Two gateways at one port of different addresses would take each other's socket, and write over each other."""
-    with pytest.raises(AnalyzerDown, match=r"another gateway's analyzer.*--port"):
-        async with AnalyzerSupervisor(analyzer.folder, lock_s=0):
+async def test_gateways_of_a_folder_share_one_process(folder: Path, model: LengthModel) -> None:
+    """What one learns the other forecasts. The process ends with the gateway that runs it, and the other goes on."""
+    checkpoint.write(folder / "analyzer.state", checkpoint.snapshot(_learnt(model)))
+    restarted = asyncio.Event()
+    first = await AnalyzerSupervisor(folder).__aenter__()
+    async with AnalyzerSupervisor(folder, restarted=restarted.set) as second:
+        client = AnalyzerClient(second.socket, patience_s=5.0, retry_s=0.02)
+        assert first.pid is not None and second.pid is None
+        (before,) = await client.predict([ASK])
+        assert before.basis is Basis.LEARNT
+        client.observe(Ended(ASK, 700))
+        assert (await client.stats()).observations == 41
+        await first.__aexit__(None, None, None)
+        async with asyncio.timeout(30):
+            await restarted.wait()
+        assert second.pid is not None and second.restarts == 1
+        async with asyncio.timeout(30):
+            while not (again := (await client.predict([ASK]))[0]).fresh:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert again.sketch.values == pytest.approx(before.sketch.values)
+        assert (await client.stats()).observations == 41, "the end of the first one saved it"
+        await client.aclose()
+
+
+async def test_gateway_that_leaves_does_not_end_the_process_of_another(
+    client: AnalyzerClient, analyzer: AnalyzerSupervisor
+) -> None:
+    async with AnalyzerSupervisor(analyzer.folder) as second:
+        assert second.pid is None
+    assert (await client.predict([ASK]))[0].fresh
+    assert analyzer.socket.exists() and analyzer.restarts == 0
+
+
+async def test_other_gateways_follow_a_process_that_is_restarted(
+    client: AnalyzerClient, analyzer: AnalyzerSupervisor
+) -> None:
+    async with AnalyzerSupervisor(analyzer.folder) as second:
+        assert analyzer.pid is not None
+        os.kill(analyzer.pid, signal.SIGKILL)
+        await _until(lambda: analyzer.restarts == 1)
+        async with asyncio.timeout(30):
+            while not (await client.predict([ASK]))[0].fresh:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert second.pid is None and second.restarts == 0, "its own gateway restarts it"
+
+
+async def test_analyzer_that_does_not_answer_is_reported(folder: Path) -> None:
+    held = os.open(folder / "analyzer.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(AnalyzerDown, match=r"another gateway's analyzer.*does not answer.*--home"):
+        async with AnalyzerSupervisor(folder, join_s=0):
             pass
-    assert (await client.predict([ASK]))[0].fresh and analyzer.socket.exists()
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, analyzer._locked)  # as if this gateway were killed: its analyzer may still save
-    os.close(null)
-    with pytest.raises(AnalyzerDown, match="another gateway's analyzer"):
-        async with AnalyzerSupervisor(analyzer.folder, lock_s=0):
-            pass
+    os.close(held)
 
 
 async def test_next_gateway_waits_for_the_previous_analyzer(folder: Path) -> None:

@@ -44,6 +44,10 @@ async def test_a_run_is_its_clients_alone() -> None:
         await inside.get()
         seen = (await b.get("/ramify/requests")).json()
         assert (seen["requests"], seen["compounds"]) == ([], [])
+        assert (await b.get("/ramify/apps")).json() == {"apps": []}
+        assert (await a.get("/ramify/apps")).json()["apps"] == [
+            {"app_id": "app", "calls": 1, "open": 1, "lengths": None}
+        ]
         for wanted in ({"compound_id": "run"}, {"fork_group": "group"}):
             assert (await b.post("/ramify/cancel", json=wanted)).json() == {"cancelled": 0}
         late = {"vllm_xargs": {"compound_id": "run", "compound_deadline_at": 1.0}}

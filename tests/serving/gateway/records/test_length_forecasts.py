@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import httpx
 import pytest
 
 from ramify.serving.engine.contract import EngineSpec
+from ramify.serving.errors import AnalyzerDown
 from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records import logs
@@ -55,8 +59,7 @@ async def test_calls_continue_with_and_without_the_analyzer(tmp_path: Path) -> N
             told = model.calls[-1].body["vllm_xargs"]
             assert isinstance(told, dict) and len(told["plan_rest"]) == 8, "what no plan says, history does"
             assert 0 < told["compound_due_s"] < 60
-            for log in tmp_path.glob("analyzer/*/analyzer.log"):
-                assert "hi" not in log.read_text()
+            assert "hi" not in (tmp_path / "analyzer" / "analyzer.log").read_text()
             said = StringIO()
             handler = logs.to_stream(said)
             pid = next(int(p) for p in children(os.getpid()) if b"lengths.process" in command(int(p)))
@@ -75,6 +78,78 @@ async def test_calls_continue_with_and_without_the_analyzer(tmp_path: Path) -> N
                 ("analyzer_died", -signal.SIGKILL, None),
                 ("analyzer_restarted", None, 1),
             ]
+
+
+@asynccontextmanager
+async def killed_gateway(home: Path, engine: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """`ramify serve`: its base URL and its process, which is killed at the end at the latest."""
+    line = [sys.executable, "-m", "ramify", "--home", str(home), "serve", "--port", "0", "--no-log"]
+    process = await asyncio.create_subprocess_exec(*line, "--engine", engine, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        while not (found := re.search(r"at (http://\S+)", (await process.stderr.readline()).decode())):
+            assert not process.stderr.at_eof()
+        yield found[1], process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_two_gateways_share_what_they_learn(tmp_path: Path) -> None:
+    """One knows the stages of an application that only the other has served, also after the other was killed."""
+    async with (
+        ScriptedServer(ScriptedModel(lambda _: "word " * 9)) as engine,
+        killed_gateway(tmp_path, engine.base_url) as (elsewhere, first),
+        LocalGateway(
+            GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),), analyzer=True)
+        ) as second,
+        httpx.AsyncClient(base_url=second.base_url) as client,
+    ):
+        async with httpx.AsyncClient(base_url=elsewhere) as other:
+            for stage in range(3):
+                last = int(stage == 2)
+                await ask(other, app_id="a", compound_id="run", compound_stage=stage, compound_last=last)
+        before = await history(client, "a")
+        assert len(before["stages"]) == 3
+        first.kill()
+        await first.wait()
+        assert await history(client, "a") == before, "restored from what the analyzer saved at its end"
+        assert (await ask(client, app_id="a")).status_code == 200
+        async with asyncio.timeout(60):
+            while await answers_learnt(second) != 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        (app,) = await apps(client)
+        assert (app["app_id"], app["calls"], app["open"]) == ("a", 1, 0), "the calls of this gateway"
+        assert (app["lengths"]["answers"], app["lengths"]["workflows"]) == (4, 1), "what both learnt"
+
+
+async def history(client: httpx.AsyncClient, app: str) -> Any:
+    """What the gateway knows of an application, once it knows something."""
+    async with asyncio.timeout(60):
+        while True:
+            said = await client.get("/ramify/history", params={"app_id": app})
+            if said.status_code == 200 and said.json()["stages"]:
+                return said.json()
+            await asyncio.sleep(0.02)
+
+
+async def apps(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """The applications, once the analyzer has said what it knows of them."""
+    async with asyncio.timeout(60):
+        while True:
+            found: list[dict[str, Any]] = (await client.get("/ramify/apps")).json()["apps"]
+            if all(one["lengths"] for one in found):
+                return found
+            await asyncio.sleep(0.02)
+
+
+async def answers_learnt(gateway: LocalGateway) -> int | None:
+    assert gateway.gateway is not None and gateway.gateway.analysis is not None
+    try:
+        return (await gateway.gateway.analysis.stats()).observations
+    except AnalyzerDown:
+        return None
 
 
 class Heard:
