@@ -49,6 +49,7 @@ class Reference:
     workdir: str = ""  # of a world over an image: where its commands start
     user: str = ""  # of a world over an image: its USER
     command_env: Mapping[str, str] = field(default_factory=dict)  # of a world over an image: its ENV
+    env: Mapping[str, str] = field(default_factory=dict)  # of a world: the variables that it was made with
     source: str = ""  # what it was made from, for people
 
 
