@@ -108,6 +108,13 @@ class SnapshotStore(ReadableStore):
         with self._writing(flush=True):
             return self._save(replace(image, layers=workspace.layers, cwd=workspace.cwd, parents=(), merges=()))
 
+    def with_variables(self, snapshot: Snapshot, changed: Mapping[str, str]) -> Snapshot:
+        """Save the same state with other values of these variables in its shell."""
+        env = {**snapshot.env, **changed}
+        unset = tuple(name for name in snapshot.env_unset if name not in changed)
+        with self._writing(flush=True):
+            return self._save_child(snapshot, snapshot, env, unset, snapshot.cwd)
+
     def put_blob(self, data: bytes) -> str:
         """Store bytes that a snapshot is about to name and return their digest. `flush` makes them durable."""
         with translate_disk_errors(self.root):

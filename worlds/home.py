@@ -162,6 +162,12 @@ class WorldHome:
             return base
         return self.store.over_image(base, under)
 
+    def with_variables(self, base: Snapshot, given: Mapping[str, str]) -> Snapshot:
+        """The state with the variables that its user gave instead of those that its image or its shell has."""
+        told = {*base.env, *base.env_unset}
+        changed = {name: value for name, value in given.items() if name in told}
+        return self.store.with_variables(base, changed) if changed else base
+
     def resolve(self, name: str | Snapshot) -> Snapshot:
         """The snapshot that a name stands for: a tag, a world, or an id (its first 6 characters are enough).
 
@@ -231,6 +237,7 @@ class WorldHome:
             user=spec.user,
             command_env=dict(spec.command_env),
             dumpable=spec.dumpable,
+            env=_own_variables(spec),
         )
         self.references.put(Kind.WORLD, reference, new=True)
         return reference
@@ -250,12 +257,18 @@ class WorldHome:
         return changed
 
 
+def _own_variables(spec: WorldSpec) -> dict[str, str]:
+    """Those that `env=` gave."""
+    usual = world_spec(spec.mount_at, image=spec.image).env
+    return {name: value for name, value in spec.env.items() if usual.get(name) != value}
+
+
 def started_in(spec: WorldSpec, state: Snapshot) -> WorldSpec:
     """The specification of a world over an image: the image's variables go before the usual ones, and single commands
     start where its shell does (WORKDIR), unless that is in the tree."""
     if state.image is None:
         return spec
-    env = {name: value for name, value in spec.env.items() if name not in state.env}
+    env = {name: value for name, value in spec.env.items() if state.env.get(name, value) == value}
     return replace(spec, env=env, workdir=state.cwd if state.cwd.startswith("/") else "")
 
 

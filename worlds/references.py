@@ -50,6 +50,7 @@ class Reference:
     user: str = ""  # of a world over an image: its USER
     command_env: Mapping[str, str] = field(default_factory=dict)  # of a world over an image: its ENV
     dumpable: bool = False  # of a world: its snapshots keep all processes
+    env: Mapping[str, str] = field(default_factory=dict)  # of a world: the variables that it was made with
     source: str = ""  # what it was made from, for people
 
 

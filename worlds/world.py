@@ -99,14 +99,14 @@ class World(WorldCommands, WorldEgress):
         The folder is never written to. `name` keeps the world after it was closed. `image`: an image instead of this
         machine's root, which is pulled unless it is here (`python:3.12`, `oci:FOLDER`, `docker:NAME`); or a root file
         system, a folder or a tar; or, with the docker backend, the engine's name of an image. Over an image, commands
-        have its variables, and without a folder they start in its WORKDIR.
-        `mount_at`: where the tree stands inside (default: the folder's own path, else
-        /tmp/workspace, or /workspace over an image). `secrets`:
-        variables that no snapshot ever holds. `network=True`: the host's own network. `egress`: what the world may
-        connect to, a list such as `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with
-        credentials; `[]` allows nothing until `set_egress`. `dumpable`: snapshots and forks keep the
-        processes that `run` has started; all run without the filter of system calls, and `ramify doctor` says what it
-        needs. `home`, `sandbox`: an open home, or what `WorldHome` takes.
+        have its variables, and without a folder they start in its WORKDIR. `mount_at`: where the tree stands inside
+        (default: the folder's own path, else /tmp/workspace, or /workspace over an image). `env`: variables, before
+        those of the image and of a snapshot's shell; a name keeps them. `secrets`: variables that are never stored.
+        `network=True`: the host's own network. `egress`: what the world may connect to, a list such as
+        `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with credentials; `[]` allows nothing
+        until `set_egress`. `dumpable`: snapshots and forks keep the processes that `run` has started; all run
+        without the filter of system calls, and `ramify doctor` says what it needs. `home`, `sandbox`: an open home, or
+        what `WorldHome` takes.
 
         Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
         `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
@@ -136,6 +136,7 @@ class World(WorldCommands, WorldEgress):
                 spec = spec_over(image if image is not None else base.image)
                 if stored is not None:
                     base = await asyncio.to_thread(opened.put_over, base, stored)
+                base = await asyncio.to_thread(opened.with_variables, base, env or {})
                 under = stored or await asyncio.to_thread(opened.image_under, base)
                 if under is not None:
                     theirs = {name: (env or {}).get(name, value) for name, value in under.config.env.items()}
@@ -181,7 +182,8 @@ class World(WorldCommands, WorldEgress):
                 allowed = recorded_egress(reference, credentials) if egress is None else Egress.of(egress)
                 if egress is not None and allowed is not None:
                     reference = opened.egress_changed(reference, allowed)
-                spec = world_spec(Path(reference.mount_at), image=image, network=reference.network, egress=allowed)
+                network, given = reference.network, reference.env
+                spec = world_spec(Path(reference.mount_at), env=given, image=image, network=network, egress=allowed)
                 spec = replace(
                     spec,
                     workdir=reference.workdir,

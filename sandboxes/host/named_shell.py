@@ -41,6 +41,7 @@ class ShellPlace:
     """What a shell has to know of its world."""
 
     tree: str  # where commands see it
+    start: str  # where a new shell starts
     folder: str  # the world's own
     env: Mapping[str, str]  # at the start, without secrets
     secrets: Mapping[str, str]
@@ -209,7 +210,7 @@ class NamedShell:
     async def _start(self) -> tuple[DrivenShell, LiveProcess]:
         place, kept = self._world.shell_place(), self._state
         env = {**place.env, **place.secrets}
-        cwd = place.tree
+        cwd = place.start
         if kept is not None:
             env = {name: value for name, value in {**env, **kept.env}.items() if name not in kept.unset}
             cwd = str(Path(place.tree, kept.cwd))

@@ -54,9 +54,9 @@ class WorldProcesses(WorldLifecycle):
 
     def shell_place(self) -> ShellPlace:
         """What a named shell has to know of its world."""
-        return ShellPlace(
-            self._tree_inside(), str(self._folder), self._start_env(), self._spec.secrets, self._spec.max_output
-        )
+        env = {**self._start_env(), **self._spec.command_env}
+        tree, secrets, most = self._tree_inside(), self._spec.secrets, self._spec.max_output
+        return ShellPlace(tree, self._spec.workdir or tree, str(self._folder), env, secrets, most)
 
     async def _start_by(self, message: StartProcess, *, stdin: bool) -> LiveProcess:
         await self._ensure_commands()

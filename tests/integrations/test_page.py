@@ -19,6 +19,7 @@ PACKAGES = {
     "openai-agents": "agents.sandbox",  # `agents` alone is also the folder beside this one
     "swe-rex": "swerex",
     "nemo-gym": "nemo_gym",
+    "verifiers": "verifiers.v1",
 }
 BLOCKS = {block.needs: block for block in blocks(ROOT / "docs" / "how-to" / "harnesses.md") if block.needs}
 

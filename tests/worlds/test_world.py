@@ -43,6 +43,22 @@ async def test_ten_lines_fork_keep_the_best_and_merge(home: WorldHome, repo: Pat
     assert not (repo / "answer").exists()
 
 
+async def test_variables_go_before_those_of_a_snapshot_and_a_name_keeps_them(home: WorldHome) -> None:
+    tell, told = "echo $ONE $TWO", {"first second\n"}
+    async with World.create(home=home, name="one", env={"ONE": "first", "TWO": "second"}) as world:
+        assert {(await world.exec(tell)).stdout, (await world.run(tell)).stdout} == told
+        await world.run("export ONE=changed; unset TWO")
+        state = await world.snapshot()
+        (fork,) = await world.fork(names=["two"])
+        await fork.close()
+    for name in ("one", "two"):
+        async with World.open(name, home=home) as world:
+            assert {(await world.exec(tell)).stdout} == told
+            assert (await world.run(tell)).stdout == "changed\n", "what the shell did lasts"
+    async with World.create(snapshot=state, home=home, env={"ONE": "first", "TWO": "second"}) as world:
+        assert {(await world.exec(tell)).stdout, (await world.run(tell)).stdout} == told
+
+
 async def test_exec_leaves_no_trace_in_the_shell_and_run_does(home: WorldHome, repo: Path) -> None:
     async with World.create(repo, home=home) as world:
         await world.exec("cd src; export LEAK=1")

@@ -49,6 +49,19 @@ async def home(tmp_path: Path) -> AsyncIterator[WorldHome]:
 
 pytestmark = pytest.mark.linux_ns
 
+TELL = "echo $GREETING $MORE $PATH $PWD"
+
+
+async def everywhere(world: World, command: str, *, shell: bool = True) -> set[str]:
+    """The output of a command in a process, in a terminal, and in shells."""
+    told = {(await world.exec(command)).stdout, (await world.shell("other").run(command)).stdout}
+    async with world.pty(command) as terminal:
+        shown = b""
+        while data := await terminal.read():
+            shown += data
+    told.add(shown.decode().replace("\r\n", "\n"))
+    return told | {(await world.run(command)).stdout} if shell else told
+
 
 async def test_a_world_over_an_image_has_its_files_variables_and_directory(home: WorldHome, layout: Path) -> None:
     async with World.create(image=str(layout), home=home) as world:
@@ -64,8 +77,22 @@ async def test_a_world_over_an_image_has_its_files_variables_and_directory(home:
 
 
 async def test_a_variable_goes_before_the_images(home: WorldHome, layout: Path) -> None:
-    async with World.create(image=str(layout), home=home, env={"GREETING": "bye", "MORE": "more"}) as world:
-        assert (await world.exec("echo $GREETING $MORE $PATH")).stdout == "bye more /usr/bin:/bin:/opt/bin\n"
+    """In every kind of command, in forks, and when the world is opened again."""
+    given = {"GREETING": "bye", "MORE": "more"}
+    told = "bye more /usr/bin:/bin:/opt/bin /app\n"
+    async with World.create(image=str(layout), name="one", home=home, env=given) as world:
+        assert await everywhere(world, TELL) == {told}
+        (fork,) = await world.fork()
+        async with fork:
+            assert await everywhere(fork, TELL) == {told}
+        assert (await world.run(TELL, env={"GREETING": "call"})).stdout == told.replace("bye", "call")
+        await world.run("export GREETING=own; unset MORE")
+        state = await world.snapshot()
+    async with World.open("one", home=home) as world:
+        assert (await world.run(TELL)).stdout == told.replace("bye more", "own")
+        assert await everywhere(world, TELL, shell=False) == {told}
+    async with World.create(snapshot=state, home=home, env=given) as world:
+        assert await everywhere(world, TELL) == {told}, "also before those that the shell of a snapshot has"
 
 
 async def test_a_named_world_keeps_its_image(home: WorldHome, layout: Path) -> None:
