@@ -105,8 +105,8 @@ class World(WorldCommands, WorldEgress):
         `network=True`: the host's own network. `egress`: what the world may connect to, a list such as
         `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with credentials; `[]` allows nothing
         until `set_egress`. `dumpable`: snapshots and forks keep the processes that `run` has started; all run
-        without the filter of system calls, and `ramify doctor` says what it needs. `home`, `sandbox`: an open home, or
-        what `WorldHome` takes.
+        without the filter of system calls, and `ramify doctor` says what it needs. `home`, `sandbox`: an open home,
+        or what `WorldHome` takes.
 
         Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
         `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
