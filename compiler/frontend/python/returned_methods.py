@@ -229,6 +229,8 @@ class ReturnedMethods:
             if self._counts(name, statements):
                 key = self._index.add(module, f"{owner}.{name}", statements)
                 self._only_named[key] = frozenset.intersection(*map(_only_in_annotations, statements))
+                for each in statements:  # `shown = plain`, `total = property(_total)`
+                    self._names.known |= {n.id for n in nodes_in(each) if isinstance(n, ast.Name)} & named.keys()
                 yield key
         for statement in _statements(node.body):
             if isinstance(statement, ast.ClassDef):

@@ -16,6 +16,11 @@ HEAD = """
 from stand_in import *
 import asyncio
 NAMES, NUMBERS = {"ada", "bob"}, {1, 2}
+KEYS, GROUPS = {"x": 1}, [frozenset({"a", "b"}), frozenset("c")]
+
+class Team:
+    names: set[str]
+    listed: list[str]
 
 @step
 async def next_id(*given): ...
@@ -68,6 +73,12 @@ def flagged(compile_source: Compile, body: str) -> list[Any]:
         "found: set[str] = x()\nfor n in found: await next_id()",
         "for n in [each.upper() for each in given]: await next_id()",
         "for n in given:\n    for m in range(2): await next_id(m)",
+        "for n in KEYS.keys() & {'x'}: await next_id()",
+        "todo, out = set(x), {}\nwhile todo:\n    n = todo.pop()\n    await next_id()",
+        "seen = set()\nseen.add(x)\nfor n in seen: await next_id()",
+        "for n in x.names: await next_id()",
+        "for group in GROUPS:\n    for n in group: await next_id()",
+        "groups: dict[str, set[str]] = x\nfor group in groups.values():\n    for n in group: await next_id()",
     ],
 )
 def test_equal_calls_in_the_order_of_a_set(
@@ -93,6 +104,9 @@ def test_equal_calls_in_the_order_of_a_set(
         "for n in given:\n    await told(n)",
         "for n in given: await ring()",
         "for n in x: await next_id()",
+        "for n in x.listed: await next_id()",
+        "for key in KEYS.keys(): await next_id()",
+        "for group in [x]:\n    for n in group: await next_id()",
         "given = sorted(given)\nfor n in given: await next_id()",
         "for n in given: x.append(n)\nawait next_id()",
         "while given:\n    n = given.pop()\n    await next_id(n)",

@@ -19,6 +19,11 @@ from typing import Any, Protocol, Optional
 class Member:
     name: str
 
+    def _lower(self):
+        return self.name.lower()
+
+    low = property(_lower)
+
     def key(self):
         return self.name
 
@@ -47,7 +52,7 @@ async def load() -> Team:
 async def flow():
     out = []
     for member in await load():
-        out.append(await pay(member.key()))
+        out.append(await pay(member.key() or member.low))
     await die()
     return out
 """
@@ -62,6 +67,7 @@ KEY = "return self.name", "return self.name.upper()"
     [
         ("-> Team", "return iter(sorted(self.members, key=by))", "return iter(reversed(self.members))"),
         ("-> Team", "return member.name", "return [-ord(each) for each in member.name]"),
+        ("-> Team", "lower()", "upper()"),
         ("-> 'Team'", *KEY),
         ("-> Optional[Team]", *KEY),
         ("-> Team | None", *KEY),
