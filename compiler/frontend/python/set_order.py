@@ -20,7 +20,10 @@ from typing import Any
 from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, Scope, plain_function
 from ramify.compiler.frontend.python.names import arguments_of, nodes_in
 from ramify.compiler.frontend.python.sources import Definition
+from ramify.compiler.plan import EQUAL, MAYBE_EQUAL
 
+_PLAIN = (ast.Constant, ast.Name, ast.BinOp, ast.operator, ast.Tuple, ast.List, ast.expr_context)
+"""Arguments of these kinds are equal in each turn of a loop, or count its turns."""
 _KEEP_ORDER = ("list", "tuple", "iter", "reversed", "enumerate", "zip", "map", "filter", "dict")
 _SETS = re.compile(
     r"^(?:[\w.]+\.)?(?:set|frozenset|Set|FrozenSet|AbstractSet|MutableSet)(?:\[\s*(?P<item>.*?)\s*\])?$", re.DOTALL
@@ -77,10 +80,13 @@ class SetOrder:
         yield
         self.inside, self.elements = before
 
-    def is_told_apart(self, call: ast.Call) -> bool:
-        """Return whether no loop over a set repeats the call, or an argument comes from the set's element."""
+    def follows(self, call: ast.Call) -> str:
+        """Return how a call follows the order of a set: `EQUAL`, `MAYBE_EQUAL`, or "" if it does not, or if one of
+        its arguments comes from the set's element."""
         given = (*call.args, *(keyword.value for keyword in call.keywords))
-        return not self.inside or any(map(self.is_element, given))
+        if not self.inside or any(map(self.is_element, given)):
+            return ""
+        return EQUAL if all(isinstance(node, _PLAIN) for each in given for node in nodes_in(each)) else MAYBE_EQUAL
 
     def is_element(self, node: ast.expr) -> bool:
         """Return whether an expression is made from the element of a set."""
@@ -135,6 +141,9 @@ class SetOrder:
         target = self.scope.resolve(func)
         if target in (set, frozenset):
             return not (args and _is_range(args[0]))
+        if target is sorted and args:
+            by_length = any(each.arg == "key" and self.scope.resolve(each.value) is len for each in node.keywords)
+            return by_length and self.is_unordered(args[0])
         if isinstance(func, ast.Name) and func.id in _KEEP_ORDER and isinstance(target, type):
             return any(map(self.is_unordered, args))
         if isinstance(func, ast.Attribute) and target is UNRESOLVED:
@@ -147,8 +156,8 @@ class SetOrder:
     def _is_unordered_field(self, name: str) -> bool:
         """Return whether the classes that the module knows declare the field of this name as a set."""
         classes = [value for value in self.scope.function.outer.values() if isinstance(value, type)]
-        declared = [inspect.get_annotations(each).get(name) for each in classes]
-        found = [hint if isinstance(hint, str) else inspect.formatannotation(hint) for hint in declared if hint]
+        declared = [hint for each in classes if (hint := vars(each).get("__annotations__", {}).get(name)) is not None]
+        found = [hint if isinstance(hint, str) else inspect.formatannotation(hint) for hint in declared]
         return bool(found) and all(map(_is_set_annotation, found))
 
     def _has_sets(self, node: ast.expr) -> bool:
