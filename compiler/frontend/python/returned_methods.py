@@ -3,7 +3,7 @@
 A workflow need not name the class of what a step returns. So the classes are taken from the step's return
 annotation: also inside containers, unions, aliases and texts, with their bases, their subclasses and the classes of
 their fields. Of a step whose annotation leaves the class open (none, `Any`, an abstract class), the classes that its
-code uses count.
+code uses count. So do the exceptions that a step's code uses, since the workflow may catch them.
 
 Only methods count whose names the workflow uses as attributes, and those that Python calls by itself (`__iter__`,
 `__lt__`). Other methods are used by steps alone, and a step may be mended. Fields do not count: a recorded value of a
@@ -138,10 +138,17 @@ class ReturnedMethods:
         if is_open or any(self._is_abstract(key) for key in found):
             for key in used:
                 self._follow_key(key, found, set())
+        for key in used:  # the workflow may catch what the step raises
+            if self._is_exception(key):
+                self._follow_key(key, found, set())
         while fresh := [key for key in used if key not in found and not found.keys().isdisjoint(self._bases(key))]:
             for key in fresh:  # subclasses that the step may make
                 self._follow_key(key, found, set())
         return tuple(found)
+
+    def _is_exception(self, key: Key) -> bool:
+        value = self._index.parts[key].module.values.get(key[1])
+        return isinstance(value, type) and issubclass(value, BaseException)
 
     def _class_nodes(self, key: Key) -> list[ast.ClassDef]:
         return _class_nodes(self._index.parts[key].nodes, key[1])

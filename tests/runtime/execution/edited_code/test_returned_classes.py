@@ -91,6 +91,37 @@ async def test_an_edited_method_of_what_a_step_returned_is_noticed(
     assert app.log == ONCE
 
 
+RAISED = """
+class Late(Exception):
+    def fee(self):
+        return "low"
+
+def deadline():
+    raise Late("late")
+
+@step
+async def check() -> int:
+    return deadline()
+
+@workflow
+async def flow():
+    try:
+        await check()
+    except Exception as error:
+        paid = await pay(error.fee())
+    await die()
+    return paid
+"""
+
+
+async def test_an_edited_method_of_what_a_step_raised_is_noticed(app: App) -> None:
+    await app.begin(RAISED)
+    with pytest.raises(WorkflowChanged, match=r"Late\.fee"):
+        await app.resume(RAISED.replace('"low"', '"high"'))
+    assert await app.resume("# moved\n" + RAISED) == "low"
+    assert app.log == ["pay low"]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
