@@ -114,8 +114,8 @@ class ReturnedMethods:
             steps = self._index.closure(starts, into_steps=True) & self._index.steps.keys()
             for step in sorted(steps - classes.keys()):
                 classes[step] = self._classes_of_step(step)
-            self._of = {step: self._ordered(classes[step]) for step in sorted(steps)}
-            self._index.forget_uses(self._of)
+            before, self._of = self._of, {step: self._ordered(classes[step]) for step in sorted(steps)}
+            self._index.forget_uses(step for step, of in self._of.items() if of != before.get(step, ()))
 
     def _ordered(self, classes: Iterable[Key]) -> tuple[Key, ...]:
         """Return the methods of classes, in an order that depends on neither the classes' names nor their layout."""
