@@ -20,7 +20,7 @@ from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.lower import lower
 from ramify.compiler.ir.text import dot, mermaid, print_graph
 from ramify.compiler.passes import chosen, run_passes
-from ramify.compiler.plan import PLAN_VERSION, UNORDERED, Plan
+from ramify.compiler.plan import EQUAL, PLAN_VERSION, UNORDERED, Plan
 from ramify.compiler.spec import Machine, Spec, spec_text
 
 log = logging.getLogger("ramify.compiler")
@@ -138,7 +138,7 @@ def _warn_of_unreachable_nodes(spec: Spec, machine: Machine) -> None:
 
 def _warn_of_the_order_of_sets(graph: Graph) -> None:
     for op in graph.ops():
-        if op.attrs.get(UNORDERED):
+        if op.attrs.get(UNORDERED) == EQUAL:
             log.warning(
                 "%s: step %s is called in the order of a set, which is another in each process, and its arguments do "
                 "not tell the calls apart: pass the element as an argument, or loop over sorted(...)",

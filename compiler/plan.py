@@ -21,7 +21,8 @@ PREFIX = "prefix"  # attribute of the operation whose first model call is hinted
 ADDED = "added"  # attribute of an operation that was added to the plan when a change of the code was accepted
 CHANGED = "changed"  # attribute of an operation that is reached through code that was changed since it was recorded
 ACCEPTED = "accepted"  # its value if a person accepted the change; otherwise the code supports both versions
-UNORDERED = "unordered"  # attribute of an operation whose equal calls follow the order of a set
+UNORDERED = "unordered"  # attribute of an operation whose calls follow the order of a set
+EQUAL, MAYBE_EQUAL = "equal", "maybe equal"  # its values: whether the arguments leave open which call is which
 STAGES = "stages"  # the pass that changes no operation, only `Plan.stages` and `Plan.expected`
 
 OpId = NewType("OpId", str)

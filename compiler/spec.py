@@ -112,7 +112,7 @@ class StepCall:
     every: bool = False  # on every branch of its fork
     waits_for: tuple[str, ...] = ()  # LangGraph: starts only when all of these have finished
     source: str = ""  # identifies the call without its position
-    unordered: bool = False  # a loop over a set makes equal calls, in another order in each process
+    unordered: str = ""  # calls follow the order of a set: `EQUAL` or `MAYBE_EQUAL`
 
 
 @dataclass(frozen=True, slots=True)

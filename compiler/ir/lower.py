@@ -127,8 +127,8 @@ class _FunctionLowering:
                 on = self.current if item.over is None else len(at.worlds) - 1 - item.over
                 op_id = self.build.op_id("run", ("run", site))
                 marks = {"caught": item.caught, "together": item.together, "every": item.every}
-                marks |= {UNORDERED: item.unordered}
                 attrs: dict[str, object] = {name: True for name, value in marks.items() if value}
+                attrs |= {UNORDERED: item.unordered} if item.unordered else {}
                 attrs |= self.files.get(step, {})
                 self.build.add(at, op_id, OpKind.RUN, (on,), site=site, step=step, attrs=attrs)
             case CallLlm(method, site, n):

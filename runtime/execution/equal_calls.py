@@ -6,7 +6,7 @@ refused before it is done. Any other step is refused at the resume, if its recor
 
 from __future__ import annotations
 
-from ramify.compiler.plan import UNORDERED, Effect, PlanOp
+from ramify.compiler.plan import EQUAL, UNORDERED, Effect, PlanOp
 from ramify.runtime.errors import CallNotTold
 from ramify.runtime.execution.run import RunScope
 from ramify.runtime.execution.step_call import SET_ORDER, THREADS, StepCall, StepDef
@@ -32,7 +32,8 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
                     f"call to the other: {_THREADS_MEND}"
                 )
             )
-        if UNORDERED in op.attrs and not is_order_fixed():
+        is_equal = op.attrs.get(UNORDERED) == EQUAL or (UNORDERED in op.attrs and not key.endswith("|0"))
+        if is_equal and not is_order_fixed():
             raise journal.stop(
                 CallNotTold(
                     f"run {run}: step {step.name!r} at {op.site} is irreversible, and is called with equal arguments "
@@ -51,7 +52,8 @@ def refuse_swapped_result(call: StepCall, row: OpRecord) -> None:
         return
     if any(THREADS in one.attrs for one in beside):
         raise journal.stop(_swapped_by_threads(call.scope, call.step.name))
-    if row.attrs.get(SET_ORDER, order_of_sets()) != order_of_sets():
+    may_be_equal = len(beside) > 1 or call.op.attrs.get(UNORDERED) == EQUAL
+    if may_be_equal and row.attrs.get(SET_ORDER, order_of_sets()) != order_of_sets():
         raise journal.stop(
             CallNotTold(
                 f"run {call.scope.run.record.id}: step {call.step.name!r} at {call.op.site} was called with equal "

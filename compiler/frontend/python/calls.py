@@ -105,7 +105,7 @@ class CallReader:
             together = reader.is_argument or not awaited
             marks: dict[str, Any] = {"caught": caught, "together": together, "source": reader.source(node)}
             step = self._step(info, target, reader)
-            unordered = not (reader.sets.is_told_apart(node) or returns_nothing(self.codes[step]))
+            unordered = "" if returns_nothing(self.codes[step]) else reader.sets.follows(node)
             reader.add(StepCall(step, reader.site(node), **marks, unordered=unordered))
         elif is_fork(target):
             if node is reader.statement_call or node in reader.awaits:

@@ -3,7 +3,7 @@
 A workflow need not name the class of what a step returns. So the classes are taken from the step's return
 annotation: also inside containers, unions, aliases and texts, with their bases, their subclasses and the classes of
 their fields. Of a step whose annotation leaves the class open (none, `Any`, an abstract class), the classes that its
-code uses count.
+code uses count. So do the exceptions that a step's code uses, since the workflow may catch them.
 
 Only methods count whose names the workflow uses as attributes, and those that Python calls by itself (`__iter__`,
 `__lt__`). Other methods are used by steps alone, and a step may be mended. Fields do not count: a recorded value of a
@@ -114,8 +114,8 @@ class ReturnedMethods:
             steps = self._index.closure(starts, into_steps=True) & self._index.steps.keys()
             for step in sorted(steps - classes.keys()):
                 classes[step] = self._classes_of_step(step)
-            self._of = {step: self._ordered(classes[step]) for step in sorted(steps)}
-            self._index.forget_uses(self._of)
+            before, self._of = self._of, {step: self._ordered(classes[step]) for step in sorted(steps)}
+            self._index.forget_uses(step for step, of in self._of.items() if of != before.get(step, ()))
 
     def _ordered(self, classes: Iterable[Key]) -> tuple[Key, ...]:
         """Return the methods of classes, in an order that depends on neither the classes' names nor their layout."""
@@ -138,10 +138,17 @@ class ReturnedMethods:
         if is_open or any(self._is_abstract(key) for key in found):
             for key in used:
                 self._follow_key(key, found, set())
+        for key in used:  # the workflow may catch what the step raises
+            if self._is_exception(key):
+                self._follow_key(key, found, set())
         while fresh := [key for key in used if key not in found and not found.keys().isdisjoint(self._bases(key))]:
             for key in fresh:  # subclasses that the step may make
                 self._follow_key(key, found, set())
         return tuple(found)
+
+    def _is_exception(self, key: Key) -> bool:
+        value = self._index.parts[key].module.values.get(key[1])
+        return isinstance(value, type) and issubclass(value, BaseException)
 
     def _class_nodes(self, key: Key) -> list[ast.ClassDef]:
         return _class_nodes(self._index.parts[key].nodes, key[1])
@@ -229,6 +236,8 @@ class ReturnedMethods:
             if self._counts(name, statements):
                 key = self._index.add(module, f"{owner}.{name}", statements)
                 self._only_named[key] = frozenset.intersection(*map(_only_in_annotations, statements))
+                for each in statements:  # `shown = plain`, `total = property(_total)`
+                    self._names.known |= {n.id for n in nodes_in(each) if isinstance(n, ast.Name)} & named.keys()
                 yield key
         for statement in _statements(node.body):
             if isinstance(statement, ast.ClassDef):

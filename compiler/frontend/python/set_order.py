@@ -20,7 +20,10 @@ from typing import Any
 from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, Scope, plain_function
 from ramify.compiler.frontend.python.names import arguments_of, nodes_in
 from ramify.compiler.frontend.python.sources import Definition
+from ramify.compiler.plan import EQUAL, MAYBE_EQUAL
 
+_PLAIN = (ast.Constant, ast.Name, ast.BinOp, ast.operator, ast.Tuple, ast.List, ast.expr_context)
+"""Arguments of these kinds are equal in each turn of a loop, or count its turns."""
 _KEEP_ORDER = ("list", "tuple", "iter", "reversed", "enumerate", "zip", "map", "filter", "dict")
 _SETS = re.compile(
     r"^(?:[\w.]+\.)?(?:set|frozenset|Set|FrozenSet|AbstractSet|MutableSet)(?:\[\s*(?P<item>.*?)\s*\])?$", re.DOTALL
@@ -77,10 +80,13 @@ class SetOrder:
         yield
         self.inside, self.elements = before
 
-    def is_told_apart(self, call: ast.Call) -> bool:
-        """Return whether no loop over a set repeats the call, or an argument comes from the set's element."""
+    def follows(self, call: ast.Call) -> str:
+        """Return how a call follows the order of a set: `EQUAL`, `MAYBE_EQUAL`, or "" if it does not, or if one of
+        its arguments comes from the set's element."""
         given = (*call.args, *(keyword.value for keyword in call.keywords))
-        return not self.inside or any(map(self.is_element, given))
+        if not self.inside or any(map(self.is_element, given)):
+            return ""
+        return EQUAL if all(isinstance(node, _PLAIN) for each in given for node in nodes_in(each)) else MAYBE_EQUAL
 
     def is_element(self, node: ast.expr) -> bool:
         """Return whether an expression is made from the element of a set."""
@@ -116,15 +122,16 @@ class SetOrder:
             case ast.Await(value) | ast.NamedExpr(value=value) | ast.Starred(value):
                 return self.is_unordered(value)
             case ast.BinOp(left, op, right) if isinstance(op, _SET_OPERATORS):
-                return self.is_unordered(left) or (isinstance(op, ast.BitOr) and self.is_unordered(right))
+                return self.is_unordered(left) or self.is_unordered(right) or _is_view(left) or _is_view(right)
             case ast.IfExp(body=body, orelse=orelse):
                 return self.is_unordered(body) and self.is_unordered(orelse)
             case ast.Subscript(value, ast.Slice()):
                 return self.is_unordered(value)
             case ast.Name(id=name):
                 return self._is_unordered_name(name, node)
-            case ast.Attribute():
-                return _is_unordered_value(self.scope.resolve(node))
+            case ast.Attribute(attr=attr):
+                known = self.scope.resolve(node)
+                return self._is_unordered_field(attr) if known is UNRESOLVED else _is_unordered_value(known)
             case ast.Call():
                 return self._is_unordered_call(node)
         return False
@@ -133,7 +140,10 @@ class SetOrder:
         func, args = node.func, node.args
         target = self.scope.resolve(func)
         if target in (set, frozenset):
-            return bool(args) and not _is_range(args[0])
+            return not (args and _is_range(args[0]))
+        if target is sorted and args:
+            by_length = any(each.arg == "key" and self.scope.resolve(each.value) is len for each in node.keywords)
+            return by_length and self.is_unordered(args[0])
         if isinstance(func, ast.Name) and func.id in _KEEP_ORDER and isinstance(target, type):
             return any(map(self.is_unordered, args))
         if isinstance(func, ast.Attribute) and target is UNRESOLVED:
@@ -142,6 +152,35 @@ class SetOrder:
         elif isinstance(func, ast.Attribute) and func.attr == "fromkeys" and args:
             return self.is_unordered(args[0])
         return not isinstance(target, type) and _returns_set(plain_function(target))
+
+    def _is_unordered_field(self, name: str) -> bool:
+        """Return whether the classes that the module knows declare the field of this name as a set."""
+        classes = [value for value in self.scope.function.outer.values() if isinstance(value, type)]
+        declared = [hint for each in classes if (hint := vars(each).get("__annotations__", {}).get(name)) is not None]
+        found = [hint if isinstance(hint, str) else inspect.formatannotation(hint) for hint in declared]
+        return bool(found) and all(map(_is_set_annotation, found))
+
+    def _has_sets(self, node: ast.expr) -> bool:
+        """Return whether the items of an expression are such sets."""
+        match node:
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return bool(items) and all(map(self.is_unordered, items))
+            case ast.Call(func=ast.Attribute(value=owner, attr="values"), args=[]):
+                return self._has_sets(owner)
+            case ast.Dict(values=items):
+                return bool(items) and all(map(self.is_unordered, items))
+            case ast.Name(id=name) if self.scope.is_local(name):
+                annotations = [
+                    None if each is None else _annotation_in(each) for each in self._values().get(name, [])
+                ]
+                return bool(annotations) and all(
+                    isinstance(each, ast.Subscript) and _is_set_annotation(ast.unparse(_last_argument(each)))
+                    for each in annotations
+                )
+        value = self.scope.resolve(node)
+        if isinstance(value, dict):
+            value = list(value.values())
+        return isinstance(value, list | tuple) and bool(value) and all(map(_is_unordered_value, value))
 
     def _is_pop(self, value: ast.expr) -> bool:
         match value:
@@ -159,6 +198,9 @@ class SetOrder:
         return self._judged[name]
 
     def _gives_set(self, value: ast.expr) -> bool:
+        match value:
+            case ast.Subscript(value=ast.Name(id=name), slice=source) if name == _ITEM:
+                return self._has_sets(source)
         annotation = _annotation_in(value)
         return self.is_unordered(value) if annotation is None else _is_set_annotation(ast.unparse(annotation))
 
@@ -182,7 +224,7 @@ class SetOrder:
         return set(_names(target))
 
 
-_MARK = "<annotation>"
+_MARK, _ITEM = "<annotation>", "<item>"
 
 
 def _annotated(annotation: ast.expr) -> ast.expr:
@@ -203,11 +245,15 @@ def _assignments(definition: Definition) -> dict[str, list[ast.expr | None]]:
     for node in nodes_in(definition):
         match node:
             case ast.Assign(targets=targets, value=value):
-                for target in targets:
+                for target, given in (pair for each in targets for pair in _pairs(each, value)):
                     for name in _names(target):
-                        found.setdefault(name, []).append(value if isinstance(target, ast.Name) else None)
+                        found.setdefault(name, []).append(given if isinstance(target, ast.Name) else None)
+            case ast.For(target=target, iter=source) | ast.comprehension(target=target, iter=source):
+                item = ast.Subscript(ast.Name(_ITEM, ast.Load()), source, ast.Load())
+                for name in _names(target):
+                    found.setdefault(name, []).append(item if isinstance(target, ast.Name) else None)
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=value):
-                known = _is_set_annotation(ast.unparse(annotation))
+                known = re.search(r"[sS]et\b", ast.unparse(annotation)) is not None
                 found.setdefault(name, []).append(_annotated(annotation) if known or value is None else value)
             case ast.NamedExpr(target=ast.Name(id=name), value=value):
                 found.setdefault(name, []).append(value)
@@ -215,6 +261,25 @@ def _assignments(definition: Definition) -> dict[str, list[ast.expr | None]]:
                 if not isinstance(op, _SET_OPERATORS):
                     found.setdefault(name, []).append(value)
     return found
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what `target = value` binds, each with its value: `a, b = 1, 2` binds two names."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for inner, given in zip(target.elts, value.elts, strict=True):
+            yield from _pairs(inner, given)
+    else:
+        yield target, value
+
+
+def _last_argument(annotation: ast.Subscript) -> ast.expr:
+    given = annotation.slice
+    return given.elts[-1] if isinstance(given, ast.Tuple) else given
+
+
+def _is_view(node: ast.expr) -> bool:
+    """Return whether an expression is a dict's view: an operator on it makes a set."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("keys", "items")
 
 
 def _names(target: ast.expr) -> Iterator[str]:

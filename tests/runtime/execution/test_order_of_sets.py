@@ -47,6 +47,25 @@ async def paying(names: set[str]) -> Any:
     return {name: await next_id() for name in names}
 
 
+class Chosen:
+    name = ""
+
+
+@step(effect="irreversible")
+async def pay(name: str) -> str:
+    DONE.append(name)
+    return name
+
+
+@workflow
+async def chosen(names: set[str], length: int) -> Any:
+    found, now = [], Chosen()
+    for name in names:
+        now.name = name[:length]
+        found.append(await pay(now.name))
+    return sorted(found)
+
+
 @workflow
 async def looking(names: set[str], flag: str) -> Any:
     found = {name: await look() for name in names}
@@ -81,6 +100,13 @@ async def test_an_irreversible_step_is_refused_before_it_is_done(
     assert DONE == []
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     assert sorted((await runtime.run(paying, {"ada", "bob"})).values()) == [1, 2]
+
+
+async def test_arguments_that_the_compiler_does_not_follow_are_compared(runtime: Runtime) -> None:
+    assert await runtime.run(chosen, {"ada", "ann"}, 3) == ["ada", "ann"]
+    with pytest.raises(RunError, match="in a loop over a set"):
+        await runtime.run(chosen, {"ada", "ann"}, 1)
+    assert sorted(DONE) == ["a", "ada", "ann"]
 
 
 @pytest.mark.parametrize(("flow", "refused"), [(looking, True), (alike, False)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramify.compiler.plan import UNORDERED
+from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, UNORDERED
 
 Compile = Callable[..., Any]
 
@@ -16,6 +16,11 @@ HEAD = """
 from stand_in import *
 import asyncio
 NAMES, NUMBERS = {"ada", "bob"}, {1, 2}
+KEYS, GROUPS = {"x": 1}, [frozenset({"a", "b"}), frozenset("c")]
+
+class Team:
+    names: set[str]
+    listed: list[str]
 
 @step
 async def next_id(*given): ...
@@ -42,7 +47,7 @@ async def flow(given: set[str], counts: set[int], x):
 def flagged(compile_source: Compile, body: str) -> list[Any]:
     indented = "\n".join(f"    {line}" for line in body.splitlines())
     plan = compile_source(HEAD + indented + "\n").plan
-    return [op.step for op in plan.ops if op.attrs.get(UNORDERED)]
+    return [op.step for op in plan.ops if op.attrs.get(UNORDERED) == EQUAL]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,13 @@ def flagged(compile_source: Compile, body: str) -> list[Any]:
         "found: set[str] = x()\nfor n in found: await next_id()",
         "for n in [each.upper() for each in given]: await next_id()",
         "for n in given:\n    for m in range(2): await next_id(m)",
+        "for n in KEYS.keys() & {'x'}: await next_id()",
+        "todo, out = set(x), {}\nwhile todo:\n    n = todo.pop()\n    await next_id()",
+        "seen = set()\nseen.add(x)\nfor n in seen: await next_id()",
+        "for n in x.names: await next_id()",
+        "for n in sorted(given, key=len): await next_id()",
+        "for group in GROUPS:\n    for n in group: await next_id()",
+        "groups: dict[str, set[str]] = x\nfor group in groups.values():\n    for n in group: await next_id()",
     ],
 )
 def test_equal_calls_in_the_order_of_a_set(
@@ -92,7 +104,11 @@ def test_equal_calls_in_the_order_of_a_set(
         "for n in given:\n    who = n.upper()\n    await next_id(who=who)",
         "for n in given:\n    await told(n)",
         "for n in given: await ring()",
+        "for n in sorted(given, key=str.lower): await next_id()",
         "for n in x: await next_id()",
+        "for n in x.listed: await next_id()",
+        "for key in KEYS.keys(): await next_id()",
+        "for group in [x]:\n    for n in group: await next_id()",
         "given = sorted(given)\nfor n in given: await next_id()",
         "for n in given: x.append(n)\nawait next_id()",
         "while given:\n    n = given.pop()\n    await next_id(n)",
@@ -101,3 +117,9 @@ def test_equal_calls_in_the_order_of_a_set(
 )
 def test_calls_that_are_told_apart_or_in_a_fixed_order(body: str, compile_source: Compile) -> None:
     assert flagged(compile_source, body) == []
+
+
+@pytest.mark.parametrize("argument", ["x.current", "x[0]", "x()"])
+def test_arguments_that_may_differ(argument: str, compile_source: Compile) -> None:
+    plan = compile_source(HEAD + f"    for n in given:\n        x.take(n)\n        await next_id({argument})\n").plan
+    assert [op.attrs[UNORDERED] for op in plan.ops if UNORDERED in op.attrs] == [MAYBE_EQUAL]

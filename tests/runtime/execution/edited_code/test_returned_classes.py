@@ -19,6 +19,11 @@ from typing import Any, Protocol, Optional
 class Member:
     name: str
 
+    def _lower(self):
+        return self.name.lower()
+
+    low = property(_lower)
+
     def key(self):
         return self.name
 
@@ -47,7 +52,7 @@ async def load() -> Team:
 async def flow():
     out = []
     for member in await load():
-        out.append(await pay(member.key()))
+        out.append(await pay(member.key() or member.low))
     await die()
     return out
 """
@@ -62,6 +67,7 @@ KEY = "return self.name", "return self.name.upper()"
     [
         ("-> Team", "return iter(sorted(self.members, key=by))", "return iter(reversed(self.members))"),
         ("-> Team", "return member.name", "return [-ord(each) for each in member.name]"),
+        ("-> Team", "lower()", "upper()"),
         ("-> 'Team'", *KEY),
         ("-> Optional[Team]", *KEY),
         ("-> Team | None", *KEY),
@@ -83,6 +89,37 @@ async def test_an_edited_method_of_what_a_step_returned_is_noticed(
     assert app.log == ONCE
     assert await app.resume(text) == ["ada", "bob"]
     assert app.log == ONCE
+
+
+RAISED = """
+class Late(Exception):
+    def fee(self):
+        return "low"
+
+def deadline():
+    raise Late("late")
+
+@step
+async def check() -> int:
+    return deadline()
+
+@workflow
+async def flow():
+    try:
+        await check()
+    except Exception as error:
+        paid = await pay(error.fee())
+    await die()
+    return paid
+"""
+
+
+async def test_an_edited_method_of_what_a_step_raised_is_noticed(app: App) -> None:
+    await app.begin(RAISED)
+    with pytest.raises(WorkflowChanged, match=r"Late\.fee"):
+        await app.resume(RAISED.replace('"low"', '"high"'))
+    assert await app.resume("# moved\n" + RAISED) == "low"
+    assert app.log == ["pay low"]
 
 
 @pytest.mark.parametrize(
