@@ -76,6 +76,8 @@ class ProcessKeeper(ShellPreparer):
             why = f"{why}; CRIU restores no CPU affinity, which these processes have: {own}"
         for folder in list(place.iterdir()):
             shutil.rmtree(folder)
+        for base in self._bases.values():
+            base.stop_tracking()  # CRIU does not know of it
         stopped = [p.key for p in self._all() if p.state in "Tt"]
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:

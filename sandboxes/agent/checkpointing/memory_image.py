@@ -5,9 +5,9 @@ sparse file, area by area. Another process maps that file privately, at the cost
 pages until it writes.
 
 When a process is dumped again, its memory is compared with its base (`BasePages`), the file of an earlier dump, and
-only the pages that differ are written. A fork maps the base and has the difference written over it. The comparison
-reads all memory, but nothing is written, hashed or flushed twice. Soft-dirty bits would save that; many kernels lack
-them.
+only the pages that differ are written. A fork maps the base and has the difference written over it. Pages that the
+kernel saw no write to since the base was made are not compared (linux/write_tracking.py); without that the comparison
+reads all memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ramify.sandboxes.linux.memory_map import KERNELS, OWN, PAGE, WRITE, Area, FileId, areas
+from ramify.sandboxes.linux.pagemap import OWN as OWN_PAGES
+from ramify.sandboxes.linux.ptrace import Tracee
+from ramify.sandboxes.linux.write_tracking import WriteTracker
 
 FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
 BLOCK = 1 << 18
@@ -89,13 +92,21 @@ class BasePages:
     inode: int
     mapped_as: FileId  # how the process itself maps it, if it was restored from it; else ("", 0)
     places: tuple[Place, ...]  # ascending, without overlaps
+    writes: WriteTracker | None = None  # of the process that the base was made of, since it was made
 
     def close(self) -> None:
+        self.stop_tracking()
         os.close(self.file)
 
+    def stop_tracking(self) -> None:
+        """Compare all pages from now on."""
+        if self.writes is not None:
+            self.writes.close()
+
     def duplicate(self) -> BasePages:
-        """A copy with a descriptor of its own, which its owner closes."""
-        return replace(self, file=fcntl.fcntl(self.file, fcntl.F_DUPFD_CLOEXEC, 3))
+        """A copy with a descriptor of its own, which its owner closes. It tracks no writes: it may be for another
+        process."""
+        return replace(self, file=fcntl.fcntl(self.file, fcntl.F_DUPFD_CLOEXEC, 3), writes=None)
 
     def holding(self, at: int, end: int) -> Iterator[ByteRange]:
         """The runs of data, not holes, in this part of the file, relative to its beginning."""
@@ -194,6 +205,19 @@ def _write_areas(image: int, memory: int, kept: Sequence[StoredArea]) -> list[St
     return placed
 
 
+def tracked(tracee: Tracee, base: BasePages) -> BasePages:
+    """The base of a stopped process with a record of what the process writes from now on, where the kernel keeps
+    one."""
+    held = [area for area in areas(tracee.pid) if area.plain and not area.inode and _overlaps(area, base.places)]
+    with _opened(f"/proc/{tracee.pid}/pagemap") as pagemap:
+        return replace(base, writes=WriteTracker.begin(tracee, pagemap, [(area.start, area.end) for area in held]))
+
+
+def _overlaps(area: Area, held: Sequence[Place]) -> bool:
+    at = bisect.bisect_right(held, area.start, key=lambda place: place.end)
+    return at < len(held) and held[at].start < area.end
+
+
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -236,6 +260,9 @@ class _Stopped:
             candidates = _own_pages(self.pagemap, part)  # all other pages are the base itself
         else:
             candidates = _union([*self.own(part), *base.holding(below, below + part.size)])
+            if base.writes is not None:
+                same = base.writes.not_written(self.pagemap, part.start, part.end)
+                candidates = _without(candidates, ((start - part.start, end - start) for start, end in same))
         return _union(
             run for offset, length in candidates for run in self._differing_pages(part, offset, length, base, below)
         )
@@ -264,6 +291,23 @@ def _union(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
         end = max(end, offset + length)
     if end > begin:
         yield begin, end - begin
+
+
+def _without(runs: Iterable[ByteRange], gone: Iterable[ByteRange]) -> Iterator[ByteRange]:
+    """What is left of the runs. Both ascend without overlaps."""
+    left = list(gone)
+    for offset, length in runs:
+        end = offset + length
+        while left and sum(left[0]) <= offset:
+            left.pop(0)
+        for start, size in left:
+            if start >= end:
+                break
+            if start > offset:
+                yield offset, start - offset
+            offset = max(offset, start + size)
+        if offset < end:
+            yield offset, end - offset
 
 
 def _split_at_base(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
@@ -298,9 +342,19 @@ def _check(area: Area, *, once: bool, shares_files: bool) -> None:
 
 
 def _own_pages(pagemap: int, area: Area) -> Iterator[ByteRange]:
-    """Runs of the process's own pages: present or swapped out, and not a file's (bits 63, 62, 61 of an entry)."""
+    """Runs of the process's own pages: present or swapped out, and not a file's."""
     if "s" in area.modes:
         return
+    try:
+        found = list(OWN_PAGES.found(pagemap, area.start, area.end))
+    except OSError:  # before Linux 6.7
+        yield from _own_pages_by_entries(pagemap, area)
+        return
+    yield from _union((start - area.start, end - start) for start, end in found)
+
+
+def _own_pages_by_entries(pagemap: int, area: Area) -> Iterator[ByteRange]:
+    """The same from the page table's entries (their bits 63, 62, 61)."""
     begun = -1
     for first in range(0, area.size, LOOK):
         length = min(LOOK, area.size - first)

@@ -16,7 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ramify.sandboxes.agent.checkpointing.memory_image import BasePages, CannotDump, StoredArea, places, write_image
+from ramify.sandboxes.agent.checkpointing.memory_image import (
+    BasePages,
+    CannotDump,
+    StoredArea,
+    places,
+    tracked,
+    write_image,
+)
 from ramify.sandboxes.linux import memory_map, processes, resource_limits
 from ramify.sandboxes.linux.memory_map import Area, FileId
 from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
@@ -128,6 +135,11 @@ class ImageBase:
         if self.base is not None:
             self.base.close()
 
+    def stop_tracking(self) -> None:
+        """Compare all memory of the session at its next dump."""
+        if self.base is not None:
+            self.base.stop_tracking()
+
 
 def dump(
     session: str,
@@ -186,6 +198,10 @@ def dump_process(
             places = (*_address_fields(pid), heap_end)
             kept = _with_openable_paths(kept, points)
             image = Image(name, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
+            if made is not None:
+                if base is not None:
+                    base.stop_tracking()  # the kernel tracks memory once
+                made = tracked(tracee, made)
         finally:
             tracee.registers = registers
             tracee.blocked = blocked

@@ -2,27 +2,39 @@ from __future__ import annotations
 
 import os
 import subprocess
-from functools import partial
+import sys
 
 from ramify.sandboxes.linux.scheduling import SCHEDULED_AS_ITS_PARENT, Scheduling
 
+PROGRAM = """
+import sys
+from ramify.sandboxes.linux.scheduling import Scheduling
+Scheduling(*eval(sys.argv[1])).apply()
+print(flush=True)
+sys.stdin.read()
+"""
+
 
 def scheduled(how: Scheduling) -> Scheduling:
-    """What a program is found to have that was started so."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, preexec_fn=partial(Scheduling.apply, how)) as program:
-        found = Scheduling.of(program.pid)
+    """What a program is found to have that was scheduled so."""
+    words = [sys.executable, "-c", PROGRAM, repr((how.cpus, how.policy, how.nice))]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"\n"
+        found = Scheduling.of(program.pid)
         program.stdin.close()
     return found
 
 
 def test_what_differs_is_recorded_and_set_again() -> None:
     assert scheduled(SCHEDULED_AS_ITS_PARENT) == SCHEDULED_AS_ITS_PARENT
-    mine = os.sched_getaffinity(0)
-    cpus = (max(mine),) if len(mine) > 1 else None
-    nicer = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 1)
-    policy = os.SCHED_BATCH if os.sched_getscheduler(0) != os.SCHED_BATCH else os.SCHED_OTHER
-    how = Scheduling(cpus, policy, nicer if nicer != os.getpriority(os.PRIO_PROCESS, 0) else None)
+    mine, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    how = Scheduling(
+        cpus=(max(mine),) if len(mine) > 1 else None,
+        policy=os.SCHED_BATCH if os.sched_getscheduler(0) != os.SCHED_BATCH else None,
+        nice=nice + 1 if nice < 19 else None,
+    )
     assert scheduled(how) == how
 
 

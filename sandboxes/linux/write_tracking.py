@@ -1,0 +1,77 @@
+"""Which pages of a stopped process were not written since a moment, as the kernel knows. Stdlib only; x86_64.
+
+The process gets a userfaultfd of its own, which moves to this process: with asynchronous write protection (Linux 6.7)
+the kernel notes a write to a protected page and goes on; no fault is delivered to anybody. It works as an ordinary
+user, since no fault of the kernel's is asked for. Memory that the program maps, moves or gives back later is not
+tracked: it is never among what was not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Iterator
+
+from ramify.sandboxes.linux.pagemap import NOT_WRITTEN, PROTECTABLE, Addresses
+from ramify.sandboxes.linux.ptrace import Tracee
+
+CLOSE, USERFAULTFD, PIDFD_GETFD = 3, 323, 438  # system calls
+USER_MODE_ONLY = 1
+API, REGISTER = 0xC018AA3F, 0xC020AA00  # the requests UFFDIO_API and UFFDIO_REGISTER
+UFFD_API, WP_ASYNC, MODE_WP = 0xAA, 1 << 15, 1 << 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class WriteTracker:
+    """Tracks a process until it is closed. `userfaultfd`: a descriptor, which it takes over."""
+
+    def __init__(self, userfaultfd: int) -> None:
+        self._userfaultfd = userfaultfd
+
+    @classmethod
+    def begin(cls, tracee: Tracee, pagemap: int, ranges: Iterable[Addresses]) -> WriteTracker | None:
+        """Track writes from now on in these ranges, each of one private mapping without a file. None if the kernel or
+        a filter of the process does not allow it."""
+        with contextlib.suppress(OSError):
+            tracker = cls(_userfaultfd_of(tracee))
+            try:
+                fcntl.ioctl(tracker._userfaultfd, API, struct.pack("=3Q", UFFD_API, WP_ASYNC, 0))
+                for start, end in ranges:
+                    asked = struct.pack("=4Q", start, end - start, MODE_WP, 0)
+                    fcntl.ioctl(tracker._userfaultfd, REGISTER, asked)
+                    PROTECTABLE.protect(pagemap, start, end)
+            except BaseException:
+                tracker.close()
+                raise
+            return tracker
+        return None
+
+    def not_written(self, pagemap: int, start: int, end: int) -> Iterator[Addresses]:
+        """The ranges of pages between two addresses, ascending, that hold what they held when tracking began."""
+        if self._userfaultfd >= 0:
+            yield from NOT_WRITTEN.found(pagemap, start, end)
+
+    def close(self) -> None:
+        """Stop tracking: nothing counts as not written any more. May be called twice."""
+        if self._userfaultfd >= 0:
+            os.close(self._userfaultfd)
+            self._userfaultfd = -1
+
+
+def _userfaultfd_of(tracee: Tracee) -> int:
+    """A new userfaultfd of the process's memory, which only this process holds. Raises `OSError`."""
+    theirs = tracee.call(USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY)
+    pidfd = os.pidfd_open(tracee.pid)
+    try:
+        mine = _libc.syscall(PIDFD_GETFD, pidfd, theirs, 0)
+        if mine < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"pidfd_getfd of process {tracee.pid}: {os.strerror(number)}")
+        return int(mine)
+    finally:
+        os.close(pidfd)
+        tracee.call(CLOSE, theirs)
