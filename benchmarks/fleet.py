@@ -34,7 +34,6 @@ sys.path.insert(1, str(ROOT / "tests"))
 import postgres  # noqa: E402
 
 from benchmarks import fleet_kills, fleet_ray, fleet_throughput  # noqa: E402
-from benchmarks.fleet_matching.integer_program import least_mean_delay  # noqa: E402
 from benchmarks.fleet_matching.simulation import Device, Job, Outcome, simulate  # noqa: E402
 from benchmarks.fleet_matching.workloads import GROUPS, LOAD, STRATA, Workload, devices, jobs, rates_for  # noqa: E402
 from benchmarks.rows import Row, median_row, not_measured, options, row, show  # noqa: E402
@@ -207,6 +206,8 @@ def tier_row(seeds: Sequence[int], load: float = 0.05) -> Row:
 
 def bound_rows(cases: int) -> Iterator[Row]:
     """Single rounds of four jobs over the least mean delay of the integer program, which knows all devices ahead."""
+    from benchmarks.fleet_matching.integer_program import least_mean_delay  # needs SciPy, the others do not
+
     over: dict[str, list[float]] = {}
     for seed in range(cases):
         source = random.Random(f"small {seed}")
