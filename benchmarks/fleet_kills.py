@@ -87,6 +87,7 @@ class Found:
 
     results: dict[str, str] = field(default_factory=dict)
     interrupted: Counter[str] = field(default_factory=Counter)
+    told: dict[str, str] = field(default_factory=dict)  # the first message of each kind of interruption
     searches: int = 0
     states: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -176,6 +177,7 @@ async def _run_lane(
                 break
             except INTERRUPTIONS as error:
                 found.interrupted[type(error).__name__] += 1
+                found.told.setdefault(type(error).__name__, str(error))
         else:
             found.wrong.append(f"run {run}")
         turn += 1
@@ -222,7 +224,8 @@ def _rows(killed: Counter[str], found: Found, sent: Counter[str], heard: Heard, 
         f"another node; ended with an error and were resumed: {ends}"
     )
     states = f"{found.searches} searches with {found.states} states, of which {worlds} went on on another node"
-    shown = {"wrong": (wrong + in_search)[:5]} if wrong or in_search else {}
+    shown: dict[str, Any] = {"errors": found.told} if found.told else {}
+    shown |= {"wrong": (wrong + in_search)[:5]} if wrong or in_search else {}
     return (
         row(RUNS, len(wrong), "runs or effects", target=0, note=runs, **shown),
         row(SEARCHES, len(in_search), "branches or actions", target=0, note=states),

@@ -41,7 +41,7 @@ async def _took(world: Any, branches: int, command: str, at_once: int) -> float:
 
 
 async def rows(fleet: Fleet, folder: Path, quick: bool) -> list[Row]:
-    branches, loops = (12, 150_000) if quick else (64, 300_000)
+    branches, loops = (8, 150_000) if quick else (64, 300_000)
     compute = f"for ((i = 0; i < {loops}; i++)); do :; done"
     one = Needs(resources={ONE_NODE: 1})
     took: dict[str, float] = {}
@@ -55,7 +55,7 @@ async def rows(fleet: Fleet, folder: Path, quick: bool) -> list[Row]:
     )
     speed = row(SPEEDUP, round(took["one"] / took["two"], 2), "x", target=1.7, at_least=True, note=said)
     adds, placed = [], []
-    for number in range(3 if quick else 6):
+    for number in range(2 if quick else 6):
         async with fleet.world(needs=one) as world, World.create(home=folder / "own", sandbox="copy") as own:
             await world.exec("true")
             theirs = await _took(world, branches, ":", 1) / branches * 1000

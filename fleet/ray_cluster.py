@@ -81,7 +81,8 @@ class RayCluster:
         if "://" in self._address:
             raise ClusterUnreachable(
                 f"{self._address!r}: Ray's client protocol is not supported. Run this program on a node of the "
-                'cluster (`ray start --address=HOST:PORT` makes this machine one), and name "auto" or HOST:PORT'
+                "cluster (`ray job submit --address=http://HOST:8265 -- python …` does so from outside, `ray start "
+                '--address=HOST:PORT` makes this machine a node), and name "auto" or HOST:PORT'
             )
         _reach(self._address)
         log = logging.getLogger("ray._private.worker")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -50,7 +51,8 @@ class LeaseKeeper:
 
     def take(self, run: RunId, lock: FileLock) -> None:
         """Take the lease of a run. Raises `LeaseHeld` and `RunLocked`."""
-        token = self._transact(lambda connection: leases.take(connection, run, self.owner, lock, self._clock()))
+        taking = partial(leases.take, run=run, owner=self.owner, lock=lock, now=self._clock())
+        token = self._transact(taking, durable=True)
         with self._lock:
             self._tokens[run] = token
             self._lost.pop(run, None)
@@ -131,12 +133,14 @@ class LeaseKeeper:
             with suppress(DBAPIError):  # the database is busy or gone: the next round tries again
                 self.renew()
 
-    def _transact(self, work: Callable[[Connection], T]) -> T:
+    def _transact(self, work: Callable[[Connection], T], *, durable: bool = False) -> T:
+        """durable: whether a crash of the server must not undo it. A lost renewal or release only makes others wait;
+        a lost lease ends the run that just began."""
         with self._using:
             try:
                 connection = self._connected()
                 with connection.begin():
-                    if self._engine.dialect.name == "postgresql":
+                    if self._engine.dialect.name == "postgresql" and not durable:
                         connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
                     return work(connection)
             except DBAPIError:

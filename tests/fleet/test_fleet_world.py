@@ -41,7 +41,33 @@ def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-async def test_a_world_lives_on_a_node(raylets: Any, shared: Runtime, tmp_path: Path) -> None:
+async def forks_spread(fleet: Fleet, folder: Path) -> None:
+    """A fork stays where its parent is if a slot is free there. A cancelled command changes nothing."""
+    async with fleet.world() as world:
+        await world.exec("true")
+        (alone,) = await world.fork()
+        await alone.exec("true")
+        assert alone.node == world.node
+        hold = f"echo begun >> {folder}/begun; until [ -e {folder}/gate ]; do sleep 0.05; done"
+        pair = await world.fork(2)
+        holding = [asyncio.create_task(one.exec(hold)) for one in pair]
+        await until(lambda: len(lines(folder / "begun")) == 2)
+        assert {one.node for one in pair} == set(fleet.nodes)
+        (folder / "gate").touch()
+        await asyncio.gather(*holding)
+        command = asyncio.create_task(alone.exec(f"echo no > words; touch {folder}/begins; sleep 600"))
+        await until((folder / "begins").exists)
+        command.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await command
+        assert (await alone.exec("cat words")).exit_code == 1
+        for one in (alone, *pair):
+            await one.close()
+
+
+async def test_a_world_and_its_forks_live_on_nodes(
+    raylets: Any, shared: Runtime, tmp_path: Path, folder: Path
+) -> None:
     repo = tmp_path / "repo"
     repo.mkdir()
     (repo / "words").write_text("one\n")
@@ -76,33 +102,9 @@ async def test_a_world_lives_on_a_node(raylets: Any, shared: Runtime, tmp_path: 
         async with fleet.world(needs=Needs(resources={"GPU": 1})) as large:
             with pytest.raises(NoFitNode, match="it has 0 GPU"):
                 await large.exec("true")
+        await forks_spread(fleet, folder)
     assert (tmp_path / "out" / "words").read_text() == "one\ntwo\n"
     assert (repo / "words").read_text() == "one\n"
-
-
-async def test_forks_spread_where_no_slot_is_free_and_a_cancelled_command_changes_nothing(
-    raylets: Any, shared: Runtime, folder: Path
-) -> None:
-    async with Fleet(shared, raylets.address) as fleet, fleet.world() as world:
-        await world.exec("true")
-        (alone,) = await world.fork()
-        await alone.exec("true")
-        assert alone.node == world.node
-        hold = f"echo begun >> {folder}/begun; until [ -e {folder}/gate ]; do sleep 0.05; done"
-        pair = await world.fork(2)
-        holding = [asyncio.create_task(one.exec(hold)) for one in pair]
-        await until(lambda: len(lines(folder / "begun")) == 2)
-        assert {one.node for one in pair} == set(fleet.nodes)
-        (folder / "gate").touch()
-        await asyncio.gather(*holding)
-        command = asyncio.create_task(alone.exec(f"echo no > words; touch {folder}/begins; sleep 600"))
-        await until((folder / "begins").exists)
-        command.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await command
-        assert (await alone.exec("cat words")).exit_code == 1
-        for one in (alone, *pair):
-            await one.close()
 
 
 async def test_a_search_goes_on_after_a_node_was_killed(

@@ -6,11 +6,13 @@ import asyncio
 import os
 import sqlite3
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import postgres
 import pytest
 import pytest_asyncio
 
@@ -78,6 +80,19 @@ async def test_a_stale_owner_writes_nothing(opened: Open, a_run: Make, an_op: Ma
     assert [(op.seq, op.key) for op in await new.ops(RUN)] == [(1, "o1.0"), (2, "o1.0"), (3, "of the new owner")]
     async with stale.held(RUN):  # it may come back, as any process
         await stale.commit(RUN, ops=[an_op(seq=4)])
+
+
+@pytest.mark.postgres
+async def test_a_lease_that_was_taken_outlives_a_crash_of_the_server(a_run: Make, an_op: Make) -> None:
+    if postgres.binaries() is None:
+        pytest.skip("no PostgreSQL here that can be killed: install it")
+    with postgres.own_server() as server:
+        async with RunStore(postgres.new_database(server.address), clock=time.time) as store:
+            await store.create_run(a_run())
+            async with store.held(RUN):
+                await asyncio.to_thread(server.kill, 0.0)
+                await store.commit(RUN, ops=[an_op(seq=1)])
+                assert len(await store.ops(RUN)) == 1
 
 
 async def test_the_lease_of_a_machine_that_is_gone_is_ended_at_once(opened: Open, a_run: Make, an_op: Make) -> None:
