@@ -19,6 +19,7 @@ from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, s
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import ApiError, bad_request, without_address
+from ramify.serving.gateway.formats.tool_results import tool_results
 from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
@@ -196,7 +197,7 @@ class Gateway:
             last = messages[-1] if messages else ""
             content = last.get("content") if isinstance(last, Mapping) else last
             model, alone = str(body.get("model", "")), not several(dialect, body)
-            await self.analysis.begin(call, model, str(content), len(messages), alone)
+            await self.analysis.begin(call, model, str(content), len(messages), alone, tool_results(said))
 
     def answered(
         self,

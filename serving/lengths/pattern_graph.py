@@ -86,7 +86,8 @@ class StageProfile:
 
 def linked(stages: Sequence[Sequence[Node]]) -> PatternGraph:
     """The graph of stages as a gateway sees them: each call waits for the tools of its stage, if there are any, and
-    those wait for all calls of the stage before. Numbers the stages and sets the edges."""
+    those wait for all calls of the stage before. Numbers the stages and sets the edges: an edge says what had ended
+    before, not whose result was read."""
     nodes: list[Node] = []
     before: tuple[int, ...] = ()
     for s, stage in enumerate(stages):

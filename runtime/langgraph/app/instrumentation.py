@@ -92,11 +92,15 @@ def _given(function: Callable[..., Any]) -> Callable[..., Any]:
 def instrumented_nodes(graph: Pregel[Any, Any, Any, Any], session: Session) -> dict[str, PregelNode]:
     starts = START not in graph.nodes  # the graph is an entrypoint: its only node takes the input
     policy = graph.cache_policy
-    return {name: _instrumented(name, node, session, starts, policy) for name, node in graph.nodes.items()}
+    handlers = {node.error_handler_node for node in graph.nodes.values()}
+    return {
+        name: _instrumented(name, node, session, starts, policy, handles=name in handlers)
+        for name, node in graph.nodes.items()
+    }
 
 
 def _instrumented(
-    name: str, node: PregelNode, session: Session, starts: bool, policy: CachePolicy[Any] | None
+    name: str, node: PregelNode, session: Session, starts: bool, policy: CachePolicy[Any] | None, *, handles: bool
 ) -> PregelNode:
     if name == START:
         return _start(node, session)
@@ -107,6 +111,7 @@ def _instrumented(
         session,
         instrumented_nodes,
         starts=starts,
+        handles=handles,
         cache_policy=node.cache_policy or policy,
         declared=_declared(node.bound),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,9 +93,11 @@ def cached(
 class NodeScope:
     """What a node's code reaches through `ramify.current_sandbox()` and `ramify.llm`."""
 
-    def __init__(self, attempt: Attempt, portal: Portal) -> None:
+    def __init__(self, attempt: Attempt, portal: Portal, beat: Callable[[], None]) -> None:
+        """`beat` tells LangGraph that the node is not idle."""
         self._attempt = attempt
         self._portal = portal
+        self._beat = beat
 
     @property
     def again(self) -> GraphRun | None:
@@ -108,7 +110,10 @@ class NodeScope:
         blocking."""
         if not self._attempt.has_world:
             return None
-        face = self._attempt.face or self._portal.wait(self._attempt.sandbox())
+        face = self._attempt.face
+        if face is None:
+            face = self._portal.wait(self._attempt.sandbox())
+            self._beat()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -132,6 +137,7 @@ class ExecutableNode(Protocol):
 
     name: str
     starts: bool
+    handles: bool
     cache_policy: CachePolicy[Any] | None
     call: Call | None
     parameter: str | None
@@ -159,8 +165,9 @@ class NodeExecution:
         self.served: tuple[Any, StoredPosition | None] | None = None
         self.extra: dict[str, Any] = {}
         caches = reading.cache is not None and node.cache_policy is not None
-        self.has_begun = self._attempt is not None and not caches and node.parameter is None
-        """Whether the node's code may start at once; otherwise `begin` has to run first."""
+        self.has_begun = self._attempt is not None and not caches and node.parameter is None and not node.handles
+        """Whether the node's code may start at once; otherwise `begin` has to run first. LangGraph runs an error
+        handler that is done again (its issue 9002), so the journal is asked."""
 
     @property
     def attempt(self) -> Attempt:
@@ -218,7 +225,10 @@ class NodeExecution:
     def scope(self) -> Iterator[None]:
         """Run the node's own code inside this block. HTTP clients that it makes carry the run's deadline
         (serving/transport.py)."""
-        with entered(NodeScope(self.attempt, self._session.portal)), tagged(self.attempt.calls.tags):
+        with (
+            entered(NodeScope(self.attempt, self._session.portal, self._reading.beat)),
+            tagged(self.attempt.calls.tags),
+        ):
             yield
 
     def ended_clean(self, value: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ from ramify.runtime.langgraph.thread.supersteps import REPLAY, Task
 INVOCATION = "__pregel_ramify"
 """The key in a config for our invocation. Keys with another prefix would appear in debug streams."""
 
+_BEAT_S = 0.02
+
 CALLER = "__pregel_ramify_caller"
 """The key in a config for the running node, read by the graphs and tasks that its code starts."""
 
@@ -55,6 +57,25 @@ class Reading:
     saving: Saving  # done when the superstep's checkpoint is durable
     serde: Any
     cache: BaseCache[Any] | None
+    runtime: Any = None  # LangGraph's `Runtime`
+
+    def beat(self) -> None:
+        """Tell LangGraph that the task is not idle, if it has an `idle_timeout`: the user's code does nothing while
+        its world starts."""
+        if self.runtime is not None:
+            self.runtime.heartbeat()
+
+    async def while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work of ours, during which the task is not idle."""
+        doing = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([doing], timeout=_BEAT_S))[0]:
+                self.beat()
+        except BaseException:
+            doing.cancel()
+            raise
+        self.beat()
+        doing.result()
 
     @property
     def saved(self) -> concurrent.futures.Future[Any] | None:
@@ -89,7 +110,8 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     task_id = conf[CONFIG_KEY_TASK_ID]
     parent_ns = loop_ns.rpartition("|")[0]
     order = _order(invocation, loop)
-    info = getattr(conf.get(CONFIG_KEY_RUNTIME), "execution_info", None)
+    runtime = conf.get(CONFIG_KEY_RUNTIME)
+    info = getattr(runtime, "execution_info", None)
     task = Task(
         node=node,
         key=key_of(conf, invocation, loop),
@@ -102,7 +124,7 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     )
     serde = loop.checkpointer.serde if loop.checkpointer is not None else None
     saving = checkpoint_being_saved(loop)
-    return Reading(invocation, task_id, task, env_of(loop), saving, serde, loop.cache)
+    return Reading(invocation, task_id, task, env_of(loop), saving, serde, loop.cache, runtime)
 
 
 def alone(node: str) -> Reading:

@@ -46,13 +46,16 @@ class WorldNode(Runnable[Any, Any]):
         call: Call | None = None,
         *,
         starts: bool = False,
+        handles: bool = False,
         cache_policy: CachePolicy[Any] | None = None,
         declared: Effect | None = None,
     ) -> None:
         """`call` is set for a `@task` that a node called. `starts`: no node runs before this one, and it takes the
-        graph's input itself. `declared` is the effect that its code declares."""
+        graph's input itself. `handles`: it handles errors of another node. `declared` is the effect that its code
+        declares."""
         self.name = name
         self.starts = starts
+        self.handles = handles
         self.cache_policy = cache_policy
         self.declared = declared
         self.call = call
@@ -144,7 +147,7 @@ class WorldNode(Runnable[Any, Any]):
         await reading.until_saved()
         running = NodeExecution(self.session, self, reading, input)
         if not running.has_begun:
-            await cross(running.begin())
+            await reading.while_alive(cross(running.begin()))
         if running.served is not None:
             value, env = running.served
         else:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from ramify.serving.errors import AnalyzerDown, BadFrame
 from ramify.serving.gateway.engine_messages import EngineMessages
@@ -28,7 +29,7 @@ from ramify.serving.protocol.length_sketch import LengthSketch
 
 _LIMIT = 4096  # tokens of an answer if the request sets no limit
 _ENDS = 4000  # characters at each end of a prompt that the analyzer looks at
-_TOOLS = "tools"  # stands for whatever happens between two stages: a gateway does not see tools
+_UNKNOWN = "tools"  # stands for what happened between two stages, if no message tells which tools ran
 _WORKFLOWS = 4096  # remembered; the oldest go first
 _SILENT_S = 600.0  # a workflow without a call for so many seconds is over, even if no call was announced as the last
 _MOST_CALLS = 1024  # of a stage
@@ -39,6 +40,7 @@ class _Followed:
     """A call whose length is being predicted."""
 
     ask: Ask
+    tools: Mapping[str, str] = field(default_factory=dict)  # whose results it brings: names by the id of the call
     alone: bool = True  # one answer: if several are asked for, the tokens counted are the length of none
     bound: LengthSketch | None = None
     text: list[str] = field(default_factory=list)
@@ -53,8 +55,22 @@ class _Workflow:
     app: str
     compound: Compound
     stages: list[list[Node]] = field(default_factory=list)
+    gaps: dict[int, float] = field(default_factory=dict)  # seconds before the first call of each stage
+    seen: set[str] = field(default_factory=set)  # ids of the tool calls whose results calls have brought
     ended_at: float = 0.0  # when its latest stage so far ended
     heard_at: float = 0.0  # when its last call so far ended
+
+    def name_tools(self, stage: int, tools: Mapping[str, str]) -> None:
+        """Note the tools whose results a call of that stage brought. How long each took is not known, so each has all
+        of the time before the stage. What the first stage brings ran before the workflow began."""
+        fresh = {call: name for call, name in tools.items() if call not in self.seen}
+        if not stage or not fresh or len(self.stages[stage]) >= _MOST_CALLS:
+            return
+        self.seen |= fresh.keys()
+        unknown = Kind.TOOL, _UNKNOWN
+        known = [node for node in self.stages[stage] if (node.kind, node.name) != unknown]
+        gap = self.gaps.get(stage, 0.0)
+        self.stages[stage] = [*(Node(Kind.TOOL, name, stage, seconds=gap) for name in fresh.values()), *known]
 
 
 class LengthForecasts:
@@ -69,10 +85,19 @@ class LengthForecasts:
         self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
         self._asking: set[asyncio.Task[None]] = set()
 
-    async def begin(self, call: Call, model: str, prompt: str, messages: int, alone: bool = True) -> None:
+    async def begin(
+        self,
+        call: Call,
+        model: str,
+        prompt: str,
+        messages: int,
+        alone: bool = True,
+        tools: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Before the call waits for a slot: predict its length, and the stages after its own.
 
         alone: one answer is asked for. If several are, each is as long as predicted, but nothing is learnt from them.
+        tools: the names of the tools whose results the call brings, by the id of the tool call.
         """
         tags = call.tags
         self._sweep(call.arrived)
@@ -86,7 +111,7 @@ class LengthForecasts:
             messages=messages,
             call=f"{self._name}.{call.id}",
         )
-        followed = self._calls[call.id] = _Followed(ask, alone)
+        followed = self._calls[call.id] = _Followed(ask, tools, alone)
         if call.compound is not None and not tags.plan_rest:
             await self._match(call)
         if call.sketch is None:
@@ -116,7 +141,7 @@ class LengthForecasts:
         if whole and call.chunks and followed.alone:
             self._client.observe(Ended(followed.ask, call.chunks, call.cut, followed.bound))
         if whole and call.compound is not None:
-            self._note(call, followed.ask)
+            self._note(call, followed)
         workflow = None if call.compound is None else self._workflows.get(call.compound.id)
         if workflow is not None and workflow.compound is call.compound and call.compound.over:
             self._over(workflow)
@@ -196,8 +221,8 @@ class LengthForecasts:
         else:  # `rest` begins with the stage that is arriving now
             call.expect(found.rest[1:], found.share(stage))
 
-    def _note(self, call: Call, ask: Ask) -> None:
-        compound = call.compound
+    def _note(self, call: Call, followed: _Followed) -> None:
+        compound, ask = call.compound, followed.ask
         assert compound is not None and call.ended is not None
         workflow = self._workflows.get(compound.id)
         if workflow is None or workflow.compound is not compound:
@@ -210,7 +235,9 @@ class LengthForecasts:
             return  # a client that continues after its last call, or counts stages in its own way
         while len(workflow.stages) <= ask.stage:
             gap = max(0.0, call.arrived - workflow.ended_at) if workflow.stages else 0.0
-            workflow.stages.append([Node(Kind.TOOL, _TOOLS, len(workflow.stages), seconds=gap)] if gap else [])
+            workflow.gaps[len(workflow.stages)] = gap
+            workflow.stages.append([Node(Kind.TOOL, _UNKNOWN, len(workflow.stages), seconds=gap)] if gap else [])
+        workflow.name_tools(ask.stage, followed.tools)
         seconds = call.ended - call.arrived
         node = Node(Kind.LLM, ask.model, ask.stage, call.prompt_tokens, call.chunks, seconds)
         if len(workflow.stages[ask.stage]) < _MOST_CALLS:

@@ -139,6 +139,8 @@ DIFFERENCES = {
     "cache": "test_a_cache_hit_needs_the_same_files_and_brings_its_own",
     "time travel into a subgraph": "test_going_back_into_a_subgraph_runs_only_what_follows",
     "tasks nobody waits for": "test_a_task_that_could_never_run_is_refused",
+    "error handlers": "test_a_finished_error_handler_is_not_run_again_on_resume",
+    "idle nodes": "test_a_node_is_not_idle_while_its_world_starts",
     "notes": "test_a_node_that_raises_says_where_and_the_thread_goes_on_from_before_it",
     "checkpoints": "test_a_checkpoint_holds_the_world_and_the_state_does_not",
     "class": "test_an_app_as_a_node_is_drawn_with_its_class",

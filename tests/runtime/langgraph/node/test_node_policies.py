@@ -12,12 +12,14 @@ from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import NodeError, NodeTimeoutError
 from langgraph.graph import START, StateGraph
+from langgraph.pregel._retry import _TimedAttemptScope
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import CachePolicy, Command, interrupt
+from langgraph.types import CachePolicy, Command, TimeoutPolicy, interrupt
 
 from ramify import Sandbox, SyncSandbox
 from ramify.runtime.records import RunStatus
+from ramify.runtime.worlds.world_pool import Branch, WorldPool
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
@@ -165,8 +167,34 @@ def test_a_write_before_an_interrupt_is_there_once(compile_graph: Any) -> None:
     assert app.invoke(Command(resume=True), CONFIG)["seen"][0] == ["line"]
 
 
+async def test_a_node_is_not_idle_while_its_world_starts(compile_graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[int] = []
+
+    async def slow_start(pool: WorldPool, branch: Branch) -> Any:
+        while len(beats) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return await acquire(pool, branch)
+
+    def heard(scope: Any) -> None:
+        beats.append(1)
+        touch(scope)
+
+    async def works(state: State, sandbox: Sandbox) -> State:
+        return {"seen": [names(sandbox)]}
+
+    acquire, touch = WorldPool.acquire, _TimedAttemptScope.touch
+    monkeypatch.setattr(WorldPool, "acquire", slow_start)
+    monkeypatch.setattr(_TimedAttemptScope, "touch", heard)
+    app = compile_graph(only(works, timeout=TimeoutPolicy(idle_timeout=60)), checkpointer=InMemorySaver())
+    async with asyncio.timeout(60):
+        assert (await app.ainvoke({"seen": []}, CONFIG))["seen"] == [[], []]
+
+
+@pytest.mark.parametrize("has_world", [False, True])
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_finished_error_handler_is_not_run_again_on_resume(is_async: bool, compile_graph: Any) -> None:
+async def test_a_finished_error_handler_is_not_run_again_on_resume(
+    is_async: bool, has_world: bool, compile_graph: Any
+) -> None:
     """LangGraph's issue 9002."""
     handled: list[int] = []
 
@@ -178,11 +206,16 @@ async def test_a_finished_error_handler_is_not_run_again_on_resume(is_async: boo
         (sandbox.path / "handled").touch()
         return {}
 
+    def handle_without(state: State, error: NodeError) -> State:
+        handled.append(1)
+        return {}
+
     def asks(state: State, sandbox: SyncSandbox) -> State:
         (sandbox.path / interrupt("name?")).touch()
         return {}
 
-    graph = StateGraph(State).add_node("fails", fails, error_handler=handle).add_node("asks", asks)
+    graph = StateGraph(State).add_node("asks", asks)
+    graph.add_node("fails", fails, error_handler=handle if has_world else handle_without)
     graph.add_node("look", look, defer=True).add_edge(START, "fails").add_edge(START, "asks").add_edge("asks", "look")
     app = compile_graph(graph, checkpointer=InMemorySaver())
 
@@ -190,5 +223,5 @@ async def test_a_finished_error_handler_is_not_run_again_on_resume(is_async: boo
         return await app.ainvoke(value, CONFIG) if is_async else await asyncio.to_thread(app.invoke, value, CONFIG)
 
     await invoke({"seen": []})
-    assert (await invoke(Command(resume="bob")))["seen"] == [["bob", "handled"]]
+    assert (await invoke(Command(resume="bob")))["seen"] == [["bob", "handled"] if has_world else ["bob"]]
     assert len(handled) == 1

@@ -26,6 +26,7 @@ from ramify.serving.gateway.records.length_forecasts import LengthForecasts
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.lengths import frames
+from ramify.serving.lengths.pattern_graph import Kind, Node
 from ramify.serving.lengths.types import Ask, Basis, Ended, Forecast
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 from ramify.serving.testing import ScriptedModel, ScriptedServer
@@ -306,6 +307,52 @@ async def test_call_cancelled_during_prediction_gets_the_reason() -> None:
         said = await call
     await app.state.gateway.aclose()
     assert (said.status_code, said.json()["error"]["code"]) == (499, "aborted")
+
+
+class Records(Teaches):
+    """An analyzer that is told what workflows did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: list[list[list[tuple[Kind, str]]]] = []
+
+    async def match(self, compound: str, app: str, stages: Sequence[Sequence[Node]]) -> None:
+        return None
+
+    def record(self, compound: str, app: str, stages: Sequence[Sequence[Node]]) -> None:
+        self.recorded.append([[(node.kind, node.name) for node in stage] for stage in stages])
+
+
+def tool_call(id: str, name: str) -> dict[str, object]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+async def test_a_pattern_names_the_tools_whose_results_came_in() -> None:
+    app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
+    analyzer: Any = Records()
+    app.state.gateway.analysis = LengthForecasts(analyzer, lambda: None, engines=EngineMessages({}))
+    said: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
+    more: list[list[dict[str, object]]] = [
+        [],
+        [
+            {"role": "assistant", "content": "", "tool_calls": [tool_call("1", "read_file"), tool_call("2", "run")]},
+            {"role": "tool", "tool_call_id": "1", "content": "text"},
+            {"role": "tool", "tool_call_id": "2", "content": "done"},
+        ],
+        [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}],
+    ]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        for stage, messages in enumerate(more):
+            said += messages
+            tags = {"compound_id": "run", "compound_stage": stage, "compound_last": int(stage == 2)}
+            body = {"model": "m", "messages": said, "vllm_xargs": tags}
+            answer = await client.post("/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+    await app.state.gateway.aclose()
+    model = (Kind.LLM, "m")
+    assert analyzer.recorded == [
+        [[model], [(Kind.TOOL, "read_file"), (Kind.TOOL, "run"), model], [(Kind.TOOL, "tools"), model]]
+    ]
 
 
 def children(pid: int) -> list[str]:
