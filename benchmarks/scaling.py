@@ -293,7 +293,7 @@ def main() -> None:
         ):
             add(one)
     if asked.only in (None, "worlds"):
-        for one in world_rows(5 if asked.quick else 20):
+        for one in world_rows(3 if asked.quick else 20):
             add(one)
     if asked.only in (None, "simulation"):
         for one in simulation_rows(starts, asked.quick, traces):
