@@ -123,24 +123,28 @@ class WarmWorlds:
         loop = asyncio.get_running_loop()
         while True:
             self._asked.clear()
-            wanted = self._decide(loop.time()) - self._in_use
-            if len(self._waiting) > wanted:
-                await finish_before_cancelling(self._waiting.pop().close())
-            elif len(self._waiting) < wanted and loop.time() >= self._retry_at:
-                await self._add(loop)
-            else:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_PERIOD_S):
-                        await self._asked.wait()
+            try:
+                if await self._step(loop):
+                    continue
+            except Exception as error:  # noqa: BLE001  # whoever asks for a world makes one, and is told the reason
+                self._retry_at = loop.time() + _RETRY_S
+                log.warning("no world could be made ahead: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PERIOD_S):
+                    await self._asked.wait()
 
-    async def _add(self, loop: asyncio.AbstractEventLoop) -> None:
-        begun = loop.time()
-        try:
+    async def _step(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Make or close one world. False if there was nothing to do."""
+        wanted = self._decide(loop.time()) - self._in_use
+        if len(self._waiting) > wanted:
+            await finish_before_cancelling(self._waiting.pop().close())
+            return True
+        if len(self._waiting) < wanted and loop.time() >= self._retry_at:
+            begun = loop.time()
             self._waiting.append(await _started(self._make))
             self._start_s = loop.time() - begun
-        except Exception as error:  # noqa: BLE001  # whoever asks for a world makes one, and is told the reason
-            self._retry_at = loop.time() + _RETRY_S
-            log.warning("no world could be made ahead: %s", error)
+            return True
+        return False
 
     def _decide(self, now: float) -> int:
         """Worlds that there should be, with those in use."""

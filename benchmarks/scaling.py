@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -286,14 +287,13 @@ def main() -> None:
         for one in vllm_rows(asked.weights):
             add(one)
     if asked.only in (None, "replicas"):
-        for one in (
-            *start_rows(starts, why),
-            *burst_rows(asked.weights),
-            *pipeline_rows(asked.weights, asked.second),
-        ):
+        for one in chain(start_rows(starts, why), burst_rows(asked.weights)):
+            add(one)
+    if asked.only in (None, "replicas") and not asked.quick:
+        for one in pipeline_rows(asked.weights, asked.second):
             add(one)
     if asked.only in (None, "worlds"):
-        for one in world_rows(5 if asked.quick else 20):
+        for one in world_rows(3 if asked.quick else 20):
             add(one)
     if asked.only in (None, "simulation"):
         for one in simulation_rows(starts, asked.quick, traces):
