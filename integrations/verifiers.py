@@ -92,6 +92,7 @@ class WorldRuntime(Runtime):
         super().__init__(name)
         self.config = config
         self.info = _info(config)
+        self._cwd = config.workdir  # None: where the world's commands start
         self._world: World | None = None
         self._held = AsyncExitStack()
         self._host_ports: set[int] = set()
@@ -122,14 +123,15 @@ class WorldRuntime(Runtime):
                 sandbox=config.sandbox,
                 home=config.home,
             )
-            self._own(world)
+            self._held.push_async_callback(world.close)
             if config.workdir is not None:
                 await world.exec(["mkdir", "-p", "--", config.workdir], check=True)
+            await self._own(world)
 
-    def _own(self, world: World) -> None:
+    async def _own(self, world: World) -> None:
         self._world = world
-        self._held.push_async_callback(world.close)
-        self.config = self.config.model_copy(update={"workdir": self.config.workdir or str(world.workdir)})
+        where = await world.exec("pwd", cwd=self._cwd, check=True)  # in a tree that is not mounted, not `workdir`
+        self.config = self.config.model_copy(update={"workdir": where.stdout.rstrip("\n")})
         self.info = _info(self.config)
         self.info.id = f"ramify-{self.name}"
 
@@ -142,14 +144,14 @@ class WorldRuntime(Runtime):
         """Of each output, 16 MiB are kept."""
         with _errors():
             await self._apply_policy()
-            given, where = self.process_env(env), self.config.workdir
+            given, where = self.process_env(env), self._cwd
             result = await self.world.exec(argv, env=given, cwd=where, user=self.user)
         return ProgramResult(result.exit_code, result.stdout, result.stderr)
 
     async def open_process(self, argv: list[str], env: dict[str, str]) -> RuntimeProcess:
         with _errors():
             await self._apply_policy()
-            given, where = self.process_env(env), self.config.workdir
+            given, where = self.process_env(env), self._cwd
             started = self.world.start(argv, stdin=True, env=given, cwd=where, user=self.user)
             return WorldProcess(await self._held.enter_async_context(started))
 
@@ -162,7 +164,7 @@ class WorldRuntime(Runtime):
     async def _read(self, path: str, max_bytes: int | None = None) -> bytes:
         words = ["cat", "--", path] if max_bytes is None else ["head", "-c", str(max_bytes), "--", path]
         with _errors():
-            async with self.world.start(words, cwd=self.config.workdir, user=self.user) as process:
+            async with self.world.start(words, cwd=self._cwd, user=self.user) as process:
                 process.stderr.collect(4096)
                 data = b"".join([part async for part in process.stdout])
                 code, said = await process.wait(), await process.stderr.collected()
@@ -173,7 +175,7 @@ class WorldRuntime(Runtime):
     async def write(self, path: str, data: bytes) -> None:
         words = ["sh", "-c", _WRITE, "sh", path]
         with _errors():
-            result = await self.world.exec(words, stdin=data, cwd=self.config.workdir, user=self.user)
+            result = await self.world.exec(words, stdin=data, cwd=self._cwd, user=self.user)
         if result.exit_code:
             raise SandboxError(f"write {path!r}: {result.stderr.strip()[-500:]}")
 
@@ -219,12 +221,13 @@ class WorldRuntime(Runtime):
     async def fork(self, n: int = 1) -> list[WorldRuntime]:
         """Make `n` started runtimes at the state of now. Stop each by itself."""
         with _errors():
-            worlds = await self.world.fork(n)
-        return [self._fork_over(world) for world in worlds]
+            return [await self._fork_over(world) for world in await self.world.fork(n)]
 
-    def _fork_over(self, world: World) -> WorldRuntime:
+    async def _fork_over(self, world: World) -> WorldRuntime:
         made = type(self)(self.config)
-        made._own(world)
+        made._held.push_async_callback(world.close)
+        made._cwd = self._cwd
+        await made._own(world)
         made.env, made.user, made.home = dict(self.env), self.user, self.home
         made._uv_interpreters, made._mcp_sources = dict(self._uv_interpreters), set(self._mcp_sources)
         made._setup_claimed, made._curl_ready = self._setup_claimed, self._curl_ready

@@ -33,6 +33,7 @@ WHY = {
     "nemo-gym": "needs nemo-gym (its tests: tests/integrations)",
     "openai-agents": "needs openai-agents (its tests: tests/integrations)",
     "swe-rex": "needs swe-rex (its tests: tests/integrations)",
+    "openenv": "needs openenv (its tests: tests/integrations)",
     "verifiers": "needs verifiers (its tests: tests/integrations)",
     "deepagents": "needs deepagents (its tests: tests/integrations)",
     "ray": "needs a Ray cluster (its tests: tests/fleet)",

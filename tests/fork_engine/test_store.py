@@ -188,6 +188,15 @@ def test_an_environment_is_part_of_id_and_key(bench: Any) -> None:
     assert bench.after(made[1], env_unset=("A",)) is made[1]
 
 
+def test_other_variables_are_another_state_that_comes_from_this_one(bench: Any) -> None:
+    base = bench.base({"file": "1"})
+    one = bench.store.seal_tree(bench.tree(base), base, env={"A": "1", "B": "1"}, env_unset=("C",), cwd="")
+    two = bench.store.with_variables(one, {"B": "2", "C": "2"})
+    assert (two.env, two.env_unset, two.layers) == ({"A": "1", "B": "2", "C": "2"}, (), one.layers)
+    assert two.parents == (one.id,) and bench.store.get(two.id) == two != one
+    assert bench.store.with_variables(one, {"A": "1"}) == one
+
+
 def test_a_store_read_with_other_volatile_globs_computes_the_key_anew(bench: Any) -> None:
     base = bench.base({"a": "1"})
     made = bench.after(base, {"log": "x"})

@@ -36,5 +36,5 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = io.BytesIO()
     RootFs.of_host(python=False).write(root)
     app = layer_tar({"app": None, "app/greet.sh": "echo hello\n"})
-    settings = {"Env": ["PATH=/usr/bin:/bin", "GREETING=image"], "WorkingDir": "/app"}
+    settings = {"Env": ["PATH=/usr/bin:/bin", "GREETING=image"], "WorkingDir": "/app", "Cmd": ["sh", "greet.sh"]}
     return write_layout(folder / "layout", BuiltImage([root.getvalue(), app], settings, compress=bytes))

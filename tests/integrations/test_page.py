@@ -20,6 +20,7 @@ PACKAGES = {
     "swe-rex": "swerex",
     "nemo-gym": "nemo_gym",
     "verifiers": "verifiers.v1",
+    "openenv": "openenv.core.env_server",
 }
 BLOCKS = {block.needs: block for block in blocks(ROOT / "docs" / "how-to" / "harnesses.md") if block.needs}
 

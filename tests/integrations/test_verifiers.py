@@ -187,7 +187,7 @@ async def test_what_is_not_there(runtime: WorldRuntime, world_config: WorldConfi
     for changed, said in (
         ({"folder": "/no/such/folder"}, "/no/such/folder"),
         ({"allow": ["a.org"], "network": True}, "network=True"),
-        ({"block": ["a.org"]}, "give allow instead of block"),
+        ({"block": ["a.org"], "network": False}, "give allow instead of block"),
     ):
         with pytest.raises(SandboxError, match=said):
             async with provision(WorldConfig(**{**world_config.model_dump(exclude={"allow", "block"}), **changed})):
