@@ -401,8 +401,8 @@ class World(WorldCommands, WorldEgress):
 
     async def restore(self, snapshot: str | Snapshot) -> None:
         """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
+        await self._nothing_pending()  # its tag may be the one that is meant
         state = await asyncio.to_thread(self._home.resolve, snapshot)
-        await self._nothing_pending()
         await self._alive().rollback(state)
         self._keep(state)
 
@@ -424,6 +424,7 @@ class World(WorldCommands, WorldEgress):
         base: the state from which both come; by default their nearest common ancestor. strategy: what to do with
         conflicts. Raises `MergeConflict`, with nothing changed, and `NoCommonAncestor`.
         """
+        await self._nothing_pending()
         theirs = await self._state_of(other)
         ours = await self.snapshot()
         root = None if base is None else await asyncio.to_thread(self._home.resolve, base)

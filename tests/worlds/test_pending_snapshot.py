@@ -53,6 +53,20 @@ async def test_what_depends_on_it_waits_for_it(home: WorldHome, repo: Path) -> N
     assert home.saved("kept").id == (await begun).id
 
 
+async def test_its_tag_can_be_used_at_once(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home, name="kept") as world, World.create(repo, home=home) as other:
+        await world.write("file", "one")
+        await world.begin_snapshot("first")
+        await world.write("file", "two")
+        await world.restore("first")
+        assert await world.read("file") == b"one"
+        await world.write("new", "")
+        begun = await world.begin_snapshot("second")
+        assert (await world.merge("second")).id == (await begun).id
+        await other.merge("second")
+        assert await other.read("file") == b"one"
+
+
 async def test_its_failure_is_raised_where_it_is_awaited(
     home: WorldHome, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
