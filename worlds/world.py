@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -308,7 +308,8 @@ class World(WorldCommands, WorldEgress):
         """
         async with AsyncExitStack() as held:
             await held.enter_async_context(self._home.pins.held())
-            taken = await self._alive().begin_seal()
+            with self._pinned_if_cancelled():
+                taken = await self._alive().begin_seal()
             stored = asyncio.ensure_future(self._stored(taken, tag, self._pending, held.pop_all()))
         self._pending = PendingSnapshot(taken, stored)
         return self._pending
@@ -318,14 +319,25 @@ class World(WorldCommands, WorldEgress):
     ) -> Snapshot:
         """Flush a state that is being taken, and let the world's name stand for it after that of `before`."""
         async with held:
-            sealed = await taken
-            await asyncio.to_thread(self._home.store.flush)
-            if before is not None:
-                await before.ended()
+            try:
+                sealed = await taken
+                await asyncio.to_thread(self._home.store.flush)
+            finally:  # also after a failure: whoever waits for this one waits for all before it
+                if before is not None:
+                    await before.ended()
             self._keep(sealed)
             if tag is not None:
                 self._home.tag(tag, sealed, source=self.name or "")
         return sealed
+
+    @contextmanager
+    def _pinned_if_cancelled(self) -> Iterator[None]:
+        """Keep the state that a cancelled seal has reached all the same: the world stands over it."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._pin.moved(self._live.snapshot.id)
+            raise
 
     async def _state_taken(self) -> None:
         if self._pending is not None:
@@ -339,7 +351,8 @@ class World(WorldCommands, WorldEgress):
         """The state of now. Without `flush` it is lost if the machine crashes, as a world without a name is."""
         await self._nothing_pending()
         async with self._home.pins.held():
-            sealed = await self._alive().seal(flush=False)
+            with self._pinned_if_cancelled():
+                sealed = await self._alive().seal(flush=False)
             if flush or self._reference is not None:  # also if nothing changed since a seal without a flush
                 await asyncio.to_thread(self._home.store.flush)
             self._keep(sealed)
@@ -388,8 +401,8 @@ class World(WorldCommands, WorldEgress):
 
     async def restore(self, snapshot: str | Snapshot) -> None:
         """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
+        await self._nothing_pending()  # its tag may be the one that is meant
         state = await asyncio.to_thread(self._home.resolve, snapshot)
-        await self._nothing_pending()
         await self._alive().rollback(state)
         self._keep(state)
 
@@ -411,6 +424,7 @@ class World(WorldCommands, WorldEgress):
         base: the state from which both come; by default their nearest common ancestor. strategy: what to do with
         conflicts. Raises `MergeConflict`, with nothing changed, and `NoCommonAncestor`.
         """
+        await self._nothing_pending()
         theirs = await self._state_of(other)
         ours = await self.snapshot()
         root = None if base is None else await asyncio.to_thread(self._home.resolve, base)

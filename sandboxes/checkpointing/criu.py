@@ -34,7 +34,7 @@ def command() -> tuple[str, ...]:
 def why_not(spec: WorldSpec) -> str:
     """Why worlds of this specification cannot be dumped; "" if they can."""
     if not spec.dumpable:
-        return "the world was not made to be dumped: WorldSpec(dumpable=True)"
+        return "the world was not made to be dumped: make it with dumpable=True"
     if spec.secrets:
         return "the world holds secrets, and an image of its memory would keep them"
     if not command():

@@ -163,7 +163,13 @@ class AgentWorld(WorldProcesses):
         await self.rest_shells()
         begun = asyncio.get_running_loop().create_future()
         sealing = asyncio.ensure_future(self._seal(flush=False, begun=begun))
-        await asyncio.wait({begun, sealing}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait({begun, sealing}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not begun.done():
+                sealing.cancel()  # it waits for the world, and has done nothing
+            await finish_before_cancelling(asyncio.wait({sealing}))
+            raise
         return sealing
 
     async def _seal(self, flush: bool, begun: asyncio.Future[None] | None = None) -> Snapshot:

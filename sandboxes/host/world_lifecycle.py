@@ -207,6 +207,7 @@ class WorldLifecycle(ABC):
                 count = self._made_from.image_layers
                 outside = (*self._made_from.outside[:count], *snapshot.outside)
                 snapshot = replace(snapshot, image=self._made_from.image, outside=outside, image_layers=count)
+            self._check_dumped(snapshot, criu.why_not(self._spec))
             await self._leave(snapshot)
             self._snapshot = snapshot
             await self.begin()
@@ -254,15 +255,19 @@ class WorldLifecycle(ABC):
         self._why_no_dump = (
             criu.why_not(self._spec) if start.view is not None else "only an isolated world can be dumped"
         )
-        tier = self._snapshot.tier
-        image = self._snapshot.processes.image if tier.whole else ""
-        if self._why_no_dump and image:
-            raise WorldStartFailed(f"snapshot {self._snapshot.id} holds dumped processes: {self._why_no_dump}")
+        self._check_dumped(self._snapshot, self._why_no_dump)
         if self._why_no_dump or start.view is None:
             return start
+        tier, image = self._snapshot.tier, self._snapshot.processes.image
         view = replace(start.view, visible=[*start.view.visible, str(criu.folder())])
         place = str(self._resources.store.image_dir(image)) if tier is ProcessTier.CRIU else ""
         return replace(start, view=view, criu=list(criu.command()), image=place)
+
+    @staticmethod
+    def _check_dumped(snapshot: Snapshot, why_not: str) -> None:
+        """Raise `WorldStartFailed` for a snapshot with dumped processes where there can be none."""
+        if why_not and snapshot.tier.whole and snapshot.processes.image:
+            raise WorldStartFailed(f"snapshot {snapshot.id} holds dumped processes: {why_not}")
 
     def _with_sessions(self, start: Start) -> Start:
         """Add the snapshot's Python sessions to the start, or why they cannot be restored."""

@@ -25,14 +25,15 @@ class Scheduling:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """The scheduling of a process of one thread. Raises `OSError`, and `ValueError` for a real-time policy."""
-        cpus, policy = os.sched_getaffinity(pid), os.sched_getscheduler(pid)
-        nice = os.getpriority(os.PRIO_PROCESS, pid)
-        if policy & ~os.SCHED_RESET_ON_FORK not in RESTORABLE:
+        """The scheduling of a process of one thread. Raises `OSError`, and `ValueError` for a real-time policy of its
+        own."""
+        cpus, policy = os.sched_getaffinity(pid), _policy(pid)
+        nice, inherited = os.getpriority(os.PRIO_PROCESS, pid), policy == _policy(0)
+        if not inherited and policy[0] & ~os.SCHED_RESET_ON_FORK not in RESTORABLE:
             raise ValueError("it has a real-time scheduling policy")
         return cls(
             tuple(sorted(cpus)) if cpus != os.sched_getaffinity(0) else None,
-            policy if policy != os.sched_getscheduler(0) else None,
+            None if inherited else policy[0],
             nice if nice != os.getpriority(os.PRIO_PROCESS, 0) else None,
         )
 
@@ -47,6 +48,11 @@ class Scheduling:
         if self.nice is not None:
             with contextlib.suppress(OSError):  # less nice than Ramify is here
                 os.setpriority(os.PRIO_PROCESS, 0, self.nice)
+
+
+def _policy(pid: int) -> tuple[int, int]:
+    """A process's policy, and its priority under it."""
+    return os.sched_getscheduler(pid), os.sched_getparam(pid).sched_priority
 
 
 SCHEDULED_AS_ITS_PARENT = Scheduling()

@@ -65,13 +65,15 @@ class WriteTracker:
 def _userfaultfd_of(tracee: Tracee) -> int:
     """A new userfaultfd of the process's memory, which only this process holds. Raises `OSError`."""
     theirs = tracee.call(USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY)
-    pidfd = os.pidfd_open(tracee.pid)
     try:
-        mine = _libc.syscall(PIDFD_GETFD, pidfd, theirs, 0)
-        if mine < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"pidfd_getfd of process {tracee.pid}: {os.strerror(number)}")
-        return int(mine)
+        pidfd = os.pidfd_open(tracee.pid)
+        try:
+            mine = _libc.syscall(PIDFD_GETFD, pidfd, theirs, 0)
+            if mine < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"pidfd_getfd of process {tracee.pid}: {os.strerror(number)}")
+            return int(mine)
+        finally:
+            os.close(pidfd)
     finally:
-        os.close(pidfd)
         tracee.call(CLOSE, theirs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ async def test_what_depends_on_it_waits_for_it(home: WorldHome, repo: Path) -> N
     assert home.saved("kept").id == (await begun).id
 
 
+async def test_its_tag_can_be_used_at_once(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home, name="kept") as world, World.create(repo, home=home) as other:
+        await world.write("file", "one")
+        await world.begin_snapshot("first")
+        await world.write("file", "two")
+        await world.restore("first")
+        assert await world.read("file") == b"one"
+        await world.write("new", "")
+        begun = await world.begin_snapshot("second")
+        assert (await world.merge("second")).id == (await begun).id
+        await other.merge("second")
+        assert await other.read("file") == b"one"
+
+
 async def test_its_failure_is_raised_where_it_is_awaited(
     home: WorldHome, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +102,68 @@ async def test_a_cancelled_wait_does_not_stop_it(home: WorldHome, repo: Path) ->
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert (await begun).id == home.saved("kept").id
+
+
+async def test_one_that_failed_does_not_overtake_the_one_before(
+    home: WorldHome, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, flush = threading.Event(), home.store.flush
+
+    def refuse(name: str) -> None:
+        if name == "written":
+            raise ForkEngineError("no room")
+
+    def slow() -> None:
+        go.wait()
+        flush()
+
+    async with World.create(repo, home=home, name="kept") as world:
+        await world.write("file", "one")
+        monkeypatch.setattr(home.store, "flush", slow)
+        first = await world.begin_snapshot()
+        await first.taken()
+        monkeypatch.setattr(crash_points, "at", refuse)
+        await world.write("file", "two")
+        second = await world.begin_snapshot()
+        await second.taken()
+        monkeypatch.undo()
+        later = asyncio.ensure_future(world.snapshot())
+        await asyncio.wait({later}, timeout=0.3)
+        go.set()
+        with pytest.raises(SealFailed, match="no room"):
+            await second
+        assert first.done()
+        last = await later
+        assert home.saved("kept").id == last.id != (await first).id
+
+
+async def test_one_that_was_cancelled_before_it_began_leaves_nothing(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        await world.write("go", "")
+        running = asyncio.ensure_future(world.run("while [ -e go ]; do sleep .01; done; echo new > file"))
+        await asyncio.sleep(0.1)
+        before = world.state.id
+        beginning = asyncio.ensure_future(world.begin_snapshot())
+        await asyncio.sleep(0.1)
+        beginning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await beginning
+        (world.path / "go").unlink()
+        await running
+        assert await world.exec("cat file", check=True)
+        assert world.state.id == before
+
+
+async def test_a_cancelled_snapshot_leaves_the_world_over_a_state_that_is_kept(home: WorldHome, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        await world.write("file", "one")
+        taking = asyncio.ensure_future(world.snapshot())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert world.state.id in home.pins.kept()
 
 
 def test_without_an_event_loop(repo: Path, tmp_path: Path) -> None:

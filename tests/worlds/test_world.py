@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ramify.fork_engine.errors import CheckoutRefused, MergeConflict
-from ramify.fork_engine.types import MergeStrategy
+from ramify.fork_engine.types import MergeStrategy, Processes, ProcessTier
 from ramify.paths import snapshots
+from ramify.sandboxes.errors import WorldStartFailed
 from ramify.worlds.errors import (
     BadName,
     CommandFailed,
@@ -278,3 +280,15 @@ async def test_a_fork_waits_for_no_disk_and_a_snapshot_after_it_does(home: World
         (fork,) = await world.fork()
         assert not unflushed(), "the name stands for the state that was forked"
         await fork.close()
+
+
+async def test_restoring_processes_where_there_can_be_none_is_refused_with_nothing_changed(
+    home: WorldHome, repo: Path
+) -> None:
+    async with World.create(repo, home=home) as world:
+        await world.run("new=1; echo one > file", check=True)
+        state = await world.snapshot()
+        dumped = replace(state, processes=Processes(ProcessTier.TREE, image="image"))
+        with pytest.raises(WorldStartFailed, match=r"dumpable=True|isolated"):
+            await world.restore(dumped)
+        assert (await world.run("echo $new; cat file")).stdout == "1\none\n"

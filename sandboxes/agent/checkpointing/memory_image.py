@@ -18,6 +18,7 @@ import contextlib
 import errno
 import fcntl
 import os
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -295,11 +296,11 @@ def _union(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
 
 def _without(runs: Iterable[ByteRange], gone: Iterable[ByteRange]) -> Iterator[ByteRange]:
     """What is left of the runs. Both ascend without overlaps."""
-    left = list(gone)
+    left = deque(gone)
     for offset, length in runs:
         end = offset + length
         while left and sum(left[0]) <= offset:
-            left.pop(0)
+            left.popleft()
         for start, size in left:
             if start >= end:
                 break

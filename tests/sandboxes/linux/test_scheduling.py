@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from ramify.sandboxes.linux.scheduling import SCHEDULED_AS_ITS_PARENT, Scheduling
 
 PROGRAM = """
@@ -36,6 +38,32 @@ def test_what_differs_is_recorded_and_set_again() -> None:
         nice=nice + 1 if nice < 19 else None,
     )
     assert scheduled(how) == how
+
+
+REAL_TIME = """
+import os, subprocess, sys
+from ramify.sandboxes.linux.scheduling import Scheduling
+try:
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+except PermissionError:
+    sys.exit(77)
+with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+    print(Scheduling.of(child.pid))
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    try:
+        print(Scheduling.of(child.pid))
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_only_a_real_time_policy_of_its_own_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", REAL_TIME], capture_output=True, text=True)
+    if done.returncode == 77:
+        pytest.skip("this user may not set a real-time policy")
+    assert done.stdout.splitlines() == [str(SCHEDULED_AS_ITS_PARENT), "it has a real-time scheduling policy"], (
+        done.stderr
+    )
 
 
 def test_cpus_that_are_not_here_change_nothing() -> None:
