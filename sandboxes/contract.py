@@ -6,7 +6,6 @@ A backend materialises a snapshot as a live `World`; the world runs commands and
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
@@ -18,7 +17,9 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.capabilities import Capabilities, Feature
 from ramify.sandboxes.errors import WorldStartFailed
 
-if TYPE_CHECKING:  # they load asyncio and TLS
+if TYPE_CHECKING:  # loading them takes long
+    import asyncio
+
     from ramify.sandboxes.egress.broker import EgressBroker
     from ramify.sandboxes.egress.settings import Egress
 

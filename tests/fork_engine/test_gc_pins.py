@@ -12,12 +12,9 @@ import pytest
 
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import SnapshotId
+from tests.open_files import left_open, open_files
 
 ID = SnapshotId("a" * 64)
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_a_collection_waits_for_pins(tmp_path: Path) -> None:
@@ -71,16 +68,16 @@ def test_a_pin_whose_file_a_collection_removed_is_made_again(tmp_path: Path, mon
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    open_before = descriptors()
+    open_before = open_files(tmp_path)
     with pins.keep(ID):
         assert (taken, pins.kept()) == ([set()], {ID})
-    assert descriptors() <= open_before
+    assert left_open(open_before, tmp_path) == []
 
 
 def test_a_world_pin_keeps_the_newest_state_until_it_is_closed(tmp_path: Path) -> None:
     """A command may still run when its step has ended."""
     pins, other = Pins(tmp_path), SnapshotId("b" * 64)
-    open_before = descriptors()
+    open_before = open_files(tmp_path)
     ground = pins.ground()
     ground.moved(other)
     ground.moved(ID)
@@ -88,4 +85,4 @@ def test_a_world_pin_keeps_the_newest_state_until_it_is_closed(tmp_path: Path) -
     ground.close()
     ground.moved(other)
     assert pins.kept() == set()
-    assert descriptors() <= open_before
+    assert left_open(open_before, tmp_path) == []

@@ -12,6 +12,7 @@ import pytest
 from ramify.sandboxes.agent.listeners import OPENED, Listeners
 from ramify.sandboxes.egress.errors import PortTaken
 from ramify.sandboxes.host.port_client import PortClient
+from tests.open_files import SOCKETS, left_open, open_files
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ async def test_the_agents_end_fails_requests(client: PortClient) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "connected socket", "datagram", "nothing", "text"])
 async def test_what_is_no_listening_socket_is_refused_and_closed(client: PortClient, kind: str) -> None:
     agent = socket.socket(fileno=client.give())
-    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = open_files(*SOCKETS)
     asked = client.ask(1)
     if kind == "text":
         agent.send(b"\xff\x1b[31mno")
@@ -72,7 +73,7 @@ async def test_what_is_no_listening_socket_is_refused_and_closed(client: PortCli
             socket.send_fds(agent, [OPENED], [one.fileno(), two.fileno()])
     with pytest.raises(PortTaken):
         await asked
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert left_open(before, *SOCKETS) == []
     agent.close()
 
 
@@ -80,11 +81,12 @@ async def test_an_answer_that_nobody_waits_for_closes_its_socket(client: PortCli
     agent = Listeners(client.give())
     asked = client.ask(free_port())
     asked.cancel()
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = open_files(*SOCKETS)
     assert agent.serve()
     second = client.ask(free_port())
     assert agent.serve()
-    with await second:
-        assert len(os.listdir("/proc/self/fd")) == before + 1  # noqa: PTH208
+    with await second as listening:
+        before[os.readlink(f"/proc/self/fd/{listening.fileno()}")] += 1  # noqa: PTH115
+        assert left_open(before, *SOCKETS) == []
     await asyncio.sleep(0)
     agent.close()

@@ -14,6 +14,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.host.world_files import open_inside, read_inside
+from tests.open_files import left_open, open_files
 
 
 @pytest.fixture
@@ -46,11 +47,11 @@ def test_a_file_and_a_link_to_it_are_read(tree: Path) -> None:
     ],
 )
 def test_what_is_refused(tree: Path, path: str, number: int) -> None:
-    before = set(Path("/proc/self/fd").iterdir())
+    before = open_files(tree)
     with pytest.raises(OSError) as refused:
         read_inside(tree, path, 100)
     assert refused.value.errno == number
-    assert set(Path("/proc/self/fd").iterdir()) == before
+    assert left_open(before, tree) == []
 
 
 def test_a_file_larger_than_requested_is_an_error(tree: Path) -> None:
