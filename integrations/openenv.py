@@ -145,15 +145,21 @@ class WorldProvider(ContainerProvider):
     def fork(self, n: int = 1) -> list[WorldProvider]:
         """Make `n` providers at the state of now, each with its own server, which is ready. Stop each by itself."""
         made: list[WorldProvider] = []
-        for world in self.world.fork(n):
-            beside = WorldProvider(egress=self._egress, sandbox=self._sandbox, home=self._home)
-            with ExitStack() as held:
-                held.enter_context(shared_home(self._home, self._sandbox))
-                held.callback(world.close)
-                beside._serve(world, held)
-            made.append(beside)
-        for beside in made:
-            beside.wait_for_ready(beside.base_url)
+        with ExitStack() as undo:
+            worlds = self.world.fork(n)
+            for world in worlds:
+                undo.callback(world.close)
+            for world in worlds:
+                beside = WorldProvider(egress=self._egress, sandbox=self._sandbox, home=self._home)
+                with ExitStack() as held:
+                    held.enter_context(shared_home(self._home, self._sandbox))
+                    held.callback(world.close)
+                    beside._serve(world, held)
+                undo.callback(beside.stop_container)
+                made.append(beside)
+            for beside in made:
+                beside.wait_for_ready(beside.base_url)
+            undo.pop_all()
         return made
 
     def restore(self, snapshot: str) -> None:
@@ -231,12 +237,20 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
         with ExitStack() as held:
             shared = held.enter_context(shared_home(home, sandbox))
             self._own(SyncWorld.create(options.pop("folder", None), home=shared, **options), held)
-        self._start = self.world.snapshot()
+        with ExitStack() as failed:
+            failed.callback(self.close)
+            self._start = self.world.snapshot()
+            self._keep_start(shared)
+            failed.pop_all()
 
     def _own(self, world: SyncWorld, held: ExitStack) -> None:
         held.callback(world.close)
         self.world, self._held = world, held.pop_all()
         self._state = State(episode_id=str(uuid.uuid4()))
+
+    def _keep_start(self, home: SyncWorldHome) -> None:
+        """Hold the state that `reset` goes back to: no tag names it."""
+        self._held.enter_context(home.home.pins.keep(self._start.id))
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, snapshot: str | None = None, **kwargs: Any
@@ -288,8 +302,9 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
             beside = type(self).__new__(type(self))
             beside.__dict__.update(self.__dict__)
             with ExitStack() as held:
-                held.enter_context(shared_home(self._home, self._sandbox))
+                shared = held.enter_context(shared_home(self._home, self._sandbox))
                 beside._own(world, held)
+            beside._keep_start(shared)
             beside._state = self._state.model_copy()
             made.append(beside)
         return made

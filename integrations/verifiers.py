@@ -221,7 +221,13 @@ class WorldRuntime(Runtime):
     async def fork(self, n: int = 1) -> list[WorldRuntime]:
         """Make `n` started runtimes at the state of now. Stop each by itself."""
         with _errors():
-            return [await self._fork_over(world) for world in await self.world.fork(n)]
+            worlds = await self.world.fork(n)
+            try:
+                return [await self._fork_over(world) for world in worlds]
+            except BaseException:
+                for world in worlds:
+                    await world.close()
+                raise
 
     async def _fork_over(self, world: World) -> WorldRuntime:
         made = type(self)(self.config)

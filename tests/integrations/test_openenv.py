@@ -23,6 +23,7 @@ from openenv.core.rubrics import Rubric
 from ramify.integrations.errors import NotStarted
 from ramify.integrations.openenv import CommandAction, CommandObservation, WorldEnvironment, WorldProvider
 from ramify.sandboxes import doctor
+from ramify.worlds.blocking_home import SyncWorldHome
 
 pytestmark = pytest.mark.filterwarnings("default")  # OpenEnv's requirements warn
 
@@ -110,7 +111,7 @@ def test_the_command_of_an_image(layout: Path, tmp_path: Path) -> None:
         assert url == f"http://127.0.0.1:{port}"
         assert provider.world.run("pwd; echo $GREETING").stdout == "/app\ngiven\n"
         with pytest.raises(TimeoutError, match="It wrote: hello"):
-            provider.wait_for_ready(url, timeout_s=0.5)
+            provider.wait_for_ready(url, timeout_s=2)
         with pytest.raises(RuntimeError, match="has a world already"):
             provider.start_container(f"oci:{layout}")
 
@@ -148,6 +149,23 @@ def test_an_environment_that_is_a_world(environment: WorldEnvironment) -> None:
     assert "stopped after 0.2 seconds" in environment.step(CommandAction(command="sleep 60"), timeout_s=0.2).output
     with pytest.raises(ValueError, match="no observation of this server named"):
         environment.reset(snapshot="another")
+
+
+def test_the_first_state_is_kept_while_the_environment_lives(environment: WorldEnvironment, tmp_path: Path) -> None:
+    with SyncWorldHome(tmp_path / "home", "copy") as opened:
+        start = environment.world.state.id
+        environment.step(CommandAction(command="rm main.py", keep=True))
+        (fork,) = environment.fork()
+        with opened.home.pins.collecting():
+            assert start in opened.home.pins.kept()
+        environment.close()
+        with opened.home.pins.collecting():
+            assert start in opened.home.pins.kept(), "by the fork"
+        fork.reset()
+        assert fork.step(CommandAction(command="ls")).output == "main.py\n"
+        fork.close()
+        with opened.home.pins.collecting():
+            assert start not in opened.home.pins.kept()
 
 
 def client_of(url: str) -> Any:
