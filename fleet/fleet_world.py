@@ -93,7 +93,7 @@ class FleetWorld:
         check: bool = False,
     ) -> RunResult:
         """As `World.exec`."""
-        order = Command(as_words(command), False, stdin, dict(env or {}), cwd, user, timeout)
+        order = Command(as_words(command), False, stdin, {**self._setup.env, **(env or {})}, cwd, user, timeout)
         return await self._command(order, check)
 
     async def run(

@@ -140,10 +140,11 @@ class WorldHost:
                 base = await self._fetched(order.state)
                 if base.image is not None:
                     raise FleetError(f"snapshot {base.id[:12]} is over an image: such worlds do not go to nodes")
+                of_shell = {*base.env, *base.env_unset}  # its own variables go before those that the world began with
                 world = await World.create(
                     snapshot=base,
                     mount_at=order.setup.mount_at,
-                    env=order.setup.env,
+                    env={name: value for name, value in order.setup.env.items() if name not in of_shell},
                     limits=order.setup.limits,
                     home=self._home,
                 )
