@@ -11,13 +11,12 @@ to it does. A call is told apart if one of its arguments is made from the elemen
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, Scope, plain_function
+from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, Scope, annotations_of, plain_function
 from ramify.compiler.frontend.python.names import arguments_of, nodes_in
 from ramify.compiler.frontend.python.sources import Definition
 from ramify.compiler.plan import EQUAL, MAYBE_EQUAL
@@ -176,8 +175,7 @@ class SetOrder:
     def _is_unordered_field(self, name: str) -> bool:
         """Return whether the classes that the module knows declare the field of this name as a set."""
         classes = [value for value in self.scope.function.outer.values() if isinstance(value, type)]
-        declared = [hint for each in classes if (hint := vars(each).get("__annotations__", {}).get(name)) is not None]
-        found = [hint if isinstance(hint, str) else inspect.formatannotation(hint) for hint in declared]
+        found = [hint for each in classes if (hint := annotations_of(each).get(name)) is not None]
         return bool(found) and all(map(_is_set_annotation, found))
 
     def _has_sets(self, node: ast.expr) -> bool:
@@ -340,10 +338,7 @@ def _is_unordered_value(value: object) -> bool:
 
 
 def _returns_set(function: Callable[..., Any] | None) -> bool:
-    hint = None if function is None else inspect.get_annotations(function).get("return")
-    if hint is None:
-        return False
-    return _is_set_annotation(hint if isinstance(hint, str) else inspect.formatannotation(hint))
+    return function is not None and _is_set_annotation(annotations_of(function).get("return", ""))
 
 
 def _is_set_annotation(text: str) -> bool:
@@ -354,4 +349,4 @@ def _is_set_annotation(text: str) -> bool:
 
 def returns_nothing(function: Callable[..., Any]) -> bool:
     """Return whether a function is declared to return None, so that no result can be given to another call."""
-    return inspect.get_annotations(function).get("return", ...) in (None, "None")
+    return annotations_of(function).get("return") == "None"

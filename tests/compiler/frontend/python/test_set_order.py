@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -145,3 +146,10 @@ def test_an_element_may_be_put_into_an_argument(body: str, compile_source: Compi
 @pytest.mark.parametrize("body", ["out[n] = await next_id(x)", "out.append((n, await next_id(x)))"])
 def test_a_result_beside_an_element_is_not_put_into_an_argument(body: str, compile_source: Compile) -> None:
     assert flagged(compile_source, f"out = x()\nfor n in given: {body}") == ["next_id"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations were evaluated with the definition")
+def test_annotations_need_not_be_defined(compile_source: Compile) -> None:
+    source = HEAD.replace("def known()", "def other() -> OnlyForTypeCheckers: ...\n\ndef known()")
+    plan = compile_source(source + "    for n in other(): await next_id()\n").plan
+    assert not any(UNORDERED in op.attrs for op in plan.ops)
