@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType, ModuleType
@@ -134,9 +135,19 @@ def is_world_annotation(text: str) -> bool:
 
 def takes_world(function: Callable[..., Any]) -> bool:
     """Return whether a parameter of a function is annotated as a world."""
-    hints = (hint for name, hint in inspect.get_annotations(function).items() if name != "return")
-    texts = (hint if isinstance(hint, str) else inspect.formatannotation(hint) for hint in hints)
-    return any(map(is_world_annotation, texts))
+    return any(is_world_annotation(hint) for name, hint in annotations_of(function).items() if name != "return")
+
+
+def annotations_of(thing: Callable[..., Any] | type) -> dict[str, str]:
+    """Return the annotations of a function or class as texts. They need not be defined: from Python 3.14 on, names
+    that are imported only for type checkers may stand in them."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        known = annotationlib.get_annotations(thing, format=annotationlib.Format.STRING)
+    else:
+        known = inspect.get_annotations(thing)
+    return {name: hint if isinstance(hint, str) else inspect.formatannotation(hint) for name, hint in known.items()}
 
 
 def plain_function(value: object) -> Callable[..., Any] | None:

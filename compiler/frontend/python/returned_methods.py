@@ -164,49 +164,58 @@ class ReturnedMethods:
         return not _OPEN.isdisjoint(bases)
 
     def _follow(self, module: ProjectModule, annotation: ast.AST, found: dict[Key, None], seen: set[Key]) -> None:
-        for name, chain in _dotted_names(annotation):
-            for key in tuple(self._index.resolve(module, name, chain)):
-                self._follow_key(key, found, seen)
+        self._follow_keys(self._keys_in(module, annotation), found, seen)
 
     def _follow_key(self, key: Key, found: dict[Key, None], seen: set[Key]) -> None:
-        if key in seen or key in found:
-            return
-        seen.add(key)
+        self._follow_keys(iter((key,)), found, seen)
+
+    def _follow_keys(self, keys: Iterator[Key], found: dict[Key, None], seen: set[Key]) -> None:
+        """Add the classes that these parts lead to, depth first; without recursion, since a chain may be long."""
+        open_ = [keys]
+        while open_:
+            key = next(open_[-1], None)
+            if key is None:
+                open_.pop()
+            elif key not in seen and key not in found:
+                seen.add(key)
+                if self._class_nodes(key):
+                    found[key] = None
+                open_.append(self._led_to(key))
+
+    def _keys_in(self, module: ProjectModule, annotation: ast.AST) -> Iterator[Key]:
+        for name, chain in _dotted_names(annotation):
+            yield from tuple(self._index.resolve(module, name, chain))
+
+    def _led_to(self, key: Key) -> Iterator[Key]:
+        """Yield the parts that a class or an alias names as types."""
         nodes, module = self._index.parts[key].nodes, self._index.parts[key].module
         classes = _class_nodes(nodes, key[1])
-        if classes:
-            found[key] = None
         for node in classes:
             for inner in nodes_in(node):
                 if isinstance(inner, ast.AnnAssign):
-                    self._follow(module, inner.annotation, found, seen)
+                    yield from self._keys_in(module, inner.annotation)
                 elif isinstance(inner, ast.ClassDef):
                     for base in inner.bases:
-                        self._follow(module, base, found, seen)
+                        yield from self._keys_in(module, base)
                 elif isinstance(inner, _Method) and inner.returns is not None:
-                    self._follow(module, inner.returns, found, seen)
+                    yield from self._keys_in(module, inner.returns)
         if classes:
-            for other in self._index.registered_in(key):
-                if self._class_nodes(other):
-                    self._follow_key(other, found, seen)
+            yield from (other for other in self._index.registered_in(key) if self._class_nodes(other))
             return
         for statement in nodes:
-            self._follow_alias(key, module, statement, found, seen)
+            yield from self._alias(key, module, statement)
 
-    def _follow_alias(
-        self, key: Key, module: ProjectModule, node: ast.AST, found: dict[Key, None], seen: set[Key]
-    ) -> None:
+    def _alias(self, key: Key, module: ProjectModule, node: ast.AST) -> Iterator[Key]:
         """Follow `Teams = list[Team]`, and imports under `if TYPE_CHECKING:`."""
         if isinstance(node, ast.Assign | ast.AnnAssign) or type(node).__name__ == "TypeAlias":
             value = getattr(node, "value", None)
             if isinstance(value, ast.AST):
-                self._follow(module, value, found, seen)
+                yield from self._keys_in(module, value)
         elif isinstance(node, ast.If | ast.Try):
             for inner in nodes_in(node):
                 for alias in inner.names if isinstance(inner, ast.ImportFrom) else ():
                     if isinstance(inner, ast.ImportFrom) and (alias.asname or alias.name) == key[1]:
-                        for other in tuple(self._index.imported_name(module, inner, alias.name, (), key[1])):
-                            self._follow_key(other, found, seen)
+                        yield from tuple(self._index.imported_name(module, inner, alias.name, (), key[1]))
 
     # From a class to its methods
 

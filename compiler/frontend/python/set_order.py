@@ -11,13 +11,12 @@ to it does. A call is told apart if one of its arguments is made from the elemen
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, Scope, plain_function
+from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, Scope, annotations_of, plain_function
 from ramify.compiler.frontend.python.names import arguments_of, nodes_in
 from ramify.compiler.frontend.python.sources import Definition
 from ramify.compiler.plan import EQUAL, MAYBE_EQUAL
@@ -40,20 +39,27 @@ class SetOrder:
         scope: The names of the function.
         inside: The function is called inside a loop over a set.
         elements: Names of its parameters that are made from an element of that set.
+        filled: Names of its parameters that may hold such an element.
     """
 
-    def __init__(self, scope: Scope, *, inside: bool = False, elements: Iterable[str] = ()) -> None:
+    def __init__(
+        self, scope: Scope, *, inside: bool = False, elements: Iterable[str] = (), filled: Iterable[str] = ()
+    ) -> None:
         self.scope, self.inside = scope, inside
-        self.elements = set(elements)
+        self.elements, self.filled = set(elements), set(filled)
         self._assigned: dict[str, list[ast.expr | None]] | None = None
         self._judged: dict[str, bool] = {}
 
     def called(self, scope: Scope, arguments: Iterable[tuple[str, ast.expr]], *, nested: bool) -> SetOrder:
         """Return the same for a function that is called here, with these arguments by the names of its parameters.
         `nested`: it is defined inside this function."""
-        elements = {name for name, value in arguments if self.is_element(value)}
-        seen = {name for name in self._derived() if name not in scope.local} if nested else set[str]()
-        return SetOrder(scope, inside=self.inside, elements=elements | seen)
+        given, holders = list(arguments), self._holders()
+        elements = {name for name, value in given if self.is_element(value)}
+        filled = {name for name, value in given if not holders.isdisjoint(_names(value))}
+        if nested:
+            elements |= {name for name in self._derived() if name not in scope.local}
+            filled |= {name for name in holders if name not in scope.local}
+        return SetOrder(scope, inside=self.inside, elements=elements, filled=filled)
 
     @contextmanager
     def loop(self, target: ast.expr, source: ast.expr) -> Iterator[None]:
@@ -86,7 +92,9 @@ class SetOrder:
         given = (*call.args, *(keyword.value for keyword in call.keywords))
         if not self.inside or any(map(self.is_element, given)):
             return ""
-        return EQUAL if all(isinstance(node, _PLAIN) for each in given for node in nodes_in(each)) else MAYBE_EQUAL
+        plain = all(isinstance(node, _PLAIN) for each in given for node in nodes_in(each))
+        holders = self._holders() if plain and given else set[str]()
+        return EQUAL if plain and all(holders.isdisjoint(_names(each)) for each in given) else MAYBE_EQUAL
 
     def is_element(self, node: ast.expr) -> bool:
         """Return whether an expression is made from the element of a set."""
@@ -102,6 +110,17 @@ class SetOrder:
             if name not in found
             for value in values
             if value is not None and found & {n.id for n in nodes_in(value) if isinstance(n, ast.Name)}
+        }:
+            found |= fresh
+        return found
+
+    def _holders(self) -> set[str]:
+        """Return the names of objects that an element may be put into: `batch.append(name)`, `fill(batch, name)`,
+        `batch["to"] = name`."""
+        puts = [put for node in nodes_in(self.scope.function.node) if (put := _put(node)) is not None]
+        found, derived = set(self.filled), self._derived()
+        while fresh := {
+            name for into, names in puts if not names.isdisjoint(derived | found) for name in into - found
         }:
             found |= fresh
         return found
@@ -156,8 +175,7 @@ class SetOrder:
     def _is_unordered_field(self, name: str) -> bool:
         """Return whether the classes that the module knows declare the field of this name as a set."""
         classes = [value for value in self.scope.function.outer.values() if isinstance(value, type)]
-        declared = [hint for each in classes if (hint := vars(each).get("__annotations__", {}).get(name)) is not None]
-        found = [hint if isinstance(hint, str) else inspect.formatannotation(hint) for hint in declared]
+        found = [hint for each in classes if (hint := annotations_of(each).get(name)) is not None]
         return bool(found) and all(map(_is_set_annotation, found))
 
     def _has_sets(self, node: ast.expr) -> bool:
@@ -263,6 +281,31 @@ def _assignments(definition: Definition) -> dict[str, list[ast.expr | None]]:
     return found
 
 
+def _put(node: ast.AST) -> tuple[set[str], set[str]] | None:
+    """Return the names of the objects that a call or an assignment may change, and all names in it."""
+    match node:
+        case ast.Call(func, args):
+            given = [*args, *(keyword.value for keyword in node.keywords)]
+            changed = [each for each in (func, *given) if isinstance(each, ast.Name | ast.Attribute)]
+            changed = changed[1:] if isinstance(func, ast.Name) else changed
+            return {name for each in changed for name in _names(each)}, set(_names(node))
+        case ast.Assign(targets=targets):
+            into = [_base(each) for each in targets]
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            into = [_base(target)]
+        case _:
+            return None
+    return {each for each in into if each is not None}, set(_names(node))
+
+
+def _base(target: ast.expr) -> str | None:
+    """Return the name of the object of which an assignment sets an item or a field."""
+    node = target
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) and node is not target else None
+
+
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield what `target = value` binds, each with its value: `a, b = 1, 2` binds two names."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
@@ -282,7 +325,7 @@ def _is_view(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("keys", "items")
 
 
-def _names(target: ast.expr) -> Iterator[str]:
+def _names(target: ast.AST) -> Iterator[str]:
     return (node.id for node in nodes_in(target) if isinstance(node, ast.Name))
 
 
@@ -295,10 +338,7 @@ def _is_unordered_value(value: object) -> bool:
 
 
 def _returns_set(function: Callable[..., Any] | None) -> bool:
-    hint = None if function is None else inspect.get_annotations(function).get("return")
-    if hint is None:
-        return False
-    return _is_set_annotation(hint if isinstance(hint, str) else inspect.formatannotation(hint))
+    return function is not None and _is_set_annotation(annotations_of(function).get("return", ""))
 
 
 def _is_set_annotation(text: str) -> bool:
@@ -309,4 +349,4 @@ def _is_set_annotation(text: str) -> bool:
 
 def returns_nothing(function: Callable[..., Any]) -> bool:
     """Return whether a function is declared to return None, so that no result can be given to another call."""
-    return inspect.get_annotations(function).get("return", ...) in (None, "None")
+    return annotations_of(function).get("return") == "None"

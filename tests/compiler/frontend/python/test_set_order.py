@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -123,3 +124,32 @@ def test_calls_that_are_told_apart_or_in_a_fixed_order(body: str, compile_source
 def test_arguments_that_may_differ(argument: str, compile_source: Compile) -> None:
     plan = compile_source(HEAD + f"    for n in given:\n        x.take(n)\n        await next_id({argument})\n").plan
     assert [op.attrs[UNORDERED] for op in plan.ops if UNORDERED in op.attrs] == [MAYBE_EQUAL]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "mail = {}\nmail['to'] = n\nawait next_id(mail)",
+        "mail = x()\nmail.to = n\nawait next_id(mail)",
+        "mail = x()\nmail['to'].append(n)\nawait next_id(mail)",
+        "mail = x()\nx.fill(mail, n)\nawait next_id(mail)",
+        "to, mail = [], {}\nto.append(n)\nmail.update(to=to)\nawait next_id(mail)",
+        "mail = {}\nmail['to'] = n\nawait told(mail)",
+    ],
+)
+def test_an_element_may_be_put_into_an_argument(body: str, compile_source: Compile) -> None:
+    indented = "".join(f"        {line}\n" for line in body.splitlines())
+    plan = compile_source(f"{HEAD}    for n in given:\n{indented}").plan
+    assert [op.attrs[UNORDERED] for op in plan.ops if UNORDERED in op.attrs] == [MAYBE_EQUAL]
+
+
+@pytest.mark.parametrize("body", ["out[n] = await next_id(x)", "out.append((n, await next_id(x)))"])
+def test_a_result_beside_an_element_is_not_put_into_an_argument(body: str, compile_source: Compile) -> None:
+    assert flagged(compile_source, f"out = x()\nfor n in given: {body}") == ["next_id"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations were evaluated with the definition")
+def test_annotations_need_not_be_defined(compile_source: Compile) -> None:
+    source = HEAD.replace("def known()", "def other() -> OnlyForTypeCheckers: ...\n\ndef known()")
+    plan = compile_source(source + "    for n in other(): await next_id()\n").plan
+    assert not any(UNORDERED in op.attrs for op in plan.ops)

@@ -168,3 +168,15 @@ async def test_a_run_of_plan_format_8_is_compared_by_its_own_digests(app: App) -
     (app.folder / "flag").unlink()
     assert await app.resume("# moved\n" + CLASSES + FLOW) == ["ada", "bob"]
     assert app.log == ONCE
+
+
+def test_a_long_chain_of_classes_is_followed(app: App) -> None:
+    classes = [
+        f"class C{n}:\n    next: 'C{n + 1} | None' = None\n    def key(self): return {n}\n" for n in range(1000)
+    ]
+    flow = "@step\nasync def load() -> C0: ...\n\n@workflow\nasync def flow():\n    return (await load()).key()\n"
+    first, last = (
+        compile_plan(app.load("".join((*classes[:-1], end, flow))).flow).code_digest
+        for end in (classes[-1], classes[-1].replace("return 999", "return 0"))
+    )
+    assert first != last
