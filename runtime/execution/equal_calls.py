@@ -15,6 +15,7 @@ from ramify.runtime.user_code.hash_order import is_order_fixed, order_of_sets
 from ramify.runtime.user_code.worker_threads import calling_thread
 
 _NOTHING = (None, "null")
+_SINCE_PLAN = 9  # runs with earlier plans were recorded without marks of such calls, and resume as they did
 _THREADS_MEND = "pass an argument that tells them apart, or call it in one thread"
 _SETS_MEND = "pass the element as an argument, or loop over sorted(...)"
 
@@ -41,14 +42,19 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
                     f"one call to another element of the set: {_SETS_MEND}"
                 )
             )
-    elif not one_thread and not step.reuse and _differ(journal.equal.recorded(key), journal.is_recorded(key)):
+        return
+    is_marked = scope.run.plan.version >= _SINCE_PLAN
+    if one_thread or step.reuse or not is_marked:
+        return
+    if _differ(journal.equal.recorded(key), journal.is_recorded(key)):
         raise journal.stop(_swapped_by_threads(scope, step.name))
 
 
 def refuse_swapped_result(call: StepCall, row: OpRecord) -> None:
     """Raise `CallNotTold` if the recorded result may belong to another call."""
     journal, beside = call.scope.run.journal, call.scope.run.journal.equal.recorded(call.key)
-    if call.step.reuse or not _differ(beside, len(beside) > 1):
+    is_marked = call.scope.run.plan.version >= _SINCE_PLAN
+    if call.step.reuse or not is_marked or not _differ(beside, len(beside) > 1):
         return
     if any(THREADS in one.attrs for one in beside):
         raise journal.stop(_swapped_by_threads(call.scope, call.step.name))

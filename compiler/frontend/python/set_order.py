@@ -158,7 +158,7 @@ class SetOrder:
     def _is_unordered_call(self, node: ast.Call) -> bool:
         func, args = node.func, node.args
         target = self.scope.resolve(func)
-        if target in (set, frozenset):
+        if target is set or target is frozenset:
             return not (args and _is_range(args[0]))
         if target is sorted and args:
             by_length = any(each.arg == "key" and self.scope.resolve(each.value) is len for each in node.keywords)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify import Runtime, step, workflow
+from ramify.compiler.frontend.python.workflow_reader import read_workflow
 from ramify.runtime.errors import CallNotTold, RunError, StepFailed
+from ramify.session import compile_plan
 
 DONE: list[str] = []
 
@@ -119,6 +122,21 @@ async def test_other_equal_calls_are_refused_at_a_resume_if_their_results_differ
     else:
         found = await runtime.resume(str(runtime.last_run_id))
         assert [tuple(each) for each in found] == [("ada", "same"), ("bob", "same")]
+    assert len(DONE) == 2
+
+
+async def test_a_run_of_plan_format_8_resumes_as_it_did(runtime: Runtime, tmp_path: Path) -> None:
+    DONE.clear()
+    flag = tmp_path / "flag"
+    flag.touch()
+    plan, then = compile_plan(looks), read_workflow(looks, ref="", version=8)
+    digests = {each.name: each.code_digest for each in then.steps}
+    steps = tuple(replace(each, code_digest=digests[each.name]) for each in plan.steps)
+    old = replace(plan, version=8, code=then.code, code_digest=then.code_digest, steps=steps)
+    with pytest.raises(StepFailed):
+        await runtime.run(looks, str(flag), plan=old)
+    flag.unlink()
+    assert sorted(name for name, _ in await runtime.resume(str(runtime.last_run_id))) == ["ada", "bob"]
     assert len(DONE) == 2
 
 
