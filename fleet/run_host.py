@@ -70,7 +70,7 @@ class RunHost:
             await asyncio.to_thread(_check_bucket, self._home, shared, node)
             self._shared = shared
             if sandbox in NAMES:
-                await self._runtime(sandbox)
+                await self._world_host(sandbox)
         except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
             return carried(error)
         return None

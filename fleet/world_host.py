@@ -97,7 +97,10 @@ class WorldHost:
         await self._stack.aclose()
 
     async def perform(self, order: WorldOrder) -> WorldAnswer:
-        """Do one operation of a world. Operations of one world come one after the other."""
+        """Do one operation of a world. It ends an earlier one that is still under way: nobody hears its answer any
+        more, because operations of one world come one after the other."""
+        while order.world in self._working:
+            await self.close(order.world)
         task = self._working[order.world] = asyncio.ensure_future(self._perform(order))
         try:
             await asyncio.wait({task})

@@ -112,3 +112,20 @@ async def test_a_state_that_is_nowhere_is_told(node: Node) -> None:
     answer = await node.do(Command("true"), SnapshotId("0" * 64))
     assert answer.error is not None
     assert "has no snapshot 0000" in str(rebuilt(answer.error, "m"))
+
+
+async def test_closing_ends_the_first_command_of_a_node(node: Node) -> None:
+    order = WorldOrder(KEY, node.state, SETUP, Command("sleep 60"))
+    doing = asyncio.ensure_future(node.host.in_world(order))
+    await asyncio.sleep(0)
+    await node.host.close_world(KEY)
+    assert (await doing).cancelled
+
+
+async def test_a_command_that_nobody_hears_is_not_seen_by_the_next_one(node: Node) -> None:
+    assert await node.output("ls") == "words\n"
+    order = WorldOrder(KEY, node.state, SETUP, Command("touch unheard; sleep 60"))
+    unheard = asyncio.ensure_future(node.host.in_world(order))
+    await asyncio.sleep(0.3)
+    assert await node.output("ls") == "words\n"
+    assert (await unheard).cancelled
