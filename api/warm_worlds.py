@@ -83,9 +83,7 @@ class WarmWorlds:
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
             keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-        await asyncio.gather(*(world.close() for world in self._waiting))
-        self._waiting.clear()
+            await finish_before_cancelling(self._end(keeping))
 
     def expect(self, worlds: int, *, after_s: float = 0.0) -> None:
         """Say that so many worlds will be asked for, in about so many seconds."""
@@ -117,6 +115,15 @@ class WarmWorlds:
             if self._expected[0][1] <= 0:
                 self._expected.popleft()
         self._asked.set()
+
+    async def _end(self, keeping: asyncio.Task[None]) -> None:
+        """Close the worlds that wait, also if some cannot be closed. Raises what the first of these raised."""
+        await asyncio.wait({keeping})
+        closing = [world.close() for world in self._waiting]
+        self._waiting.clear()
+        errors = await asyncio.gather(*closing, return_exceptions=True)
+        if (first := next((error for error in errors if error is not None), None)) is not None:
+            raise first
 
     async def _keep(self) -> None:
         """Make worlds one at a time, so that those in use go first, and close those that are too many."""

@@ -115,3 +115,31 @@ async def test_a_pool_that_is_not_open_and_numbers_that_make_no_sense(home: Worl
             pass
     with pytest.raises(BadPool):
         WarmWorlds(lambda: World.create(home=home), least=3, most=2)
+
+
+async def test_worlds_are_closed_though_leaving_is_cancelled(home: WorldHome) -> None:
+    made: list[World] = []
+    leaving = asyncio.Event()
+
+    async def make() -> World:
+        if made:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                leaving.set()
+                await asyncio.sleep(0.05)  # a start takes time to be undone
+        made.append(world := await World.create(home=home))
+        return world
+
+    async def use() -> None:
+        async with WarmWorlds(make, least=2, most=2, memory=plenty) as pool:
+            await until(lambda: pool.waiting == 1)
+            await asyncio.sleep(0.05)
+
+    using = asyncio.create_task(use())
+    await leaving.wait()
+    using.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    with pytest.raises(WorldClosed):
+        await made[0].exec(["true"])
