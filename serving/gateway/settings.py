@@ -69,7 +69,12 @@ class GatewaySettings:
     def keeps_prompts(self) -> bool:
         """Does the embedded engine keep its prompt cache? Not for several clients: it would tell one the others'
         prompts."""
-        return self.prompt_cache and len(set(self.api_keys)) < 2
+        return self.prompt_cache and not self.tells_clients_apart
+
+    @property
+    def tells_clients_apart(self) -> bool:
+        """Does each of several clients have a key of its own?"""
+        return len(set(self.api_keys)) > 1
 
     @property
     def placed(self) -> Placement:

@@ -115,7 +115,7 @@ async def start_server(
     stack.callback(gateway.engines.close)
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:
-        await _start_analyzer(stack, settings, gateway)
+        await _start_analyzer(stack, settings, listener.getsockname()[1], gateway)
     for engine in engines:
         if isinstance(engine, SupervisedEngine):
             engine.changed, engine.restarted = gateway.admission.decide, gateway.metrics.restarted
@@ -149,8 +149,10 @@ async def start_server(
     return gateway
 
 
-async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, gateway: Gateway) -> None:
-    """Start the analyzer's process of this home, or join the one of another gateway.
+async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway) -> None:
+    """Start the analyzer's process of this home, or join the one of another gateway. Gateways that tell clients apart
+    have an analyzer of their own: the others show the names of all apps, and take any. Earlier versions kept a state
+    for each port.
 
     Raises AnalyzerDown, and EngineFailed if nothing can be kept.
     """
@@ -162,7 +164,8 @@ async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, gate
             raise
         raise EngineFailed(f"the analyzer needs {error.name}: run pip install 'ramify[serve]'") from error
 
-    folder, restarted = settings.home / "analyzer", gateway.metrics.analyzer_restarted
+    home = settings.home / "analyzer"
+    folder = home / "keys" if settings.tells_clients_apart else home
     try:
         paths.make_private(folder)
     except OSError as error:
@@ -170,7 +173,10 @@ async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, gate
             f"the analyzer cannot keep what it learns in {folder}: {error.strerror}. Choose another --home, or serve "
             "without it (--no-analyzer)"
         ) from error
-    analyzer = await stack.enter_async_context(AnalyzerSupervisor(folder, restarted=restarted))
+    supervisor = AnalyzerSupervisor(
+        folder, earlier=home / str(port) / "analyzer.state", restarted=gateway.metrics.analyzer_restarted
+    )
+    analyzer = await stack.enter_async_context(supervisor)
     client = AnalyzerClient(analyzer.socket)
     gateway.analysis = LengthForecasts(client, gateway.admission.decide, engines=gateway.engines)
 

@@ -227,16 +227,19 @@ class AnalyzerSupervisor:
         self,
         folder: Path,
         *,
+        earlier: Path | None = None,
         save_every_s: float = 30.0,
         join_s: float = _START_S,
         restarted: Callable[[], None] = lambda: None,
     ) -> None:
         """`restarted` is called when this gateway's process answers again after a death, of its own or of another
-        gateway's. `join_s`: seconds to wait for a process of another gateway to answer or to end."""
+        gateway's. `join_s`: seconds to wait for a process of another gateway to answer or to end. `earlier`: the
+        checkpoint to begin with while the folder has none."""
         self.folder = folder
         self.socket = folder / "analyzer.sock"
         self.checkpoint = folder / "analyzer.state"
         self.restarts = 0
+        self._earlier = earlier
         self._save_every_s = save_every_s
         self._join_s = join_s
         self._lock = -1  # while entered: the descriptor that locks the folder, if this gateway runs the process
@@ -255,7 +258,13 @@ class AnalyzerSupervisor:
         if len(os.fsencode(self.socket)) > _LONGEST_PATH:
             raise AnalyzerDown(f"{self.socket} is too long for a Unix socket: choose a folder with a shorter path")
         paths.make_private(self.folder)
-        self._lock = os.open(self.folder / "analyzer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock = os.open(self.folder / "analyzer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise AnalyzerDown(
+                f"{self.folder} cannot be used: {error.strerror} (analyzer.lock). Make it yours, or choose another "
+                "--home, or --no-analyzer"
+            ) from error
         try:
             await self._start_or_join()
         except BaseException:
@@ -309,6 +318,7 @@ class AnalyzerSupervisor:
             "parent": os.getpid(),
             "socket": str(self.socket),
             "saved": str(self.checkpoint),
+            "earlier": str(self._earlier or ""),
             "save_every_s": self._save_every_s,
         }
         # One thread for each numeric library: the serving process needs the other cores.

@@ -155,8 +155,11 @@ def _in_no_hurry() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def load(saved: Path) -> Service:
-    """The saved state; a new one if there is none or it is damaged. A damaged file is kept aside."""
+def load(saved: Path, earlier: Path | None = None) -> Service:
+    """The saved state, or `earlier` if none was saved; a new one if there is none or it is damaged. A damaged file is
+    kept aside."""
+    if earlier is not None and not saved.exists():
+        saved = earlier
     try:
         return checkpoint.read(saved) or Service()
     except CheckpointCorrupt as error:
@@ -179,7 +182,10 @@ async def _main(settings: Json) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, until.set)
     saved = Path(frames.text(settings, "saved"))
-    server = Server(load(saved), saved, save_every_s=frames.real(settings, "save_every_s"))
+    earlier = frames.text(settings, "earlier", "")
+    server = Server(
+        load(saved, Path(earlier) if earlier else None), saved, save_every_s=frames.real(settings, "save_every_s")
+    )
     await server.serve(Path(frames.text(settings, "socket")), until)
 
 

@@ -224,6 +224,27 @@ def test_damaged_checkpoint_is_kept_aside(folder: Path, harm: str) -> None:
     assert (folder / "analyzer.state.corrupt").exists()
 
 
+async def test_the_state_that_was_kept_for_a_port_is_gone_on_from(folder: Path, model: LengthModel) -> None:
+    earlier = folder / "8711" / "analyzer.state"
+    earlier.parent.mkdir()
+    checkpoint.write(earlier, checkpoint.snapshot(_learnt(model)))
+    async with AnalyzerSupervisor(folder, earlier=earlier, save_every_s=0.1) as running:
+        client = AnalyzerClient(running.socket, patience_s=5.0)
+        assert (await client.predict([ASK]))[0].basis is Basis.LEARNT
+        client.observe(Ended(ASK, 700))
+        await _until(running.checkpoint.exists)
+        await client.aclose()
+    assert load(running.checkpoint, earlier).learner.first.total == 41, "then its own"
+
+
+async def test_lock_that_cannot_be_opened_is_named(folder: Path) -> None:
+    """Mostly because it is another user's; a folder in its place stops root, too."""
+    (folder / "analyzer.lock").mkdir()
+    with pytest.raises(AnalyzerDown, match=r"Is a directory.*--home"):
+        async with AnalyzerSupervisor(folder):
+            pass
+
+
 async def test_too_long_socket_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(AnalyzerDown, match="shorter path"):
         async with AnalyzerSupervisor(tmp_path / ("x" * 100)):

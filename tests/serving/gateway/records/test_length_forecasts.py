@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,21 @@ async def killed_gateway(home: Path, engine: str) -> AsyncIterator[tuple[str, as
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_a_gateway_without_keys_hears_nothing_of_the_clients_of_another(tmp_path: Path) -> None:
+    async with ScriptedServer(ScriptedModel(lambda _: "word " * 9)) as engine:
+        settings = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),), analyzer=True)
+        async with (
+            LocalGateway(replace(settings, api_keys=("a", "b"))) as kept,
+            LocalGateway(settings) as open_to_all,
+            httpx.AsyncClient(base_url=kept.base_url, headers={"authorization": "Bearer a"}) as client,
+            httpx.AsyncClient(base_url=open_to_all.base_url) as anybody,
+        ):
+            assert (await ask(client, app_id="mine")).status_code == 200
+            (app,) = (await client.get("/ramify/apps")).json()["apps"]
+            assert app["app_id"] == "mine" and app["lengths"]["answers"] == 1
+            assert (await anybody.get("/ramify/apps")).json() == {"apps": []}
 
 
 async def test_two_gateways_share_what_they_learn(tmp_path: Path) -> None:
