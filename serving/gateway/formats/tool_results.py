@@ -7,6 +7,7 @@ from itertools import takewhile
 
 _MOST = 64  # results of one call; a client's loop may bring any number
 _LONGEST = 64  # characters of a name, as in OpenAI's interface
+_LONGEST_ID = 256  # characters of an id, which is kept until its workflow ends
 _RESULTS = frozenset({"tool", "function", "function_call_output"})
 
 
@@ -25,7 +26,8 @@ def tool_results(said: object) -> dict[str, str]:
         call = result.get("tool_call_id") or result.get("call_id")
         name = result.get("name") or (named.get(call) if isinstance(call, str) else None)
         if isinstance(name, str) and name:
-            found[call if isinstance(call, str) else f"{name} {len(found)}"] = name[:_LONGEST]
+            key = call if isinstance(call, str) else f"{name} {len(found)}"
+            found[key[:_LONGEST_ID]] = name[:_LONGEST]
     return found
 
 

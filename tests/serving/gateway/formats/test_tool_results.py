@@ -50,3 +50,7 @@ def test_results_are_named(said: object, names: dict[str, str]) -> None:
 def test_results_are_bounded() -> None:
     many = [{"role": "tool", "tool_call_id": str(at), "name": "t"} for at in range(999)]
     assert len(tool_results(many)) == 64
+    long = {"role": "tool", "tool_call_id": "i" * 99_999, "name": "t"}
+    assert tool_results([long]) == {"i" * 256: "t"}, "an id is kept as long as its workflow lasts"
+    legacy = {"role": "function", "name": "n" * 99_999}
+    assert [len(key) for key in tool_results([legacy])] == [256]
