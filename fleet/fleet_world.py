@@ -131,7 +131,8 @@ class FleetWorld:
         return sealed
 
     async def fork(self, n: int = 1) -> list[FleetWorld]:
-        """Make `n` worlds at the state of now. No node does anything yet."""
+        """Make `n` worlds at the last state, without what background processes changed since (`snapshot` first takes
+        that in). No node does anything yet."""
         async with self._lock:
             self._check_open()
             return [

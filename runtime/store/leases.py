@@ -7,7 +7,8 @@ off, writes nothing after the takeover, whatever it believes.
 
 PostgreSQL's clock decides when a lease ends, so it does not matter whether the clocks of machines agree. A SQLite
 file belongs to one machine; there the owners' clock does. Nothing depends on a session of the server, so this works
-behind any pooler. A lost lease does no harm (its owner is refused), so these transactions do not wait for the disk.
+behind any pooler. A lost renewal or release only makes others wait, so these transactions do not wait for the disk;
+one that takes a lease does.
 """
 
 from __future__ import annotations
