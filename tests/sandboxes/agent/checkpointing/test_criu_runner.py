@@ -116,7 +116,7 @@ async def test_without_criu_the_record_says_why(
     tmp_path: Path,
 ) -> None:
     for unlike, reason in (
-        (spec, "WorldSpec(dumpable=True)"),
+        (spec, "make it with dumpable=True"),
         (replace(dumpable, secrets={"A": "secret"}), "secrets"),
     ):
         world = await namespaces.materialise(base, unlike)
