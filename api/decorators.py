@@ -28,6 +28,7 @@ from ramify.runtime.user_code.worker_threads import await_on_loop, run_loop_of_t
 from ramify.runtime.user_code.workflow_loader import canonical_module, file_ref, load_target
 
 if TYPE_CHECKING:
+    from ramify.compiler.kept_plans import KeptPlans
     from ramify.session import Runtime
 
 P = ParamSpec("P")
@@ -182,6 +183,7 @@ class Workflow(Generic[P, R]):
         self.deadline_s = deadline_s
         ref = file_ref(function) or f"{function.__module__}:{function.__qualname__}"
         self.__ramify_workflow__ = WorkflowInfo(name=function.__qualname__, ref=ref, deadline_s=deadline_s)
+        self._plans: KeptPlans | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run under the ambient `Runtime`, or under a new one with default settings.
@@ -201,6 +203,13 @@ class Workflow(Generic[P, R]):
         else:
             result = self._run(args, kwargs)
         return result
+
+    def plans(self) -> KeptPlans:
+        """The plan that was compiled last in this process. Imports the compiler."""
+        from ramify.compiler.kept_plans import KeptPlans
+
+        self._plans = self._plans or KeptPlans()
+        return self._plans
 
     async def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Runtime | None = None) -> R:
         from ramify.session import Runtime

@@ -212,8 +212,8 @@ class Runtime(RecordedRuns):
     ) -> Any:
         """Run a workflow to its end and return its result.
 
-        `plan`: run under this plan. By default the workflow is compiled now, with the durations of its last finished
-        runs if there are three. Raises `RunFailed` (`StepFailed` if a step raised); the run is stored and can be
+        `plan`: run under this plan. By default the workflow is compiled as it is now, with the durations of its last
+        finished runs, as of a second ago, if there are three. Raises `RunFailed` (`StepFailed` if a step raised); the run is stored and can be
         resumed.
         """
         return await self.start(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
@@ -273,7 +273,13 @@ class Runtime(RecordedRuns):
         code: dict[str, str] = {}
         if plan is None:
             seen = await learned(self.store, workflow.__ramify_workflow__.ref, folder, recent=self._recent)
-            plan = compile_plan(workflow, seen)
+            plan = workflow.plans().plan(
+                workflow,
+                ref=workflow.__ramify_workflow__.ref,
+                deadline_s=workflow.__ramify_workflow__.deadline_s,
+                estimates=seen,
+                by_files=folder is not None,
+            )
         else:
             plan = Plan.from_json(plan.to_json())  # a plan made by hand is checked like one from a file
             reuses = any(step.reuse for step in plan.steps)  # reuse compares the code that runs, not the plan's

@@ -1,16 +1,23 @@
-"""What finished runs recorded, kept in memory: a process that runs a workflow often reads only its new runs."""
+"""What finished runs recorded, kept in memory: a process that runs a workflow often reads only its new runs, and
+looks for them once a second."""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ramify.runtime.records import LLMRecord, OpRecord, RunId, RunRecord
 
 if TYPE_CHECKING:
+    from ramify.runtime.estimates.recorded_runs import RecordedEstimates
     from ramify.runtime.store import RunStore
     from ramify.runtime.store.reader import Reader
+
+FRESH_S = 1.0
+"""For how many seconds the estimates of a workflow serve further runs."""
 
 _MOST_ROWS = 5_000  # rows that are kept, of all runs together
 
@@ -29,9 +36,14 @@ class RecordedRun:
 
 
 class RecentRuns:
-    """Reads finished runs, and keeps those that were read last. A run that changed since is read again."""
+    """Reads finished runs, and keeps those that were read last. A run that changed since is read again.
 
-    def __init__(self) -> None:
+    timer: returns monotonic seconds.
+    """
+
+    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+        self._timer = timer
+        self._estimates: dict[tuple[str, str | None], tuple[float, RecordedEstimates]] = {}
         self._kept: OrderedDict[RunId, RecordedRun] = OrderedDict()
         self._size = 0
 
@@ -48,6 +60,16 @@ class RecentRuns:
         while self._size > _MOST_ROWS:
             self._drop(next(iter(self._kept)))
         return made
+
+    def estimates(self, workflow: str, workspace: str | None) -> RecordedEstimates | None:
+        """Return the estimates that were kept less than `FRESH_S` ago, or None."""
+        at, found = self._estimates.get((workflow, workspace), (0.0, None))
+        return found if self._timer() - at < FRESH_S else None
+
+    def keep(self, workflow: str, workspace: str | None, found: RecordedEstimates) -> None:
+        now = self._timer()
+        self._estimates = {key: kept for key, kept in self._estimates.items() if now - kept[0] < FRESH_S}
+        self._estimates[workflow, workspace] = now, found
 
     def _drop(self, run: RunId) -> None:
         if (old := self._kept.pop(run, None)) is not None:

@@ -276,11 +276,22 @@ async def learned(
 ) -> RecordedEstimates:
     """Return the estimates for the next plan of a workflow: from its latest finished runs, empty while they are few.
 
-    workspace: the folder with which the next run begins. recent: runs that this process has read before.
+    workspace: the folder with which the next run begins. recent: what this process has read before; its estimates
+    serve for a second.
     """
+    folder = None if workspace is None else str(workspace)
+    if recent is not None and (kept := recent.estimates(workflow, folder)) is not None:
+        return kept
     runs = await store.latest_runs(workflow, among=RECENT, most=LATEST, status=RunStatus.DONE)
-    enough = runs if len(runs) >= LEARN_AFTER else []
-    return (await _estimates_of(store, enough, recent or RecentRuns())).on(workspace)
+    if len(runs) < LEARN_AFTER:
+        return _NOTHING if workspace is None else _NOTHING.on(workspace)
+    found = (await _estimates_of(store, runs, recent or RecentRuns())).on(workspace)
+    if recent is not None:
+        recent.keep(workflow, folder, found)
+    return found
+
+
+_NOTHING = RecordedEstimates(())
 
 
 async def _estimates_of(store: RunStore | Reader, runs: Sequence[RunRecord], recent: RecentRuns) -> RecordedEstimates:

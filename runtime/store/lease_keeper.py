@@ -8,8 +8,8 @@ power cut no owner lives, so a lease that was forgotten does no harm.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -52,7 +52,10 @@ class LeaseKeeper:
     def take(self, run: RunId, lock: FileLock) -> None:
         """Take the lease of a run. Raises `LeaseHeld` and `RunLocked`."""
         taking = partial(leases.take, run=run, owner=self.owner, lock=lock, now=self._clock())
-        token = self._transact(taking, durable=True)
+        self.took(run, self._transact(taking, durable=True))
+
+    def took(self, run: RunId, token: int) -> None:
+        """Note that a lease was taken, and renew it from now on."""
         with self._lock:
             self._tokens[run] = token
             self._lost.pop(run, None)
@@ -67,6 +70,22 @@ class LeaseKeeper:
             self._lost.pop(run, None)
         if token is not None:
             self._transact(lambda connection: leases.release(connection, run, self.owner, token))
+
+    @contextmanager
+    def leaving(self, runs: Collection[RunId | None]) -> Iterator[None]:
+        """In this block, a transaction gives these leases back. They are kept if the block raises."""
+        with self._lock:
+            before = {run: self._tokens.pop(run) for run in runs if run in self._tokens}
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._tokens |= before
+            raise
+
+    def knows(self, run: RunId) -> bool:
+        """Whether this process has the lease of a run, or has lost it."""
+        return run in self._tokens or run in self._lost
 
     def tokens(self, runs: Collection[RunId | None], *, every: bool = False) -> dict[RunId, int]:
         """Return the tokens of those of these runs that this process holds; with `every`, of all that it holds.

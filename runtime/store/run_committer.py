@@ -29,9 +29,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.close_on_fork import refuse_in_child
@@ -39,15 +41,17 @@ from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import leases, statements
 from ramify.runtime.store.blobs import RecentTexts
-from ramify.runtime.store.database_errors import is_connection_lost
+from ramify.runtime.store.database_errors import is_busy, is_connection_lost
 from ramify.runtime.store.engines import driver_errors
 from ramify.runtime.store.lease_keeper import LeaseKeeper
 from ramify.runtime.store.leases import FileLock
+from ramify.runtime.store.plain_rows import PlainRows, Refused, in_transactions, write_to_file, write_to_server
 from ramify.runtime.store.pooler_check import refused, session_of
 from ramify.runtime.store.retries import FIRST_PAUSE_S as FIRST_PAUSE_S
 from ramify.runtime.store.retries import LONGEST_PAUSE_S as LONGEST_PAUSE_S
 from ramify.runtime.store.retries import PATIENCE_S as PATIENCE_S
 from ramify.runtime.store.retries import Retries
+from ramify.runtime.store.stored_texts import Digest, Packed
 
 Work = Callable[[Connection], None]
 Barrier = Callable[[], None]
@@ -73,6 +77,9 @@ class Job:
     barrier: Barrier | None = None
     linger_s: float = 0.0
     undone: Callable[[], None] | None = None
+    plain: PlainRows | None = None  # what `work` writes, if it only adds rows and touches the run's own
+    takes: FileLock | None = None  # the run is new, and its lease is taken
+    leaves: bool = False  # the run ends, and its lease is given back
     begins: bool = False  # the run is new, or gets another plan: its earlier texts must not be bases
     by_saver: bool = False  # LangGraph's, for a thread of any run
 
@@ -82,6 +89,7 @@ class _Waiting:
     job: Job
     due: float = 0.0
     alone: Callable[[], None] | None = None  # work with a lease, outside a transaction of ours
+    token: int = 1  # of the lease that the job takes
     future: Future[None] = field(default_factory=Future)
 
 
@@ -288,24 +296,77 @@ class RunCommitter:
             return
         by_saver = any(one.job.by_saver for one in batch)
         tokens = self.keeper.tokens({one.job.run for one in batch}, every=by_saver)
+        leaving = {one.job.run for one in batch if one.job.leaves and one.job.run in tokens}
         connection = self._connected()
+        for one in batch:
+            if one.job.begins and one.job.run is not None:
+                self._recent.forget(one.job.run)
+        texts = dict(self._recent.packed(one.job.run, text) for one in batch for text in one.job.texts)
+        with self.keeper.leaving(leaving):
+            if not self._write_plain(connection, batch, texts, tokens):
+                self._write(connection, batch, texts, tokens)
+        for one in batch:
+            if one.job.takes is not None and one.job.run is not None:
+                self.keeper.took(one.job.run, one.token)
+            self._recent.named(one.job.run, one.job.texts)
+        if not self._on_server and sum(len(text) for one in batch for text in one.job.texts) > _MUCH:
+            self._disconnect()  # SQLite keeps the values of a statement until it gets others
+
+    def _write(
+        self,
+        connection: Connection,
+        batch: list[_Waiting],
+        texts: Mapping[Digest, Packed],
+        tokens: Mapping[RunId, int],
+    ) -> None:
+        """Write a batch in the general way."""
+        owner = self.keeper.owner
+        if self._on_server:
+            in_transactions(connection)
         with connection.begin() as transaction:
             crash_points.point("transaction begun")
             if not self._may_write(connection, tokens):
                 transaction.rollback()  # this batch was committed before; only the answer was lost
                 return
-            for one in batch:
-                if one.job.begins and one.job.run is not None:
-                    self._recent.forget(one.job.run)
-            texts = [self._recent.packed(one.job.run, text) for one in batch for text in one.job.texts]
-            statements.put_blobs(connection, dict(texts))
+            statements.put_blobs(connection, texts)
             for one in batch:
                 one.job.work(connection)
+                if (run := one.job.run) is None:
+                    continue
+                if one.job.takes is not None:
+                    one.token = leases.take(connection, run, owner, one.job.takes, self._clock())
+                if one.job.leaves and run in tokens:
+                    leases.release(connection, run, owner, tokens[run])
             crash_points.point("rows written")
-        for one in batch:
-            self._recent.named(one.job.run, one.job.texts)
-        if not self._on_server and sum(len(text) for one in batch for text in one.job.texts) > _MUCH:
-            self._disconnect()  # SQLite keeps the values of a statement until it gets others
+
+    def _write_plain(
+        self,
+        connection: Connection,
+        batch: list[_Waiting],
+        texts: Mapping[Digest, Packed],
+        tokens: Mapping[RunId, int],
+    ) -> bool:
+        """Write a batch without SQLAlchemy. Returns False, with nothing written, if that does not do."""
+        found = [one.job.plain for one in batch if one.job.plain is not None]
+        if len(found) < len(batch) or self._pooled:
+            return False
+        owner, now = self.keeper.owner, self._clock()
+        crash_points.point("transaction begun")
+        try:
+            if not self._on_server:
+                before_commit = partial(crash_points.point, "rows written")
+                write_to_file(connection, found, texts, tokens, owner, now, before_commit)
+                return True
+            session = write_to_server(connection, found, texts, tokens, owner, (self._name, self._batches, now))
+        except Refused:
+            return False
+        except DBAPIError as error:
+            if is_connection_lost(error) or is_busy(error):
+                raise
+            return False  # the general way raises what is wrong
+        if session != self._session:
+            raise refused(self._engine.url.render_as_string())
+        return True
 
     def _may_write(self, connection: Connection, tokens: Mapping[RunId, int]) -> bool:
         """Check that the leases are ours until the commit, and on a server write the batch's number. Returns False if

@@ -32,6 +32,7 @@ from ramify.runtime.records import (
     RunId,
     RunRecord,
     RunRows,
+    RunStatus,
     RunUpdate,
 )
 from ramify.runtime.store import address as addresses
@@ -40,6 +41,7 @@ from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
 from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.migrate import bring_up_to_date
+from ramify.runtime.store.plain_rows import PlainRows
 from ramify.runtime.store.pooler_check import shares_sessions
 from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, Barrier, Job, RunCommitter
 from ramify.runtime.store.store_queries import StoreQueries
@@ -116,6 +118,26 @@ class RunStore(StoreQueries):
 
         await self._write(Job(work, run.id, rows.texts(tables.runs, run), begins=True))
 
+    @asynccontextmanager
+    async def beginning(
+        self, run: RunRecord, base: CheckpointRecord, lock: FileLock = FileLock()  # noqa: B008
+    ) -> AsyncIterator[None]:
+        """Insert a run and its base checkpoint, and have the run's lease in this block, as `held` does. The lease is
+        taken in the transaction that inserts the run, so nobody else can have worked on it before."""
+
+        def work(connection: Connection) -> None:
+            statements.put(connection, tables.runs, [rows.run_row(run)])
+            statements.put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
+
+        new = {tables.runs: [rows.run_row(run)], tables.checkpoints: [rows.checkpoint_row(base)]}
+        plain = PlainRows(run.id, new, taken=lock.folder)
+        texts = rows.texts(tables.runs, run)
+        try:
+            await self._write(Job(work, run.id, texts, plain=plain, takes=lock, begins=True))
+            yield
+        finally:
+            await self._let_go(run.id)
+
     async def put_rows(self, found: RunRows, *, replace: bool = False) -> None:
         """Insert all rows of a run, in one transaction. With `replace`, the rows that are here are deleted first;
         without it, raises `StoreError` if the run exists."""
@@ -152,8 +174,12 @@ class RunStore(StoreQueries):
         try:
             yield
         finally:
-            if os.getpid() == self._owner and self._committer is not None:  # a closed store has given it back
-                await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
+            await self._let_go(run_id)
+
+    async def _let_go(self, run_id: RunId) -> None:
+        committing = self._committer if os.getpid() == self._owner else None
+        if committing is not None and committing.keeper.knows(run_id):  # a closed store has given it back
+            await self._wait(asyncio.wrap_future(committing.let_go(run_id)))
 
     async def _hold(self, run_id: RunId, lock: FileLock) -> None:
         seen: tuple[int, int] | None = None
@@ -240,6 +266,7 @@ class RunStore(StoreQueries):
         barrier: Barrier | None = None,
         coming: AnnouncedCommit | None = None,
         begin: RunRecord | None = None,
+        leaves: bool = False,
     ) -> None:
         """Write all of this in one transaction. Durable when this returns.
 
@@ -251,6 +278,7 @@ class RunStore(StoreQueries):
         barrier: makes durable what the rows name; called once for all commits of a transaction with the same barrier.
         coming: the announcement that this commit fulfils.
         begin: the run's own row, for a run that starts with a journal (a fork).
+        leaves: give the run's lease back. Nothing more may be written for the run.
 
         A cancelled caller waits for the end of the transaction, so that it knows what is on disk. A run that becomes
         RUNNING loses its error. Raises `RunNotFound`, and `StoreError` for an illegal change of status, a row of
@@ -259,7 +287,7 @@ class RunStore(StoreQueries):
         job = self._job(
             run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked, amended
         )
-        await self._write(job, coming)
+        await self._write(replace(job, leaves=leaves, plain=job.plain and replace(job.plain, left=leaves)), coming)
 
     def commit_soon(
         self,
@@ -333,7 +361,10 @@ class RunStore(StoreQueries):
             statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
             statements.put_effects(connection, effects)
 
-        return Job(work, run_id, long_texts, barrier, begins=begin is not None or change.plan_json is not None)
+        begins = begin is not None or change.plan_json is not None
+        general = begin is not None or effects or undone_after is not None or unasked or amended
+        plain = None if general else _plain(run_id, ops, llm, checkpoints, change)
+        return Job(work, run_id, long_texts, barrier, plain=plain, begins=begins)
 
     async def put_answers(self, run_id: RunId, answers: Sequence[AnswerRecord]) -> AnswerRecord | None:
         """Store answers to a run's questions durably. If one of the questions has an answer already, store none of
@@ -382,6 +413,31 @@ class RunStore(StoreQueries):
 
     def _refuse_when_closed(self) -> None:
         self._opened()
+
+
+def _plain(
+    run_id: RunId,
+    ops: Sequence[OpRecord],
+    llm: Sequence[LLMRecord],
+    checkpoints: Sequence[CheckpointRecord],
+    change: RunUpdate,
+) -> PlainRows | None:
+    """Return what a commit writes, if it only adds rows and touches or ends the run."""
+    if change.updated_at is None or change.consumed_s is None:
+        return None
+    ends = RunUpdate(
+        RunStatus.DONE, change.result_json, "", consumed_s=change.consumed_s, updated_at=change.updated_at
+    )
+    touches = RunUpdate(consumed_s=change.consumed_s, updated_at=change.updated_at)
+    if change != touches and (change != ends or change.result_json is None):
+        return None
+    new = {
+        tables.ops: [rows.op_row(op) for op in ops],
+        tables.llm: [rows.llm_row(call) for call in llm],
+        tables.checkpoints: [rows.checkpoint_row(one) for one in checkpoints],
+    }
+    result = None if change.result_json is None else rows.digest(change.result_json)
+    return PlainRows(run_id, new, touched=(change.updated_at, change.consumed_s), done=result)
 
 
 class _Taken(Exception):

@@ -40,7 +40,7 @@ class Text(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return _stored(value)
+        return stored(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
         return _given(value)
@@ -48,13 +48,13 @@ class Text(TypeDecorator[str]):
     # Without the calls that SQLAlchemy puts around the methods above: a row of a journal has seventeen texts.
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], str | None]:
-        return _stored
+        return stored
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], str | None]:
         return _given
 
 
-def _stored(value: Any) -> str | None:
+def stored(value: Any) -> str | None:
     return None if value is None else written(value if type(value) is str else str(value))  # str() of StrEnum members
 
 

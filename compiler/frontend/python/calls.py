@@ -29,6 +29,7 @@ from ramify.compiler.frontend.python.name_resolution import (
     workflow_info,
 )
 from ramify.compiler.frontend.python.prompt_prefixes import prefix_of
+from ramify.compiler.frontend.python.readings import static_attribute
 from ramify.compiler.frontend.python.set_order import returns_nothing
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources, in_same_project
 from ramify.compiler.frontend.python.statements import StatementReader, operations
@@ -179,7 +180,7 @@ class CallReader:
     def _method_runs_steps(self, reader: StatementReader, owner: type, name: str) -> bool:
         reading, forks = len(self._reading), len(reader.forks)
         try:
-            method = self._project_function(inspect.getattr_static(owner, name, None))
+            method = self._project_function(static_attribute(owner, name, None))
             return method is not None and self._runs_steps(reader, method)
         except SourceError:  # made by exec, as the methods of a dataclass are
             return False
@@ -236,7 +237,7 @@ class CallReader:
 
     def _runs_steps_in_use(self, reader: StatementReader, made: type) -> bool:
         """Return whether an object of this class of the project runs steps without being called."""
-        found = (self._project_function(inspect.getattr_static(made, name, None)) for name in _IMPLICIT_METHODS)
+        found = (self._project_function(static_attribute(made, name, None)) for name in _IMPLICIT_METHODS)
         return self.sources.since_format_5 and any(each and self._runs_steps(reader, each) for each in found)
 
     def _is_opaque(self, target: object) -> bool:

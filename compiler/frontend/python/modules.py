@@ -24,6 +24,7 @@ from types import MappingProxyType, ModuleType
 from weakref import WeakKeyDictionary
 
 from ramify.compiler.frontend.python.names import dotted_name, nodes_in
+from ramify.compiler.frontend.python.readings import folder_was_listed, is_file, loaded_module, values_were_read
 from ramify.compiler.frontend.python.sources import Function, Sources, in_same_project, root_of
 
 
@@ -68,7 +69,7 @@ class ProjectModules:
         return self.beside(by, name) if by.by_file else self.loaded(by.home, name)
 
     def is_module(self, name: str, by: ProjectModule) -> bool:
-        return self.beside(by, name) is not None if by.by_file else name in sys.modules
+        return self.beside(by, name) is not None if by.by_file else loaded_module(name) is not None or name in sys.modules
 
     def loaded(self, home: Function, name: str) -> ProjectModule | None:
         """Return a module of the same project as `home` that is loaded under this name."""
@@ -85,7 +86,7 @@ class ProjectModules:
         return self._files[key]
 
     def _read_loaded(self, home: Function, name: str) -> ProjectModule | None:
-        module = sys.modules.get(name)
+        module = loaded_module(name)
         path = getattr(module, "__file__", None)
         if not isinstance(module, ModuleType) or path is None or not path.endswith(".py"):
             return None
@@ -95,6 +96,7 @@ class ProjectModules:
             table = bindings(path, self._sources)
         except SyntaxError:  # the file changed since it was imported
             return None
+        values_were_read(vars(module))
         return ProjectModule(name, path, module.__package__ or "", vars(module), table, home, root_of(path))
 
     def _read_file(self, by: ProjectModule, name: str) -> ProjectModule | None:
@@ -103,7 +105,7 @@ class ProjectModules:
             (place.with_name(f"{place.name}.py"), name.rpartition(".")[0]),
             (place / "__init__.py", name),
         ):
-            if not path.is_file() or not in_same_project(by.home, name, str(path)):
+            if not is_file(path) or not in_same_project(by.home, name, str(path)):
                 continue
             if str(path) == by.path:
                 return by
@@ -308,6 +310,7 @@ def _asked(module: ProjectModule, around: ast.AST, asked: ast.expr) -> Iterator[
 def _inside(module: ProjectModule, package: str) -> Iterator[str]:
     """Yield the modules of a package."""
     folder = module.root.joinpath(*package.split(".")) if package else None
+    folder_was_listed()
     if folder is None or not folder.is_dir():
         return
     for file in sorted(folder.rglob("*.py")):

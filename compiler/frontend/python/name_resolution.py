@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.frontend.python.names import arguments_of, names_bound_by
+from ramify.compiler.frontend.python.readings import static_attribute, values_were_read
 from ramify.compiler.frontend.python.sources import Definition, Function
 
 
@@ -81,8 +82,10 @@ def _attribute(value: object, name: str) -> object:
     if isinstance(value, Unresolved):
         return UNRESOLVED
     if isinstance(value, ModuleType):  # a module may create its attributes on demand
-        return getattr(value, name, UNRESOLVED)
-    return inspect.getattr_static(value, name, UNRESOLVED)
+        found = getattr(value, name, UNRESOLVED)
+        values_were_read(vars(value))
+        return found
+    return static_attribute(value, name, UNRESOLVED)
 
 
 def _mark(value: object, name: str) -> object:

@@ -11,7 +11,7 @@ import inspect
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
@@ -22,6 +22,12 @@ from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import plain_text
 from ramify.compiler.frontend.python.names import dotted_name, nodes_in
 from ramify.compiler.frontend.python.parsing import shared_tree_of, tree_of
+from ramify.compiler.frontend.python.readings import (
+    closure_was_read,
+    file_was_read,
+    static_attribute,
+    values_were_read,
+)
 from ramify.compiler.plan import PLAN_VERSION, Site, site_file, text_digest
 from ramify.compiler.spec import FileAccess
 
@@ -58,8 +64,9 @@ class Function:
         if isinstance(node, ast.Attribute):
             owner = self.lookup(node.value)
             if isinstance(owner, ModuleType):
+                values_were_read(owner.__dict__)
                 return owner.__dict__.get(node.attr)
-            return inspect.getattr_static(owner, node.attr, None) if isinstance(owner, type) else None
+            return static_attribute(owner, node.attr, None) if isinstance(owner, type) else None
         return None
 
 
@@ -134,7 +141,9 @@ class Sources:
         """As `function`, for the function itself and not for one that it wraps."""
         code = plain.__code__
         node = self._find(plain, code)
-        outer = {**plain.__globals__, **closure_values(plain)}
+        outer = {**plain.__globals__, **(closed := closure_values(plain))}
+        values_were_read(plain.__globals__)
+        closure_was_read(partial(closure_values, plain), closed)
         return Function(plain.__qualname__, plain.__module__ or "", code.co_filename, node, outer)
 
     def tree(self, path: str, module_globals: dict[str, Any] | None = None) -> ast.Module:
@@ -145,6 +154,7 @@ class Sources:
         """
         if path not in self._trees:
             text = "".join(linecache.getlines(path, module_globals))
+            file_was_read(path)
             known = self._texts.setdefault(site_file(path), text_digest(text))
             if known != text_digest(text):  # two files share this name, so it identifies neither
                 self._texts[site_file(path)] = ""

@@ -16,6 +16,7 @@ from types import ModuleType
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.python.modules import used_names
 from ramify.compiler.frontend.python.name_resolution import is_world, is_world_annotation
+from ramify.compiler.frontend.python.readings import loaded_module, values_were_read
 from ramify.compiler.frontend.python.sources import (
     Definition,
     Function,
@@ -135,7 +136,7 @@ def _modules_used(name: str, function: Function, sources: Sources) -> frozenset[
     """
     if name.partition(".")[0] in sys.stdlib_module_names:
         return frozenset()
-    module = sys.modules.get(name)
+    module = loaded_module(name)
     if module is None:  # it is imported at run time
         return None
     path = getattr(module, "__file__", None)
@@ -145,6 +146,7 @@ def _modules_used(name: str, function: Function, sources: Sources) -> frozenset[
         tree = sources.tree(path)
     except SyntaxError:  # not Python
         return None
+    values_were_read(vars(module))
     if (not tree.body and vars(module).keys() - _EMPTY_MODULE) or _names_current_sandbox([tree]):
         return None
     return frozenset(map(_module_of, vars(module).values())) | frozenset(_imported_modules([tree], name))

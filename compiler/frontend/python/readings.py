@@ -1,0 +1,120 @@
+"""What the front end read to make a Spec, besides syntax: files, modules, values and attributes. As long as a second
+look finds the same objects, a second reading would give the same Spec.
+
+`reading` records what is read in its block. The functions below it look something up, and note it there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from operator import is_
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class Readings:
+    """What was read. It keeps the objects alive, so that no other object is taken for one of them."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, object] = {}  # entries of `linecache`
+        self._modules: dict[str, ModuleType | None] = {}
+        self._found: dict[Path, bool] = {}  # whether a path is a file
+        self._namespaces: dict[int, tuple[Mapping[str, object], list[str], list[object]]] = {}
+        self._closures: list[tuple[Callable[[], Mapping[str, object]], Mapping[str, object]]] = []
+        self._attributes: list[tuple[object, str, object]] = []
+        self._steady = True
+
+    def still_hold(self) -> bool:
+        """Whether all that was read is found again as it was."""
+        return (
+            self._steady
+            and all(linecache.cache.get(path) is entry for path, entry in self._files.items())
+            and all(sys.modules.get(name) is module for name, module in self._modules.items())
+            and all(map(_is_same, self._namespaces.values()))
+            and all(_are_same(look(), before) for look, before in self._closures)
+            and all(_static(owner, name) is value for owner, name, value in self._attributes)
+            and all(path.is_file() is found for path, found in self._found.items())
+        )
+
+    def _namespace(self, values: Mapping[str, object]) -> None:
+        self._namespaces.setdefault(id(values), (values, list(values), list(values.values())))
+
+
+_MISSING = object()
+_now: ContextVar[Readings | None] = ContextVar("ramify_readings", default=None)
+
+
+@contextmanager
+def reading() -> Iterator[Readings]:
+    """Record what is read in this block."""
+    token = _now.set(made := Readings())
+    try:
+        yield made
+    finally:
+        _now.reset(token)
+
+
+def file_was_read(path: str) -> None:
+    """Note that the lines of a file were taken from `linecache`."""
+    if (readings := _now.get()) is not None:
+        readings._files[path] = linecache.cache.get(path)
+
+
+def values_were_read(values: Mapping[str, object]) -> None:
+    """Note that the names of a module were looked up."""
+    if (readings := _now.get()) is not None:
+        readings._namespace(values)
+
+
+def closure_was_read(look: Callable[[], Mapping[str, object]], values: Mapping[str, object]) -> None:
+    """Note the values of a closure. `look` finds them again."""
+    if values and (readings := _now.get()) is not None:
+        readings._closures.append((look, values))
+
+
+def loaded_module(name: str) -> ModuleType | None:
+    """Return what is loaded as a module of that name."""
+    found = sys.modules.get(name)
+    if (readings := _now.get()) is not None:
+        readings._modules[name] = found
+    return found
+
+
+def is_file(path: Path) -> bool:
+    found = path.is_file()
+    if (readings := _now.get()) is not None:
+        readings._found[path] = found
+    return found
+
+
+def static_attribute(owner: object, name: str, default: Any) -> Any:
+    """Return an attribute, without running code of its owner."""
+    found = _static(owner, name)
+    if (readings := _now.get()) is not None:
+        readings._attributes.append((owner, name, found))
+    return default if found is _MISSING else found
+
+
+def folder_was_listed() -> None:
+    """Note that a folder was listed: what was read may be another thing the next time."""
+    if (readings := _now.get()) is not None:
+        readings._steady = False
+
+
+def _static(owner: object, name: str) -> object:
+    return inspect.getattr_static(owner, name, _MISSING)
+
+
+def _is_same(namespace: tuple[Mapping[str, object], list[str], list[object]]) -> bool:
+    now, names, values = namespace
+    return len(now) == len(names) and list(now) == names and all(map(is_, now.values(), values))
+
+
+def _are_same(now: Mapping[str, object], before: Mapping[str, object]) -> bool:
+    return now.keys() == before.keys() and all(now[name] is value for name, value in before.items())
