@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -21,7 +21,7 @@ from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, load_workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import MergeStrategy, Resolver, Skipped
+from ramify.fork_engine.types import MergeStrategy, Resolver
 from ramify.open_bucket import OpenBucket
 from ramify.recorded_runs import NO_ANSWER, RecordedRuns, given_answers
 from ramify.resources import BackendChoice, Resources, environment, reuse_check_share, without_secrets
@@ -55,17 +55,6 @@ from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 
 _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Created:
-    """A run that was stored. skipped: workspace files that its snapshot does not hold. code: digests of steps that
-    changed since a given plan was made."""
-
-    record: RunRecord
-    plan: Plan
-    skipped: tuple[Skipped, ...]
-    code: dict[str, str]
 
 
 class Runtime(RecordedRuns):
@@ -213,8 +202,8 @@ class Runtime(RecordedRuns):
         """Run a workflow to its end and return its result.
 
         `plan`: run under this plan. By default the workflow is compiled as it is now, with the durations of its last
-        finished runs, as of a second ago, if there are three. Raises `RunFailed` (`StepFailed` if a step raised); the run is stored and can be
-        resumed.
+        finished runs, as of a second ago, if there are three. Raises `RunFailed` (`StepFailed` if a step raised); the
+        run is stored and can be resumed.
         """
         return await self.start(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
 
@@ -229,11 +218,13 @@ class Runtime(RecordedRuns):
         plan: Plan | None = None,
     ) -> Any:
         """As `run`, for a workflow whose parameters have the same names as those of `run`."""
-        new = await self._create(workflow, args, kwargs, workspace, deadline, plan)
-        self._warm(new.plan, self._settings)
-        return await driver.drive(
-            self._services(self._settings), new.record, workflow.__wrapped__, skipped=new.skipped, code=new.code
-        )
+        launch, code = await self._launch(workflow, args, kwargs, workspace, deadline, plan)
+        self._warm(launch.plan, self._settings)
+        services = self._services(self._settings)
+        return await driver.start(services, launch, workflow.__wrapped__, created=self._created, code=code)
+
+    def _created(self, run: RunId) -> None:
+        self.last_run_id = run
 
     async def create(
         self,
@@ -247,12 +238,14 @@ class Runtime(RecordedRuns):
     ) -> RunRecord:
         """Store a new run with its workspace, and do not start it: `resume`, in any process, runs it. Returns its
         row."""
-        new = await self._create(workflow, args, kwargs, workspace, deadline, plan)
-        for one in new.skipped:
-            self._emit(Noticed(new.record.id, f"left out of the snapshot: {one.path} ({one.reason})"))
-        return new.record
+        launch, _ = await self._launch(workflow, args, kwargs, workspace, deadline, plan)
+        record, skipped = await driver.create(self._services(self._settings), launch)
+        self._created(record.id)
+        for one in skipped:
+            self._emit(Noticed(record.id, f"left out of the snapshot: {one.path} ({one.reason})"))
+        return record
 
-    async def _create(
+    async def _launch(
         self,
         workflow: Workflow[..., Any],
         args: tuple[Any, ...],
@@ -260,7 +253,8 @@ class Runtime(RecordedRuns):
         workspace: str | Path | None,
         deadline: Duration | None,
         plan: Plan | None,
-    ) -> _Created:
+    ) -> tuple[driver.Launch, dict[str, str]]:
+        """Return a run to start, and the digests of steps that changed since a given plan was made."""
         self._check_here()
         try:
             signature(workflow.__wrapped__).bind(*args, **kwargs)
@@ -289,10 +283,8 @@ class Runtime(RecordedRuns):
         if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
-        launch = driver.Launch(plan, args, dict(kwargs), None if folder is None else Path(folder), limit)
-        record, skipped = await driver.create(self._services(self._settings), launch)
-        self.last_run_id = record.id
-        return _Created(record, plan, skipped, code)
+        where = None if folder is None else Path(folder)
+        return driver.Launch(plan, args, dict(kwargs), where, limit), code
 
     async def resume(
         self,

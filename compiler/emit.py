@@ -14,7 +14,19 @@ from typing import Any
 from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph, Operation, base_id
 from ramify.compiler.passes.stages import expected_stages, stage_count
-from ramify.compiler.plan import STAGES, GraphBreak, OpId, OpKind, Origin, Plan, PlanBlock, PlanOp, Site
+from ramify.compiler.plan import (
+    STAGES,
+    WORLDLESS,
+    Effect,
+    GraphBreak,
+    OpId,
+    OpKind,
+    Origin,
+    Plan,
+    PlanBlock,
+    PlanOp,
+    Site,
+)
 from ramify.compiler.spec import (
     Adopt,
     Body,
@@ -44,7 +56,7 @@ def emit(graph: Graph, spec: Spec, estimates: Estimates = UNMEASURED, passes: tu
         passes: The names of the passes that have run.
     """
     places = places_of(spec)
-    ops = _ops(graph, {(place.kind, place.site): place.origin for place in places})
+    ops = _ops(graph, {(place.kind, place.site): place.origin for place in places}, _worldless(spec))
     breaks = [GraphBreak(CATCH_ALL.id, "anywhere", "calls that the compiler did not see")]
     for op in ops:
         if op.kind is OpKind.BREAK:
@@ -70,7 +82,7 @@ def emit(graph: Graph, spec: Spec, estimates: Estimates = UNMEASURED, passes: tu
     )
 
 
-def _ops(graph: Graph, origins: Mapping[tuple[OpKind, Site], Origin]) -> list[PlanOp]:
+def _ops(graph: Graph, origins: Mapping[tuple[OpKind, Site], Origin], worldless: frozenset[str]) -> list[PlanOp]:
     """Return one operation for each call site: its first copy, with the bases of all copies."""
     first: dict[OpId, Operation] = {}
     bases: dict[OpId, set[str]] = {}
@@ -79,7 +91,16 @@ def _ops(graph: Graph, origins: Mapping[tuple[OpKind, Site], Origin]) -> list[Pl
         first.setdefault(name, op)
         bases.setdefault(name, set()).update(base_id(base) for base in op.attrs.get("base", ()))
     return [
-        PlanOp(name, op.kind, op.inputs, op.outputs, op.site, op.step, _attrs(op, bases[name]), _origin(op, origins))
+        PlanOp(
+            name,
+            op.kind,
+            op.inputs,
+            op.outputs,
+            op.site,
+            op.step,
+            _attrs(op, bases[name], worldless),
+            _origin(op, origins),
+        )
         for name, op in first.items()
     ]
 
@@ -88,8 +109,15 @@ def _origin(op: Operation, origins: Mapping[tuple[OpKind, Site], Origin]) -> Ori
     return None if op.site is None else origins.get((op.kind, op.site))
 
 
-def _attrs(op: Operation, bases: set[str]) -> Mapping[str, Any]:
+def _worldless(spec: Spec) -> frozenset[str]:
+    """Return the steps whose worlds need not be made. A pure step has none."""
+    return frozenset(step.name for step in spec.steps if step.worldless and step.declared is not Effect.PURE)
+
+
+def _attrs(op: Operation, bases: set[str], worldless: frozenset[str]) -> Mapping[str, Any]:
     attrs = dict(op.attrs)
+    if op.kind is OpKind.RUN and op.step in worldless:
+        attrs[WORLDLESS] = True
     if op.fork is not None:
         attrs["fork"] = base_id(op.fork)
     if "base" in attrs:

@@ -23,6 +23,7 @@ CHANGED = "changed"  # attribute of an operation that is reached through code th
 ACCEPTED = "accepted"  # its value if a person accepted the change; otherwise the code supports both versions
 UNORDERED = "unordered"  # attribute of an operation whose calls follow the order of a set
 EQUAL, MAYBE_EQUAL = "equal", "maybe equal"  # its values: whether the arguments leave open which call is which
+WORLDLESS = "worldless"  # attribute of a call of a step that certainly leaves its world alone
 STAGES = "stages"  # the pass that changes no operation, only `Plan.stages` and `Plan.expected`
 
 OpId = NewType("OpId", str)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan
+from ramify.compiler.plan import ACCEPTED, ADDED, WORLDLESS, OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.gc_pins import Pins
-from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import Imported, Skipped
+from ramify.fork_engine.types import Skipped, Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import RunCancelled
 from ramify.runtime.estimates.cost_model import CostModel
-from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
-from ramify.runtime.execution.model_calls import LLMCalls, LLMProvider
+from ramify.runtime.events import Noticed, RunEnded, RunStarted
+from ramify.runtime.execution.model_calls import LLMCalls
+from ramify.runtime.execution.new_runs import Launch as Launch
+from ramify.runtime.execution.new_runs import Services as Services
+from ramify.runtime.execution.new_runs import begun
+from ramify.runtime.execution.new_runs import create as create
+from ramify.runtime.execution.new_runs import new_run_id as new_run_id
 from ramify.runtime.execution.prefix_hints import send_prefix_hint
 from ramify.runtime.execution.question_waits import AnswersNeeded
 from ramify.runtime.execution.questions import asking_of, waiting
@@ -29,10 +30,11 @@ from ramify.runtime.execution.run_failure import failure_of
 from ramify.runtime.execution.streaming import outcome
 from ramify.runtime.journal.failures import standing_failures
 from ramify.runtime.journal.forked_runs import ancestor_runs
-from ramify.runtime.journal.journal import Journal, base_checkpoint
+from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import (
     DOUBTFUL,
     ROOT,
+    AnswerRecord,
     EffectRecord,
     LLMRecord,
     OpRecord,
@@ -46,35 +48,16 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.reuse.fingerprints import world_fingerprint
 from ramify.runtime.reuse.reuse import Answers, Reuse, Sampler, model_of
-from ramify.runtime.store import RunStore
 from ramify.runtime.store.run_locks import hold_run, take_cancel_request
 from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.program_exits import ExitsOfRuns
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
-from ramify.runtime.worlds.recovery import Fetch, Recovery
+from ramify.runtime.worlds.recovery import Recovery
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool, world_spec
-from ramify.sandboxes.contract import Backend
 
 _CHANGE = OpId("change")
 _LISTEN_S = 0.25  # seconds between two checks for `ramify cancel`
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The services that runs use. The caller opens and closes them; all of its runs share them."""
-
-    store: RunStore
-    snapshots: SnapshotStore
-    backend: Callable[[], Awaitable[Backend]]  # started when the first world is needed
-    llm: LLMProvider
-    locks: Path
-    clock: Callable[[], float]
-    emit: Callable[[Event], None]
-    settings: Settings
-    check_reuse: float = 0.0  # the share of reuse hits that are recomputed and compared, 0 to 1
-    reuse_answers: bool = False  # reuse the answers of equal model calls at any temperature
-    fetch: Fetch | None = None  # from the home's bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,61 +71,6 @@ class Adoption:
 
 Adopt = Callable[[Sequence[OpRecord], Sequence[LLMRecord], Sequence[EffectRecord]], Adoption]
 """Makes an `Adoption` from the recorded rows, model calls and effects. Raises `WorkflowChanged`."""
-
-
-def new_run_id() -> RunId:
-    return RunId(secrets.token_hex(6))
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A run to start: its plan, arguments, workspace folder and deadline."""
-
-    plan: Plan
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    workspace: Path | None
-    deadline_s: float | None
-    run_id: RunId | None = None  # None: a new one
-    thread_id: str | None = None  # LangGraph's
-
-
-async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[Skipped, ...]]:
-    """Import the workspace and write the run's first rows, after which it can be resumed.
-
-    Returns the run's row, and the files that a snapshot cannot hold.
-    """
-    args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
-    workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
-    async with Pins(services.locks).held():  # until a row names the imported snapshot
-        imported = await asyncio.to_thread(_import, services, workspace)
-        base = imported.snapshot
-        now = services.clock()
-        record = RunRecord(
-            id=launch.run_id or new_run_id(),
-            name=launch.plan.name,
-            workflow=launch.plan.workflow,
-            frontend=launch.plan.frontend,
-            workspace=str(workspace or ""),
-            base_snapshot=base.id,
-            plan_json=launch.plan.to_json(),
-            args_json=args_json,
-            settings=services.settings,
-            status=RunStatus.RUNNING,
-            created_at=now,
-            updated_at=now,
-            deadline_s=launch.deadline_s,
-            thread_id=launch.thread_id,
-        )
-        await services.store.create_run(record, base_checkpoint(record.id, base, now))
-    return record, imported.skipped
-
-
-def _import(services: Services, workspace: Path | None) -> Imported:
-    if workspace is not None:  # it may contain the database, which commands must not see
-        return services.snapshots.import_tree(workspace, without=services.store.address.files)
-    with tempfile.TemporaryDirectory(prefix="ramify-empty-") as empty:
-        return services.snapshots.import_tree(Path(empty))
 
 
 async def drive(
@@ -164,64 +92,117 @@ async def drive(
 
     Raises `RunFailed` or `StepFailed`, and `RunWaiting` if the workflow asks a question that is not answered yet.
     """
-    async with hold_run(services.locks, services.store, record.id):
+    store = services.store
+    async with hold_run(services.locks, store, record.id):
         now = await services.store.run(record.id)  # another process may have gone on with it before the lock was free
         if now.status is RunStatus.DONE:
             return codec.decode(now.result_json or "null")
         record = replace(now, plan_json=record.plan_json)
         waited = record.status is RunStatus.WAITING  # then the workflow caught all failures recorded so far
         record, resumed = await _reopen(services, record, new_deadline_s)
-        ops, llm = await services.store.journal(record.id)
-        ledger = await services.store.effects(record.id)
-        elsewhere = [e for run in ancestor_runs(ops) for e in await services.store.effects(run)]
+        ops, llm = await store.journal(record.id)
+        ledger = await store.effects(record.id)
+        elsewhere = [e for run in ancestor_runs(ops) for e in await store.effects(run)]
         if adopt is not None:
             record, ops = await _adopt_plan(services, record, ops, llm, adopt(ops, llm, ledger))
-        journal = Journal(
-            services.store,
-            record,
-            ops=ops,
-            llm=llm,
-            effects=ledger,
-            elsewhere=elsewhere,
-            failed=standing_failures(ops, llm, ledger, all_caught=waited),
-            flush=services.snapshots.flush,
-            clock=services.clock,
-            emit=services.emit,
-        )
-        services.emit(RunStarted(record, resumed=resumed or bool(ops or llm or ledger), skipped=skipped))
+        first = next(one for one in await store.checkpoints(record.id) if one.seq == 0)
+        answers = await store.answers(record.id)
+        recorded = _Recorded(ops, llm, ledger, elsewhere, answers, all_caught=waited, resumed=resumed)
         plan = _with_code(Plan.from_json(record.plan_json), code)
-        recovery = Recovery(record.id, services.snapshots, Pins(services.locks), services.emit, services.fetch)
-        first = next(one for one in await services.store.checkpoints(record.id) if one.seq == 0)
+        recovery = _recovery_of(services, record)
         base = await recovery.get(record.base_snapshot, first.content_key)
-        reuse = reuse_of(services, record, journal)
-        check, asked = Sampler(services.check_reuse), services.reuse_answers
-        answers = Answers(services.store, record, services.settings, reuse.flights, check, asked=asked)
-        run = Run(
-            record=record,
-            plan=plan,
-            journal=journal,
-            snapshots=services.snapshots,
-            worlds=WorldPool(services.backend, world_spec(record)),
-            calls=LLMCalls(record, plan, journal, services.llm, services.clock, answers, by_branch=True),
-            clock=services.clock,
-            root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[StateOrigin(base, "the workspace")]),
-            reuse=reuse,
-            recovery=recovery,
-            costs=CostModel().learn(ops),
-            careful=any(row.kind is OpKind.RUN and row.status is OpStatus.FAILED for row in ops),
-            was_changed=was_changed(plan, ops),
-        )
-        run.worlds.recovery = recovery
-        run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
-        try:
-            answered = {row.op_id for row in llm}
-            return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
-        finally:
-            journal.close()  # before the lock is released: then another process may work on the run
-            await run.calls.aclose()
-            await run.worlds.close()
-            run.reuse.close()
-            recovery.close()
+        return await _go_on(services, record, plan, function, recorded, recovery, base, skipped)
+
+
+async def start(
+    services: Services,
+    launch: Launch,
+    function: Callable[..., Any],
+    *,
+    created: Callable[[RunId], None],
+    code: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
+    """Create a run, and run the workflow to its end: as `create` and `drive`, without reading what was just written.
+    created: called when the run is stored."""
+    async with begun(services, launch) as new:
+        created(new.record.id)
+        recovery = _recovery_of(services, new.record)
+        plan = _with_code(launch.plan, code)
+        return await _go_on(services, new.record, plan, function, _Recorded(), recovery, new.snapshot, new.skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What earlier processes recorded of a run. all_caught: the workflow caught all failures so far. resumed: the run
+    had stopped."""
+
+    ops: Sequence[OpRecord] = ()
+    llm: Sequence[LLMRecord] = ()
+    ledger: Sequence[EffectRecord] = ()
+    elsewhere: Sequence[EffectRecord] = ()
+    answers: Sequence[AnswerRecord] = ()
+    all_caught: bool = False
+    resumed: bool = False
+
+
+def _recovery_of(services: Services, record: RunRecord) -> Recovery:
+    return Recovery(record.id, services.snapshots, Pins(services.locks), services.emit, services.fetch)
+
+
+async def _go_on(
+    services: Services,
+    record: RunRecord,
+    plan: Plan,
+    function: Callable[..., Any],
+    recorded: _Recorded,
+    recovery: Recovery,
+    base: Snapshot,
+    skipped: tuple[Skipped, ...],
+) -> Any:
+    """Run the workflow from the end of its journal. The caller holds the run."""
+    ops, llm, ledger = recorded.ops, recorded.llm, recorded.ledger
+    journal = Journal(
+        services.store,
+        record,
+        ops=ops,
+        llm=llm,
+        effects=ledger,
+        elsewhere=recorded.elsewhere,
+        failed=standing_failures(ops, llm, ledger, all_caught=recorded.all_caught),
+        flush=services.snapshots.flush,
+        clock=services.clock,
+        emit=services.emit,
+    )
+    services.emit(RunStarted(record, resumed=recorded.resumed or bool(ops or llm or ledger), skipped=skipped))
+    reuse = reuse_of(services, record, journal)
+    check, asked = Sampler(services.check_reuse), services.reuse_answers
+    answers = Answers(services.store, record, services.settings, reuse.flights, check, asked=asked)
+    run = Run(
+        record=record,
+        plan=plan,
+        journal=journal,
+        snapshots=services.snapshots,
+        worlds=WorldPool(services.backend, world_spec(record)),
+        calls=LLMCalls(record, plan, journal, services.llm, services.clock, answers, by_branch=True),
+        clock=services.clock,
+        root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[StateOrigin(base, "the workspace")]),
+        reuse=reuse,
+        recovery=recovery,
+        costs=CostModel().learn(ops),
+        careful=any(row.kind is OpKind.RUN and row.status is OpStatus.FAILED for row in ops),
+        was_changed=was_changed(plan, ops),
+    )
+    run.worlds.recovery = recovery
+    run.asking = asking_of(run, services.store, ops, recorded.answers)
+    try:
+        answered = {row.op_id for row in llm}
+        return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
+    finally:
+        journal.close()  # before the lock is released: then another process may work on the run
+        await run.calls.aclose()
+        await run.worlds.close()
+        run.reuse.close()
+        recovery.close()
 
 
 async def _adopt_plan(
@@ -255,8 +236,17 @@ def was_changed(plan: Plan, ops: Iterable[OpRecord]) -> bool:
 
 
 def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:
+    if not code:
+        return plan
     steps = tuple(replace(step, code_digest=code.get(step.name, step.code_digest)) for step in plan.steps)
-    return replace(plan, steps=steps)
+    changed = {now.name for now, then in zip(steps, plan.steps, strict=True) if now.code_digest != then.code_digest}
+    ops = tuple(_as_unknown(op) if op.step in changed else op for op in plan.ops)
+    return replace(plan, steps=steps, ops=ops)
+
+
+def _as_unknown(op: PlanOp) -> PlanOp:
+    """Return an operation without what the plan knows of the code of its step, which has changed."""
+    return replace(op, attrs={name: value for name, value in op.attrs.items() if name != WORLDLESS})
 
 
 def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
@@ -336,7 +326,7 @@ async def _run_workflow(run: Run, function: Callable[..., Any], services: Servic
         services.emit(Noticed(run.record.id, f"{said}: {_counted(str(row.step) for row in left)}"))
     _report_unused_results(run, services, ended=True)
     _report_effects_in_doubt(run, services)
-    await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
+    await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""), last=True)
     services.emit(RunEnded(run.record, RunStatus.DONE))
     return result
 

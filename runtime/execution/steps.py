@@ -36,7 +36,6 @@ from ramify.runtime.execution.step_call import (
     StepDef,
     bind_with_defaults,
     is_plain,
-    reusable_commands,
     run_attempt,
 )
 from ramify.runtime.execution.step_outcomes import (
@@ -48,11 +47,10 @@ from ramify.runtime.execution.step_outcomes import (
     one_line,
     raised_again,
     record_failure,
-    restore_attrs,
-    seal_world,
     settle_failed_effect,
     state_after,
 )
+from ramify.runtime.execution.step_world import StepWorld
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
 from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.records import OpRecord, OpStatus
@@ -311,22 +309,19 @@ async def _execute_and_commit(
     elif run.journal.effect(call.key) is None:
         refuse_unstorable_return(call.step.function, f"step {call.step.name!r}")
     begun, entry = run.clock(), branch.snapshot
-    attempt, recovered = 0, dict[str, str]()
+    attempt, restored = 0, dict[str, str]()
     while True:
         face: Sandbox | None = None
         result_json: str | None = None
         begins = False  # whether the effect was begun in this attempt
         try:
-            world, fork_s = await run.worlds.acquire(branch) if on_world else (None, None)
-            recovered |= restore_attrs(call, world, fork_s)
-            if world is not None:
-                held.callback((ground := run.reuse.pins.ground()).close)
-                face = Sandbox(world, reusable_commands(call, attempt, ground))
+            own = StepWorld(call, attempt, held, restored) if on_world else None
+            face = None if own is None else await own.face()
             if fence is not None and (known := await fence.open()) is not None:
                 return await accept_effect(call, fence, known, begun)
             begins = True
             result_json, value = await run_attempt(call, face, attempt)
-            sealed, timings = await seal_world(call, world, fork_s, held)
+            sealed, timings = (None, {}) if own is None else await own.sealed()
             if expected is not None:
                 was = await run.reuse.applied(expected, entry)
                 what = f"step {call.step.name!r}"
@@ -362,16 +357,16 @@ async def _execute_and_commit(
         summary=one_line(value),
         attrs={
             **timings,
-            **recovered,
+            **restored,
             **({"attempt": str(attempt)} if attempt else {}),
             **({} if fence is None else barrier_of(call)),
             **({} if query is None else run.reuse.asked(call.key)),
         },
     )
     run.costs.learn([row])
-    if world is not None and sealed is None:
+    if own is not None and own.world is not None and sealed is None:
         branch.unsealed = True
     await commit_step(call, row, sealed, None if fence is None else fence.done(result_json))
-    if world is not None:
+    if own is not None and own.world is not None:
         await run.worlds.rest(branch)
     return value

@@ -277,15 +277,22 @@ class Journal(RecordedRun):
             raise self._lost
 
     async def finish(
-        self, update: RunUpdate, *, unasked: Sequence[str] = (), amended: Sequence[OpRecord] = ()
+        self,
+        update: RunUpdate,
+        *,
+        unasked: Sequence[str] = (),
+        amended: Sequence[OpRecord] = (),
+        last: bool = False,
     ) -> None:
         """Commit the final update of the run's own row.
 
-        unasked: keys of questions that are not open any more. amended: rows with other attributes than before.
+        unasked: keys of questions that are not open any more. amended: rows with other attributes than before. last:
+        give the run's lease back; nothing is recorded after that.
         """
         touched = self._touch()
         update = replace(update, consumed_s=touched.consumed_s, updated_at=touched.updated_at)
-        await self._store.commit(self._run.id, unasked=unasked, amended=amended, update=update)
+        await self._store.commit(self._run.id, unasked=unasked, amended=amended, update=update, leaves=last)
+        self._over = self._over or last
         while self._soon:  # their rows were committed before this one or with it; wait for the callbacks
             await asyncio.wait(list(self._soon))
         self._refuse_what_does_not_follow()

@@ -100,7 +100,7 @@ def write_to_file(
         if tokens and len(own.execute(*leases.fence(owner, tokens)).fetchall()) < len(tokens):
             raise Refused
         if batch.texts:
-            own.executemany(_insert(tables.blobs, 1, "?", " ON CONFLICT DO NOTHING"), _each(tables.blobs, batch.texts))
+            own.executemany(_insert(tables.blobs, 1, "?", _ONCE), _each(tables.blobs, batch.texts))
         for table, rows in batch.rows:
             own.executemany(_insert(table, 1, "?"), _each(table, rows))
         for run, at in batch.touched.items():
@@ -109,7 +109,8 @@ def write_to_file(
             query = f"{_TOUCH}, {_DONE} WHERE id = ? AND status = ?"
             _one(own.execute(query, (updated_at, consumed_s, result, run, RunStatus.RUNNING.value)))
         for run, folder in batch.taken.items():
-            own.execute(_taking("?", "?"), (run, owner.writer, owner.host, owner.pid, folder, now, now, owner.lasts_s))
+            mine = (owner.writer, owner.host, owner.pid, folder)
+            own.execute(_taking("?", "?"), (run, *mine, now, now, owner.lasts_s))
         for run, token in batch.left.items():
             own.execute(f"UPDATE leases SET owner = NULL WHERE {_MINE_IN_FILE}", (run, owner.writer, token))
         written()
@@ -171,6 +172,7 @@ def in_transactions(connection: Connection) -> None:
 
 _Shape: TypeAlias = tuple[int, int, int, tuple[tuple[str, int], ...], int, int, int]
 
+_ONCE = " ON CONFLICT DO NOTHING"
 _TOUCH = "UPDATE runs SET updated_at = ?, consumed_s = ?"
 _DONE = f"status = '{RunStatus.DONE}', error = '', result_blob = ?"
 _MINE_IN_FILE = "run_id = ? AND owner = ? AND token = ?"
@@ -197,7 +199,7 @@ def _statement(shape: _Shape) -> str:
         parts["left_"] = f"UPDATE leases SET owner = NULL WHERE {_mine(left)} RETURNING 1"
         counts["left_"] = left
     if texts:
-        parts["texts"] = _insert(tables.blobs, texts, "%s", " ON CONFLICT DO NOTHING")
+        parts["texts"] = _insert(tables.blobs, texts, "%s", _ONCE)
     for name, count in rows:
         parts[f"new_{name}"] = _insert(tables.metadata.tables[name], count, "%s")
     if touched:

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +25,7 @@ from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.store_folder import flush_folder
 from ramify.runtime.errors import RunLocked, RunPushed
-from ramify.runtime.records import Lease, RunId
+from ramify.runtime.records import CheckpointRecord, Lease, RunId, RunRecord
 
 if TYPE_CHECKING:  # the command line uses locks, and starts without SQLAlchemy
     from ramify.runtime.store.leases import FileLock
@@ -34,6 +35,10 @@ class LocksRuns(Protocol):
     """The part of RunStore that takes the lease of a run."""
 
     def held(self, run_id: RunId, lock: FileLock, /) -> AbstractAsyncContextManager[None]: ...
+
+    def beginning(
+        self, run: RunRecord, base: CheckpointRecord, lock: FileLock, /
+    ) -> AbstractAsyncContextManager[None]: ...
 
 
 class RunLock:
@@ -132,10 +137,25 @@ async def hold_run(folder: Path, store: LocksRuns, run: RunId, *, even_pushed: b
             yield
 
 
+@asynccontextmanager
+async def hold_new_run(folder: Path, store: LocksRuns, run: RunRecord, base: CheckpointRecord) -> AsyncIterator[None]:
+    """Write the first rows of a run, and hold it as `hold_run` does."""
+    from ramify.runtime.store.leases import FileLock
+
+    with RunLock(folder, run.id):
+        async with store.beginning(run, base, FileLock(identity(folder))):
+            yield
+
+
+@cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def identity(folder: Path) -> str:
     """Return a text that identifies a folder on this kernel, as long as it runs; "" if there is none."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = _boot_id()
         there = folder.stat()
     except OSError:
         return ""

@@ -120,7 +120,10 @@ class RunStore(StoreQueries):
 
     @asynccontextmanager
     async def beginning(
-        self, run: RunRecord, base: CheckpointRecord, lock: FileLock = FileLock()  # noqa: B008
+        self,
+        run: RunRecord,
+        base: CheckpointRecord,
+        lock: FileLock = FileLock(),  # noqa: B008
     ) -> AsyncIterator[None]:
         """Insert a run and its base checkpoint, and have the run's lease in this block, as `held` does. The lease is
         taken in the transaction that inserts the run, so nobody else can have worked on it before."""

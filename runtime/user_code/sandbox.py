@@ -43,13 +43,20 @@ class Command:
 class Sandbox:
     """A step's world. Valid while the step runs. Its changes become the branch's next snapshot.
 
-    `commands`: runs the commands with `reuse=True`. Without it, such commands are simply run.
+    `commands`: runs the commands with `reuse=True`. Without it, such commands are simply run. `make`: makes the world
+    of a step that hardly needs one, when it is used.
     """
 
     __ramify_world__ = True  # the compiler recognises sandboxes by it
 
-    def __init__(self, world: World, commands: Commands | None = None) -> None:
-        self._world: World | None = world
+    def __init__(
+        self,
+        world: World | None,
+        commands: Commands | None = None,
+        make: Callable[[], Coroutine[Any, Any, World]] | None = None,
+    ) -> None:
+        self._world = world
+        self._make, self._making = make, asyncio.Lock()
         self._commands = commands
         self._owner = os.getpid()
         self.last: RunResult | None = None
@@ -78,6 +85,7 @@ class Sandbox:
         reuse: the command is deterministic. If the same command was run in a world of equal content, in any branch or
             run, its recorded result and changes are used.
         """
+        await self.made()
         world, asked = self._live(), Command(command, stdin, timeout, env, cwd)
         again = self._commands if reuse else None
         self.last = await (asked.run(world) if again is None else again.run(world, asked))
@@ -85,11 +93,22 @@ class Sandbox:
             raise CommandFailed(self.last)
         return self.last
 
+    async def made(self) -> None:
+        """Make the world, if it is not made yet."""
+        async with self._making:
+            if self._world is None and self._make is not None:
+                self._world = await self._make()
+
     def end(self) -> None:
         """End the sandbox with its step: tasks and threads that still hold it cannot use the world any more."""
-        self._world = None
+        self._world = self._make = None
 
     def _live(self) -> World:
+        if self._world is None and self._make is not None:
+            raise NotInARun(
+                "the step uses the files of its world, which its code does not show, so no world was made: take the "
+                "world as a parameter annotated `Sandbox`"
+            )
         if self._world is None:
             raise NotInARun("a sandbox was used after the end of its step: do all its work inside the step")
         # A forked child would wait for ever for an answer that only the parent's loop receives.
@@ -109,6 +128,7 @@ class SyncSandbox:
 
     @property
     def path(self) -> Path:
+        self._wait(self._face.made())
         return self._face.path
 
     @property

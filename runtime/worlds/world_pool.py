@@ -132,13 +132,7 @@ class WorldPool:
 
         Raises `BranchReleased` after the end of its fork or run, and `StateLost` if its unsealed changes are gone.
         """
-        if branch.released or self._closed:
-            raise BranchReleased(f"branch {branch.path} was released: its fork, or its run, has ended")
-        if branch.lost:
-            raise StateLost(
-                f"branch {branch.path} had changes of steps that the plan does not SEAL, and a step failed after "
-                "them, so its state is gone. Resume the run (the steps are run again), or add a SEAL to the plan"
-            )
+        self.refuse_ended(branch)
         self._idle.pop(branch, None)
         if branch.world is not None:
             if not branch.unsealed and branch.world.snapshot.id != branch.snapshot.id:
@@ -154,6 +148,16 @@ class WorldPool:
         crash_points.point("world made")
         self._live[branch] = None
         return branch.world, self._timer() - begun
+
+    def refuse_ended(self, branch: Branch) -> None:
+        """Raise as `acquire` does, if no step may run on the branch any more."""
+        if branch.released or self._closed:
+            raise BranchReleased(f"branch {branch.path} was released: its fork, or its run, has ended")
+        if branch.lost:
+            raise StateLost(
+                f"branch {branch.path} had changes of steps that the plan does not SEAL, and a step failed after "
+                "them, so its state is gone. Resume the run (the steps are run again), or add a SEAL to the plan"
+            )
 
     async def make_ready(self, branch: Branch, n: int) -> float:
         """Fork `n` worlds from the branch's snapshot in advance, for the children of its next fork. Returns the

@@ -69,7 +69,9 @@ class ProjectModules:
         return self.beside(by, name) if by.by_file else self.loaded(by.home, name)
 
     def is_module(self, name: str, by: ProjectModule) -> bool:
-        return self.beside(by, name) is not None if by.by_file else loaded_module(name) is not None or name in sys.modules
+        if by.by_file:
+            return self.beside(by, name) is not None
+        return loaded_module(name) is not None or name in sys.modules
 
     def loaded(self, home: Function, name: str) -> ProjectModule | None:
         """Return a module of the same project as `home` that is loaded under this name."""

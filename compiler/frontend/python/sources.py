@@ -115,8 +115,8 @@ class Sources:
         self.bindings: dict[str, dict[str, list[ast.AST]]] = {}
         # cache of `langgraph.nodes`: several nodes may share one function
         self.files: dict[Callable[..., Any], FileAccess | None] = {}
-        # cache of `world_access`, by module
-        self.modules_used: dict[str, frozenset[str] | None] = {}
+        # cache of `world_access`, by names and module
+        self.modules_used: dict[tuple[frozenset[str], str], frozenset[str] | None] = {}
 
     def analysis(self, kind: Callable[[Sources], Analysis]) -> Analysis:
         """Return the one analysis of this class for these sources. The first call makes it, by `kind(sources)`."""

@@ -26,7 +26,11 @@ from ramify.compiler.frontend.python.sources import (
     walk_definitions,
 )
 
-CURRENT_SANDBOX = "current_sandbox"
+CURRENT_SANDBOX = frozenset({"current_sandbox"})
+_WORLDS = CURRENT_SANDBOX | {"Sandbox", "SyncSandbox"}
+
+_WITHOUT_WORLDS = ("ramify.compiler", "ramify.decorators", "ramify.run_functions", "ramify.runtime", "ramify.serving")
+"""The modules of Ramify whose objects use no world unless a step's code names one."""
 
 
 def world_parameters(node: Definition) -> set[str]:
@@ -109,7 +113,20 @@ def _uses_of_worlds(node: ast.AST, worlds: set[str]) -> Iterator[ast.Name]:
 
 def may_use_current_sandbox(function: Function, nodes: Collection[ast.AST], sources: Sources) -> bool:
     """Return whether a function, with the code of its module that it uses (`nodes`), may call `current_sandbox`."""
-    if _names_current_sandbox(nodes):
+    return _may_use(CURRENT_SANDBOX, function, nodes, sources)
+
+
+def may_use_a_world(function: Function, nodes: Collection[ast.AST], sources: Sources) -> bool:
+    """Return whether a function may use its world in any way, or call something that takes one."""
+    values = (function.outer.get(name) for node in nodes for name in used_names(node))
+    own = [module for module in map(_module_of, values) if module.startswith("ramify.")]
+    return not all(module.startswith(_WITHOUT_WORLDS) for module in own) or _may_use(
+        _WORLDS, function, nodes, sources
+    )
+
+
+def _may_use(names: frozenset[str], function: Function, nodes: Collection[ast.AST], sources: Sources) -> bool:
+    if _are_named(names, nodes):
         return True
     used = {name for node in nodes for name in used_names(node)}
     modules = {_module_of(function.outer[name]) for name in used if name in function.outer} - {function.module}
@@ -120,19 +137,19 @@ def may_use_current_sandbox(function: Function, nodes: Collection[ast.AST], sour
         if name in visited:
             continue
         visited.add(name)
-        if name not in sources.modules_used:
-            sources.modules_used[name] = _modules_used(name, function, sources)
-        uses = sources.modules_used[name]
+        if (names, name) not in sources.modules_used:
+            sources.modules_used[names, name] = _modules_used(names, name, function, sources)
+        uses = sources.modules_used[names, name]
         if uses is None:
             return True
         todo += uses
     return False
 
 
-def _modules_used(name: str, function: Function, sources: Sources) -> frozenset[str] | None:
+def _modules_used(names: frozenset[str], name: str, function: Function, sources: Sources) -> frozenset[str] | None:
     """Return the modules that a module uses; an empty set for one of another project.
 
-    None: the module may call `current_sandbox`, or nothing is known of it.
+    None: one of `names` stands in the module, or nothing is known of it.
     """
     if name.partition(".")[0] in sys.stdlib_module_names:
         return frozenset()
@@ -147,7 +164,7 @@ def _modules_used(name: str, function: Function, sources: Sources) -> frozenset[
     except SyntaxError:  # not Python
         return None
     values_were_read(vars(module))
-    if (not tree.body and vars(module).keys() - _EMPTY_MODULE) or _names_current_sandbox([tree]):
+    if (not tree.body and vars(module).keys() - _EMPTY_MODULE) or _are_named(names, [tree]):
         return None
     return frozenset(map(_module_of, vars(module).values())) | frozenset(_imported_modules([tree], name))
 
@@ -155,13 +172,15 @@ def _modules_used(name: str, function: Function, sources: Sources) -> frozenset[
 _EMPTY_MODULE = frozenset(vars(ModuleType("empty"))) | {"__file__", "__cached__", "__builtins__", "__path__"}
 
 
-def _names_current_sandbox(nodes: Iterable[ast.AST]) -> bool:
+def _are_named(names: frozenset[str], nodes: Iterable[ast.AST]) -> bool:
     for part in nodes:
         for node in ast.walk(part):
             match node:
                 case (
                     ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.FunctionDef(name=name)
-                ) if name == CURRENT_SANDBOX:
+                ) if name in names:
+                    return True
+                case ast.arg(annotation=ast.Constant(value=str(text))) if is_world_annotation(text):
                     return True
     return False
 

@@ -1,0 +1,54 @@
+"""The world of one attempt at a step: made when the step begins, or when it is first used by a step that is not known
+to use it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from ramify.compiler.plan import WORLDLESS
+from ramify.fork_engine.types import Snapshot
+from ramify.runtime.execution.step_call import StepCall, reusable_commands
+from ramify.runtime.execution.step_outcomes import restore_attrs, seal_world
+from ramify.runtime.user_code.sandbox import Sandbox
+from ramify.sandboxes.contract import World
+
+
+class StepWorld:
+    """The world of an attempt. held: gets the pins that protect its states until the step is committed.
+
+    restored: gets row attributes about how its branch got it back. world: None as long as it was not needed.
+    """
+
+    def __init__(self, call: StepCall, attempt: int, held: AsyncExitStack, restored: dict[str, str]) -> None:
+        self._call, self._attempt, self._held, self._restored = call, attempt, held, restored
+        self._fork_s: float | None = None
+        self.world: World | None = None
+
+    async def face(self) -> Sandbox:
+        """Return what the step's code gets. Raises as `WorldPool.acquire`."""
+        call = self._call
+        ground = call.scope.run.reuse.pins.ground()
+        self._held.callback(ground.close)
+        commands = reusable_commands(call, self._attempt, ground)
+        if self._waits():
+            call.scope.run.worlds.refuse_ended(call.scope.branch)
+            return Sandbox(None, commands, self._made)
+        return Sandbox(await self._made(), commands)
+
+    def _waits(self) -> bool:
+        """Whether the world is made when it is used. A world that is there may have processes that write to it."""
+        call, branch = self._call, self._call.scope.branch
+        known = WORLDLESS in call.op.attrs and call.step.sandbox_parameter is None and not call.scope.run.was_changed
+        return known and branch.world is None and not branch.unsealed
+
+    async def _made(self) -> World:
+        run, branch = self._call.scope.run, self._call.scope.branch
+        self.world, self._fork_s = await run.worlds.acquire(branch)
+        self._restored |= restore_attrs(self._call, self.world, self._fork_s)
+        return self.world
+
+    async def sealed(self) -> tuple[Snapshot | None, dict[str, str]]:
+        """Seal the world as the plan says (`seal_world`). One that was not needed is as it was."""
+        if self.world is None:
+            return self._call.scope.branch.snapshot, {}
+        return await seal_world(self._call, self.world, self._fork_s, self._held)
