@@ -217,6 +217,7 @@ async def drive(
             answered = {row.op_id for row in llm}
             return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
         finally:
+            await journal.behind.ended()
             journal.close()  # before the lock is released: then another process may work on the run
             await run.calls.aclose()
             await run.worlds.close()
@@ -319,6 +320,7 @@ async def _run_workflow(run: Run, function: Callable[..., Any], services: Servic
     try:
         send_prefix_hint(run, function, answered, services.llm, services.emit)
         result_json = codec.encode(await _call_workflow(run, function, args, kwargs), "its result")
+        await run.journal.behind.settled()
         left = await run.end_abandoned_steps()
         run.journal.refuse_when_stopped()
         result = codec.decode(result_json)
@@ -356,6 +358,7 @@ async def _call_workflow(
 async def _end_stopped_run(run: Run, error: BaseException, services: Services) -> None:
     """End a run whose workflow did not return: stop its running steps, and record why it ended."""
     run.journal.unwinds = True
+    await run.journal.behind.ended()
     await run.settle(ROOT)
     _report_unused_results(run, services, ended=False)
     unasked: Sequence[str] = ()

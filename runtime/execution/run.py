@@ -176,6 +176,7 @@ def start_prefork(scope: RunScope, op: PlanOp) -> None:
 async def _make_ready(scope: RunScope, prefork: PlanOp, key: str) -> None:
     """Fork the worlds. A failure is only recorded: the fork operation makes its worlds itself and reports errors."""
     run, branch, width = scope.run, scope.branch, int(prefork.attrs["width"])
+    await run.journal.behind.ended()  # the worlds are made of the state after the step
     begun, snapshot = run.clock(), branch.snapshot.id
     row = new_row(
         scope, OpKind.PREFORK, prefork.id, key, snapshot_in=snapshot, snapshot_out=snapshot, started_at=begun
