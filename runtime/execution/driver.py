@@ -53,6 +53,7 @@ from ramify.runtime.user_code.program_exits import ExitsOfRuns
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.worlds.recovery import Fetch, Recovery
+from ramify.runtime.worlds.warm_states import WarmStates
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool, world_spec
 from ramify.sandboxes.contract import Backend
 
@@ -212,6 +213,7 @@ async def drive(
             was_changed=was_changed(plan, ops),
         )
         run.worlds.recovery = recovery
+        run.worlds.warm = WarmStates(plan, run.worlds.spec)
         run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
         try:
             answered = {row.op_id for row in llm}

@@ -145,7 +145,7 @@ async def commit_step(
             result_digest=sealed.content_key,
             lineage_key=None,
             started_at=row.ended_at,
-            attrs={"tier": sealed.tier.value},
+            attrs={"tier": sealed.tier.value, **run.worlds.made(seal_op, branch.path, sealed)},
         )
         await run.journal.record(row, seal, checkpoint=(branch, sealed, call.step.name), effect=effect)
     if sealed is not None:
