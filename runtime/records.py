@@ -107,6 +107,9 @@ class RunRecord:
 AGAIN = "again"
 """The attribute of a LangGraph run's SEAL row that names a lost snapshot, which the row's own snapshot replaces."""
 
+WARM = "warm"
+"""The attribute of a SEAL or MERGE row: what the sandbox keeps ready for forks of its snapshot, and why."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpRecord:

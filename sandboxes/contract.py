@@ -6,14 +6,14 @@ A backend materialises a snapshot as a live `World`; the world runs commands and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.sandboxes.capabilities import Capabilities, Feature
 from ramify.sandboxes.errors import WorldStartFailed
 
@@ -306,6 +306,28 @@ class Hiding(Protocol):
     def hide(self, *places: Path) -> None:
         """Hide these files and folders in all worlds, whether or not they exist yet. Call before opening the
         backend."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptReady:
+    """What a backend keeps ready for the forks of a snapshot."""
+
+    places: int  # that wait, or soon will, each with an agent and a shell
+    why_no_more: str = ""  # if they are fewer than were asked for
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A backend that starts what forks need before they are made, if it is told of them."""
+
+    def foresee(self, snapshot: Snapshot, spec: WorldSpec, forks: int) -> KeptReady:
+        """So many forks of a snapshot are about to be made. Returns at once; a failure only costs the time later."""
+        ...
+
+    def forget(self, snapshots: Collection[SnapshotId]) -> int:
+        """No world will be forked from these snapshots, or rolled back to them, any more: end what waits for that.
+        Returns how many places that frees."""
         ...
 
 

@@ -30,7 +30,7 @@ from ramify.sandboxes.capabilities import Capabilities, flags
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.host.fork_server_client import PATIENCE_S, end, find_bash, launch
 from ramify.sandboxes.host.scratch import ScratchSession
-from ramify.sandboxes.linux import cgroups, landlock, ptrace, seccomp
+from ramify.sandboxes.linux import cgroups, landlock, live_state, ptrace, seccomp
 from ramify.sandboxes.linux.cgroups import Groups
 from ramify.sandboxes.obstacles import Surroundings, obstacles
 
@@ -127,17 +127,20 @@ def namespaces(scratch: Path) -> Capabilities:
         notes=(
             "the host's files are readable inside, except /tmp, /var/tmp, /run and ramify's own",
             *_coverage(found.uncovered),
-            _live_state(),
+            *live_state_notes(),
             *confinement_notes(),
         ),
     )
 
 
-def _live_state() -> str:
-    """How programs that live on are kept by snapshots of dumpable worlds."""
+def live_state_notes() -> tuple[str, ...]:
+    """How programs that live on are kept by snapshots of dumpable worlds, and what the kernel forbids of that."""
     if why := ptrace.why_not():
-        return f"forks of living programs do not share their memory, and are made by CRIU alone: {why}"
-    return "forks of living programs (dumpable worlds) share their memory; CRIU takes what that cannot hold"
+        return (f"forks of living programs do not share their memory, and are made by CRIU alone: {why}",)
+    return (
+        "forks of living programs (dumpable worlds) share their memory; CRIU takes what that cannot hold",
+        *live_state.forbidden(),
+    )
 
 
 def confinement_notes() -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import STEPS, OpKind, Plan, PlanOp
-from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunRecord, RunStatus
+from ramify.runtime.records import WARM, LLMRecord, OpRecord, OpStatus, RunRecord, RunStatus
 
 if TYPE_CHECKING:
     from ramify.runtime.estimates.recorded_runs import CallStage, RecordedEstimates
@@ -84,6 +85,27 @@ def _predicted(op: PlanOp, plan: Plan, others: RecordedEstimates) -> float | Non
         seen = others.calls(op.id)
         return None if seen is None else seen.seconds
     return others.step_s(op.step or "") if op.kind in STEPS else None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWarm:
+    """What was kept ready for forks of the snapshots of one operation."""
+
+    op: str
+    times: int  # snapshots with this decision
+    kept: str  # what, and what decided it: the plan, or memory
+    until: tuple[str, ...]  # the operations after which nothing goes back to such a snapshot, by the plan
+
+
+def kept_warm(plan: Plan, rows: Sequence[OpRecord]) -> list[KeptWarm]:
+    """The decisions that the run recorded, in the order of the plan."""
+    told = Counter((row.op_id, row.attrs[WARM]) for row in rows if WARM in row.attrs and row.status is OpStatus.DONE)
+    return [
+        KeptWarm(op.id, times, kept, tuple(op.attrs.get("dies", ())))
+        for op in plan.ops
+        for (made_by, kept), times in told.items()
+        if made_by == op.id
+    ]
 
 
 def stage_error(plan: Plan, llm: Sequence[LLMRecord]) -> float | None:

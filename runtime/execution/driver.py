@@ -54,6 +54,7 @@ from ramify.runtime.user_code.program_exits import ExitsOfRuns
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.worlds.recovery import Recovery
+from ramify.runtime.worlds.warm_states import WarmStates
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool, world_spec
 
 _CHANGE = OpId("change")
@@ -193,11 +194,13 @@ async def _go_on(
         was_changed=was_changed(plan, ops),
     )
     run.worlds.recovery = recovery
+    run.worlds.warm = WarmStates(plan, run.worlds.spec)
     run.asking = asking_of(run, services.store, ops, recorded.answers)
     try:
         answered = {row.op_id for row in llm}
         return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
     finally:
+        await journal.behind.ended()
         journal.close()  # before the lock is released: then another process may work on the run
         await run.calls.aclose()
         await run.worlds.close()
@@ -309,6 +312,7 @@ async def _run_workflow(run: Run, function: Callable[..., Any], services: Servic
     try:
         send_prefix_hint(run, function, answered, services.llm, services.emit)
         result_json = codec.encode(await _call_workflow(run, function, args, kwargs), "its result")
+        await run.journal.behind.settled()
         left = await run.end_abandoned_steps()
         run.journal.refuse_when_stopped()
         result = codec.decode(result_json)
@@ -346,6 +350,7 @@ async def _call_workflow(
 async def _end_stopped_run(run: Run, error: BaseException, services: Services) -> None:
     """End a run whose workflow did not return: stop its running steps, and record why it ended."""
     run.journal.unwinds = True
+    await run.journal.behind.ended()
     await run.settle(ROOT)
     _report_unused_results(run, services, ended=False)
     unasked: Sequence[str] = ()

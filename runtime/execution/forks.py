@@ -70,6 +70,7 @@ class Fork(Generic[T]):
                 self._place = f"{self.op.id}.{run.journal.next_place(parent.path, self.op.id)}"
                 await self._perform(parent)
             self.base = replace(parent, made=list(parent.made), world=None)
+            run.worlds.forked(self.op, self.base.snapshot.id, len(self._items))
         self._branches = []
         for index, item in enumerate(self._items):
             path = BranchPath(f"{parent.path}/{self._place}.{index}")
@@ -141,6 +142,7 @@ class Fork(Generic[T]):
             await run.worlds.drop(branch.line)
         run.calls.release([branch.line.path for branch in branches])
         await run.worlds.end_ready(self._scope.branch.path)
+        run.worlds.released(self.base.snapshot.id, [BranchPath(branch.path) for branch in branches])
         if (kind is not None and not issubclass(kind, Exception)) or run.journal.stopped is not None:
             return  # cancelled or stopped: a resume continues from here
         key = f"{self._key}|RELEASE"

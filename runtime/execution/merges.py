@@ -103,6 +103,7 @@ class Merge:
                 "theirs": self.theirs.snapshot.id,
                 "theirs_branch": self.theirs.path,
                 "theirs_checkpoint": self.theirs.checkpoint,
+                **self.scope.run.worlds.made(op, self.scope.branch.path, merged),
             },
         )
 

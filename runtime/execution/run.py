@@ -8,7 +8,8 @@ a key, its place in the workflow. It is performed at most once per key and state
 - If the journal has the key, and the branch is in the state where the recorded call began, the call returns the
   recorded result, and the branch moves to the recorded snapshot.
 - Otherwise the call is performed, its world is sealed if the plan has a SEAL there, and both are committed in one
-  transaction before the workflow sees the result. The workflow always sees the decoded recorded value.
+  transaction before the workflow sees the result; if only a model call can follow, before that call's answer is
+  recorded (`step_commits.py`). The workflow always sees the decoded recorded value.
 
 So a run that was killed at any point is resumed by calling the workflow function again: it passes the recorded
 operations quickly, without mounting a world, and continues where the journal ends.
@@ -176,6 +177,7 @@ def start_prefork(scope: RunScope, op: PlanOp) -> None:
 async def _make_ready(scope: RunScope, prefork: PlanOp, key: str) -> None:
     """Fork the worlds. A failure is only recorded: the fork operation makes its worlds itself and reports errors."""
     run, branch, width = scope.run, scope.branch, int(prefork.attrs["width"])
+    await run.journal.behind.ended()  # the worlds are made of the state after the step
     begun, snapshot = run.clock(), branch.snapshot.id
     row = new_row(
         scope, OpKind.PREFORK, prefork.id, key, snapshot_in=snapshot, snapshot_out=snapshot, started_at=begun

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 from ramify.compiler.plan import Effect, OpKind
-from ramify.fork_engine.types import ProcessTier, Snapshot
+from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import KILLED, Fence, KnownEffect
-from ramify.runtime.errors import EffectInDoubt, HiddenWrites, NotSerialisable, ResultNotKept, WrongReuse
+from ramify.runtime.errors import EffectInDoubt, NotSerialisable, ResultNotKept, WrongReuse
 from ramify.runtime.estimates.cost_model import Choice, Cost
-from ramify.runtime.estimates.recorded_runs import files_written
 from ramify.runtime.events import Level, Recovered
-from ramify.runtime.execution.step_call import StepCall, StepTimeout, run_code
+from ramify.runtime.execution.step_call import StepCall, StepTimeout
 from ramify.runtime.journal import recorded_errors
 from ramify.runtime.journal.failures import STANDS
-from ramify.runtime.records import DOUBTFUL, EffectRecord, EffectStatus, OpRecord, OpStatus
+from ramify.runtime.records import DOUBTFUL, EffectStatus, OpStatus
 from ramify.runtime.user_code.sandbox import Sandbox
-from ramify.runtime.worlds.world_pool import StateOrigin
 from ramify.sandboxes.contract import World
 from ramify.sandboxes.errors import SandboxError
 
@@ -55,105 +49,12 @@ def restore_attrs(call: StepCall, world: World | None, fork_s: float | None) -> 
     return Choice("restore", run.costs.predict(Cost.FORK, size=layers), served).attrs(fork_s)
 
 
-async def seal_world(
-    call: StepCall, world: World | None, fork_s: float | None, held: AsyncExitStack
-) -> tuple[Snapshot | None, dict[str, str]]:
-    """Seal the world after a step. Returns its snapshot, None if the plan has no seal here, and row attributes with
-    the times of fork and seal."""
-    run, timings = call.scope.run, dict[str, str]()
-    if fork_s is not None and world is not None:
-        timings |= {"fork_ms": f"{fork_s * 1000:.3f}", "layers": str(len(world.snapshot.layers))}
-    if world is not None and call.aside and call.step.effect is not Effect.READONLY:
-        await _refuse_changes(call, world)
-    if world is None or call.aside or run.seal_op(call.op) is None:
-        return call.scope.branch.snapshot if call.aside else None, timings
-    await held.enter_async_context(run.reuse.pins.held())
-    before, begun = world.snapshot, time.perf_counter()
-    held.enter_context(run.journal.ending(call.scope.branch.path))  # the seal is flushed when the row is committed
-    sealed = await world.seal(flush=False)
-    if sealed.layers != before.layers:
-        held_bytes = await asyncio.to_thread(run.snapshots.layer_bytes, sealed.layers[-1])
-        timings |= {"seal_ms": f"{(time.perf_counter() - begun) * 1000:.3f}", "sealed_bytes": str(held_bytes)}
-        timings |= files_written(run.snapshots, before, sealed)
-    return sealed, timings
-
-
-async def _refuse_changes(call: StepCall, world: World) -> None:
-    """Raise `HiddenWrites` if a step that the compiler considers read-only changed files: its changes must not be
-    lost."""
-    before = world.snapshot
-    async with call.scope.run.reuse.pins.held():
-        after = await world.seal(flush=False)
-    if after.content_key != before.content_key:
-        raise HiddenWrites(
-            f"step {call.step.name!r} ran beside others, because its code writes no files, but something that "
-            'it calls does: it is run again in its turn. Declare it with @step(effect="revertible")'
-        )
-
-
-def is_reusable_state(sealed: Snapshot | None) -> bool:
-    """Whether the snapshot is the step's whole result, so that it can be reused: no process was left running."""
-    return sealed is not None and bool(sealed.content_key) and sealed.tier is ProcessTier.NONE
-
-
 def barrier_of(call: StepCall) -> dict[str, str]:
     """Return the row attribute for the plan's BARRIER of an irreversible step, which the effect's intent
     fulfilled."""
     irreversible = call.step.effect is Effect.IRREVERSIBLE
     barrier = call.scope.run.plan.before(call.op, OpKind.BARRIER) if irreversible else None
     return {} if barrier is None else {"barrier": barrier.id}
-
-
-async def commit_step(
-    call: StepCall, row: OpRecord, sealed: Snapshot | None, effect: EffectRecord | None = None
-) -> None:
-    """Commit the step's row, its effect and, if its world changed, the SEAL row and its checkpoint: one
-    transaction."""
-    run, branch = call.scope.run, call.scope.branch
-    seal_op = run.seal_op(call.op)
-    if sealed is None or seal_op is None or (sealed.id == branch.snapshot.id and not branch.unsealed):
-        await run.journal.record(row, effect=effect)
-    else:
-        seal = replace(
-            row,
-            key=call.seal_key,
-            op_id=seal_op.id,
-            kind=OpKind.SEAL,
-            result_json=None,
-            result_digest=sealed.content_key,
-            lineage_key=None,
-            started_at=row.ended_at,
-            attrs={"tier": sealed.tier.value},
-        )
-        await run.journal.record(row, seal, checkpoint=(branch, sealed, call.step.name), effect=effect)
-    if sealed is not None:
-        branch.stands(state_after(call, sealed, row))
-        branch.unsealed = False
-
-
-def state_after(call: StepCall, snapshot: Snapshot, row: OpRecord) -> StateOrigin:
-    """Return the state after a step and how to recompute it: by running the step again, unless that could repeat an
-    effect."""
-    step, run = call.step, call.scope.run
-    what, attempt = f"step {step.name!r}", int(row.attrs.get("attempt", 0))
-    if step.effect is Effect.IRREVERSIBLE and not step.outside.idempotent:
-        return StateOrigin(snapshot, what, refused="it is irreversible and not declared to be repeatable")
-    if step.effect is Effect.UNKNOWN and not step.reuse:
-        return StateOrigin(snapshot, what, refused="its effect is unknown and it is not declared to be repeatable")
-
-    async def again(before: Snapshot) -> Snapshot:
-        world = await run.worlds.fresh(before)
-        try:
-            face = Sandbox(world)
-            try:
-                await run_code(call, face, attempt)  # its model calls are served from the journal
-            finally:
-                face.end()
-            return await run.recovery.sealed(world.seal)
-        finally:
-            await world.close()
-
-    return StateOrigin(snapshot, what, again, seconds=row.ended_at - row.started_at)
 
 
 async def accept_effect(call: StepCall, fence: Fence, known: KnownEffect, begun: float) -> Any:

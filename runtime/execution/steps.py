@@ -15,7 +15,6 @@ from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.legacy_digests import digest_in_journal
-from ramify.runtime.codec.plain_digests import digest_of_text
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
     Diverged,
@@ -38,17 +37,26 @@ from ramify.runtime.execution.step_call import (
     is_plain,
     run_attempt,
 )
+from ramify.runtime.execution.step_commits import (
+    Executed,
+    begin_commit_behind,
+    commit_executed,
+    commit_step,
+    may_commit_behind,
+    seal_world,
+    state_after,
+)
 from ramify.runtime.execution.step_outcomes import (
     accept_effect,
     as_effect_in_doubt,
     barrier_of,
-    commit_step,
-    is_reusable_state,
-    one_line,
     raised_again,
     record_failure,
+<<<<<<< HEAD
+=======
+    restore_attrs,
+>>>>>>> h31
     settle_failed_effect,
-    state_after,
 )
 from ramify.runtime.execution.step_world import StepWorld
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
@@ -142,6 +150,7 @@ async def _perform(call: StepCall) -> Any:
 
 async def _perform_on_branch(call: StepCall) -> Any:
     run, branch = call.scope.run, call.scope.branch
+    await run.journal.behind.settled()
     if call.step.effect is Effect.PURE:
         return await _serve_or_execute(call, on_world=False)
     aside: StepCall | None = None
@@ -321,7 +330,27 @@ async def _execute_and_commit(
                 return await accept_effect(call, fence, known, begun)
             begins = True
             result_json, value = await run_attempt(call, face, attempt)
+<<<<<<< HEAD
             sealed, timings = (None, {}) if own is None else await own.sealed()
+=======
+            done = Executed(
+                result_json,
+                value,
+                entry if on_world else None,
+                begun,
+                lineage_key=query.lineage_key if query is not None else None,
+                attrs={
+                    **recovered,
+                    **({"attempt": str(attempt)} if attempt else {}),
+                    **({} if fence is None else barrier_of(call)),
+                    **({} if query is None else run.reuse.asked(call.key)),
+                },
+            )
+            if world is not None and query is None and fence is None and may_commit_behind(call):
+                await begin_commit_behind(call, done, world, fork_s, held)
+                return value
+            sealed, timings = await seal_world(call, world, fork_s, held)
+>>>>>>> h31
             if expected is not None:
                 was = await run.reuse.applied(expected, entry)
                 what = f"step {call.step.name!r}"
@@ -346,6 +375,7 @@ async def _execute_and_commit(
             if failure is not error:
                 raise failure from error
             raise
+<<<<<<< HEAD
     row = call.row(
         result_json=result_json,
         result_digest=digest_of_text(result_json),
@@ -370,3 +400,8 @@ async def _execute_and_commit(
     if own is not None and own.world is not None:
         await run.worlds.rest(branch)
     return value
+=======
+    done = replace(done, attrs={**done.attrs, **timings})
+    await commit_executed(call, done, world, sealed, None if fence is None else fence.done(done.result_json))
+    return done.value
+>>>>>>> h31

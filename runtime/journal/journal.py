@@ -19,6 +19,7 @@ from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
+from ramify.runtime.journal.commits_behind import CommitsBehind
 from ramify.runtime.journal.failures import STANDS
 from ramify.runtime.journal.recorded_run import RecordedRun
 from ramify.runtime.records import (
@@ -87,6 +88,7 @@ class Journal(RecordedRun):
         self._over = False
         self.unwinds = False
         """Whether the run itself is being stopped, so that what is cancelled is not cancelled by the workflow."""
+        self.behind = CommitsBehind()
         self._lost: BaseException | None = None  # why rows that nobody waited for were not committed
         self._soon: dict[asyncio.Future[None], Durable] = {}
 
@@ -133,6 +135,9 @@ class Journal(RecordedRun):
         effect: EffectRecord | None,
     ) -> None:
         """Commit, then update this object. Must not be cancelled in between, or the two would differ."""
+        await self.behind.ended()
+        if any(row.status is OpStatus.DONE for row in rows):
+            self.behind.refuse_when_failed()
         numbered, made = self._numbered(rows, checkpoint)
         ledger = [] if effect is None else [self._settled(effect)]
         await self._store.commit(
@@ -253,6 +258,7 @@ class Journal(RecordedRun):
         await finish_despite_cancel(self._record_llm(row))
 
     async def _record_llm(self, row: LLMRecord) -> None:
+        await self.behind.settled()
         self._refuse_when_over()
         numbered = replace(row, seq=self._next_seq())
         self.turns.numbered(row.key, numbered.seq)

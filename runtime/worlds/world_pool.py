@@ -10,15 +10,17 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ramify.compiler.plan import PlanOp
 from ramify.fork_engine import crash_points
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.errors import BranchReleased, StateLost
 from ramify.runtime.records import BranchPath, CheckpointId, RunRecord
+from ramify.runtime.worlds.warm_states import WarmStates
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.errors import WorldDied
 
@@ -112,6 +114,8 @@ class WorldPool:
         self._idle: dict[Branch, None] = {}  # in order of last use
         self._live: dict[Branch, None] = {}
         self._ready: dict[BranchPath, ReadyWorlds] = {}  # by the branch that will be forked
+        self._opened: Backend | None = None  # once a world was needed
+        self.warm: WarmStates | None = None  # tells the backend of the plan
         self.recovery: RecoversStates | None = None  # recomputes lost snapshots; without it they are an error
 
     async def state(self, branch: Branch) -> Snapshot:
@@ -142,7 +146,7 @@ class WorldPool:
         branch.world = await self._take_ready(branch)
         if branch.world is None:
             state = await self.state(branch)
-            backend = await self._backend()
+            backend = self._opened = await self._backend()
             begun = self._timer()
             branch.world = await backend.materialise(state, self._spec)
         crash_points.point("world made")
@@ -170,7 +174,7 @@ class WorldPool:
         if self._closed or branch.released:
             return 0.0
         state = await self.state(branch)
-        backend = await self._backend()
+        backend = self._opened = await self._backend()
         begun = self._timer()
         ready = ReadyWorlds(branch.snapshot, asyncio.ensure_future(backend.fork(state, self._spec, n)))
         self._ready[branch.path] = ready
@@ -187,6 +191,20 @@ class WorldPool:
         parent = BranchPath(branch.path.rpartition("/")[0])
         ready = self._ready.get(parent)
         return None if ready is None or ready.snapshot.id != branch.snapshot.id else await ready.take()
+
+    def made(self, op: PlanOp, branch: BranchPath, state: Snapshot) -> Mapping[str, str]:
+        """An operation made this state. Returns attributes of its row: what is kept ready for forks of it."""
+        return {} if self.warm is None else self.warm.made(self._opened, op, branch, state)
+
+    def forked(self, op: PlanOp, base: SnapshotId, width: int) -> None:
+        """A fork of this state begins."""
+        if self.warm is not None:
+            self.warm.forked(op, base, width)
+
+    def released(self, base: SnapshotId, branches: Sequence[BranchPath]) -> None:
+        """The branches of a fork have ended."""
+        if self.warm is not None:
+            self.warm.released(self._opened, base, branches)
 
     async def rest(self, branch: Branch) -> None:
         """After a step, make the branch's world idle, unless it has unsealed changes or background processes."""

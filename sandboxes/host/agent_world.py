@@ -170,7 +170,7 @@ class AgentWorld(WorldProcesses):
                 sealing.cancel()  # it waits for the world, and has done nothing
             await finish_before_cancelling(asyncio.wait({sealing}))
             raise
-        return sealing
+        return asyncio.ensure_future(finish_before_cancelling(sealing))  # who awaits it may be cancelled
 
     async def _seal(self, flush: bool, begun: asyncio.Future[None] | None = None) -> Snapshot:
         """`begun` is set once every operation that comes later waits for the seal."""

@@ -40,7 +40,7 @@ async def run_all_to_end(works: Sequence[Coroutine[object, object, None]]) -> No
 
 
 async def finish_before_cancelling(
-    work: Coroutine[object, object, T], interrupt: Callable[[], None] | None = None
+    work: Coroutine[object, object, T] | asyncio.Future[T], interrupt: Callable[[], None] | None = None
 ) -> T:
     """Await `work` to its end even if we are cancelled, after calling `interrupt`; the cancellation then continues.
 

@@ -77,7 +77,8 @@ async def with_keys(names: list[str]) -> list[str]:
         outcomes = await branches.map(attempt, concurrency=2)
         await outcomes[1].adopt()
     last = await add("end", "end")
-    return [first, await tell_with_key("bye"), last, *(outcome.value for outcome in outcomes)]
+    said = (await llm.chat(f"about {last}")).text  # the step before it is committed meanwhile
+    return [first, await tell_with_key("bye"), last, said, *(outcome.value for outcome in outcomes)]
 
 
 @workflow

@@ -105,7 +105,7 @@ EVERYWHERE = {
     *("rows numbered", "batch taken", "layers flushed", "transaction begun", "rows written", "batch committed"),
     *("saver's transaction begun", "saver's rows written", "saver's batch committed"),
     *("rows durable", "answer numbered", "answer durable"),
-    *("world made", "about to ask", "answer there"),
+    *("world made", "seal begun", "about to ask", "answer there"),
     *("about to send", "sent"),  # the scenarios' own: in the middle of an effect
 }
 COLLECTION = {"marked", "forgotten", "removed"}  # killed at by test_collect.py

@@ -15,7 +15,7 @@ from ramify.cli.errors import is_ours
 from ramify.compiler.change_impact import affected_operations, changed_parts
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.inspect.home import require_run
-from ramify.inspect.plan_outcomes import OpOutcome, stage_error, story
+from ramify.inspect.plan_outcomes import KeptWarm, OpOutcome, kept_warm, stage_error, story
 from ramify.inspect.text import count, fitted, seconds, table
 from ramify.runtime.estimates.cost_model import Regret, regrets
 from ramify.runtime.records import DECORATORS, LLMRecord, OpRecord, RunRecord
@@ -55,7 +55,7 @@ def explain_command(home: CommandHome, run: str, as_json: bool, target: str | No
     """Compare the plan of RUN (the newest) with what happened.
 
     For each operation: how often it ran, how often its result was reused, its expected and actual duration, and its
-    snapshots. Then what has changed in the code since.
+    snapshots. Then what was kept ready for forks of these, and what has changed in the code since.
 
     \b
     Example: ramify explain @
@@ -80,10 +80,12 @@ def explain_command(home: CommandHome, run: str, as_json: bool, target: str | No
                 "operations": operations,
                 "choices": chosen,
                 "changed": asdict(changed),
+                "warm": [asdict(one) for one in kept_warm(plan, rows)],
             }
         )
         return
-    say_pages(map(home.typed.complete, _told(record, plan, stories, error, choices, changed)))
+    warm = kept_warm(plan, rows)
+    say_pages(map(home.typed.complete, _told(record, plan, stories, error, choices, changed, warm)))
 
 
 def _told(
@@ -93,6 +95,7 @@ def _told(
     error: float | None,
     choices: Sequence[Regret],
     changed: Changed,
+    warm: Sequence[KeptWarm],
 ) -> Iterator[str]:
     yield click.style(f"run {record.id} of {record.name}: {record.status.value}", bold=True)
     yield f"passes: {', '.join(plan.passes) or 'none'}"
@@ -103,6 +106,7 @@ def _told(
     if error is not None:
         yield f"stages of model calls: predicted and actual seconds differ by {error:.0%} in the median"
     yield from conflict_lines(plan)
+    yield from warm_lines(warm)
     yield from choice_lines(choices)
     yield from change_lines(changed, record.frontend)
 
@@ -199,6 +203,15 @@ def conflict_lines(plan: Plan) -> list[str]:
         f"{op.id}{f' @ {op.site}' if op.site else ''} may conflict: {', '.join(paths)}"
         for op, paths in named
         if paths
+    ]
+
+
+def warm_lines(warm: Sequence[KeptWarm]) -> list[str]:
+    """What was kept ready for forks of the run's snapshots, and until when."""
+    return [
+        f"kept ready after {one.op} ({count(one.times, 'time')}): {one.kept}"
+        + (f"; until {', '.join(one.until)}" if one.until else "")
+        for one in warm
     ]
 
 

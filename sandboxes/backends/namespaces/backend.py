@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from ramify.fork_engine.types import LayerId, Snapshot
+from ramify.fork_engine.types import LayerId, Snapshot, SnapshotId
 from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
@@ -22,7 +23,7 @@ from ramify.sandboxes.backends.namespaces.warm_pool import WarmPool
 from ramify.sandboxes.backends.namespaces.world import NamespaceWorld, mount_trees
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.checkpointing import criu
-from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.contract import KeptReady, World, WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker, Slots
 from ramify.sandboxes.errors import WorldStartFailed, explain_file_limit
 from ramify.sandboxes.host.agent_world import AgentWorld
@@ -118,6 +119,12 @@ class NamespaceBackend(AgentBackend):
 
     def expect(self, pattern: Pattern) -> None:
         self._prepared.expect(pattern)
+
+    def foresee(self, snapshot: Snapshot, spec: WorldSpec, forks: int) -> KeptReady:
+        return self._prepared.foresee(Kind.of(snapshot, spec), forks)
+
+    def forget(self, snapshots: Collection[SnapshotId]) -> int:
+        return self._prepared.forget(snapshots)
 
     async def _imported(self, image: Path) -> LayerId:
         if not image.exists():

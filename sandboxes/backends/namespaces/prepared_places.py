@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +22,18 @@ from ramify.sandboxes.agent.messages import Start
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
 from ramify.sandboxes.backends.namespaces.place import Place
 from ramify.sandboxes.backends.namespaces.warm_pool import identity_of, make_folders
-from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.contract import KeptReady, WorldSpec
 from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
+from ramify.sandboxes.linux.memory import available_bytes
 from ramify.sandboxes.linux.mount_table import MountWatch
 
 OF_A_KIND, WARM, KINDS = 2, 1, 3
-"""Places that wait at most: of a kind, of a warm snapshot, and kinds. Each has two processes with about 8 MB of their
-own; of the processes of a warm snapshot, only what they write is their own."""
+"""Places that wait at most: of a kind for which no more forks are foreseen, of a warm snapshot, and kinds."""
+PLACE_BYTES, SHARE = 8 << 20, 16
+"""What two processes of a place have of their own (of a warm snapshot's, only what they write), and which part of the
+memory that is left all places may take."""
 AFTER_S = 0.02  # so that the worlds that are being started go first
 
 
@@ -95,9 +98,13 @@ class Places(Protocol):
 class PreparedPlaces:
     """The places of one backend that wait. `folder` is the backend's own."""
 
-    def __init__(self, folder: Path, helper: ForkServerClient) -> None:
-        self._folder, self._helper = folder, helper
+    def __init__(
+        self, folder: Path, helper: ForkServerClient, available: Callable[[], int] = available_bytes
+    ) -> None:
+        """`available`: the bytes of memory that are left."""
+        self._folder, self._helper, self._available = folder, helper, available
         self._patterns: list[Pattern] = []  # the kind that was asked for last is the first
+        self._foreseen: tuple[Kind | None, int] = (None, 0)  # how many forks are about to be made
         self._ready: list[tuple[Kind, Place]] = []
         self._mounts = MountWatch()
         self._making: asyncio.Task[None] | None = None
@@ -112,14 +119,39 @@ class PreparedPlaces:
         self._discard([one for one in self._ready if all_of_them or _outdated(one[1])])
         mine = [one for one in self._ready if one[0] == kind][:n]
         self._ready = [one for one in self._ready if one not in mine]
+        if self._foreseen[0] == kind:
+            self._foreseen = (kind, max(0, self._foreseen[1] - n))
         if mine:
             self._restock()
         return [place for _, place in mine]
 
     def expect(self, pattern: Pattern) -> None:
         """Have places ready for worlds of this kind."""
-        self._patterns = [pattern, *(other for other in self._patterns if other.kind != pattern.kind)][:KINDS]
+        found = [pattern, *(other for other in self._patterns if other.kind != pattern.kind)]
+        self._patterns = [one for number, one in enumerate(found) if number < KINDS or one.kind == self._foreseen[0]]
         self._restock()
+
+    def foresee(self, kind: Kind | None, forks: int) -> KeptReady:
+        """Have places ready for so many forks at once, until they are made or others are foreseen."""
+        if kind is None:
+            return KeptReady(0, "worlds with secrets or connections are never prepared")
+        if kind not in [pattern.kind for pattern in self._patterns]:
+            return KeptReady(0, "no world of this kind has been sealed yet")
+        self._foreseen = (kind, forks)
+        self._restock()
+        places = min(max(forks, OF_A_KIND), room := self._room())
+        return KeptReady(places, f"memory has room for {room}" if places < forks else "")
+
+    def forget(self, snapshots: Collection[SnapshotId]) -> int:
+        """End what waits at these snapshots."""
+        self._patterns = [one for one in self._patterns if one.kind.warm not in snapshots]
+        gone = [one for one in self._ready if one[0].warm in snapshots]
+        self._discard(gone)
+        return len(gone)
+
+    def _room(self) -> int:
+        """How many places may wait, those that do among them."""
+        return len(self._ready) + self._available() // SHARE // PLACE_BYTES
 
     def _restock(self) -> None:
         busy = self._making is not None and not self._making.done()
@@ -130,15 +162,27 @@ class PreparedPlaces:
         await asyncio.sleep(AFTER_S)
         kinds = [pattern.kind for pattern in self._patterns]
         self._discard([one for one in self._ready if one[0] not in kinds])
+        self._discard(list(self._surplus()))
         with suppress(SandboxError, OSError):  # the next world starts its own agent and reports why that fails
             while (pattern := self._missing()) is not None:
                 await finish_before_cancelling(self._prepare(pattern))
 
     def _missing(self) -> Pattern | None:
-        """The kind that lacks a place most urgently."""
+        """The kind that lacks a place most urgently; None if memory has room for no more."""
         kinds = [kind for kind, _ in self._ready]
-        wanted = ((one, OF_A_KIND if one.kind.warm is None else WARM) for one in self._patterns)
-        return next((one for one, number in wanted if kinds.count(one.kind) < number), None)
+        lacks = (one for one in self._patterns if kinds.count(one.kind) < self._wanted(one.kind))
+        found = next(lacks, None)
+        return None if found is None or self._room() <= len(self._ready) else found
+
+    def _wanted(self, kind: Kind) -> int:
+        foreseen, forks = self._foreseen
+        return WARM if kind.warm is not None else max(OF_A_KIND, forks if kind == foreseen else 0)
+
+    def _surplus(self) -> Iterator[tuple[Kind, Place]]:
+        """What waits beyond what is wanted: forks that were foreseen were not made."""
+        for pattern in self._patterns:
+            mine = [one for one in self._ready if one[0] == pattern.kind]
+            yield from mine[self._wanted(pattern.kind) :]
 
     async def _prepare(self, pattern: Pattern) -> None:
         folder = self._folder / uuid.uuid4().hex[:12]

@@ -11,13 +11,16 @@ from typing import Any, cast
 import passes_app
 
 from ramify import Runtime
-from ramify.cli.commands.explain import Changed, change_lines, choice_lines
+from ramify.cli.commands.explain import Changed, change_lines, choice_lines, warm_lines
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
+from ramify.inspect.plan_outcomes import KeptWarm, kept_warm
 from ramify.inspect.plan_outcomes import story as told_of
 from ramify.runtime.estimates.cost_model import Regret
 from ramify.runtime.estimates.recorded_runs import RecordedEstimates, observed
+from ramify.runtime.records import WARM, OpStatus
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
+from ramify.session import compile_plan
 
 
 def by_op(said: Any) -> dict[str, Any]:
@@ -149,3 +152,16 @@ def test_a_run_that_is_not_there(ramify: Any, home: Any) -> None:
     said = ramify("explain", "ffff")
     assert (said.status, said.out) == (1, "")
     assert f"ramify --home {home.path} ls" in said.err
+
+
+def test_what_was_kept_ready_and_why() -> None:
+    plan = compile_plan(passes_app.searches)
+    seal = next(op for op in plan.ops if op.kind is OpKind.SEAL)
+    made: Any = [
+        SimpleNamespace(op_id=seal.id, attrs={WARM: said}, status=OpStatus.DONE) for said in ("3 for the fork", *"nn")
+    ]
+    made += [SimpleNamespace(op_id=seal.id, attrs={}, status=OpStatus.DONE)]  # of an earlier version
+    until = tuple(seal.attrs["dies"])
+    found = kept_warm(plan, made)
+    assert found == [KeptWarm(seal.id, 1, "3 for the fork", until), KeptWarm(seal.id, 2, "n", until)]
+    assert warm_lines(found)[0] == (f"kept ready after {seal.id} (1 time): 3 for the fork; until {', '.join(until)}")

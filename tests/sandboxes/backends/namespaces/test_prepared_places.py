@@ -16,9 +16,9 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.prepared_shell import can_take_over, takeover_script
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.backends.namespaces.prepared_places import OF_A_KIND, Kind
+from ramify.sandboxes.backends.namespaces.prepared_places import OF_A_KIND, PLACE_BYTES, SHARE, Kind
 from ramify.sandboxes.backends.namespaces.world import NamespaceWorld
-from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.contract import KeptReady, World, WorldSpec
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 
 pytestmark = pytest.mark.linux_ns
@@ -217,3 +217,44 @@ async def test_an_agent_that_ended_while_it_waited_is_replaced(
             await asyncio.wait({agent._exit_code}, timeout=60)
         assert await out(world, "echo $kept $(cat kept /tmp/kept); echo 3 > /tmp/kept") == "1 1 2\n"
         assert (await world.seal()).id != snapshot.id
+
+
+async def test_forks_that_are_foreseen_find_a_place_each_as_far_as_memory_allows(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    assert namespaces.foresee(base, spec, 4).places == 0, "no world of this kind was sealed"
+    await out(world, "kept=1")
+    snapshot = await world.seal()
+    assert namespaces.foresee(snapshot, spec, 4) == KeptReady(4)
+    assert await ready(namespaces) == 4
+    with monkeypatch.context() as patched:
+        patched.setattr(ForkServerClient, "spawn", spawn_nothing)
+        patched.setattr(namespaces._prepared, "_available", lambda: 0)
+        children = await namespaces.fork(snapshot, spec, 3)
+        assert [await out(child, "echo $kept") for child in children] == ["1\n"] * 3
+    assert await ready(namespaces) <= OF_A_KIND
+    monkeypatch.setattr(namespaces._prepared, "_available", lambda: SHARE * PLACE_BYTES)
+    told = namespaces.foresee(snapshot, spec, 40)
+    assert told.places < 40
+    assert f"memory has room for {told.places}" in told.why_no_more
+    never = replace(spec, secrets={"A": "1"})
+    assert namespaces.foresee(snapshot, never, 4).places == 0
+
+
+async def test_a_state_that_nothing_goes_back_to_is_not_kept(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    await out(world, "kept=1")
+    snapshot = await world.seal()
+    await world.rollback(snapshot)  # from now on it is kept warm
+    await ready(namespaces)
+    warm = Kind.warm_of(snapshot, spec)
+    assert [kind for kind, _ in namespaces._prepared._ready].count(warm) == 1
+    assert namespaces.forget([base.id]) == 0
+    assert namespaces.forget([snapshot.id]) == 1
+    await out(world, "kept=2")
+    await world.seal()
+    await ready(namespaces)
+    assert warm not in [kind for kind, _ in namespaces._prepared._ready]

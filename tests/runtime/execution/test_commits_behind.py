@@ -1,0 +1,184 @@
+"""A step's snapshot and rows are written while the model answers; nothing that depends on them comes first."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import behind_app
+import pytest
+
+from ramify import Runtime
+from ramify.compiler.plan import OpKind
+from ramify.fork_engine.types import Snapshot
+from ramify.runtime.errors import RunFailed
+from ramify.runtime.execution.step_commits import asks_model_next
+from ramify.runtime.records import RunStatus
+from ramify.sandboxes.errors import SealFailed
+from ramify.sandboxes.host.agent_world import AgentWorld
+from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest
+from ramify.session import compile_plan
+
+
+def client_of(model: ScriptedModel) -> LLMClient:
+    return LLMClient("http://model.test/v1", transport=model)
+
+
+class HeldSeals:
+    """Seals that were begun and end once `go` is set, or fail with `error`."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.error: Exception | None = None
+        self.begun = 0
+
+    def hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        begin = AgentWorld.begin_seal
+
+        async def held(world: AgentWorld) -> asyncio.Future[Snapshot]:
+            sealing = await begin(world)
+            self.begun += 1
+
+            async def later() -> Snapshot:
+                await self.go.wait()
+                sealed = await sealing
+                if self.error is not None:
+                    raise self.error
+                return sealed
+
+            return asyncio.ensure_future(later())
+
+        monkeypatch.setattr(AgentWorld, "begin_seal", held)
+
+
+async def test_the_model_is_asked_before_the_step_is_on_disk_and_its_answer_is_recorded_after(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seals, rows_then = HeldSeals(), []
+    seals.hold(monkeypatch)
+
+    async def script(request: ChatRequest) -> str:
+        rows_then.append([row.kind for row in await runtime.journal()])
+        seals.go.set()  # a run that waits for the snapshot first would wait for ever
+        return "said"
+
+    async with client_of(ScriptedModel(script)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        assert await runtime.run(behind_app.asks_at_the_end, workspace=workspace) == "said"
+        rows, calls = await runtime.journal(), await runtime.llm_calls()
+    assert rows_then == [[]]
+    assert [row.kind for row in rows] == [OpKind.RUN, OpKind.SEAL]
+    assert rows[0].snapshot_out == rows[1].snapshot_out != rows[0].snapshot_in
+    assert max(row.seq for row in rows) < calls[0].seq
+    assert seals.begun == 1
+
+
+async def test_a_turn_sees_all_turns_before_it(home: Path, workspace: Path) -> None:
+    model = ScriptedModel(lambda request: f"after {request.messages[-1].content}")
+    async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        said = await runtime.run(behind_app.agent, 3, workspace=workspace)
+        run = str(runtime.last_run_id)
+        rows = [(row.seq, row.key) for row in await runtime.journal()] + [
+            (call.seq, call.key) for call in await runtime.llm_calls()
+        ]
+        assert await runtime.resume(run) == said
+    assert said == "begin\nafter turn 0 has 1\nafter turn 1 has 2\n"
+    kinds = ["llm" if "llm" in key else "seal" if key.endswith("SEAL") else "run" for _, key in sorted(rows)]
+    assert kinds[:9] == ["run", "seal", "llm"] * 3
+
+
+async def test_a_fork_begins_at_the_state_after_the_step(home: Path, workspace: Path) -> None:
+    async with (
+        client_of(ScriptedModel(lambda request: "b")) as client,
+        Runtime(home=home, sandbox="copy", llm=client) as runtime,
+    ):
+        found = await runtime.run(behind_app.forks_after_the_model, workspace=workspace)
+    assert found == ["root\nb 0\n", "root\nb 1\n"]
+
+
+async def test_a_run_whose_snapshot_fails_ends_and_runs_the_step_again(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model has answered by then, but nothing says so: the answer would follow from a step that is not there."""
+    seals = HeldSeals()
+    seals.error = SealFailed("the disk is full")
+
+    def script(request: ChatRequest) -> str:
+        seals.go.set()
+        return "said"
+
+    with monkeypatch.context() as patched:
+        seals.hold(patched)
+        async with (
+            client_of(ScriptedModel(script)) as client,
+            Runtime(home=home, sandbox="copy", llm=client) as runtime,
+        ):
+            with pytest.raises(RunFailed, match="the disk is full"):
+                await runtime.run(behind_app.asks_at_the_end, workspace=workspace)
+            run = str(runtime.last_run_id)
+            assert (await runtime.record()).status is RunStatus.FAILED
+            assert await runtime.journal() == []
+            assert await runtime.llm_calls() == []
+    async with client_of(ScriptedModel(script)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        assert await runtime.resume(run) == "said"
+
+
+async def test_a_run_that_is_cancelled_while_its_step_is_committed_keeps_the_step(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seals, asked = HeldSeals(), asyncio.Event()
+    seals.hold(monkeypatch)
+
+    async def never(request: ChatRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with client_of(ScriptedModel(never)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        running = asyncio.ensure_future(runtime.run(behind_app.asks_at_the_end, workspace=workspace))
+        await asked.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        seals.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        rows = await runtime.journal()
+        assert [row.kind for row in rows] == [OpKind.RUN, OpKind.SEAL]
+        run = str(runtime.last_run_id)
+    monkeypatch.undo()
+    model = ScriptedModel(lambda request: request.messages[-1].content)
+    async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        assert await runtime.resume(run) == "1"  # the step is not run a second time
+
+
+@pytest.mark.parametrize(
+    ("way", "asks"),
+    [
+        (behind_app.asks_at_the_end, True),
+        (behind_app.agent, True),
+        (behind_app.forks_after_the_model, True),
+        (behind_app.does_not_ask, False),
+        (behind_app.asks_perhaps, False),
+    ],
+)
+def test_the_plan_says_whether_the_model_is_asked_next(way: Any, asks: bool) -> None:
+    plan = compile_plan(way)
+    first = next(op for op in plan.ops if op.kind is OpKind.RUN)
+    assert asks_model_next(plan, first) is asks
+
+
+async def test_steps_at_once_are_committed_before_the_workflow_goes_on(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of results is that of the rows, so a row must not be late while another could come first."""
+    seals = HeldSeals()
+    seals.hold(monkeypatch)
+    seals.go.set()
+    model = ScriptedModel(lambda request: request.messages[-1].content)
+    async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        said = await runtime.run(behind_app.two_at_once, workspace=workspace)
+        assert await runtime.resume(str(runtime.last_run_id)) == said
+    assert said == ["a 1", "b 2"]
+    assert seals.begun <= 1

@@ -1,0 +1,46 @@
+"""The memory that is left is the least of the machine's and of the control groups' above a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ramify.sandboxes.linux.memory import available_bytes
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
+    return tmp_path
+
+
+def left(machine: Path) -> int:
+    return available_bytes(machine / "proc", machine / "groups")
+
+
+def test_the_least_counts(machine: Path) -> None:
+    assert left(machine) == 4000 << 10
+    for place, limit, used in (("a/b", "max", "5"), ("a", "900", "400")):
+        folder = machine / "groups" / place
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text(used)
+    assert left(machine) == 500
+    (machine / "groups/a/memory.current").write_text("1000")  # over its limit
+    assert left(machine) == 0
+
+
+def test_the_first_version_has_a_hierarchy_of_its_own(machine: Path) -> None:
+    (machine / "proc/self/cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/y\n0::/\n")
+    folder = machine / "groups/memory/y"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("700")
+    (folder / "memory.usage_in_bytes").write_text("100")
+    assert left(machine) == 600
+
+
+def test_this_machine_has_some() -> None:
+    assert available_bytes() > 0
