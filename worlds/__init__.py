@@ -2,8 +2,8 @@
 
 Main types, in the order in which to read them:
 
-- `World` (`world.py`): one live world. Its parts are `WorldCommands`, `WorldFiles`, `WorldSnapshots` and `WorldEgress`,
-  each in the module of its name.
+- `World` (`world.py`): one live world. Its parts, each in the module of its name: `WorldCommands`, `WorldFiles`,
+  `WorldSnapshots`, `WorldEgress`.
 - `WorldHome` (`home.py`): the open home: its snapshot store, its backend, and the names of its worlds.
 - `References` (`references.py`): names of worlds and tags of snapshots, one small file each.
 - `SyncWorld` (`blocking.py`): the same as `World`, for code without an event loop.

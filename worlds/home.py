@@ -174,7 +174,7 @@ class WorldHome:
         Raises `WorldNotFound`, also for the beginning of several ids.
         """
         if isinstance(name, Snapshot):
-            return name
+            return replace(name)  # the caller's own keeps the snapshot as long as the caller has it
         for kind in (Kind.TAG, Kind.WORLD):
             with suppress(WorldError):
                 return self._get(self.references.get(kind, name).snapshot)

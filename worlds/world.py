@@ -61,6 +61,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._owner = os.getpid()
         self._pin = home.pins.ground()
         self._pin.moved(origin.id)
+        self._pin.gave(origin.id)
         self._held = ExitStack()
         if held is not None:
             self._held.enter_context(held.pop_all())
@@ -139,8 +140,9 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
                 return await cls._start(opened, base, started_in(spec, base), name, source, keeps_home)
 
             if snapshot is not None:
-                base = await asyncio.to_thread(opened.resolve, snapshot)
-                return await start(base, snapshot if isinstance(snapshot, str) else base.id[:12])
+                async with opened.pins.held():
+                    base = await asyncio.to_thread(opened.resolve, snapshot)
+                    return await start(base, snapshot if isinstance(snapshot, str) else base.id[:12])
             if stored is not None and where is None:
                 return await start(await asyncio.to_thread(opened.state_of, stored), str(image))
             async with opened.imported(where) as base:
@@ -226,7 +228,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         except WorldNotFound:
             pass  # it was deleted meanwhile
         finally:
-            self._closed = True
+            self._closed, self._pending = True, None
             try:
                 await self._live.close()
             finally:
@@ -260,6 +262,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         if names is not None and len(names) != n:
             raise ValueError(f"{n} forks need {n} names, not {len(names)}")
         state = await self._sealed(flush=names is not None)
+        self._pin.gave(state.id)  # the base of a later merge
         lives = await (await self._home.backend()).fork(state, self._spec, n)
         made: list[World] = []
         try:

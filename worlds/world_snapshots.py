@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -40,15 +41,18 @@ class WorldSnapshots(ABC):
     @property
     def state(self) -> Snapshot:
         """The snapshot that the world last started from or was sealed into."""
-        return self._alive().snapshot
+        return self._given(self._alive().snapshot)
 
     async def snapshot(self, tag: str | None = None) -> Snapshot:
         """Keep the state as it is now: files, environment, shell, and what the backend keeps of processes. The world
         lives on. If nothing changed, it is the same snapshot.
 
-        tag: a name for it, which keeps it from `ramify gc`. Raises `NameTaken`, `BadName`, `WorldDied`.
+        `ramify gc` keeps it as long as the world is open or this process refers to the result; its id alone does not
+        keep it. tag: a name for it, which keeps it until the tag is deleted.
+
+        Raises `NameTaken`, `BadName`, `WorldDied`.
         """
-        return await self._sealed(tag)
+        return self._given(await self._sealed(tag))
 
     async def begin_snapshot(self, tag: str | None = None) -> PendingSnapshot:
         """Begin a snapshot, and return while it goes on: it may be written while a model answers.
@@ -80,7 +84,7 @@ class WorldSnapshots(ABC):
             self._keep(sealed)
             if tag is not None:
                 self._home.tag(tag, sealed, source=self.name or "")
-        return sealed
+            return self._given(sealed)
 
     @contextmanager
     def _pinned_if_cancelled(self) -> Iterator[None]:
@@ -115,7 +119,9 @@ class WorldSnapshots(ABC):
     async def restore(self, snapshot: str | Snapshot) -> None:
         """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
         await self._nothing_pending()  # its tag may be the one that is meant
-        state = await asyncio.to_thread(self._home.resolve, snapshot)
+        async with self._home.pins.held():
+            state = await asyncio.to_thread(self._home.resolve, snapshot)
+            self._pin.gave(state.id)  # it may be asked for again
         await self._alive().rollback(state)
         self._keep(state)
 
@@ -146,7 +152,7 @@ class WorldSnapshots(ABC):
             if merged.id != ours.id:
                 await self._alive().rollback(merged)
             self._keep(merged)
-        return merged
+            return self._given(merged)
 
     def _merged(
         self, base: Snapshot | None, ours: Snapshot, theirs: Snapshot, strategy: MergeStrategy | Resolver
@@ -170,6 +176,13 @@ class WorldSnapshots(ABC):
         if isinstance(other, WorldSnapshots):
             return await other.snapshot()
         return await asyncio.to_thread(self._home.resolve, other)
+
+    def _given(self, state: Snapshot) -> Snapshot:
+        """A state to give out: the result keeps it from `ramify gc`, and so does this world."""
+        given = replace(state)
+        self._pin.gave(given.id)
+        self._home.pins.keep_with(given, given.id)
+        return given
 
     def _keep(self, state: Snapshot) -> None:
         self._pin.moved(state.id)
