@@ -12,6 +12,7 @@ from types import TracebackType
 
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes import contract
+from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Limits, WorldSpec
 from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.settings import Egress
@@ -126,6 +127,8 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             )
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
+            if dumpable:
+                (await opened.backend()).capabilities.require(Feature.CRIU)
             stored = None if image is None else await opened.image(image)
 
             async def start(base: Snapshot, source: str) -> World:
