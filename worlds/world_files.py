@@ -53,6 +53,8 @@ class WorldFiles(ABC):
         await asyncio.to_thread(files.download, self._alive().path, self._relative(source), Path(target))
 
     def _relative(self, path: str | Path) -> str:
+        if "\0" in str(path):
+            raise PathRefused(f"{path!r} is no path: it has a NUL byte")
         given = Path(path)
         if given.is_absolute():
             if not given.is_relative_to(self._spec.mount_at):

@@ -113,7 +113,10 @@ def _explained(tar: Path | str) -> Iterator[None]:
             raise
         raise ImageError(f"{tar}: a member that no file system can hold ({error}). Create the tar again") from None
     except (*UNREADABLE, zlib.error, lzma.LZMAError) as error:
-        raise ImageError(f"{tar}: not a complete tar ({error}). Create it again with tar") from None
+        why = (
+            str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
+        )  # `tarfile` lists all tries
+        raise ImageError(f"{tar}: not a complete tar ({why}). Create it again with tar") from None
 
 
 def _note_whiteout(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> bool:

@@ -1,4 +1,4 @@
-"""The code blocks of docs/how-to/harnesses.md and training-harnesses.md: each names what its package has, and those that need no model run."""
+"""The code blocks of the pages of harnesses: each names what its package has, and those that need no model run."""
 
 from __future__ import annotations
 
