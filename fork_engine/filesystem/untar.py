@@ -310,9 +310,10 @@ def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> 
 def _time_ns(member: tarfile.TarInfo) -> int:
     """Return the modification time in nanoseconds. Exact if the tar is (pax)."""
     try:
-        return int(Decimal(member.pax_headers.get("mtime", str(member.mtime))) * 10**9)
-    except ArithmeticError:
+        found = int(Decimal(member.pax_headers.get("mtime", str(member.mtime))) * 10**9)
+    except (ArithmeticError, ValueError):  # endless, or no number
         return 0
+    return found if abs(found) < 1 << 63 else 0
 
 
 def _refused(tar: Path | str, name: str, why: str) -> ImageError:
