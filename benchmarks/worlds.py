@@ -4,12 +4,13 @@
 
 The work is real: projects of the package index with seeded bugs and their own tests, driven by mini-swe-agent's loop
 with a scripted model, so that all backends run the same commands over the same bytes. Run it as an ordinary user who
-may use Docker (`$DOCKER_HOST`). Without an engine, without bubblewrap or without mini-swe-agent, the peers' figures
-are missing, and each row says why. The source distributions are fetched by pip, once (`--sdists`).
+may use Docker (`$DOCKER_HOST`). Without an engine or bubblewrap, the peers' figures are missing, and without
+mini-swe-agent the rollouts; each row says why. The source distributions are fetched by pip, once (`--sdists`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -39,10 +40,17 @@ PARTS: dict[str, Callable[[Bed], list[Row]]] = {
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ramify-bench" / "sdists"
 
 
+def missing_agent() -> str:
+    """Why no rollouts can be run; empty if mini-swe-agent is installed."""
+    if importlib.util.find_spec("minisweagent") is None:
+        return "needs mini-swe-agent: pip install 'ramify[mini-swe-agent]'"
+    return ""
+
+
 def missing_docker() -> str:
     """Why no Docker Engine can be measured; empty if one answers."""
     if shutil.which("docker") is None:
-        return "Docker is not installed"
+        return "needs Docker, which is not installed"
     try:
         asked = subprocess.run(["docker", "info"], capture_output=True, timeout=20)
     except subprocess.TimeoutExpired:
@@ -52,7 +60,7 @@ def missing_docker() -> str:
 
 def missing_bubblewrap(root: Path) -> str:
     if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed"
+        return "needs bubblewrap, which is not installed"
     done = subprocess.run(["bwrap", *backends.isolation(root), "true"], capture_output=True, text=True)
     return done.stderr.strip()
 
@@ -66,7 +74,7 @@ def bed(folder: Path, sdists: Path, count: int, quick: bool, rollouts: int) -> B
         ids = {image.name: home.portal.call(home.home.images.pull, str(image.archive)).id for image in images}
     if not missing["Docker"]:
         backends.load(images)
-    return Bed(folder, images, ids, missing, quick, rollouts)
+    return Bed(folder, images, ids, missing, quick, rollouts, missing_agent())
 
 
 def measured(asked: list[str], made: Bed) -> list[Row]:

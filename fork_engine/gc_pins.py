@@ -2,8 +2,9 @@
 
 Garbage collection deletes the snapshots that no journal row names. No row names a snapshot yet between its seal and
 the commit of its row, or between finding a row to reuse and the commit that names its snapshot again. A process holds
-a shared lock during that time, and a collection takes the lock exclusively. The kernel releases the locks of a
-process that is killed.
+a shared lock during that time, and a collection takes the lock exclusively. A snapshot under a live world, or one
+that a process has given out and may restore or fork, needs longer: the process names it in a file that it holds
+locked (`pin_file.py`). The kernel releases the locks of a process that is killed.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from ramify import paths
-from ramify.fork_engine.close_on_fork import close_in_children, close_lock, open_lock
+from ramify.fork_engine.close_on_fork import close_lock, open_lock
+from ramify.fork_engine.pin_file import PREFIX, PinFile, pinned
 from ramify.fork_engine.types import SnapshotId
 
 _PINNED, _TURNSTILE, _KEPT = "pinned", "collecting", "kept"
@@ -29,6 +30,7 @@ class Pins:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._file = PinFile(folder / _KEPT)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -63,51 +65,51 @@ class Pins:
     @contextmanager
     def keep(self, id: SnapshotId) -> Iterator[None]:
         """Keep one snapshot, for example under a live world, from collections while this block runs, however long."""
-        fd, name = self._locked_file(id)
+        self._file.add(id)
         try:
             yield
         finally:
-            Path(name).unlink(missing_ok=True)
-            close_lock(fd)
+            self._file.drop(id)
+
+    def keep_with(self, holder: object, id: SnapshotId) -> None:
+        """Keep a snapshot as long as this process refers to `holder`."""
+        self._file.add(id)
+        self._file.drop_with(holder, id)
 
     def kept(self) -> set[SnapshotId]:
-        """Return the snapshots that `keep` holds, and remove the files of dead processes. Call inside
+        """Return the snapshots that living processes keep, and remove the files of dead ones. Call inside
         `collecting`."""
-        found = set()
-        folder = self._folder / _KEPT
+        found = set[SnapshotId]()
+        while not self._read_kept(found):
+            pass
+        return found
+
+    def _read_kept(self, found: set[SnapshotId]) -> bool:
+        """Add what the files name. Whether they were all there: a process that writes its file again may have put the
+        new one where it was not seen."""
+        whole, folder = True, self._folder / _KEPT
         for path in folder.iterdir() if folder.is_dir() else ():
             try:
                 fd = open_lock(path, os.O_RDWR)
             except FileNotFoundError:
+                whole = False
                 continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             except BlockingIOError:
-                found.add(SnapshotId(path.name.partition(".")[0]))
+                if path.name.startswith(PREFIX):
+                    with os.fdopen(os.dup(fd), "rb") as file:
+                        found |= pinned(file.read())
+                else:  # of a process with an earlier version, which has a file for each pin
+                    found.add(SnapshotId(path.name.partition(".")[0]))
             finally:
                 close_lock(fd)
-        return found
+        return whole
 
     def ground(self) -> Ground:
-        """Return a pin for one live world."""
-        return Ground(self)
-
-    def _locked_file(self, id: SnapshotId) -> tuple[int, str]:
-        folder = self._folder / _KEPT
-        paths.make_private(folder)
-        while True:
-            fd, name = tempfile.mkstemp(prefix=f"{id}.", dir=folder)
-            try:
-                close_in_children(fd)
-                fcntl.flock(fd, fcntl.LOCK_SH)
-                if os.fstat(fd).st_nlink:
-                    return fd, name
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                close_lock(fd)
-                raise
-            close_lock(fd)  # a collection removed the file before it was locked: try again
+        """Return the pins of one live world."""
+        return Ground(self._file)
 
     def _open(self, name: str) -> int:
         paths.make_private(self._folder)
@@ -115,25 +117,36 @@ class Pins:
 
 
 class Ground:
-    """A pin on the last sealed state of a live world, which may have no row. It is held until the world is sealed
-    again, or until `close`."""
+    """The pins of a live world, until `close`: one on its last sealed state, which may have no row, and one on each
+    state that it may be asked for again."""
 
-    def __init__(self, pins: Pins) -> None:
-        self._pins = pins
-        self._kept = ExitStack()
+    def __init__(self, file: PinFile) -> None:
+        self._file = file
+        self._last: SnapshotId | None = None
+        self._given = set[SnapshotId]()
         self._closed = False
 
     def moved(self, id: SnapshotId) -> None:
-        if self._closed:  # the step ended while its command ran: nobody would release the new pin
+        """The world stands over this state now."""
+        if self._closed or id == self._last:  # the step ended while its command ran: nobody would release the new pin
             return
-        kept = ExitStack()
-        kept.enter_context(self._pins.keep(id))
-        self._kept.close()
-        self._kept = kept
+        self._file.add(id)
+        if self._last is not None:
+            self._file.drop(self._last)
+        self._last = id
+
+    def gave(self, id: SnapshotId) -> None:
+        """The world gave this state out, or comes from it: keep it, whatever the world does next."""
+        if not self._closed and id not in self._given:
+            self._file.add(id)
+            self._given.add(id)
 
     def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
-        self._kept.close()
+        for id in (*self._given, *(() if self._last is None else (self._last,))):
+            self._file.drop(id)
 
 
 @asynccontextmanager

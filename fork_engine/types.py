@@ -90,7 +90,7 @@ class Processes:
         return self.tier in (ProcessTier.NONE, ProcessTier.COMMANDS) and not self.dropped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Snapshot:
     """An immutable state of a world. Stacks are ordered from the bottom; layers[0] is the imported workspace."""
 

@@ -156,13 +156,16 @@ def config_of(data: bytes, wanted: Platform, what: str) -> ImageConfig:
     pairs = [one.partition("=") for one in _texts(use, "Env", what)]
     if any("\0" in name + value for name, _, value in pairs):
         raise _malformed(what, "a variable has a NUL byte")
+    workdir, user = _text(use, "WorkingDir", what), _text(use, "User", what)
+    if "\0" in workdir + user:
+        raise _malformed(what, "its WorkingDir or User has a NUL byte")
     exposed = use.get("ExposedPorts") or {}
     return ImageConfig(
         diff_ids,
         found,
         {name: value for name, equals, value in pairs if equals and name},
-        _text(use, "WorkingDir", what),
-        _text(use, "User", what),
+        workdir,
+        user,
         _texts(use, "Entrypoint", what),
         _texts(use, "Cmd", what),
         tuple(sorted(map(str, exposed))) if isinstance(exposed, dict) else (),

@@ -148,7 +148,8 @@ class WorldSandboxEnvironment(SandboxEnvironment):
     # Beyond Inspect's interface
 
     async def snapshot(self, tag: str | None = None) -> str:
-        """Keep the world as it is now. Returns the snapshot's id, for `restore` and for `WorldConfig(snapshot=…)`."""
+        """Keep the world as it is now. Returns the snapshot's id, for `restore` and for `WorldConfig(snapshot=…)`.
+        A tag keeps it beyond this sample."""
         return (await self.world.snapshot(tag)).id
 
     async def fork(self, n: int = 1) -> list[WorldSandboxEnvironment]:

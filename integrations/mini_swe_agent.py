@@ -109,7 +109,8 @@ class WorldEnvironment:
     # Beyond mini-swe-agent's interface
 
     def snapshot(self, tag: str | None = None) -> str:
-        """Keep the world as it is now. Returns the snapshot's id, for `restore` and for `snapshot=`."""
+        """Keep the world as it is now. Returns the snapshot's id, for `restore` and for `snapshot=`. A tag
+        keeps it beyond this environment."""
         return self.world.snapshot(tag).id
 
     def fork(self, n: int = 1) -> list[WorldEnvironment]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.types import Snapshot
 from ramify.images.errors import ImagesError
 from ramify.integrations.errors import FileAccessFailed
 from ramify.integrations.world_access import as_os_error, read_file, upload
@@ -77,6 +78,7 @@ class WorldProvider:
         self._limits = apply_resource_limits
         self._open: dict[str, _Held] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._given: dict[str, Snapshot] = {}  # to hold them keeps them from `ramify gc`
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
         """Raises `SandboxCreateError`."""
@@ -161,14 +163,18 @@ class WorldProvider:
         """Close what is open. The provider can be used again."""
         for name, held in list(self._open.items()):
             await self.close(SandboxHandle(name, self.name, held))
+        self._given.clear()
         if self._ending:
             await asyncio.wait(set(self._ending))
 
     # Beyond NeMo Gym's interface
 
     async def snapshot(self, handle: SandboxHandle, tag: str | None = None) -> str:
-        """Keep a sandbox as it is now. Returns the snapshot's id, for `restore` and for `snapshot_id`."""
-        return (await _held(handle).world.snapshot(tag)).id
+        """Keep a sandbox as it is now. Returns the snapshot's id, for `restore` and for `snapshot_id`: without
+        a tag, `ramify gc` keeps it until `aclose`."""
+        given = await _held(handle).world.snapshot(tag)
+        self._given[given.id] = given
+        return given.id
 
     async def fork(self, handle: SandboxHandle, n: int = 1) -> list[SandboxHandle]:
         """Make `n` sandboxes at the state of now."""

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from ramify.fork_engine.types import Snapshot
 from ramify.integrations.errors import FileAccessFailed, NotStarted
 from ramify.integrations.world_access import pack, read_file, unpack, write_file
 from ramify.worlds.errors import WorldNotFound
@@ -180,7 +181,8 @@ class WorldSession(BaseSandboxSession):
     # Beyond the SDK's interface
 
     async def snapshot(self, tag: str | None = None) -> str:
-        """Keep the world as it is now. Returns the snapshot's id, for `WorldSandboxOptions(snapshot=…)`."""
+        """Keep the world as it is now. Returns the snapshot's id, for `WorldSandboxOptions(snapshot=…)`. A tag
+        keeps it beyond this session."""
         return (await self.world.snapshot(tag)).id
 
     async def restore(self, snapshot: str) -> None:
@@ -196,6 +198,7 @@ class WorldSandboxClient(BaseSandboxClient[WorldSandboxOptions | None]):
 
     def __init__(self, *, instrumentation: Instrumentation | None = None) -> None:
         self._instrumentation = instrumentation or Instrumentation()
+        self._starts: dict[str, Snapshot] = {}  # of forks; to hold them keeps them from `ramify gc`
 
     async def create(
         self,
@@ -226,8 +229,9 @@ class WorldSandboxClient(BaseSandboxClient[WorldSandboxOptions | None]):
     async def fork(self, session: SandboxSession, n: int = 1) -> list[SandboxSession]:
         """Make `n` sessions whose worlds start at the state of now of a running session."""
         inner = _inner(session)
-        start = await inner.snapshot()
-        options = inner.state.options.model_copy(update={"folder": None, "snapshot": start})
+        start = await inner.world.snapshot()
+        self._starts[start.id] = start
+        options = inner.state.options.model_copy(update={"folder": None, "snapshot": start.id})
         manifest = inner.state.manifest
         return [await self.create(manifest=manifest, options=options) for _ in range(n)]
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import httpx
 
+from ramify.fork_engine.types import Snapshot
 from ramify.integrations.errors import NotStarted
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.blocking_home import SyncWorldHome, shared_home
@@ -210,8 +211,9 @@ class CommandObservation(Observation):
     snapshot: str = ""
 
 
-_kept: set[str] = set()
-"""The snapshots that environments of this process have given out: a client names no others."""
+_kept: dict[str, Snapshot] = {}
+"""The snapshots that environments of this process have given out: a client names no others. To hold them keeps them
+from `ramify gc`."""
 
 
 class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
@@ -239,18 +241,13 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
             self._own(SyncWorld.create(options.pop("folder", None), home=shared, **options), held)
         with ExitStack() as failed:
             failed.callback(self.close)
-            self._start = self.world.snapshot()
-            self._keep_start(shared)
+            self._start = self.world.snapshot()  # `reset` goes back to it; holding it keeps it from `ramify gc`
             failed.pop_all()
 
     def _own(self, world: SyncWorld, held: ExitStack) -> None:
         held.callback(world.close)
         self.world, self._held = world, held.pop_all()
         self._state = State(episode_id=str(uuid.uuid4()))
-
-    def _keep_start(self, home: SyncWorldHome) -> None:
-        """Hold the state that `reset` goes back to: no tag names it."""
-        self._held.enter_context(home.home.pins.keep(self._start.id))
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, snapshot: str | None = None, **kwargs: Any
@@ -291,9 +288,9 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
 
     def snapshot(self, tag: str | None = None) -> str:
         """Keep the world and its shell as they are now. Returns the id, for `restore` and `reset`."""
-        kept = self.world.snapshot(tag).id
-        _kept.add(kept)
-        return kept
+        kept = self.world.snapshot(tag)
+        _kept[kept.id] = kept
+        return kept.id
 
     def fork(self, n: int = 1) -> list[WorldEnvironment]:
         """Make `n` environments at the state and the step of now. Close each by itself."""
@@ -302,9 +299,8 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
             beside = type(self).__new__(type(self))
             beside.__dict__.update(self.__dict__)
             with ExitStack() as held:
-                shared = held.enter_context(shared_home(self._home, self._sandbox))
+                held.enter_context(shared_home(self._home, self._sandbox))
                 beside._own(world, held)
-            beside._keep_start(shared)
             beside._state = self._state.model_copy()
             made.append(beside)
         return made

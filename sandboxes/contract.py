@@ -6,6 +6,8 @@ A backend materialises a snapshot as a live `World`; the world runs commands and
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
@@ -66,6 +68,12 @@ class Limits:
     disk_bytes: int | None = 32 * GIB  # what the world has written and not removed
     open_files: int | None = 65536  # per process
     cpu_s: int | None = None  # processor time per process
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{one.name}={value!r} is no limit: it is a whole number above 0, or None for none")
 
     def asked(self) -> tuple[Limit, ...]:
         """The limits that are set and differ from their defaults."""
@@ -133,6 +141,16 @@ class WorldSpec:
     startup: tuple[str, ...] = ()  # commands started beside the shell in every world, unless they came with it
 
 
+_KERNELS_PLACES = ("/", "/proc", "/sys", "/dev")
+
+
+def is_variable(name: object, value: object) -> bool:
+    """Whether a process can have this variable."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    return bool(name) and "=" not in name and "\0" not in name + value
+
+
 def required_features(spec: WorldSpec) -> Iterator[Feature]:
     """The features that a world of this specification needs."""
     if spec.image is not None:
@@ -147,15 +165,27 @@ def required_features(spec: WorldSpec) -> Iterator[Feature]:
         yield FEATURE_OF[limit]
 
 
+def check_seconds(timeout: float | None) -> None:
+    """Raise `ValueError` for a timeout that is no number: nothing could wait for it."""
+    if timeout is not None and (not isinstance(timeout, int | float) or math.isnan(timeout)):
+        raise ValueError(f"a timeout is a number of seconds, or None for no limit: not {timeout!r}")
+
+
 def check_supported(capabilities: Capabilities, spec: WorldSpec) -> None:
     """Raise `Unsupported` for the first feature that `spec` needs and the backend lacks, and `WorldStartFailed` for
-    variables that no process can have."""
+    variables that no process can have, and for a place where no tree can stand."""
     for name, value in (*spec.env.items(), *spec.secrets.items()):
-        if not name or "=" in name or "\0" in name + value:  # not shown: the value may be a secret
+        if not is_variable(name, value):  # not shown: the value may be a secret
             raise WorldStartFailed(
-                f"no process can have the variable {name!r}: a name must not be empty or contain '=', and neither "
-                "it nor its value may contain a NUL byte"
+                f"no process can have the variable {name!r}: both are texts, the name is not empty and has no '=', "
+                "and neither has a NUL byte"
             )
+    place = os.path.normpath(spec.mount_at)
+    if not place.startswith("/") or "\0" in place or place in _KERNELS_PLACES:
+        raise WorldStartFailed(
+            f"the tree cannot stand at {str(spec.mount_at)!r}: name an absolute path other than "
+            + ", ".join(_KERNELS_PLACES)
+        )
     if spec.network and spec.egress is not None:
         raise WorldStartFailed("a world with the host's network has no use for egress: choose one of them")
     for feature in required_features(spec):

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from ramify.sandboxes.contract import Limit, RunResult
+from ramify.sandboxes.contract import Limit, RunResult, is_variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class TerminalSize:
     columns: int = 80
 
     def __post_init__(self) -> None:
-        if not (0 < self.rows < 1 << 16 and 0 < self.columns < 1 << 16):
+        if not all(isinstance(size, int) and 0 < size < 1 << 16 for size in (self.rows, self.columns)):
             raise ValueError(f"a terminal cannot have {self.rows} rows and {self.columns} columns")
 
 
@@ -47,10 +47,15 @@ class Command:
     def __post_init__(self) -> None:
         if (self.script is None) is not bool(self.words):
             raise ValueError("a command is a script, or a sequence of at least one word")
-        if any("\0" in text for text in (self.script or "", *self.words, self.cwd, self.user)):
-            raise ValueError("a command cannot contain a NUL byte: pass such data by stdin")
+        for text in (self.script or "", *self.words, self.cwd, self.user):
+            if not isinstance(text, str):
+                raise TypeError(f"a command consists of texts, and {text!r} is a {type(text).__name__}: use str()")
+            if "\0" in text:
+                raise ValueError("a command cannot contain a NUL byte: pass such data by stdin")
+        if self.words and not self.words[0]:
+            raise ValueError("the first word of a command names its program: it is empty")
         for name, value in self.env.items():
-            if not name or "=" in name or "\0" in name + value:
+            if not is_variable(name, value):
                 raise ValueError(f"not an environment variable that a process can have: {name!r}")
 
 

@@ -16,7 +16,6 @@ script can play any (`Answer(limit=Limit.MEMORY)`), except egress and those in `
 from __future__ import annotations
 
 import asyncio
-import shlex
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +27,9 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.capabilities import Capabilities, Feature, flags
 from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import Unsupported, WorldDied
-from ramify.sandboxes.host.agent_world import check_command
 from ramify.sandboxes.host.concurrency import finish_before_cancelling, fork_all
 from ramify.sandboxes.host.scratch import ScratchSession, remove_tree
+from ramify.sandboxes.host.shell_commands import as_text, check_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +123,8 @@ class ScriptedWorld:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> RunResult:
-        text = command if isinstance(command, str) else shlex.join(command)
-        check_command(text, env)
+        text = as_text(command)
+        check_command(text, env, cwd, timeout)
         async with self._lock:
             self._check_alive()
             answer = await asyncio.to_thread(self._backend.answer, self, text)

@@ -18,8 +18,10 @@ from ramify.worlds.blocking_home import SyncWorldHome
 from ramify.worlds.blocking_processes import SyncProcess, SyncShell, SyncTerminal
 from ramify.worlds.exposed_port import ExposedPort
 from ramify.worlds.home import WorldHome
-from ramify.worlds.world import MOST_READ, Opening, World
+from ramify.worlds.opening import Opening
+from ramify.worlds.world import World
 from ramify.worlds.world_egress import Allowed
+from ramify.worlds.world_files import MOST_READ
 
 T = TypeVar("T")
 _Where = WorldHome | str | Path | None
@@ -51,7 +53,9 @@ class SyncWorld:
         return cls._opened(home, lambda where: World.open(name, home=where, **options))
 
     @classmethod
-    def _opened(cls, home: SyncWorldHome | str | Path | None, opening: Callable[[_Where], Opening]) -> SyncWorld:
+    def _opened(
+        cls, home: SyncWorldHome | str | Path | None, opening: Callable[[_Where], Opening[World]]
+    ) -> SyncWorld:
         async def make() -> World:
             return await opening(home.home if isinstance(home, SyncWorldHome) else home)
 

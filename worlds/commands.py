@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import IO
 
 from ramify.sandboxes.capabilities import Feature
-from ramify.sandboxes.contract import Limit, RunResult, World
+from ramify.sandboxes.contract import Limit, RunResult, World, check_seconds
 from ramify.sandboxes.errors import InputClosed, Unsupported
 from ramify.sandboxes.process_contract import Command, Process, ProcessStarter, TerminalSize
 from ramify.worlds.errors import CommandFailed
@@ -47,6 +47,7 @@ async def run_to_end(
 ) -> RunResult:
     """Start a command, wait for its end, and return its output, at most `most` bytes of each stream. If this is
     cancelled, nothing that the command started is left."""
+    check_seconds(timeout)
     starter, began = starter_of(world), time.monotonic()
     process = await starter.start(command)
     feeding = None if stdin is None else asyncio.ensure_future(feed(process, stdin))

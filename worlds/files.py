@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_files import read_inside
 from ramify.worlds.errors import PathRefused
 
@@ -45,6 +46,8 @@ def write(tree: Path, path: str, data: bytes, mode: int) -> None:
 def upload(source: Path, tree: Path, path: str) -> None:
     """Copy a file to `path`, or the content of a folder into the folder `path`. Raises `PathRefused`."""
     try:
+        if not os.path.lexists(source):
+            raise PathRefused(f"{source}: it does not exist")
         if source.is_dir():
             with _folder(tree, path, make=True) as target, _opened(os.open(source, _FOLDER & ~os.O_NOFOLLOW)) as top:
                 _copy_content(top, target, str(source), 0)
@@ -61,7 +64,7 @@ def upload(source: Path, tree: Path, path: str) -> None:
 
 def download(tree: Path, path: str, target: Path) -> None:
     """Copy a file to `target`, or the content of a folder into the folder `target`, which is missing or empty. Raises
-    `PathRefused`."""
+    `PathRefused`, and then leaves nothing there."""
     above, name = _split(path) if path not in ("", ".") else ("", "")
     try:
         with _folder(tree, above, make=False) as parent:
@@ -81,9 +84,21 @@ def download(tree: Path, path: str, target: Path) -> None:
                 _opened(os.open(name or ".", _FOLDER, dir_fd=parent)) as source,
                 _opened(os.open(target, _FOLDER & ~os.O_NOFOLLOW)) as top,
             ):
-                _copy_content(source, top, path, 0)
+                try:
+                    _copy_content(source, top, path, 0)
+                except BaseException:
+                    _empty(target)
+                    raise
     except OSError as error:
         raise _refused(path, error) from error
+
+
+def _empty(folder: Path) -> None:
+    for made in folder.iterdir():
+        if made.is_dir() and not made.is_symlink():
+            remove_tree(made)
+        else:
+            made.unlink()
 
 
 def _copy_content(source: int, target: int, where: str, depth: int) -> None:
@@ -96,7 +111,14 @@ def _copy_content(source: int, target: int, where: str, depth: int) -> None:
 
 
 def _copy_one(name: str, source: int, new: str, target: int, where: str, depth: int) -> None:
-    """Copy one file, link or folder. FIFOs, sockets and devices are left out."""
+    """Copy one file, link or folder. FIFOs, sockets and devices are left out. Raises `PathRefused` with its name."""
+    try:
+        _copy_entry(name, source, new, target, where, depth)
+    except OSError as error:
+        raise _refused(where, error) from error
+
+
+def _copy_entry(name: str, source: int, new: str, target: int, where: str, depth: int) -> None:
     found = os.stat(name, dir_fd=source, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         link = os.readlink(name, dir_fd=source)

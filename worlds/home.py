@@ -125,6 +125,8 @@ class WorldHome:
     async def image(self, name: str | Path) -> Image | None:
         """The image of this name, pulled unless it is here. None for what the backend reads by itself: a root file
         system, or with the docker backend a name without a prefix that no image here has. Raises `ImagesError`."""
+        if not str(name):
+            raise BadReference("'' names no image: write NAME, NAME:TAG, oci:FOLDER or a path")
         path = Path(name).expanduser()
         if isinstance(name, Path) or path.exists():
             return await self.images.pull(str(name)) if is_image_file(path) else None
@@ -174,7 +176,7 @@ class WorldHome:
         Raises `WorldNotFound`, also for the beginning of several ids.
         """
         if isinstance(name, Snapshot):
-            return name
+            return replace(name)  # the caller's own keeps the snapshot as long as the caller has it
         for kind in (Kind.TAG, Kind.WORLD):
             with suppress(WorldError):
                 return self._get(self.references.get(kind, name).snapshot)

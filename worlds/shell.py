@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import RunResult
+from ramify.sandboxes.host.shell_commands import as_text
 from ramify.worlds.commands import checked, starter_of
 
 
@@ -32,7 +32,7 @@ class WorldShell:
 
         A timeout (seconds) ends all that the shell has started, and the next command has a new bash with the state
         after the last complete command. check: raise `CommandFailed`. Raises `WorldDied`, `Unsupported`."""
-        text = command if isinstance(command, str) else shlex.join(command)
+        text = as_text(command)
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         shell = await starter_of(self._alive()).shell(self.name)
         result = await shell.run(text, stdin=data, env=env, cwd=cwd, timeout=timeout)

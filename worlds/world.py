@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from ramify.fork_engine.gc_pins import Ground
-from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
+from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes import contract
+from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Limits, WorldSpec
 from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.settings import Egress
-from ramify.worlds import files
-from ramify.worlds.ancestry import common_ancestor
-from ramify.worlds.errors import PathRefused, WorldClosed, WorldError, WorldNotFound
+from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, started_in, world_spec
-from ramify.worlds.pending_snapshot import PendingSnapshot
+from ramify.worlds.opening import Opening
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world_commands import WorldCommands
 from ramify.worlds.world_egress import Allowed, WorldEgress, recorded_egress
+from ramify.worlds.world_files import MOST_READ as MOST_READ
+from ramify.worlds.world_files import WorldFiles
+from ramify.worlds.world_snapshots import WorldSnapshots
 
-MOST_READ = 256 << 20
-"""Bytes of the largest file that `World.read` returns by default."""
 
-
-class World(WorldCommands, WorldEgress):
+class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
     """A live sandbox. An async context manager: leaving it ends its processes.
 
     Make one with `World.create`, `World.open` or `fork`. A world with a name keeps its state after it was closed:
@@ -62,10 +58,11 @@ class World(WorldCommands, WorldEgress):
         self._reference = reference
         self._keeps_home = keeps_home
         self._closed = False
-        self._pending: PendingSnapshot | None = None  # the last one that was begun
+        self._pending = None
         self._owner = os.getpid()
-        self._pin: Ground = home.pins.ground()
+        self._pin = home.pins.ground()
         self._pin.moved(origin.id)
+        self._pin.gave(origin.id)
         self._held = ExitStack()
         if held is not None:
             self._held.enter_context(held.pop_all())
@@ -92,7 +89,7 @@ class World(WorldCommands, WorldEgress):
         dumpable: bool = False,
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
-    ) -> Opening:
+    ) -> Opening[World]:
         """Make a world from a folder, from a snapshot (its id, a tag, or another world's name), or empty. Use it as
         `async with World.create(…) as world`, or `world = await World.create(…)` and close it.
 
@@ -130,6 +127,8 @@ class World(WorldCommands, WorldEgress):
             )
 
         async def make(opened: WorldHome, keeps_home: bool) -> World:
+            if dumpable:
+                (await opened.backend()).capabilities.require(Feature.CRIU)
             stored = None if image is None else await opened.image(image)
 
             async def start(base: Snapshot, source: str) -> World:
@@ -144,8 +143,9 @@ class World(WorldCommands, WorldEgress):
                 return await cls._start(opened, base, started_in(spec, base), name, source, keeps_home)
 
             if snapshot is not None:
-                base = await asyncio.to_thread(opened.resolve, snapshot)
-                return await start(base, snapshot if isinstance(snapshot, str) else base.id[:12])
+                async with opened.pins.held():
+                    base = await asyncio.to_thread(opened.resolve, snapshot)
+                    return await start(base, snapshot if isinstance(snapshot, str) else base.id[:12])
             if stored is not None and where is None:
                 return await start(await asyncio.to_thread(opened.state_of, stored), str(image))
             async with opened.imported(where) as base:
@@ -162,7 +162,7 @@ class World(WorldCommands, WorldEgress):
         egress: Allowed | None = None,
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
-    ) -> Opening:
+    ) -> Opening[World]:
         """The world of this name, live again at the state in which it was left. Of its background processes, it has
         those that its last snapshot kept.
 
@@ -231,7 +231,7 @@ class World(WorldCommands, WorldEgress):
         except WorldNotFound:
             pass  # it was deleted meanwhile
         finally:
-            self._closed = True
+            self._closed, self._pending = True, None
             try:
                 await self._live.close()
             finally:
@@ -257,109 +257,6 @@ class World(WorldCommands, WorldEgress):
         """Where the tree stands inside."""
         return self._spec.mount_at
 
-    @property
-    def state(self) -> Snapshot:
-        """The snapshot that the world last started from or was sealed into."""
-        return self._alive().snapshot
-
-    # Files
-
-    async def read(self, path: str | Path, *, most: int = MOST_READ) -> bytes:
-        """A file's bytes. No link out of the tree is followed. Raises `PathRefused`, also for more than `most`
-        bytes."""
-        await self._state_taken()
-        return await asyncio.to_thread(files.read, self._alive().path, self._relative(path), most)
-
-    async def write(self, path: str | Path, data: bytes | str, *, mode: int = 0o644) -> None:
-        """Write a file, and make the folders above it. A link in its place is replaced, never followed. Raises
-        `PathRefused`."""
-        raw = data.encode() if isinstance(data, str) else data
-        await self._state_taken()
-        await asyncio.to_thread(files.write, self._alive().path, self._relative(path), raw, mode)
-
-    async def upload(self, source: str | Path, target: str | Path = ".") -> None:
-        """Copy a file or folder of the host into the world. Links are copied as links. Raises `PathRefused`."""
-        await self._state_taken()
-        await asyncio.to_thread(files.upload, Path(source), self._alive().path, self._relative(target))
-
-    async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copy a file or folder of the world to the host. Links are copied as links, and none is followed. Nothing is
-        overwritten. Raises `PathRefused`."""
-        await self._state_taken()
-        await asyncio.to_thread(files.download, self._alive().path, self._relative(source), Path(target))
-
-    # States
-
-    async def snapshot(self, tag: str | None = None) -> Snapshot:
-        """Keep the state as it is now: files, environment, shell, and what the backend keeps of processes. The world
-        lives on. If nothing changed, it is the same snapshot.
-
-        tag: a name for it, which keeps it from `ramify gc`. Raises `NameTaken`, `BadName`, `WorldDied`.
-        """
-        return await self._sealed(tag)
-
-    async def begin_snapshot(self, tag: str | None = None) -> PendingSnapshot:
-        """Begin a snapshot, and return while it goes on: it may be written while a model answers.
-
-        Await the result before you report anything that depends on it. The state is that of a moment between this
-        call and the next operation on the world, which waits until the state is taken. `fork`, `restore`, `diff`,
-        `merge`, `checkout` and `close` wait until it is on disk. Do not use `path` before `taken()`. If the process
-        dies first, the world's name stands for the state before. Awaiting it raises as `snapshot` does.
-        """
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(self._home.pins.held())
-            with self._pinned_if_cancelled():
-                taken = await self._alive().begin_seal()
-            stored = asyncio.ensure_future(self._stored(taken, tag, self._pending, held.pop_all()))
-        self._pending = PendingSnapshot(taken, stored)
-        return self._pending
-
-    async def _stored(
-        self, taken: asyncio.Future[Snapshot], tag: str | None, before: PendingSnapshot | None, held: AsyncExitStack
-    ) -> Snapshot:
-        """Flush a state that is being taken, and let the world's name stand for it after that of `before`."""
-        async with held:
-            try:
-                sealed = await taken
-                await asyncio.to_thread(self._home.store.flush)
-            finally:  # also after a failure: whoever waits for this one waits for all before it
-                if before is not None:
-                    await before.ended()
-            self._keep(sealed)
-            if tag is not None:
-                self._home.tag(tag, sealed, source=self.name or "")
-        return sealed
-
-    @contextmanager
-    def _pinned_if_cancelled(self) -> Iterator[None]:
-        """Keep the state that a cancelled seal has reached all the same: the world stands over it."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            self._pin.moved(self._live.snapshot.id)
-            raise
-
-    async def _state_taken(self) -> None:
-        if self._pending is not None:
-            await self._pending.taken()
-
-    async def _nothing_pending(self) -> None:
-        if self._pending is not None:
-            await self._pending.ended()
-
-    async def _sealed(self, tag: str | None = None, *, flush: bool = True) -> Snapshot:
-        """The state of now. Without `flush` it is lost if the machine crashes, as a world without a name is."""
-        await self._nothing_pending()
-        async with self._home.pins.held():
-            with self._pinned_if_cancelled():
-                sealed = await self._alive().seal(flush=False)
-            if flush or self._reference is not None:  # also if nothing changed since a seal without a flush
-                await asyncio.to_thread(self._home.store.flush)
-            self._keep(sealed)
-            if tag is not None:
-                self._home.tag(tag, sealed, source=self.name or "")
-        return sealed
-
     async def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[World]:
         """Make `n` worlds at the state of now, all or none. Copy-on-write: it costs the changes, not the tree.
 
@@ -368,6 +265,7 @@ class World(WorldCommands, WorldEgress):
         if names is not None and len(names) != n:
             raise ValueError(f"{n} forks need {n} names, not {len(names)}")
         state = await self._sealed(flush=names is not None)
+        self._pin.gave(state.id)  # the base of a later merge
         lives = await (await self._home.backend()).fork(state, self._spec, n)
         made: list[World] = []
         try:
@@ -399,123 +297,7 @@ class World(WorldCommands, WorldEgress):
             raise
         return made
 
-    async def restore(self, snapshot: str | Snapshot) -> None:
-        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
-        await self._nothing_pending()  # its tag may be the one that is meant
-        state = await asyncio.to_thread(self._home.resolve, snapshot)
-        await self._alive().rollback(state)
-        self._keep(state)
-
-    async def diff(self, other: World | Snapshot | str | None = None) -> list[Change]:
-        """What changed from `other` to now, sorted by path. Without `other`: since the world was made or opened."""
-        now = await self._sealed(flush=False)
-        before = self._origin if other is None else await self._state_of(other)
-        return await asyncio.to_thread(self._home.store.changes, before, now)
-
-    async def merge(
-        self,
-        other: World | Snapshot | str,
-        *,
-        base: Snapshot | str | None = None,
-        strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
-    ) -> Snapshot:
-        """Merge what `other` changed into this world, three ways, and return the new state. Background processes end.
-
-        base: the state from which both come; by default their nearest common ancestor. strategy: what to do with
-        conflicts. Raises `MergeConflict`, with nothing changed, and `NoCommonAncestor`.
-        """
-        await self._nothing_pending()
-        theirs = await self._state_of(other)
-        ours = await self.snapshot()
-        root = None if base is None else await asyncio.to_thread(self._home.resolve, base)
-        async with self._home.pins.held():
-            merged = await asyncio.to_thread(self._merged, root, ours, theirs, strategy)
-            if merged.id != ours.id:
-                await self._alive().rollback(merged)
-            self._keep(merged)
-        return merged
-
-    def _merged(
-        self, base: Snapshot | None, ours: Snapshot, theirs: Snapshot, strategy: MergeStrategy | Resolver
-    ) -> Snapshot:
-        store = self._home.store
-        return store.merge(base or common_ancestor(store, ours, theirs), ours, theirs, strategy=strategy)
-
-    async def checkout(self, folder: str | Path, *, force: bool = False, active_files: bool = False) -> Written:
-        """Write the world's files into a folder of the host, missing or empty (with `force`, any). Raises
-        `CheckoutRefused`.
-
-        What the world changed and what acts on entry (hooks and configuration of git, `.envrc`, editors' tasks) is
-        left out, unless `active_files`. The result is the list of what was written; its `withheld` names the rest.
-        """
-        now = await self.snapshot()
-        target = Path(folder).expanduser()
-        checkout = partial(self._home.store.checkout, now, target, force=force, active_files=active_files)
-        return await asyncio.to_thread(checkout)
-
-    async def _state_of(self, other: World | Snapshot | str) -> Snapshot:
-        if isinstance(other, World):
-            return await other.snapshot()
-        return await asyncio.to_thread(self._home.resolve, other)
-
-    def _keep(self, state: Snapshot) -> None:
-        self._pin.moved(state.id)
-        if self._reference is not None and self._reference.snapshot != state.id:
-            self._reference = self._home.moved(self._reference, state)
-
     def _alive(self) -> contract.World:
         if self._closed or os.getpid() != self._owner:
             raise WorldClosed("the world was closed, or belongs to another process: open or create one here")
         return self._live
-
-    def _relative(self, path: str | Path) -> str:
-        given = Path(path)
-        if given.is_absolute():
-            if not given.is_relative_to(self._spec.mount_at):
-                raise PathRefused(
-                    f"{given} lies outside the world's tree, {self._spec.mount_at}: use a command, such as "
-                    "exec(['cat', …])"
-                )
-            given = given.relative_to(self._spec.mount_at)
-        if ".." in given.parts:
-            raise PathRefused(f"{path}: a path with '..' may lead out of the world's tree")
-        return str(given)
-
-
-class Opening(AbstractAsyncContextManager[World], Awaitable[World]):
-    """A world that is about to be made. Await it for the world, or enter it: leaving it then closes the world."""
-
-    def __init__(
-        self,
-        make: Callable[[WorldHome, bool], Awaitable[World]],
-        home: WorldHome | str | Path | None,
-        sandbox: str | None,
-    ) -> None:
-        if isinstance(home, WorldHome) and sandbox is not None:
-            raise WorldError("an open home has its backend: leave out sandbox=")
-        self._make = make
-        self._home = home
-        self._sandbox = sandbox
-        self._world: World | None = None
-
-    def __await__(self) -> Generator[Any, None, World]:
-        return self._opened().__await__()
-
-    async def __aenter__(self) -> World:
-        self._world = await self._opened()
-        return self._world
-
-    async def __aexit__(self, *error: object) -> None:
-        if self._world is not None:
-            await self._world.close()
-
-    async def _opened(self) -> World:
-        if isinstance(self._home, WorldHome):
-            return await self._make(self._home, False)
-        home = WorldHome(self._home, self._sandbox)
-        await home.__aenter__()
-        try:
-            return await self._make(home, True)
-        except BaseException:
-            await home.__aexit__()
-            raise

@@ -131,8 +131,9 @@ class WorldCommands(ABC):
         closed. host_port: of 127.0.0.1; 0 is a free one. Every user of this machine can connect to it; unix_socket, a
         path instead, is this user's alone. Raises `PortUnavailable`, `ValueError`.
         """
-        if not 0 < port < 1 << 16 or not 0 <= host_port < 1 << 16:
-            raise ValueError(f"{port} or {host_port} is no port: it is a number from 1 to 65535")
+        for number, least in ((port, 1), (host_port, 0)):
+            if not isinstance(number, int) or not least <= number < 1 << 16:
+                raise ValueError(f"{number!r} is no port: it is a number from {least} to 65535")
         place = None if unix_socket is None else Path(unix_socket)
         async with exposed(lambda: starter_of(self._alive()).connect(port), host_port, place) as found:
             yield found

@@ -116,7 +116,8 @@ def exec_rows(bed: Bed) -> list[Row]:
         ),
         _row(f"{name}, `SyncWorld`", added, note=floor),
     ]  # fmt: skip
-    for peer in bed.peers:
+    missing = bed.missing_environments
+    for peer in (one for one in bed.peers if not missing[one.name]):
         with peer.opened(image) as environment:
             container = getattr(environment, "container_id", "")
             words = ["docker", "exec", container] if container else ["bwrap", *isolation(image.root)]
@@ -125,7 +126,7 @@ def exec_rows(bed: Bed) -> list[Row]:
         for at in rows:
             at["note"] += f"; {' '.join(words[:2]) if container else words[0]} {lowest(taken) - base:.1f} ms"
     for at in rows:
-        at["note"] += "".join(f"; {name} not measured: {why}" for name, why in bed.missing.items() if why)
+        at["note"] += "".join(f"; {name} not measured: {why}" for name, why in missing.items() if why)
     return rows
 
 
@@ -157,8 +158,8 @@ def branch_rows(bed: Bed) -> list[Row]:
 
         (mine,) = _in_turn(rounds, ours)
     name = "branch at turn 20, to the child's first command, shell alive"
-    if bed.missing["Docker"]:
-        return [_row(name, mine, target=20, peer=f"not measured: {bed.missing['Docker']}")]
+    if why := bed.missing_environments["Docker"]:
+        return [_row(name, mine, target=20, peer=f"not measured: {why}")]
     backend, peers = Docker(), []
     with backend.opened(image) as environment:
         for turn in turns:

@@ -11,13 +11,15 @@ from benchmarks.rollouts.backends import Backend
 from benchmarks.rollouts.bed import Bed
 from benchmarks.rollouts.scripted_agent import DECISIVE, forked_attempts, rollout, whole_attempts
 from benchmarks.rollouts.task_images import TaskImage
-from benchmarks.rows import Row, row
+from benchmarks.rows import Row, not_measured, row
 
 TASKS = 4
 
 
 def rollout_rows(bed: Bed) -> list[Row]:
     """Rollouts of 4 tasks, in blocks of 16, which the backends take in turns; one worker a core."""
+    if bed.no_agent:
+        return [not_measured("rollouts an hour and core", "an hour", bed.no_agent, target="2 x Docker")]
     images = bed.images[:TASKS]
     blocks, size = max(1, bed.rollouts // 16), min(16, bed.rollouts)
     every: list[Backend] = [bed.ours, *bed.peers]
@@ -62,6 +64,9 @@ def _rate(backend: Backend, images: list[TaskImage], count: int) -> float:
 
 def best_of_rows(bed: Bed) -> list[Row]:
     """The tool seconds of both ways in turns, one pair a task."""
+    if bed.no_agent:
+        name = f"best of 8 by forks at turn {DECISIVE} of {DECISIVE + 3}: tool seconds over whole rollouts"
+        return [not_measured(name, "x", bed.no_agent, target="0.4")]
     shares, forked, whole = [], 0.0, 0.0
     images = bed.images[:1] if bed.quick else bed.images
     count = bed.rounds(8, 3)

@@ -289,7 +289,7 @@ async def _gap_row(model: LengthModel, kills: int) -> Row:
     service.learner.models = Models(model, None, 1)
     gaps, stale = [], 0
     ask = Ask(model=next(iter(model.seen)), prompt="How long?", limit=_LIMIT, call="probe")
-    with tempfile.TemporaryDirectory(prefix="ra-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="ra-") as folder:
         size = checkpoint.write(Path(folder) / "analyzer.state", checkpoint.snapshot(service))
         async with AnalyzerSupervisor(Path(folder)) as analyzer:
             client = AnalyzerClient(analyzer.socket, retry_s=0.01)

@@ -113,7 +113,10 @@ def _explained(tar: Path | str) -> Iterator[None]:
             raise
         raise ImageError(f"{tar}: a member that no file system can hold ({error}). Create the tar again") from None
     except (*UNREADABLE, zlib.error, lzma.LZMAError) as error:
-        raise ImageError(f"{tar}: not a complete tar ({error}). Create it again with tar") from None
+        why = (
+            str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
+        )  # `tarfile` lists all tries
+        raise ImageError(f"{tar}: not a complete tar ({why}). Create it again with tar") from None
 
 
 def _note_whiteout(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> bool:
@@ -307,9 +310,10 @@ def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> 
 def _time_ns(member: tarfile.TarInfo) -> int:
     """Return the modification time in nanoseconds. Exact if the tar is (pax)."""
     try:
-        return int(Decimal(member.pax_headers.get("mtime", str(member.mtime))) * 10**9)
-    except ArithmeticError:
+        found = int(Decimal(member.pax_headers.get("mtime", str(member.mtime))) * 10**9)
+    except (ArithmeticError, ValueError):  # endless, or no number
         return 0
+    return found if abs(found) < 1 << 63 else 0
 
 
 def _refused(tar: Path | str, name: str, why: str) -> ImageError:

@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack
 from ramify.compiler.plan import WORLDLESS
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.execution.step_call import StepCall, reusable_commands
-from ramify.runtime.execution.step_outcomes import restore_attrs, seal_world
+from ramify.runtime.execution.step_commits import seal_world
+from ramify.runtime.execution.step_outcomes import restore_attrs
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.sandboxes.contract import World
 
@@ -17,11 +18,12 @@ class StepWorld:
     """The world of an attempt. held: gets the pins that protect its states until the step is committed.
 
     restored: gets row attributes about how its branch got it back. world: None as long as it was not needed.
+    fork_s: what the fork took.
     """
 
     def __init__(self, call: StepCall, attempt: int, held: AsyncExitStack, restored: dict[str, str]) -> None:
         self._call, self._attempt, self._held, self._restored = call, attempt, held, restored
-        self._fork_s: float | None = None
+        self.fork_s: float | None = None
         self.world: World | None = None
 
     async def face(self) -> Sandbox:
@@ -43,12 +45,12 @@ class StepWorld:
 
     async def _made(self) -> World:
         run, branch = self._call.scope.run, self._call.scope.branch
-        self.world, self._fork_s = await run.worlds.acquire(branch)
-        self._restored |= restore_attrs(self._call, self.world, self._fork_s)
+        self.world, self.fork_s = await run.worlds.acquire(branch)
+        self._restored |= restore_attrs(self._call, self.world, self.fork_s)
         return self.world
 
     async def sealed(self) -> tuple[Snapshot | None, dict[str, str]]:
         """Seal the world as the plan says (`seal_world`). One that was not needed is as it was."""
         if self.world is None:
             return self._call.scope.branch.snapshot, {}
-        return await seal_world(self._call, self.world, self._fork_s, self._held)
+        return await seal_world(self._call, self.world, self.fork_s, self._held)

@@ -43,7 +43,6 @@ from ramify.runtime.execution.step_commits import (
     commit_executed,
     commit_step,
     may_commit_behind,
-    seal_world,
     state_after,
 )
 from ramify.runtime.execution.step_outcomes import (
@@ -52,10 +51,6 @@ from ramify.runtime.execution.step_outcomes import (
     barrier_of,
     raised_again,
     record_failure,
-<<<<<<< HEAD
-=======
-    restore_attrs,
->>>>>>> h31
     settle_failed_effect,
 )
 from ramify.runtime.execution.step_world import StepWorld
@@ -330,9 +325,6 @@ async def _execute_and_commit(
                 return await accept_effect(call, fence, known, begun)
             begins = True
             result_json, value = await run_attempt(call, face, attempt)
-<<<<<<< HEAD
-            sealed, timings = (None, {}) if own is None else await own.sealed()
-=======
             done = Executed(
                 result_json,
                 value,
@@ -340,17 +332,17 @@ async def _execute_and_commit(
                 begun,
                 lineage_key=query.lineage_key if query is not None else None,
                 attrs={
-                    **recovered,
+                    **restored,
                     **({"attempt": str(attempt)} if attempt else {}),
                     **({} if fence is None else barrier_of(call)),
                     **({} if query is None else run.reuse.asked(call.key)),
                 },
             )
-            if world is not None and query is None and fence is None and may_commit_behind(call):
-                await begin_commit_behind(call, done, world, fork_s, held)
+            world = None if own is None else own.world
+            if own is not None and world is not None and query is None and fence is None and may_commit_behind(call):
+                await begin_commit_behind(call, done, world, own.fork_s, held)
                 return value
-            sealed, timings = await seal_world(call, world, fork_s, held)
->>>>>>> h31
+            sealed, timings = (None, {}) if own is None else await own.sealed()
             if expected is not None:
                 was = await run.reuse.applied(expected, entry)
                 what = f"step {call.step.name!r}"
@@ -375,33 +367,6 @@ async def _execute_and_commit(
             if failure is not error:
                 raise failure from error
             raise
-<<<<<<< HEAD
-    row = call.row(
-        result_json=result_json,
-        result_digest=digest_of_text(result_json),
-        snapshot_in=entry.id if on_world else None,
-        snapshot_out=sealed.id if sealed is not None else None,
-        lineage_key=query.lineage_key if query is not None and is_reusable_state(sealed) else None,
-        started_at=begun,
-        ended_at=run.clock(),
-        summary=one_line(value),
-        attrs={
-            **timings,
-            **restored,
-            **({"attempt": str(attempt)} if attempt else {}),
-            **({} if fence is None else barrier_of(call)),
-            **({} if query is None else run.reuse.asked(call.key)),
-        },
-    )
-    run.costs.learn([row])
-    if own is not None and own.world is not None and sealed is None:
-        branch.unsealed = True
-    await commit_step(call, row, sealed, None if fence is None else fence.done(result_json))
-    if own is not None and own.world is not None:
-        await run.worlds.rest(branch)
-    return value
-=======
     done = replace(done, attrs={**done.attrs, **timings})
     await commit_executed(call, done, world, sealed, None if fence is None else fence.done(done.result_json))
     return done.value
->>>>>>> h31

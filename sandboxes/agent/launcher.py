@@ -90,9 +90,9 @@ def _be(start: Start, line: socket.socket) -> None:
         _confine(start, line)
         order, streams = _receive()
         folder, *streams = streams
-        os.fchdir(folder)
         for number, stream in zip((0, 1, 2, CONTROL), streams, strict=False):
             os.dup2(stream, number)
+        os.fchdir(folder)  # an error of which goes to the command's own stderr
         if order.terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if order.user is not None:

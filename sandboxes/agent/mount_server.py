@@ -160,7 +160,7 @@ def serve_mounts(control: socket.socket, host: int, anchors: list[str]) -> None:
                 raise OSError(f"not an order: {request}")
             ok = server.carry_out(request, given)
             answer = MountReply(os.getpid(), ok)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a path that no system call takes
             answer = MountReply(os.getpid(), ok=False, error=str(error))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the host is gone: the poll reports it next
             socket.send_fds(control, [pack(answer)], given if not answer.error else [])

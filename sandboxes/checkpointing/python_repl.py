@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ramify.sandboxes.agent.messages import CloseSession, CodeResult, Done, ForkSession, Message, RunCode
-from ramify.sandboxes.contract import ReplResult
+from ramify.sandboxes.contract import ReplResult, check_seconds
 
 SESSION = Path(__file__).parents[1] / "agent" / "checkpointing" / "python_session.py"
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -31,6 +31,7 @@ class AgentRepl:
     name: str
 
     async def run(self, code: str, *, timeout: float | None = None) -> ReplResult:
+        check_seconds(timeout)
         told = await self.ask(RunCode(self.name, code, timeout), CodeResult)
         stdout, stderr = (stream.decode("utf-8", "replace") for stream in (told.stdout, told.stderr))
         return ReplResult(told.value, told.error, stdout, stderr, told.timed_out, told.truncated, told.lives)

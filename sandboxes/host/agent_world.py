@@ -27,13 +27,14 @@ from ramify.sandboxes.agent.messages import (
     Run,
     Thaw,
 )
-from ramify.sandboxes.agent.shell_report import NAME, Report
+from ramify.sandboxes.agent.shell_report import Report
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without
 from ramify.sandboxes.checkpointing.python_repl import SESSION, SESSION_NAME, AgentRepl
 from ramify.sandboxes.contract import Limit, Repl, RunResult
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
+from ramify.sandboxes.host.shell_commands import as_text, check_command
 from ramify.sandboxes.host.world_lifecycle import ShellState, T, tier_of
 from ramify.sandboxes.host.world_processes import WorldProcesses
 
@@ -52,8 +53,8 @@ class AgentWorld(WorldProcesses):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> RunResult:
-        text = command if isinstance(command, str) else shlex.join(command)
-        check_command(text, env)
+        text = as_text(command)
+        check_command(text, env, cwd, timeout)
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         message = Run(text, data, timeout, dict(env or {}), cwd)
         async with self._lock:
@@ -117,7 +118,7 @@ class AgentWorld(WorldProcesses):
             return (await finish_before_cancelling(self._inspect())).others
 
     async def keep_running(self, command: str) -> None:
-        check_command(command, None)
+        check_command(command)
         async with self._lock:
             await self._start_commands()
             await finish_before_cancelling(self._keep_running(command))
@@ -329,12 +330,3 @@ def _limit_met(ran: Ran, *, killed: bool) -> Limit:
     if ran.timed_out:
         return Limit.TIME
     return Limit.MEMORY if killed and ran.exit_code and not ran.limit else Limit(ran.limit)
-
-
-def check_command(text: str, env: Mapping[str, str] | None) -> None:
-    """Raise `ValueError` for what no shell can execute."""
-    if "\0" in text:
-        raise ValueError("a command cannot contain a NUL byte: pass such data by stdin")
-    for name, value in (env or {}).items():
-        if not NAME.fullmatch(name) or "\0" in value:
-            raise ValueError(f"not an environment variable that bash can set for one command: {name!r}")

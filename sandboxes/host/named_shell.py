@@ -25,6 +25,7 @@ from ramify.sandboxes.agent.shell_report import Report
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without, export_script, quoted, text
 from ramify.sandboxes.contract import Limit, RunResult
 from ramify.sandboxes.errors import SandboxError, WorldDied
+from ramify.sandboxes.host.shell_commands import check_command
 from ramify.sandboxes.host.started_process import LiveProcess
 from ramify.sandboxes.host.world_lifecycle import ShellState
 
@@ -119,6 +120,7 @@ class NamedShell:
         cwd: str | None = None,
         timeout: float | None = None,
     ) -> RunResult:
+        check_command(command, env, cwd, timeout)
         async with self._lock:
             began = time.monotonic()
             shell, process = await self._living()

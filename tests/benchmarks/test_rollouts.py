@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rollouts import disk, throughput
+from benchmarks.rollouts.bed import Bed
 from benchmarks.rollouts.latencies import lowest
 from benchmarks.rollouts.projects import OPERATORS, PROJECTS, Project, Task
 from benchmarks.rollouts.scripted_agent import DECISIVE, Attempts, after, before
@@ -24,6 +26,14 @@ def test_the_decisive_turn_writes_exactly_the_attempts_line(project: Project, tm
         subprocess.run(["bash", "-c", after(task, attempt)[0]], cwd=tmp_path, check=True, capture_output=True)
         assert source.read_text() == f"first\n{attempt}\nlast\n"
     assert project.attempts[-1] == project.line.format(project.right)
+
+
+def test_rows_of_rollouts_say_that_mini_swe_agent_is_missing(tmp_path: Path) -> None:
+    missing = {"Docker": "needs Docker", "bubblewrap": ""}
+    bed = Bed(tmp_path, [], {}, missing, quick=True, rollouts=4, no_agent="needs mini-swe-agent")
+    for row in (*throughput.rollout_rows(bed), *throughput.best_of_rows(bed), disk.kept_rollouts(bed)):
+        assert (row["ours"], row["met"], row["note"]) == (None, None, "not measured: needs mini-swe-agent")
+    assert bed.missing_environments == {"Docker": "needs Docker", "bubblewrap": "needs mini-swe-agent"}
 
 
 def test_the_best_attempt_is_the_first_whose_tests_passed() -> None:

@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from ramify.fork_engine.gc_pins import Pins
+from ramify.fork_engine.pin_file import pinned
 from ramify.fork_engine.types import SnapshotId
 from tests.open_files import left_open, open_files
 
 ID = SnapshotId("a" * 64)
+
+
+class Holder:
+    pass
 
 
 async def test_a_collection_waits_for_pins(tmp_path: Path) -> None:
@@ -74,6 +79,46 @@ def test_a_pin_whose_file_a_collection_removed_is_made_again(tmp_path: Path, mon
     assert left_open(open_before, tmp_path) == []
 
 
+def test_a_snapshot_is_kept_with_what_holds_it(tmp_path: Path) -> None:
+    pins, holder = Pins(tmp_path), [Holder(), Holder()]
+    pins.keep_with(holder[0], ID)
+    pins.keep_with(holder[1], ID)
+    holder.pop()
+    assert pins.kept() == {ID}
+    if (child := os.fork()) == 0:
+        holder.pop()  # the child's copy
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert pins.kept() == {ID}
+    holder.pop()
+    assert pins.kept() == set()
+
+
+def test_many_pins_take_one_file_which_does_not_grow(tmp_path: Path) -> None:
+    pins = Pins(tmp_path)
+    with pins.keep(ID):
+        for number in range(5000):
+            with pins.keep(SnapshotId(f"{number:064x}")):
+                pass
+        (file,) = (tmp_path / "kept").iterdir()
+        assert file.stat().st_size < 3000 * 66
+        assert pins.kept() == {ID}
+
+
+def test_a_record_that_was_cut_off_keeps_and_frees_nothing() -> None:
+    other = SnapshotId("b" * 64)
+    assert pinned(f"\n+{ID}\n+{other}\n-{other[:30]}".encode()) >= {ID, other}
+    assert ID not in pinned(f"\n+{ID[:30]}".encode())
+
+
+def test_pins_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / f"{'b' * 64}.abc").touch()
+    with (tmp_path / "kept" / f"{ID}.abc").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert Pins(tmp_path).kept() == {ID}
+
+
 def test_a_world_pin_keeps_the_newest_state_until_it_is_closed(tmp_path: Path) -> None:
     """A command may still run when its step has ended."""
     pins, other = Pins(tmp_path), SnapshotId("b" * 64)
@@ -82,7 +127,11 @@ def test_a_world_pin_keeps_the_newest_state_until_it_is_closed(tmp_path: Path) -
     ground.moved(other)
     ground.moved(ID)
     assert pins.kept() == {ID}
+    ground.gave(ID)
+    ground.moved(other)
+    assert pins.kept() == {ID, other}
     ground.close()
+    ground.gave(ID)
     ground.moved(other)
     assert pins.kept() == set()
     assert left_open(open_before, tmp_path) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import shutil
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
 from ramify.images.documents import Platform
 from ramify.images.errors import (
     CompressionUnsupported,
@@ -35,8 +37,6 @@ SETTINGS = {
 
 def texts(store: Any, image: Any) -> dict[str, str]:
     """The files of an image, read from its layers as overlayfs stacks them."""
-    from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
-
     state = store.get(image.snapshot)
     dirs = store.outside_dirs(state)
     found = {path: find_in_stack(dirs, path) for path in store.outside(state)}
@@ -206,6 +206,28 @@ async def test_a_malformed_manifest_is_refused(
     image.manifest = json.dumps(json.loads(image.manifest) | change).encode()
     with pytest.raises(DamagedImage, match=why):
         await library.pull(str(write_layout(tmp_path / "layout", image)))
+
+
+@pytest.mark.parametrize("settings", [{"WorkingDir": "/a\0b"}, {"User": "a\0"}, {"Env": ["A=\0"]}])
+async def test_a_nul_byte_in_a_configuration_is_refused(
+    library: Any, store: Any, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(DamagedImage, match="NUL byte"):
+        await library.pull(str(write_layout(tmp_path / "layout", built(BASE, settings=settings))))
+    assert nothing_made(store, library)
+
+
+@pytest.mark.parametrize("time", ["nan", "inf", "-1e30", "1e300", "yesterday"])
+async def test_a_time_that_no_file_can_have_is_left_out(library: Any, store: Any, tmp_path: Path, time: str) -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("file")
+        info.pax_headers = {"mtime": time}
+        tar.addfile(info)
+    image = BuiltImage([data.getvalue()])
+    made = await library.pull(str(write_layout(tmp_path / "layout", image)))
+    at = find_in_stack(store.outside_dirs(store.get(made.snapshot)), "file")
+    assert at is not None and at.stat().st_mtime_ns == 0
 
 
 async def test_paths_and_archives_that_are_none(library: Any, tmp_path: Path) -> None:

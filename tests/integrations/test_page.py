@@ -1,4 +1,4 @@
-"""The code blocks of docs/how-to/harnesses.md: each names what its package has, and those that need no model run."""
+"""The code blocks of the pages of harnesses: each names what its package has, and those that need no model run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PACKAGES = {
     "verifiers": "verifiers.v1",
     "openenv": "openenv.core.env_server",
 }
-BLOCKS = {block.needs: block for block in blocks(ROOT / "docs" / "how-to" / "harnesses.md") if block.needs}
+PAGES = [ROOT / "docs" / "how-to" / name for name in ("harnesses.md", "training-harnesses.md")]
+BLOCKS = {block.needs: block for page in PAGES for block in blocks(page) if block.needs}
 
 
 def code_of(needs: str) -> Block:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
@@ -53,12 +54,21 @@ def _sandbox_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+_env_option = click.option(
+    "--env",
+    "-e",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Set a variable. NAME alone takes the value that it has here, if it has one. Repeatable.",
+)
+
+
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--user", "-u", metavar="USER", help="Run as this user of the world: a name or an id, also NAME:GROUP."
         ),
-        click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set a variable. Repeatable."),
+        _env_option,
         click.option("--cwd", metavar="DIR", help="The directory: absolute, or relative to the world's tree."),
     ):
         command = option(command)
@@ -74,8 +84,15 @@ def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="IMAGE",
     help="An image (python:3.12, oci:FOLDER, docker:NAME), or a root file system: a folder or a tar.",
 )
+@_env_option
 @click.option("--network", is_flag=True, help="Use this machine's network. By default a world has none.")
 @allow_option
+@click.option(
+    "--dumpable",
+    is_flag=True,
+    help="Snapshots and forks keep the programs that its shell started. They run without the filter of system calls. "
+    "`ramify doctor` says what this needs.",
+)
 @click.option(
     "--sandbox",
     type=click.Choice(["namespaces", "docker", "copy"]),
@@ -88,17 +105,20 @@ def new_command(
     name: str | None,
     state: str | None,
     image: str | None,
+    env: tuple[str, ...],
     network: bool,
     allow: tuple[str, ...],
+    dumpable: bool,
     sandbox: str | None,
 ) -> None:
     """Make a world and print its name.
 
-    It starts from FOLDER, which is never changed, from the state of --from, or empty.
+    It starts from FOLDER, which is never changed, from the state of --from, or empty. Variables of --env are stored
+    with it.
 
     \b
     Example:
-      ramify world new repo --name one
+      ramify world new repo --name one --env CI=1
       ramify world new --from before --name two
     """
     from ramify.worlds.world import World
@@ -106,6 +126,7 @@ def new_command(
     if folder is not None and state is not None:
         raise click.UsageError("name a folder or --from STATE, not both")
     called = name or f"world-{secrets.token_hex(3)}"
+    variables = _variables(env)
 
     async def make() -> None:
         opening = World.create(
@@ -113,8 +134,10 @@ def new_command(
             snapshot=state,
             name=called,
             image=image,
+            env=variables,
             network=network,
             egress=allow or None,
+            dumpable=dumpable,
             home=home.folder,
             sandbox=sandbox,
         )
@@ -253,10 +276,15 @@ for _command in (*STATE_COMMANDS, connections_command, allow_command):
 
 
 def _variables(given: tuple[str, ...]) -> dict[str, str]:
-    pairs = [one.partition("=") for one in given]
-    if bad := [name for name, sign, _ in pairs if not sign or not name]:
-        raise click.BadParameter(f"{bad[0]!r} is not NAME=VALUE", param_hint="--env")
-    return {name: value for name, _, value in pairs}
+    """As `docker run` reads them: NAME alone stands for this process's variable, and for none if that is unset."""
+    found = {}
+    for one in given:
+        name, sign, value = one.partition("=")
+        if not name:
+            raise click.BadParameter(f"{one!r} is not NAME=VALUE or NAME", param_hint="--env")
+        if sign or name in os.environ:
+            found[name] = value if sign else os.environ[name]
+    return found
 
 
 def _in_world(

@@ -52,6 +52,22 @@ def test_make_fork_merge_and_go_back(call: Call, tmp_path: Path) -> None:
     assert "three" in call("world", "ls").stdout and "before" in call("world", "ls", "--tags").stdout
 
 
+def test_a_world_is_made_with_variables(call: Call) -> None:
+    there = ("--env", "A=1=2", "-e", "B=", "--env", "RAMIFY_SANDBOX", "--env", "NOT_SET_HERE")
+    call("world", "new", "--name", "one", *there)
+    asked = 'echo "$A,$B,${B-none},$RAMIFY_SANDBOX,${NOT_SET_HERE-none}"'
+    assert call("world", "exec", "one", asked).stdout == "1=2,,,copy,none\n"
+    assert call("world", "exec", "--env", "A=3", "--env", "NOT_SET_HERE", "one", asked).stdout == "3,,,copy,none\n"
+    refused = call("world", "new", "--name", "two", "--env", "=x", check=False)
+    assert refused.returncode == 2 and "'=x' is not NAME=VALUE or NAME" in refused.stderr
+
+
+def test_a_dumpable_world_is_refused_where_processes_are_not_kept(call: Call) -> None:
+    refused = call("world", "new", "--name", "one", "--dumpable", check=False)
+    assert refused.returncode == 1 and "'dumps processes'" in refused.stderr
+    assert json.loads(call("world", "ls", "--json").stdout) == []
+
+
 def test_a_collection_keeps_worlds_and_tags_until_they_are_deleted(call: Call, tmp_path: Path) -> None:
     call("world", "new", "--name", "one")
     call("world", "exec", "one", "echo 1 > a")

@@ -1,0 +1,190 @@
+"""The states of a live world: snapshot, restore, diff, merge, checkout."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ramify.fork_engine.gc_pins import Ground
+from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
+from ramify.sandboxes import contract
+from ramify.worlds.ancestry import common_ancestor
+from ramify.worlds.home import WorldHome
+from ramify.worlds.pending_snapshot import PendingSnapshot
+from ramify.worlds.references import Reference
+
+
+class WorldSnapshots(ABC):
+    """The part of `World` that keeps and changes states."""
+
+    _home: WorldHome
+    _live: contract.World
+    _origin: Snapshot
+    _pending: PendingSnapshot | None  # the last one that was begun
+    _pin: Ground
+    _reference: Reference | None
+
+    @abstractmethod
+    def _alive(self) -> contract.World:
+        """The live sandbox. Raises `WorldClosed`."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str | None:
+        """The name that keeps the world."""
+
+    @property
+    def state(self) -> Snapshot:
+        """The snapshot that the world last started from or was sealed into."""
+        return self._given(self._alive().snapshot)
+
+    async def snapshot(self, tag: str | None = None) -> Snapshot:
+        """Keep the state as it is now: files, environment, shell, and what the backend keeps of processes. The world
+        lives on. If nothing changed, it is the same snapshot.
+
+        `ramify gc` keeps it as long as the world is open or this process refers to the result; its id alone does not
+        keep it. tag: a name for it, which keeps it until the tag is deleted.
+
+        Raises `NameTaken`, `BadName`, `WorldDied`.
+        """
+        return self._given(await self._sealed(tag))
+
+    async def begin_snapshot(self, tag: str | None = None) -> PendingSnapshot:
+        """Begin a snapshot, and return while it goes on: it may be written while a model answers.
+
+        Await the result before you report anything that depends on it. The state is that of a moment between this
+        call and the next operation on the world, which waits until the state is taken. `fork`, `restore`, `diff`,
+        `merge`, `checkout` and `close` wait until it is on disk. Do not use `path` before `taken()`. If the process
+        dies first, the world's name stands for the state before. Awaiting it raises as `snapshot` does.
+        """
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(self._home.pins.held())
+            with self._pinned_if_cancelled():
+                taken = await self._alive().begin_seal()
+            stored = asyncio.ensure_future(self._stored(taken, tag, self._pending, held.pop_all()))
+        self._pending = PendingSnapshot(taken, stored)
+        return self._pending
+
+    async def _stored(
+        self, taken: asyncio.Future[Snapshot], tag: str | None, before: PendingSnapshot | None, held: AsyncExitStack
+    ) -> Snapshot:
+        """Flush a state that is being taken, and let the world's name stand for it after that of `before`."""
+        async with held:
+            try:
+                sealed = await taken
+                await asyncio.to_thread(self._home.store.flush)
+            finally:  # also after a failure: whoever waits for this one waits for all before it
+                if before is not None:
+                    await before.ended()
+            self._keep(sealed)
+            if tag is not None:
+                self._home.tag(tag, sealed, source=self.name or "")
+            return self._given(sealed)
+
+    @contextmanager
+    def _pinned_if_cancelled(self) -> Iterator[None]:
+        """Keep the state that a cancelled seal has reached all the same: the world stands over it."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._pin.moved(self._live.snapshot.id)
+            raise
+
+    async def _state_taken(self) -> None:
+        if self._pending is not None:
+            await self._pending.taken()
+
+    async def _nothing_pending(self) -> None:
+        if self._pending is not None:
+            await self._pending.ended()
+
+    async def _sealed(self, tag: str | None = None, *, flush: bool = True) -> Snapshot:
+        """The state of now. Without `flush` it is lost if the machine crashes, as a world without a name is."""
+        await self._nothing_pending()
+        async with self._home.pins.held():
+            with self._pinned_if_cancelled():
+                sealed = await self._alive().seal(flush=False)
+            if flush or self._reference is not None:  # also if nothing changed since a seal without a flush
+                await asyncio.to_thread(self._home.store.flush)
+            self._keep(sealed)
+            if tag is not None:
+                self._home.tag(tag, sealed, source=self.name or "")
+        return sealed
+
+    async def restore(self, snapshot: str | Snapshot) -> None:
+        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
+        await self._nothing_pending()  # its tag may be the one that is meant
+        async with self._home.pins.held():
+            state = await asyncio.to_thread(self._home.resolve, snapshot)
+            self._pin.gave(state.id)  # it may be asked for again
+        await self._alive().rollback(state)
+        self._keep(state)
+
+    async def diff(self, other: WorldSnapshots | Snapshot | str | None = None) -> list[Change]:
+        """What changed from `other` to now, sorted by path. Without `other`: since the world was made or opened."""
+        now = await self._sealed(flush=False)
+        before = self._origin if other is None else await self._state_of(other)
+        return await asyncio.to_thread(self._home.store.changes, before, now)
+
+    async def merge(
+        self,
+        other: WorldSnapshots | Snapshot | str,
+        *,
+        base: Snapshot | str | None = None,
+        strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
+    ) -> Snapshot:
+        """Merge what `other` changed into this world, three ways, and return the new state. Background processes end.
+
+        base: the state from which both come; by default their nearest common ancestor. strategy: what to do with
+        conflicts. Raises `MergeConflict`, with nothing changed, and `NoCommonAncestor`.
+        """
+        await self._nothing_pending()
+        theirs = await self._state_of(other)
+        ours = await self.snapshot()
+        root = None if base is None else await asyncio.to_thread(self._home.resolve, base)
+        async with self._home.pins.held():
+            merged = await asyncio.to_thread(self._merged, root, ours, theirs, strategy)
+            if merged.id != ours.id:
+                await self._alive().rollback(merged)
+            self._keep(merged)
+            return self._given(merged)
+
+    def _merged(
+        self, base: Snapshot | None, ours: Snapshot, theirs: Snapshot, strategy: MergeStrategy | Resolver
+    ) -> Snapshot:
+        store = self._home.store
+        return store.merge(base or common_ancestor(store, ours, theirs), ours, theirs, strategy=strategy)
+
+    async def checkout(self, folder: str | Path, *, force: bool = False, active_files: bool = False) -> Written:
+        """Write the world's files into a folder of the host, missing or empty (with `force`, any). Raises
+        `CheckoutRefused`.
+
+        What the world changed and what acts on entry (hooks and configuration of git, `.envrc`, editors' tasks) is
+        left out, unless `active_files`. The result is the list of what was written; its `withheld` names the rest.
+        """
+        now = await self.snapshot()
+        target = Path(folder).expanduser()
+        checkout = partial(self._home.store.checkout, now, target, force=force, active_files=active_files)
+        return await asyncio.to_thread(checkout)
+
+    async def _state_of(self, other: WorldSnapshots | Snapshot | str) -> Snapshot:
+        if isinstance(other, WorldSnapshots):
+            return await other.snapshot()
+        return await asyncio.to_thread(self._home.resolve, other)
+
+    def _given(self, state: Snapshot) -> Snapshot:
+        """A state to give out: the result keeps it from `ramify gc`, and so does this world."""
+        given = replace(state)
+        self._pin.gave(given.id)
+        self._home.pins.keep_with(given, given.id)
+        return given
+
+    def _keep(self, state: Snapshot) -> None:
+        self._pin.moved(state.id)
+        if self._reference is not None and self._reference.snapshot != state.id:
+            self._reference = self._home.moved(self._reference, state)
