@@ -25,6 +25,7 @@ from ramify.serving.gateway.engines.supervisor import LOOKS, SupervisedEngine, f
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.gateway.http.connection_room import ConnectionRoom
 from ramify.serving.gateway.http.slow_clients import SlowClientProtocol
 from ramify.serving.gateway.settings import UPSTREAM_SLOTS, GatewaySettings, access
 from ramify.serving.http_guard import Guard
@@ -122,10 +123,14 @@ async def start_server(
     for one in behind:
         if isinstance(one, ElasticReplicas):
             await stack.enter_async_context(one.following(gateway))
+
+    class Protocol(SlowClientProtocol):
+        room = ConnectionRoom.of_process(sum(one.slots + one.queue for one in replicas))
+
     server = Server(
         uvicorn.Config(
             Guard(app, access(settings, listener)),
-            http=SlowClientProtocol,
+            http=Protocol,
             ws="none",
             log_config=None,
             log_level="warning",
