@@ -155,22 +155,23 @@ async def start_server(
 
 
 async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway) -> None:
-    """Start the analyzer's process of this home, or join the one of another gateway. Gateways that tell clients apart
-    have an analyzer of their own: the others show the names of all apps, and take any. Earlier versions kept a state
-    for each port.
+    """Start the analyzer's process of this home, or join the one of another gateway. Gateways with keys have other
+    analyzers: one shows the names of its apps to all who may call the gateways that share it (`analyzer_name`).
+    Earlier versions kept a state for each port.
 
     Raises AnalyzerDown, and EngineFailed if nothing can be kept.
     """
     try:
         from ramify.serving.gateway.records.length_forecasts import LengthForecasts
-        from ramify.serving.lengths.client import AnalyzerClient, AnalyzerSupervisor
+        from ramify.serving.lengths.client import AnalyzerClient
+        from ramify.serving.lengths.supervisor import AnalyzerSupervisor
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ramify"):
             raise
         raise EngineFailed(f"the analyzer needs {error.name}: run pip install 'ramify[serve]'") from error
 
     home = settings.home / "analyzer"
-    folder = home / "keys" if settings.tells_clients_apart else home
+    folder = home / settings.analyzer_name
     try:
         paths.make_private(folder)
     except OSError as error:
@@ -182,7 +183,7 @@ async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port
         folder, earlier=home / str(port) / "analyzer.state", restarted=gateway.metrics.analyzer_restarted
     )
     analyzer = await stack.enter_async_context(supervisor)
-    client = AnalyzerClient(analyzer.socket)
+    client = AnalyzerClient(lambda: analyzer.socket)
     gateway.analysis = LengthForecasts(client, gateway.admission.decide, engines=gateway.engines)
 
 
