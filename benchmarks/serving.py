@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.rows import Row, not_measured, options, printed, report  # noqa: E402
+from benchmarks.serving_costs.gateway_cost import Broken  # noqa: E402
 
 PARTS = {
     "policy": "policy_cost",
@@ -36,6 +37,8 @@ def rows_of(part: str, *, quick: bool) -> Iterator[Row]:
         yield from importlib.import_module(f"benchmarks.serving_costs.{PARTS[part]}").rows(quick=quick)
     except ModuleNotFoundError as error:
         yield not_measured(part, "", f"{error.name} is not installed", target="measured", missed=True)
+    except Broken as error:
+        yield not_measured(part, "", str(error), target="measured", missed=True)
 
 
 def main() -> None:

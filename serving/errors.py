@@ -19,6 +19,7 @@ ServingError
 │   └── ScalingUnsupported  this engine's replicas are not ours to start
 └── AnalyzerError         an error of the request analyzer; none of these stops scheduling
     ├── AnalyzerDown      its process cannot be reached, or does not start
+    ├── AnalyzerApart     another gateway's process cannot be shared; `.folder` is for one's own
     ├── BadFrame          a message on its socket cannot be read
     └── CheckpointCorrupt its saved state is damaged; it starts without it, and says so
 """
@@ -113,6 +114,15 @@ class AnalyzerError(ServingError):
 
 class AnalyzerDown(AnalyzerError):
     """The analyzer's process cannot be reached, or does not start."""
+
+
+class AnalyzerApart(AnalyzerError):
+    """Another gateway's process cannot be shared: it is of another version, or on another machine. `.folder` is the
+    name of a folder below for a process of one's own."""
+
+    def __init__(self, message: str, folder: str) -> None:
+        self.folder = folder
+        super().__init__(message)
 
 
 class BadFrame(AnalyzerError):

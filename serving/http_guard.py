@@ -80,9 +80,14 @@ class Keys:
         found = self._found(authorization)
         if found is None or len(set(self._keys)) < 2:
             return ""
-        if found not in self._owners:  # slow on purpose: names stand in logs, and keys may be short
-            self._owners[found] = hashlib.pbkdf2_hmac("sha256", self._keys[found], b"ramify client", 50_000)[:4].hex()
+        if found not in self._owners:
+            self._owners[found] = self.name(self._keys[found].decode())
         return self._owners[found]
+
+    @staticmethod
+    def name(key: str) -> str:
+        """A name for a key. Slow on purpose: names stand in logs, and keys may be short."""
+        return hashlib.pbkdf2_hmac("sha256", key.encode(), b"ramify client", 50_000)[:4].hex()
 
     def _found(self, authorization: bytes) -> int | None:
         scheme, _, key = authorization.partition(b" ")  # a scheme is case-insensitive (RFC 9110)

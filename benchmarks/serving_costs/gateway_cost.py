@@ -28,6 +28,7 @@ TARGET_MS = 0.2
 MANY, MANY_TOKENS = 2000, 8
 _WINDOWS = 20
 _WINDOW_S = 1.0
+_STREAMING_S = 120.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -45,6 +46,10 @@ engine = EngineSpec.parse(sys.argv[1])
 settings = GatewaySettings(home=Path("."), engines=(engine,), slots=int(sys.argv[2]))
 asyncio.run(serve(settings, log=open(os.devnull, "w"), ready=lambda url: print(url, flush=True)))
 """
+
+
+class Broken(Exception):
+    """What was to be measured does not work."""
 
 
 def _event(number: int) -> bytes:
@@ -100,20 +105,25 @@ class _Reader(asyncio.Protocol):
     """One client: sends one request and counts the events of its answer."""
 
     events = 0  # of all readers
+    refused = ""  # what one of them got instead of a stream
 
     def __init__(self, most: int | None = None) -> None:
         self._asked = json.dumps(_ASKED if most is None else {**_ASKED, "max_tokens": most}).encode()
         self._keeps = most is not None
+        self._begun = False
         self.seen = b""
         self.over = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(self._asked)}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(self._asked)}\r\n"
         transport.write(f"{head}connection: close\r\ncontent-type: application/json\r\n\r\n".encode() + self._asked)
 
     def data_received(self, data: bytes) -> None:
         _Reader.events += data.count(b"data: ")
+        if not self._begun and not data.startswith(b"HTTP/1.1 200 "):
+            _Reader.refused = data.decode(errors="replace")
+        self._begun = True
         if self._keeps:
             self.seen += data
 
@@ -124,7 +134,10 @@ class _Reader(asyncio.Protocol):
 
 @asynccontextmanager
 async def _child(*command: str, cwd: str) -> AsyncIterator[tuple[int, str]]:
-    """Run a child process: yields its id and its first line of output."""
+    """Run a child process: yields its id and its first line of output. What it says on stderr goes to ours.
+
+    Raises Broken if it ends before it writes a line.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
@@ -135,10 +148,13 @@ async def _child(*command: str, cwd: str) -> AsyncIterator[tuple[int, str]]:
     )
     assert process.stdout is not None
     try:
-        yield process.pid, (await process.stdout.readline()).decode().strip()
+        if not (line := (await process.stdout.readline()).decode().strip()):
+            raise Broken(f"a child of the benchmark ended with status {await process.wait()}: see its stderr above")
+        yield process.pid, line
     finally:
-        process.kill()
-        await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def _cpu_s(pid: int) -> float:
@@ -149,6 +165,7 @@ def _cpu_s(pid: int) -> float:
 
 async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: float = _WINDOW_S) -> list[float]:
     """Return the milliseconds of gateway CPU per token, one figure per window."""
+    _many_descriptors()
     loop = asyncio.get_running_loop()
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
         async with (
@@ -157,12 +174,7 @@ async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: flo
         ):
             port = int(url.split(":")[2].split("/")[0])
             transports = [(await loop.create_connection(_Reader, "127.0.0.1", port))[0] for _ in range(streams)]
-            async with asyncio.timeout(120):  # until all of them stream
-                seen = -1.0
-                while seen < 0.9 * streams * TOKENS_PER_S:
-                    before, begun = _Reader.events, time.perf_counter()
-                    await asyncio.sleep(1.0)
-                    seen = (_Reader.events - before) / (time.perf_counter() - begun)
+            await _all_stream(streams)
             figures = []
             for _ in range(windows):
                 cpu, events = _cpu_s(gateway), _Reader.events
@@ -171,6 +183,19 @@ async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: flo
             for transport in transports:
                 transport.abort()
     return figures
+
+
+async def _all_stream(streams: int) -> None:
+    """Wait until all readers receive tokens at the engine's pace. Raises Broken."""
+    seen, give_up = -1.0, time.monotonic() + _STREAMING_S
+    while seen < 0.9 * streams * TOKENS_PER_S:
+        if _Reader.refused:
+            raise Broken(f"the gateway refused a stream: {_Reader.refused}")
+        if time.monotonic() > give_up:
+            raise Broken(f"{streams} streams bring {seen:.0f} tokens a second, not {streams * TOKENS_PER_S:.0f}")
+        before, begun = _Reader.events, time.perf_counter()
+        await asyncio.sleep(1.0)
+        seen = (_Reader.events - before) / (time.perf_counter() - begun)
 
 
 async def many(streams: int = MANY, tokens: int = MANY_TOKENS) -> tuple[int, float, float]:
@@ -192,10 +217,13 @@ async def many(streams: int = MANY, tokens: int = MANY_TOKENS) -> tuple[int, flo
 
             async with asyncio.timeout(300):
                 came = await asyncio.gather(*(one() for _ in range(streams)))
+            if _Reader.refused:
+                print(f"a stream got this instead of an answer: {_Reader.refused}", file=sys.stderr)
             return sum(came), time.perf_counter() - begun, _cpu_s(gateway)
 
 
 def _many_descriptors() -> None:
+    """Allow this process as many connections as the system does: one for each stream."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

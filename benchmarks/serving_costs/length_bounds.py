@@ -33,11 +33,12 @@ from benchmarks.rows import Row, options, show
 from benchmarks.serving_costs.stage_patterns import pattern_rows, row
 from benchmarks.serving_costs.synthetic_lengths import traffic
 from ramify.serving.lengths import checkpoint, features
-from ramify.serving.lengths.client import AnalyzerClient, AnalyzerSupervisor
+from ramify.serving.lengths.client import AnalyzerClient
 from ramify.serving.lengths.features import Matrix
 from ramify.serving.lengths.learner import Models, learnt_from
 from ramify.serving.lengths.length_model import LengthModel, Sample, fit
 from ramify.serving.lengths.service import Service
+from ramify.serving.lengths.supervisor import AnalyzerSupervisor
 from ramify.serving.lengths.types import Ask
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
@@ -292,7 +293,7 @@ async def _gap_row(model: LengthModel, kills: int) -> Row:
     with tempfile.TemporaryDirectory(prefix="ra-") as folder:
         size = checkpoint.write(Path(folder) / "analyzer.state", checkpoint.snapshot(service))
         async with AnalyzerSupervisor(Path(folder)) as analyzer:
-            client = AnalyzerClient(analyzer.socket, retry_s=0.01)
+            client = AnalyzerClient(lambda: analyzer.socket, retry_s=0.01)
             for _ in range(kills):
                 await client.predict([ask])
                 assert analyzer.pid is not None

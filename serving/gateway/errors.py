@@ -140,6 +140,13 @@ def as_api_error(error: ApiError | wire.Malformed) -> ApiError:
     return ApiError(502, "upstream_failed", f"the engine's answer cannot be read: {error}", lost=True)
 
 
+def no_descriptor(purpose: str) -> ApiError:
+    """The error for what this process has no file descriptor for. The engine is well, so other replicas need not be
+    asked."""
+    said = f"the gateway has as many open files as it may have (ulimit -n) and cannot {purpose}: try again"
+    return ApiError(503, "too_many_connections", said, headers={"retry-after": "1"})
+
+
 class Refused(Exception):
     """The policy will not start this call, or will not let it continue."""
 

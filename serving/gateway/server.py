@@ -151,11 +151,13 @@ def _logging(stream: TextIO | None) -> Iterator[None]:
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    from ramify.serving.gateway.http.connection_room import Listener
+
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = host == "::" and socket.has_dualstack_ipv6()
-        listener = socket.create_server((host, port), family=family, backlog=4096, dualstack_ipv6=both)
+        bound = socket.create_server((host, port), family=family, backlog=4096, dualstack_ipv6=both)
     except OSError as error:
         raise EngineFailed(f"cannot listen on {host}:{port}: {error.strerror}. Choose another port") from error
-    with listener:
+    with Listener(bound) as listener:
         yield listener

@@ -77,6 +77,17 @@ class GatewaySettings:
         return len(set(self.api_keys)) > 1
 
     @property
+    def analyzer_name(self) -> str:
+        """Which of a home's analyzers this gateway uses; empty for the one of gateways without keys.
+
+        An analyzer tells the names of all its apps to a client that has no name of its own (`Keys.owner`). So a
+        single key has an analyzer for itself, and only clients that are told apart share one.
+        """
+        if not self.api_keys:
+            return ""
+        return "keys" if self.tells_clients_apart else f"key-{Keys.name(self.api_keys[0])}"
+
+    @property
     def placed(self) -> Placement:
         """The placement that applies."""
         thesis = Placement.POWER_OF_K if self.policy == _THESIS else Placement.ONE_QUEUE

@@ -25,6 +25,7 @@ from ramify.serving.gateway.engines.supervisor import LOOKS, SupervisedEngine, f
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.gateway.http.connection_room import ConnectionRoom
 from ramify.serving.gateway.http.slow_clients import SlowClientProtocol
 from ramify.serving.gateway.settings import UPSTREAM_SLOTS, GatewaySettings, access
 from ramify.serving.http_guard import Guard
@@ -122,10 +123,14 @@ async def start_server(
     for one in behind:
         if isinstance(one, ElasticReplicas):
             await stack.enter_async_context(one.following(gateway))
+
+    class Protocol(SlowClientProtocol):
+        room = ConnectionRoom.of_process(sum(one.slots + one.queue for one in replicas))
+
     server = Server(
         uvicorn.Config(
             Guard(app, access(settings, listener)),
-            http=SlowClientProtocol,
+            http=Protocol,
             ws="none",
             log_config=None,
             log_level="warning",
@@ -150,22 +155,23 @@ async def start_server(
 
 
 async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway) -> None:
-    """Start the analyzer's process of this home, or join the one of another gateway. Gateways that tell clients apart
-    have an analyzer of their own: the others show the names of all apps, and take any. Earlier versions kept a state
-    for each port.
+    """Start the analyzer's process of this home, or join the one of another gateway. Gateways with keys have other
+    analyzers: one shows the names of its apps to all who may call the gateways that share it (`analyzer_name`).
+    Earlier versions kept a state for each port.
 
     Raises AnalyzerDown, and EngineFailed if nothing can be kept.
     """
     try:
         from ramify.serving.gateway.records.length_forecasts import LengthForecasts
-        from ramify.serving.lengths.client import AnalyzerClient, AnalyzerSupervisor
+        from ramify.serving.lengths.client import AnalyzerClient
+        from ramify.serving.lengths.supervisor import AnalyzerSupervisor
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ramify"):
             raise
         raise EngineFailed(f"the analyzer needs {error.name}: run pip install 'ramify[serve]'") from error
 
     home = settings.home / "analyzer"
-    folder = home / "keys" if settings.tells_clients_apart else home
+    folder = home / settings.analyzer_name
     try:
         paths.make_private(folder)
     except OSError as error:
@@ -177,7 +183,7 @@ async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port
         folder, earlier=home / str(port) / "analyzer.state", restarted=gateway.metrics.analyzer_restarted
     )
     analyzer = await stack.enter_async_context(supervisor)
-    client = AnalyzerClient(analyzer.socket)
+    client = AnalyzerClient(lambda: analyzer.socket)
     gateway.analysis = LengthForecasts(client, gateway.admission.decide, engines=gateway.engines)
 
 

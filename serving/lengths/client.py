@@ -1,8 +1,7 @@
-"""The gateway's side of the analyzer: the supervisor of its process, and its client. Scheduling never waits for it
-for long, and never fails with it.
+"""The gateway's side of the analyzer. Scheduling never waits for it for long, and never fails with it.
 
     async with AnalyzerSupervisor(folder) as process:
-        analyzer = AnalyzerClient(process.socket)
+        analyzer = AnalyzerClient(lambda: process.socket)
 
     forecast, = await analyzer.predict([Ask(model=…, prompt=…, limit=…, call=id)])    # before the first token
     forecast, = await analyzer.predict([replace(ask, generated=50, text=so_far)])     # every 50 tokens
@@ -10,27 +9,17 @@ for long, and never fails with it.
 
 While the analyzer is away, `predict` returns what it last said: about this call, else about a call of the same
 application, model and stage, else the limit. `forecast.fresh` is then False. Reports for learning are kept
-meanwhile, up to a bound. The supervisor restarts a process that dies. The process ends with its stdin, which is
-this process's end of a pipe, so it never outlives its parent for long.
-
-A folder has one process at a time, for all gateways that use it: the one that holds the lock of the folder runs it,
-and the others connect to it. When it ends with its gateway, one of the others starts the next, from its checkpoint.
+meanwhile, up to a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import json
-import logging
-import os
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ramify import paths
 from ramify.serving.errors import AnalyzerDown, BadFrame
 from ramify.serving.lengths import frames
 from ramify.serving.lengths.frames import Json
@@ -47,9 +36,10 @@ _UNSENT = 1_024  # reports kept while the analyzer is away; the oldest are dropp
 class AnalyzerClient:
     """One connection, opened when needed. Use it from one event loop."""
 
-    def __init__(self, socket: Path, *, patience_s: float = 0.1, retry_s: float = 0.2) -> None:
-        """`patience_s`: how long a call may wait for its forecast. `retry_s`: seconds between attempts to connect."""
-        self._socket = socket
+    def __init__(self, socket: Callable[[], Path], *, patience_s: float = 0.1, retry_s: float = 0.2) -> None:
+        """`socket`: where the process answers now. `patience_s`: how long a call may wait for its forecast.
+        `retry_s`: seconds between attempts to connect."""
+        self._at = socket
         self._patience_s = patience_s
         self._retry_s = retry_s
         self._retry_at = 0.0
@@ -60,6 +50,10 @@ class AnalyzerClient:
         self._unsent: deque[bytes] = deque(maxlen=_UNSENT)
         self._last: OrderedDict[str, LengthSketch] = OrderedDict()
         self._connecting = asyncio.Lock()
+
+    @property
+    def _socket(self) -> Path:
+        return self._at()
 
     @property
     def connected(self) -> bool:
@@ -173,8 +167,8 @@ class AnalyzerClient:
                 raise AnalyzerDown(f"{self._socket} did not answer a moment ago")
             self._retry_at = now + self._retry_s
             try:
-                reader, writer = await asyncio.open_unix_connection(self._socket)
-            except OSError as error:
+                reader, writer = await frames.connect(self._socket)
+            except (OSError, BadFrame) as error:
                 raise AnalyzerDown(f"the analyzer cannot be reached at {self._socket}: {error}") from error
             self._writer = writer
             self._reading = asyncio.create_task(self._read(reader, writer))
@@ -208,183 +202,3 @@ class AnalyzerClient:
 def _kind_of(ask: Ask) -> str:
     """The key of calls with similar lengths: application, model and stage."""
     return f"\x1f{ask.app}\x1f{ask.model}\x1f{ask.stage}"
-
-
-_LONGEST_PATH = 107  # bytes: the limit of a Unix socket's address
-_START_S = 20.0
-_POLL_S = 0.05
-_STOP_S = 10.0
-_BACKOFF_S = (0.0, 0.1, 0.5, 2.0, 5.0)  # before each restart of a process that keeps dying
-_STEADY_S = 30.0  # a process that ran for so long does not count as "keeps dying"
-log = logging.getLogger("ramify.analyzer")
-
-
-class AnalyzerSupervisor:
-    """The analyzer of a folder: a child process, or that of another gateway until it ends. The folder holds the
-    socket, the checkpoint and the log."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        earlier: Path | None = None,
-        save_every_s: float = 30.0,
-        join_s: float = _START_S,
-        restarted: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`restarted` is called when this gateway's process answers again after a death, of its own or of another
-        gateway's. `join_s`: seconds to wait for a process of another gateway to answer or to end. `earlier`: the
-        checkpoint to begin with while the folder has none."""
-        self.folder = folder
-        self.socket = folder / "analyzer.sock"
-        self.checkpoint = folder / "analyzer.state"
-        self.restarts = 0
-        self._earlier = earlier
-        self._save_every_s = save_every_s
-        self._join_s = join_s
-        self._lock = -1  # while entered: the descriptor that locks the folder, if this gateway runs the process
-        self._restarted = restarted
-        self._process: asyncio.subprocess.Process | None = None
-        self._joined: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None  # to another gateway's process
-        self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the present process; None if it does not run, or is another gateway's."""
-        process = self._process
-        return process.pid if process is not None and process.returncode is None else None
-
-    async def __aenter__(self) -> AnalyzerSupervisor:
-        if len(os.fsencode(self.socket)) > _LONGEST_PATH:
-            raise AnalyzerDown(f"{self.socket} is too long for a Unix socket: choose a folder with a shorter path")
-        paths.make_private(self.folder)
-        try:
-            self._lock = os.open(self.folder / "analyzer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise AnalyzerDown(
-                f"{self.folder} cannot be used: {error.strerror} (analyzer.lock). Make it yours, or choose another "
-                "--home, or --no-analyzer"
-            ) from error
-        try:
-            await self._start_or_join()
-        except BaseException:
-            os.close(self._lock)
-            raise
-        self._watching = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
-        self._leave()
-        if (process := self._process) is not None:
-            if process.returncode is None and process.stdin is not None:
-                process.stdin.close()
-                try:
-                    await asyncio.wait_for(process.wait(), _STOP_S)
-                except TimeoutError:
-                    process.kill()
-                    await process.wait()
-            self.socket.unlink(missing_ok=True)
-        os.close(self._lock)
-
-    async def _start_or_join(self) -> None:
-        """Start the process, or connect to that of the gateway that holds the lock. A process inherits the lock: one
-        whose gateway was killed may still be writing its last checkpoint. Raises AnalyzerDown."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._join_s
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return await self._start()
-            except BlockingIOError:
-                pass
-            with contextlib.suppress(OSError):
-                self._joined = await asyncio.open_unix_connection(self.socket)
-                return log.info("analyzer_shared")
-            if loop.time() > give_up:
-                raise AnalyzerDown(
-                    f"another gateway's analyzer uses {self.folder} and does not answer: end that gateway, or give "
-                    "this one another --home, or --no-analyzer"
-                )
-            await asyncio.sleep(_POLL_S)
-
-    async def _start(self) -> None:
-        """Start the process; returns when it answers. Raises AnalyzerDown."""
-        self.socket.unlink(missing_ok=True)
-        settings = {
-            "parent": os.getpid(),
-            "socket": str(self.socket),
-            "saved": str(self.checkpoint),
-            "earlier": str(self._earlier or ""),
-            "save_every_s": self._save_every_s,
-        }
-        # One thread for each numeric library: the serving process needs the other cores.
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        with (self.folder / "analyzer.log").open("ab") as out:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "ramify.serving.lengths.process",
-                json.dumps(settings),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                env={**os.environ, **threads},
-                pass_fds=(self._lock,),
-                start_new_session=True,  # Ctrl-C goes to the gateway, which then stops it
-            )
-        await self._answers(self._process)
-
-    async def _answers(self, process: asyncio.subprocess.Process) -> None:
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + _START_S
-        while loop.time() < give_up and process.returncode is None:
-            try:
-                _, writer = await asyncio.open_unix_connection(self.socket)
-            except OSError:
-                await asyncio.sleep(0.01)
-            else:
-                writer.close()
-                return
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        raise AnalyzerDown(
-            f"the analyzer did not start (exit {process.returncode}): see {self.folder / 'analyzer.log'}"
-        )
-
-    async def _watch(self) -> None:
-        """Start or join another process whenever the present one ends."""
-        loop = asyncio.get_running_loop()
-        deaths = 0
-        while True:
-            began = loop.time()
-            await self._end()
-            deaths = 0 if loop.time() - began > _STEADY_S else deaths + 1
-            await asyncio.sleep(_BACKOFF_S[min(deaths, len(_BACKOFF_S) - 1)])
-            try:
-                await self._start_or_join()
-            except AnalyzerDown as error:
-                log.error("analyzer_failed", extra={"fields": {"problem": str(error)}})
-                continue
-            if self._process is not None:
-                self.restarts += 1
-                self._restarted()
-                log.info("analyzer_restarted", extra={"fields": {"restarts": self.restarts}})
-
-    async def _end(self) -> None:
-        """Wait until the process has ended. Another gateway's has when it closes the connection."""
-        if self._process is not None:
-            log.error("analyzer_died", extra={"fields": {"status": await self._process.wait()}})
-        elif self._joined is not None:
-            with contextlib.suppress(ConnectionError):
-                await self._joined[0].read()
-            self._leave()
-
-    def _leave(self) -> None:
-        if self._joined is not None:
-            self._joined[1].close()
-            self._joined = None

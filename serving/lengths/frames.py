@@ -10,12 +10,16 @@ import asyncio
 import json
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 
 from ramify.serving.errors import BadFrame
 from ramify.serving.lengths import features
 from ramify.serving.lengths.types import Ask, Basis, Ended, Forecast
 from ramify.serving.protocol.length_sketch import LengthSketch
 
+PROTOCOL = 1
+"""The version of the protocol: one higher with each change that another version would misread. A process says it to
+whoever asks `hello`, and gateways of other versions keep away."""
 MAX_FRAME = 4 * 1024 * 1024
 HEAD = struct.Struct(">I")
 _NAME = 256
@@ -59,6 +63,24 @@ async def read(reader: asyncio.StreamReader) -> Json | None:
         if error.partial:
             raise BadFrame("the stream ended inside a frame") from error
         return None
+
+
+async def connect(socket: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to a process that speaks this version of the protocol. Raises OSError, and BadFrame if it speaks
+    another one."""
+    reader, writer = await asyncio.open_unix_connection(socket)
+    try:
+        writer.write(pack({"op": "hello", "id": 0}))
+        said = await read(reader)
+        if said is None:
+            raise ConnectionResetError(f"{socket} closed the connection")
+        spoken = said.get("protocol", "none, so it is of an earlier Ramify")
+        if spoken != PROTOCOL:
+            raise BadFrame(f"its protocol is {spoken}, and this gateway's is {PROTOCOL}")
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
 
 
 def ask_to_json(ask: Ask) -> Json:

@@ -1,4 +1,4 @@
-"""The analyzer's process: `python -m ramify.serving.lengths.process SETTINGS`, started by `client`.
+"""The analyzer's process: `python -m ramify.serving.lengths.process SETTINGS`, started by `supervisor`.
 
 One thread answers over a Unix socket; asks that arrive together are predicted together. Another thread refits and
 writes checkpoints. The process lives until its stdin ends, which a killed parent's does too, and saves once more
@@ -6,7 +6,7 @@ before it goes.
 
 Requests are frames with an `op`; those with an `id` are answered by a frame with the same one:
     predict {asks} -> {forecasts}     observe {ended}      match {app, compound, stages} -> {estimates}
-    record {app, compound, stages}    stats -> {stats}
+    record {app, compound, stages}    stats -> {stats}     hello -> {protocol}
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class Server:
                 asyncio.get_running_loop().call_soon(self._predict_all)
             self._asked.append((asks, message.get("id"), writer))
             return None
+        if op == "hello":
+            return {"protocol": frames.PROTOCOL}
         if op == "match":
             return self._service.match(message)
         if op == "stats":

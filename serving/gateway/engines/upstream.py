@@ -12,7 +12,14 @@ import httpx
 
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.engines.liveness import STOOD_STILL, ConstrainedCalls, calls_held, work_counters
-from ramify.serving.gateway.errors import ApiError, error_detail, field_named_in, is_request_fault, is_too_long
+from ramify.serving.gateway.errors import (
+    ApiError,
+    error_detail,
+    field_named_in,
+    is_request_fault,
+    is_too_long,
+    no_descriptor,
+)
 from ramify.serving.protocol import wire
 from ramify.serving.stall_clock import StallAwareClock, StallAwareTimeout
 
@@ -22,7 +29,8 @@ WHOLE_S = 600.0  # OpenAI's own clients give up after this time, unless told oth
 _CONNECT_S = 10.0
 _LEFT_S = 5.0  # seconds of silence: a client that leaves after that makes the engine suspect
 _HEALTH_S = 5.0  # less than _CONNECT_S, so that an engine whose connection is slow does not count as dead
-_OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
+_OUR_OWN = {*_NO_DESCRIPTOR, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 _MOST_STATUS = 64 * 1024  # bytes read of a health page: that the server answers is what counts
 _MOST_METRICS = 16 * 1024 * 1024
 _MOST_ERROR = 1024 * 1024
@@ -231,6 +239,8 @@ class Upstream:
             finally:
                 await response.aclose()
         except httpx.ConnectError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_DESCRIPTOR:
+                raise no_descriptor("reach the engine") from error
             said = f"no engine at {self.shown}: {_told(error)}"
             raise ApiError(503, "upstream_unavailable", said, lost=True) from error
         except (httpx.RequestError, wire.Malformed) as error:

@@ -1,5 +1,5 @@
 """uvicorn's HTTP protocol with time limits for slow clients: request heads that come too slowly or never end, and
-clients that do not read their answers.
+clients that do not read their answers. Clients that there is no room for are told so.
 
 uvicorn waits for a head as long as its sender likes, so a few thousand sockets that send a byte a minute would use up
 all descriptors. It also waits without a limit for a client to read its answer, while that call holds a slot in the
@@ -9,26 +9,20 @@ engine. Bytes that are not HTTP get an error that OpenAI's clients can read, as 
 from __future__ import annotations
 
 import asyncio
-from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.http.connection_room import ConnectionRoom, response, too_many
 from ramify.serving.http_guard import with_target_host
 
 HEAD_S = 15.0
 UNREAD_S = 60.0  # as long as most web servers wait
+LINGER_S = 2.0  # how long a client that is turned away may go on sending
 MAX_HEAD = 512 * 1024  # bytes before a head is complete; most of a packet may be the body that follows
 _SLOW = bad_request("head", f"the request's head was not complete within {HEAD_S:g} s", status=408)
 _LONG = bad_request("head", f"the request's head is longer than {MAX_HEAD} bytes", status=431)
 _NO_HTTP = bad_request("request", "this is not an HTTP request, or its body is not as long as its head says")
-
-
-def _response(error: ApiError) -> bytes:
-    body = sse.encode(error.body())
-    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
-    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 class SlowClientProtocol(HttpToolsProtocol):
@@ -36,10 +30,15 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     Breaks the connection if more is to be sent than fits on the way, and the client reads no byte of it for
     `unread_s` seconds.
+
+    Answers 503 to a connection for which `room` has no place.
     """
 
     head_s = HEAD_S
     unread_s = UNREAD_S
+    room = ConnectionRoom()
+    _full = False
+    _refused = False
     _unread = 0
     _reads: asyncio.TimerHandle | None = None
     _waits: asyncio.TimerHandle | None = None
@@ -47,6 +46,8 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        taken = transport.get_extra_info("socket")
+        self._full = not self.room.has(len(self.connections), taken.fileno() if taken is not None else 0)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -55,7 +56,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._waits is not None:
+        if self._waits is not None and not self._refused:
             self._seen += len(data)
             if self._seen > MAX_HEAD:
                 self._refuse(_LONG)
@@ -69,8 +70,21 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._came()
+        if self._full:
+            self._turn_away()
+            return
         with_target_host(self.url, self.headers)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -98,18 +112,27 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def _wait(self) -> None:
         self._seen = 0
-        self._waits = self.loop.call_later(self.head_s, self._refuse, _SLOW)
+        within_s = min(self.head_s, LINGER_S) if self._full else self.head_s
+        self._waits = self.loop.call_later(within_s, self._refuse, _SLOW)
 
     def _came(self) -> None:
         if self._waits is not None:
             self._waits.cancel()
             self._waits = None
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400response(self, msg: str) -> None:
         self._refuse(_NO_HTTP)
+
+    def _turn_away(self) -> None:
+        """Answer 503. The connection stays open until the request has been read: closing it before breaks it, and the
+        client would see that instead of the answer."""
+        self._refused = True
+        if not self.transport.is_closing():
+            self.transport.write(response(too_many()))
+            self._waits = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _refuse(self, error: ApiError) -> None:
         self._came()
         if not self.transport.is_closing():
-            self.transport.write(_response(error))
+            self.transport.write(response(error))
             self.transport.close()

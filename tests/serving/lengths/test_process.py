@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +21,16 @@ import pytest
 from benchmarks.serving_costs.synthetic_lengths import research, traffic
 from ramify.serving.errors import AnalyzerDown, CheckpointCorrupt
 from ramify.serving.lengths import checkpoint, frames
-from ramify.serving.lengths.client import AnalyzerClient, AnalyzerSupervisor
+from ramify.serving.lengths.client import AnalyzerClient
 from ramify.serving.lengths.learner import Models
 from ramify.serving.lengths.length_model import LengthModel
 from ramify.serving.lengths.pattern_graph import Kind, Node
 from ramify.serving.lengths.process import Server, load
-from ramify.serving.lengths.service import Service
-from ramify.serving.lengths.types import Ask, Basis, Ended
+from ramify.serving.lengths.service import Service, estimates_to_json, stages_to_json, stats_to_json
+from ramify.serving.lengths.supervisor import AnalyzerSupervisor
+from ramify.serving.lengths.types import Ask, Basis, Ended, Estimates, Forecast
+from ramify.serving.policy.types import StageEstimate
+from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
 ASK = Ask(model="small", prompt="Write a long story about river and stone.", limit=4_096, app="tests", call="c1")
 STAGES = ((Node(Kind.LLM, "m", 0, 100, 50, 1.0),), (Node(Kind.LLM, "m", 1, 200, 80, 2.0),))
@@ -45,7 +51,7 @@ async def analyzer(folder: Path) -> AsyncIterator[AnalyzerSupervisor]:
 
 @pytest.fixture
 async def client(analyzer: AnalyzerSupervisor) -> AsyncIterator[AnalyzerClient]:
-    client = AnalyzerClient(analyzer.socket, patience_s=5.0, retry_s=0.02)
+    client = AnalyzerClient(lambda: analyzer.socket, patience_s=5.0, retry_s=0.02)
     yield client
     await client.aclose()
 
@@ -103,7 +109,7 @@ async def test_learnt_state_is_used_and_saved(client: AnalyzerClient, analyzer: 
 async def test_killed_analyzer_restarts_with_its_state(folder: Path, model: LengthModel) -> None:
     checkpoint.write(folder / "analyzer.state", checkpoint.snapshot(_learnt(model)))
     async with AnalyzerSupervisor(folder) as analyzer:
-        client = AnalyzerClient(analyzer.socket, patience_s=5.0, retry_s=0.02)
+        client = AnalyzerClient(lambda: analyzer.socket, patience_s=5.0, retry_s=0.02)
         (before,) = await client.predict([ASK])
         assert before.basis is Basis.LEARNT
         assert analyzer.pid is not None
@@ -127,7 +133,7 @@ async def test_killed_analyzer_restarts_with_its_state(folder: Path, model: Leng
 
 
 async def test_without_an_analyzer_bounds_are_still_given(folder: Path) -> None:
-    client = AnalyzerClient(folder / "nobody.sock")
+    client = AnalyzerClient(lambda: folder / "nobody.sock")
     (forecast,) = await client.predict([ASK])
     assert forecast.basis is Basis.COLD
     assert not forecast.fresh
@@ -141,23 +147,32 @@ async def test_without_an_analyzer_bounds_are_still_given(folder: Path) -> None:
 
 
 async def test_history_request_waits_longer_than_a_call(analyzer: AnalyzerSupervisor) -> None:
-    client = AnalyzerClient(analyzer.socket, patience_s=0.0, retry_s=0.0)
+    client = AnalyzerClient(lambda: analyzer.socket, patience_s=0.0, retry_s=0.0)
     with pytest.raises(AnalyzerDown):
         await client.stats()
     assert await client.expected("nobody's") is None
     await client.aclose()
 
 
-async def test_silent_analyzer_is_not_awaited(folder: Path) -> None:
+@pytest.mark.parametrize("greets", [False, True])
+async def test_silent_analyzer_is_not_awaited(folder: Path, greets: bool) -> None:
+    over = asyncio.Event()
+
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if greets:
+            await frames.read(reader)
+            writer.write(frames.pack({"id": 0, "protocol": frames.PROTOCOL}))
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        over.set()
 
     server = await asyncio.start_unix_server(swallow, folder / "deaf.sock")
-    client = AnalyzerClient(folder / "deaf.sock", patience_s=0.05)
+    client = AnalyzerClient(lambda: folder / "deaf.sock", patience_s=0.05)
     (forecast,) = await client.predict([ASK])
     assert forecast.basis is Basis.COLD
     await client.aclose()
+    await over.wait()
     server.close()
     await server.wait_closed()
 
@@ -229,7 +244,7 @@ async def test_the_state_that_was_kept_for_a_port_is_gone_on_from(folder: Path, 
     earlier.parent.mkdir()
     checkpoint.write(earlier, checkpoint.snapshot(_learnt(model)))
     async with AnalyzerSupervisor(folder, earlier=earlier, save_every_s=0.1) as running:
-        client = AnalyzerClient(running.socket, patience_s=5.0)
+        client = AnalyzerClient(lambda: running.socket, patience_s=5.0)
         assert (await client.predict([ASK]))[0].basis is Basis.LEARNT
         client.observe(Ended(ASK, 700))
         await _until(running.checkpoint.exists)
@@ -257,7 +272,7 @@ async def test_gateways_of_a_folder_share_one_process(folder: Path, model: Lengt
     restarted = asyncio.Event()
     first = await AnalyzerSupervisor(folder).__aenter__()
     async with AnalyzerSupervisor(folder, restarted=restarted.set) as second:
-        client = AnalyzerClient(second.socket, patience_s=5.0, retry_s=0.02)
+        client = AnalyzerClient(lambda: second.socket, patience_s=5.0, retry_s=0.02)
         assert first.pid is not None and second.pid is None
         (before,) = await client.predict([ASK])
         assert before.basis is Basis.LEARNT
@@ -304,6 +319,81 @@ async def test_analyzer_that_does_not_answer_is_reported(folder: Path) -> None:
         async with AnalyzerSupervisor(folder, join_s=0):
             pass
     os.close(held)
+
+
+@asynccontextmanager
+async def _of_another_version(folder: Path, answer: dict[str, object]) -> AsyncIterator[None]:
+    """Another gateway's process, which answers `hello` like this."""
+    held = os.open(folder / "analyzer.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    asked: list[asyncio.Task[None]] = []
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await frames.read(reader) is not None:
+            writer.write(frames.pack(answer))
+        writer.close()
+        await writer.wait_closed()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(asyncio.create_task(say(reader, writer)))
+
+    async with await asyncio.start_unix_server(connected, folder / "analyzer.sock"):
+        yield
+        await asyncio.gather(*asked)
+    os.close(held)
+
+
+async def test_process_of_another_version_is_not_spoken_to(folder: Path) -> None:
+    async with _of_another_version(folder, {"id": 0, "protocol": frames.PROTOCOL + 1}):
+        client = AnalyzerClient(lambda: folder / "analyzer.sock", patience_s=20.0)
+        with pytest.raises(AnalyzerDown, match=f"protocol is {frames.PROTOCOL + 1}, and this gateway's is"):
+            await client.stats()
+        (forecast,) = await client.predict([ASK])
+        assert not forecast.fresh
+        await client.aclose()
+
+
+async def test_gateway_beside_one_of_another_version_learns_by_itself(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", logger="ramify.analyzer")
+    async with (
+        _of_another_version(folder, {"error": "no such op: 'hello'"}),
+        AnalyzerSupervisor(folder) as own,
+    ):
+        assert own.pid is not None and own.folder == folder / f"protocol-{frames.PROTOCOL}"
+        client = AnalyzerClient(lambda: own.socket, patience_s=20.0)
+        assert (await client.stats()).observations == 0
+        await client.aclose()
+    (record,) = caplog.records
+    assert record.getMessage() == "analyzer_apart" and "earlier Ramify" in record.__dict__["fields"]["problem"]
+    assert not list(folder.glob("*.corrupt")), "the other one's state is left alone"
+
+
+async def test_gateway_on_another_machine_learns_by_itself(folder: Path) -> None:
+    """Locks hold in a network file system, but its Unix sockets lead nowhere from another machine."""
+    held = os.open(folder / "analyzer.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    os.write(held, b"0a3f-another-boot")
+    async with AnalyzerSupervisor(folder) as own:
+        assert own.pid is not None and own.folder.parent == folder and own.folder.name.startswith("machine-")
+    os.close(held)
+
+
+def test_protocol_has_a_new_number_if_another_version_would_misread_it() -> None:
+    """If this fails, raise `frames.PROTOCOL`, and put the new sum here."""
+    sketch = LengthSketch.from_wire([float(at) for at in range(1, 1 + len(LEVELS))])
+    sample = [
+        frames.ask_to_json(replace(ASK, generated=50, text="so far")),
+        frames.ended_to_json(Ended(ASK, 700, True, sketch)),
+        frames.forecast_to_json(Forecast(sketch, Basis.COLD)),
+        stages_to_json(STAGES),
+        estimates_to_json(Estimates(1, (1.0,), (StageEstimate(1, 2, 3, 4),), 0.5)),
+        stats_to_json(Service().stats()),
+    ]
+    text = json.dumps(sample, sort_keys=True)
+    assert (frames.PROTOCOL, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "bda662ab8753a98d")
 
 
 async def test_next_gateway_waits_for_the_previous_analyzer(folder: Path) -> None:

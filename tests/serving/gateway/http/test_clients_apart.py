@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from starlette.applications import Starlette
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.http_guard import Keys
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
@@ -122,3 +124,14 @@ def test_names_of_clients_are_stable_and_differ() -> None:
     names = [keys.owner(b"Bearer a"), keys.owner(b"Bearer b")]
     assert names == [again.owner(b"bearer a"), again.owner(b"bearer b")]
     assert len(set(names)) == 2 and keys.owner(b"Bearer c") == ""
+
+
+def test_gateways_share_an_analyzer_only_where_no_client_learns_the_names_of_anothers_apps() -> None:
+    def name(*keys: str) -> str:
+        return GatewaySettings(home=Path(), api_keys=keys).analyzer_name
+
+    assert name() == ""
+    assert name("a", "b") == name("c", "d") == "keys", "in which each key has its own names"
+    assert len({"", "keys", name("a"), name("b")}) == 4
+    assert name("a") == name("a", "a"), "and is the same in every process"
+    assert "secret" not in name("secret")
