@@ -266,7 +266,11 @@ class CallReader:
     def _called_function(self, target: object) -> Function | None:
         """Return the function of the project, or of a step, that a call of the object runs."""
         try:
-            return self.sources.function(plain) if (plain := _function_of_step(target)) else self._project_function(target)
+            return (
+                self.sources.function(plain)
+                if (plain := _function_of_step(target))
+                else self._project_function(target)
+            )
         except SourceError:  # made by exec
             return None
 

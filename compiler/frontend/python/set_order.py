@@ -162,9 +162,7 @@ class SetOrder:
         elif isinstance(pattern, ast.MatchSingleton):
             test = ast.Compare(subject, [ast.Is()], [ast.Constant(pattern.value)])
         tests = [each for each in (test, guard) if each is not None]
-        left = (
-            loop for loop in self.loops if not any(self._passes_one(loop, each, outcome=True) for each in tests)
-        )
+        left = (loop for loop in self.loops if not any(self._passes_one(loop, each, outcome=True) for each in tests))
         with self._in(tuple(left)):
             yield
 

@@ -131,7 +131,7 @@ class SetValues:
                 return self.is_distinct(value)
             case ast.Subscript(value, ast.Slice()):
                 return self.is_distinct(value)
-            case ast.Call(ast.Attribute(owner, "items" | "keys"), []):
+            case ast.Call(ast.Attribute(attr="items" | "keys"), []):
                 return True
             case ast.Call(func, [*args]) if self.scope.resolve(func) in (list, tuple, iter, reversed, sorted):
                 return bool(args) and self.is_distinct(args[0])
@@ -443,4 +443,3 @@ def _is_set_annotation(text: str) -> bool:
 def returns_nothing(function: Callable[..., Any]) -> bool:
     """Return whether a function is declared to return None, so that no result can be given to another call."""
     return annotations_of(function).get("return") == "None"
-
