@@ -18,7 +18,7 @@ from enum import Enum
 from ramify.compiler.frontend.python.assigned_values import item_source, names_in, names_stored_in
 from ramify.compiler.frontend.python.name_resolution import Scope
 from ramify.compiler.frontend.python.names import nodes_in
-from ramify.compiler.frontend.python.set_values import ReadFunction, SetValues
+from ramify.compiler.frontend.python.set_values import ReadFunction, SetValues, tells_type
 from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, PICKED
 from ramify.compiler.spec import Following
 
@@ -66,7 +66,8 @@ class SetOrder:
         """Return the one of a workflow: the recorded arguments of a run tell the types of its parameters."""
         node = scope.function.node
         arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-        given = {each.arg: f"argument {each.arg}" for each in arguments if each.annotation is None}
+        hints = {each.arg: None if each.annotation is None else ast.unparse(each.annotation) for each in arguments}
+        given = {name: f"argument {name}" for name, hint in hints.items() if not tells_type(hint)}
         return cls(scope, SetValues(scope, read, given=given))
 
     def called(self, scope: Scope, arguments: Iterable[tuple[str, ast.expr]], *, nested: bool) -> SetOrder:

@@ -44,6 +44,7 @@ _MODULES_THAT_KEEP_ORDER = ("itertools", "collections")  # their classes hold or
 _SETS = re.compile(
     r"^(?:[\w.]+\.)?(?:set|frozenset|Set|FrozenSet|AbstractSet|MutableSet)(?:\[\s*(?P<item>.*?)\s*\])?$", re.DOTALL
 )
+_SAYS_NOTHING = re.compile(r"^(?:[\w.]+\.)?(?:Any|object|(?:Iterable|Collection|Container)(?:\[.*\])?)$", re.DOTALL)
 _SET_METHODS = ("union", "intersection", "difference", "symmetric_difference", "copy")
 _SET_OPERATORS = (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)
 _VIEWS = ("items", "keys", "values")
@@ -236,7 +237,7 @@ class SetValues:
         if found is not None:
             outer, node = found
             annotation = getattr(node, "returns", None)
-            if annotation is not None:
+            if annotation is not None and tells_type(ast.unparse(annotation)):
                 return _is_set_annotation(ast.unparse(annotation))
             called = self.scope.function
             function = Function(func.id, called.module, called.path, node, called.outer)  # type: ignore[attr-defined]
@@ -244,7 +245,7 @@ class SetValues:
         if plain is None:
             return False
         annotations = annotations_of(plain)
-        if "return" in annotations:
+        if tells_type(annotations.get("return")):
             return _is_set_annotation(annotations["return"])
         read = self.read(target) if self._depth < _MOST_FUNCTIONS else None
         return read is not None and self._always_returns_set(read, None)
@@ -418,7 +419,12 @@ def _step(info: StepInfo) -> str:
 
 def _is_annotated(step: object) -> bool:
     function = plain_function(step)
-    return function is None or "return" in annotations_of(function)
+    return function is None or tells_type(annotations_of(function).get("return"))
+
+
+def tells_type(annotation: str | None) -> bool:
+    """Return whether an annotation, as text, says whether a value is a set. `Iterable[str]` does not."""
+    return annotation is not None and _SAYS_NOTHING.match(annotation.strip().strip("'\"")) is None
 
 
 def _is_view(node: ast.expr) -> bool:
