@@ -15,7 +15,11 @@ from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph, Operation, base_id
 from ramify.compiler.passes.stages import expected_stages, stage_count
 from ramify.compiler.plan import (
+    IF_SET,
+    MAYBE_EQUAL,
+    PICKED,
     STAGES,
+    UNORDERED,
     WORLDLESS,
     Effect,
     GraphBreak,
@@ -86,9 +90,11 @@ def _ops(graph: Graph, origins: Mapping[tuple[OpKind, Site], Origin], worldless:
     """Return one operation for each call site: its first copy, with the bases of all copies."""
     first: dict[OpId, Operation] = {}
     bases: dict[OpId, set[str]] = {}
+    orders: dict[OpId, list[Operation]] = {}
     for op in graph.ops():
         name = base_id(op.id)
         first.setdefault(name, op)
+        orders.setdefault(name, []).append(op)
         bases.setdefault(name, set()).update(base_id(base) for base in op.attrs.get("base", ()))
     return [
         PlanOp(
@@ -98,11 +104,24 @@ def _ops(graph: Graph, origins: Mapping[tuple[OpKind, Site], Origin], worldless:
             op.outputs,
             op.site,
             op.step,
-            _attrs(op, bases[name], worldless),
+            _attrs(op, bases[name], worldless) | _order_of_copies(orders[name]),
             _origin(op, origins),
         )
         for name, op in first.items()
     ]
+
+
+def _order_of_copies(copies: list[Operation]) -> dict[str, Any]:
+    """Return how the calls of a site follow the order of a set, if some of its call paths do."""
+    marked = [op.attrs for op in copies if UNORDERED in op.attrs]
+    if not marked:
+        return {}
+    ways = {attrs[UNORDERED] for attrs in marked}
+    alike = len(ways) == 1 and len(marked) == len(copies)
+    given = sorted({place for attrs in marked for place in attrs.get(IF_SET, ())})
+    always = any(IF_SET not in attrs for attrs in marked)
+    how = {UNORDERED: ways.pop() if alike or ways == {PICKED} else MAYBE_EQUAL}
+    return how if always else {**how, IF_SET: given}
 
 
 def _origin(op: Operation, origins: Mapping[tuple[OpKind, Site], Origin]) -> Origin | None:
@@ -114,8 +133,8 @@ def _worldless(spec: Spec) -> frozenset[str]:
     return frozenset(step.name for step in spec.steps if step.worldless and step.declared is not Effect.PURE)
 
 
-def _attrs(op: Operation, bases: set[str], worldless: frozenset[str]) -> Mapping[str, Any]:
-    attrs = dict(op.attrs)
+def _attrs(op: Operation, bases: set[str], worldless: frozenset[str]) -> dict[str, Any]:
+    attrs = {name: value for name, value in op.attrs.items() if name not in (UNORDERED, IF_SET)}
     if op.kind is OpKind.RUN and op.step in worldless:
         attrs[WORLDLESS] = True
     if op.fork is not None:

@@ -20,7 +20,7 @@ from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.lower import lower
 from ramify.compiler.ir.text import dot, mermaid, print_graph
 from ramify.compiler.passes import chosen, run_passes
-from ramify.compiler.plan import EQUAL, PLAN_VERSION, UNORDERED, Plan
+from ramify.compiler.plan import EQUAL, IF_SET, PICKED, PLAN_VERSION, UNORDERED, OpKind, Plan
 from ramify.compiler.spec import Machine, Spec, spec_text
 
 log = logging.getLogger("ramify.compiler")
@@ -138,12 +138,20 @@ def _warn_of_unreachable_nodes(spec: Spec, machine: Machine) -> None:
 
 def _warn_of_the_order_of_sets(graph: Graph) -> None:
     for op in graph.ops():
-        if op.attrs.get(UNORDERED) == EQUAL:
+        called = "the model" if op.kind is OpKind.CALL_LLM else f"step {op.step}"
+        if op.attrs.get(UNORDERED) == EQUAL and IF_SET not in op.attrs:
             log.warning(
-                "%s: step %s is called in the order of a set, which is another in each process, and its arguments do "
+                "%s: %s is called in the order of a set, which is another in each process, and its arguments do "
                 "not tell the calls apart: pass the element as an argument, or loop over sorted(...)",
                 op.place,
-                op.step,
+                called,
+            )
+        elif op.attrs.get(UNORDERED) == PICKED:
+            log.warning(
+                "%s: an argument of %s depends on the order of a set, which is another in each process, so a resume "
+                "may make another call: use sorted(...), min(...) or the like",
+                op.place,
+                called,
             )
 
 

@@ -23,6 +23,8 @@ CHANGED = "changed"  # attribute of an operation that is reached through code th
 ACCEPTED = "accepted"  # its value if a person accepted the change; otherwise the code supports both versions
 UNORDERED = "unordered"  # attribute of an operation whose calls follow the order of a set
 EQUAL, MAYBE_EQUAL = "equal", "maybe equal"  # its values: whether the arguments leave open which call is which
+PICKED = "picked"  # its value if an argument is one item of a set, or a list of its items
+IF_SET = "if_set"  # attribute beside it: the recorded values of which one is a set if the calls follow such an order
 WORLDLESS = "worldless"  # attribute of a call of a step that certainly leaves its world alone
 STAGES = "stages"  # the pass that changes no operation, only `Plan.stages` and `Plan.expected`
 

@@ -101,6 +101,20 @@ class StepSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Following:
+    """How calls follow the order of a set: `EQUAL`, `MAYBE_EQUAL`, `PICKED`, or "" if they do not.
+
+    given: They do only if one of these recorded values is a set.
+    """
+
+    how: str = ""
+    given: tuple[str, ...] = ()
+
+
+NOT_UNORDERED = Following()
+
+
+@dataclass(frozen=True, slots=True)
 class StepCall:
     """A call of a step, on the current world, or on every branch of the fork `over` levels up (0: the innermost)."""
 
@@ -113,7 +127,7 @@ class StepCall:
     every: bool = False  # on every branch of its fork
     waits_for: tuple[str, ...] = ()  # LangGraph: starts only when all of these have finished
     source: str = ""  # identifies the call without its position
-    unordered: str = ""  # calls follow the order of a set: `EQUAL` or `MAYBE_EQUAL`
+    unordered: Following = NOT_UNORDERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +139,7 @@ class CallLlm:
     n: int | None = None  # the number of answers, if the call states it as a literal
     prefix: Prefix | None = None
     source: str = ""
+    unordered: Following = NOT_UNORDERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +150,7 @@ class Unseen:
     where: str
     site: Site | None = None
     source: str = ""
+    unordered: Following = NOT_UNORDERED
 
 
 @dataclass(frozen=True, slots=True)

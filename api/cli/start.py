@@ -4,6 +4,7 @@ modules are being imported.
 
 from __future__ import annotations
 
+import os
 import sys
 
 INTERRUPTED = 130  # as in errors.py, which is not imported yet
@@ -11,8 +12,15 @@ INTERRUPTED = 130  # as in errors.py, which is not imported yet
 
 def main() -> None:
     try:
-        from ramify.cli.main import main as run
+        import signal
 
+        ends = signal.getsignal(signal.SIGINT)
+        if ends is signal.default_int_handler:  # a KeyboardInterrupt inside an import may come out as another error
+            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        try:
+            from ramify.cli.main import main as run
+        finally:
+            signal.signal(signal.SIGINT, ends)
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

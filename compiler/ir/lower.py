@@ -20,7 +20,7 @@ from typing import Any
 from ramify.compiler.ir.block_builder import BlockBuilder, OpenBlock
 from ramify.compiler.ir.graph import CHANNELS, Graph, Operation
 from ramify.compiler.ir.rewrite import normalised, ordered, renumber, threaded
-from ramify.compiler.plan import UNORDERED, Effect, OpId, OpKind, StepPlan
+from ramify.compiler.plan import IF_SET, UNORDERED, Effect, OpId, OpKind, StepPlan
 from ramify.compiler.spec import (
     END,
     Adopt,
@@ -128,17 +128,17 @@ class _FunctionLowering:
                 op_id = self.build.op_id("run", ("run", site))
                 marks = {"caught": item.caught, "together": item.together, "every": item.every}
                 attrs: dict[str, object] = {name: True for name, value in marks.items() if value}
-                attrs |= {UNORDERED: item.unordered} if item.unordered else {}
+                attrs |= _order(item)
                 attrs |= self.files.get(step, {})
                 self.build.add(at, op_id, OpKind.RUN, (on,), site=site, step=step, attrs=attrs)
             case CallLlm(method, site, n):
                 op_id = self.build.op_id("llm", ("llm", site))
                 call = {"method": method} if n is None else {"method": method, "n": n}
-                self.build.add(at, op_id, OpKind.CALL_LLM, site=site, attrs=call)
+                self.build.add(at, op_id, OpKind.CALL_LLM, site=site, attrs=call | _order(item))
             case Unseen(reason, where, site):
                 op_id = self.build.op_id("break", ("break", site))
                 why = {"seal": True, "reason": reason, "where": where}
-                self.build.add(at, op_id, OpKind.BREAK, (self.current,), site=site, attrs=why)
+                self.build.add(at, op_id, OpKind.BREAK, (self.current,), site=site, attrs=why | _order(item))
             case Adopt(site, up):
                 place = len(at.worlds) - 1 - up
                 op_id = self.build.op_id("merge", ("merge", site))
@@ -342,3 +342,10 @@ def _node(build: BlockBuilder, block: OpenBlock, node: MachineNode, step: StepSp
 def _break(build: BlockBuilder, block: OpenBlock, unseen: Unseen, name: str, place: int) -> None:
     attrs = {"seal": True, "reason": unseen.reason, "where": unseen.where}
     build.add(block, build.copy_of(f"break.{name}"), OpKind.BREAK, (place,), attrs=attrs)
+
+
+def _order(item: StepCall | CallLlm | Unseen) -> dict[str, Any]:
+    """Return the attributes that say how calls follow the order of a set."""
+    follows = item.unordered
+    attrs: dict[str, Any] = {UNORDERED: follows.how} if follows.how else {}
+    return attrs | ({IF_SET: list(follows.given)} if follows.given else {})

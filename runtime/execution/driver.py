@@ -310,6 +310,7 @@ async def _run_workflow(run: Run, function: Callable[..., Any], services: Servic
     register_target(function.__module__)
     args, kwargs = codec.decode(run.record.args_json)
     try:
+        run.sets.given(function, args, kwargs)
         send_prefix_hint(run, function, answered, services.llm, services.emit)
         result_json = codec.encode(await _call_workflow(run, function, args, kwargs), "its result")
         await run.journal.behind.settled()

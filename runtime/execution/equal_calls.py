@@ -6,16 +6,17 @@ refused before it is done. Any other step is refused at the resume, if its recor
 
 from __future__ import annotations
 
-from ramify.compiler.plan import EQUAL, UNORDERED, Effect, PlanOp
+from collections.abc import Sequence
+
+from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, PICKED, Effect, PlanOp
 from ramify.runtime.errors import CallNotTold
 from ramify.runtime.execution.run import RunScope
-from ramify.runtime.execution.step_call import SET_ORDER, THREADS, StepCall, StepDef
+from ramify.runtime.execution.step_call import StepCall, StepDef
+from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS, TOLD_SINCE_PLAN, differ
 from ramify.runtime.records import OpRecord
 from ramify.runtime.user_code.hash_order import is_order_fixed, order_of_sets
 from ramify.runtime.user_code.worker_threads import calling_thread
 
-_NOTHING = (None, "null")
-_SINCE_PLAN = 9  # runs with earlier plans were recorded without marks of such calls, and resume as they did
 _THREADS_MEND = "pass an argument that tells them apart, or call it in one thread"
 _SETS_MEND = "pass the element as an argument, or loop over sorted(...)"
 
@@ -24,6 +25,9 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
     """Raise `CallNotTold` if the call of a step cannot be told apart from an equal one."""
     journal, run = scope.run.journal, scope.run.record.id
     one_thread = journal.equal.is_one_thread(key, calling_thread())
+    order = scope.run.sets.order_of(op)
+    if order == PICKED:
+        _refuse_other_pick(scope, step, op, key)
     if step.effect is Effect.IRREVERSIBLE:
         if not one_thread:
             raise journal.stop(
@@ -33,7 +37,7 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
                     f"call to the other: {_THREADS_MEND}"
                 )
             )
-        is_equal = op.attrs.get(UNORDERED) == EQUAL or (UNORDERED in op.attrs and not key.endswith("|0"))
+        is_equal = order == EQUAL or (order == MAYBE_EQUAL and not key.endswith("|0"))
         if is_equal and not is_order_fixed():
             raise journal.stop(
                 CallNotTold(
@@ -43,39 +47,63 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
                 )
             )
         return
-    is_marked = scope.run.plan.version >= _SINCE_PLAN
-    if one_thread or step.reuse or not is_marked:
+    is_marked = scope.run.plan.version >= TOLD_SINCE_PLAN
+    if step.reuse or not is_marked:
         return
-    if _differ(journal.equal.recorded(key), journal.is_recorded(key)):
+    beside = journal.equal.recorded(key)
+    is_new = beside and not journal.is_recorded(key) and not key.endswith("|0")
+    if order and is_new and differ(beside, is_recorded=False) and _were_in_another_order(beside):
+        raise journal.stop(_swapped_by_order(scope, step.name, op))
+    if one_thread:
+        return
+    if differ(beside, journal.is_recorded(key)):
         raise journal.stop(_swapped_by_threads(scope, step.name))
 
 
 def refuse_swapped_result(call: StepCall, row: OpRecord) -> None:
     """Raise `CallNotTold` if the recorded result may belong to another call."""
     journal, beside = call.scope.run.journal, call.scope.run.journal.equal.recorded(call.key)
-    is_marked = call.scope.run.plan.version >= _SINCE_PLAN
-    if call.step.reuse or not is_marked or not _differ(beside, len(beside) > 1):
+    is_marked = call.scope.run.plan.version >= TOLD_SINCE_PLAN
+    if call.step.reuse or not is_marked or not differ(beside, len(beside) > 1):
         return
     if any(THREADS in one.attrs for one in beside):
         raise journal.stop(_swapped_by_threads(call.scope, call.step.name))
-    may_be_equal = len(beside) > 1 or call.op.attrs.get(UNORDERED) == EQUAL
-    if may_be_equal and row.attrs.get(SET_ORDER, order_of_sets()) != order_of_sets():
+    order = call.scope.run.sets.order_of(call.op)
+    may_be_equal = order == EQUAL or (order == MAYBE_EQUAL and len(beside) > 1)
+    if may_be_equal and _were_in_another_order([row]):
+        raise journal.stop(_swapped_by_order(call.scope, call.step.name, call.op))
+
+
+def _refuse_other_pick(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> None:
+    """Raise `CallNotTold` if the argument of a call depends on the order of a set, and a call with another argument
+    was made in another order and is not reached now."""
+    journal, path = scope.run.journal, scope.branch.path
+    if step.effect in (Effect.PURE, Effect.READONLY) or journal.knows(key):
+        return
+    done = list(journal.unreached_steps_at(path, op.id))
+    began = step.effect is Effect.IRREVERSIBLE and any(journal.unreached_effects_at(path, op.id))
+    if (done and _were_in_another_order(done)) or (began and not done and not is_order_fixed()):
         raise journal.stop(
             CallNotTold(
-                f"run {call.scope.run.record.id}: step {call.step.name!r} at {call.op.site} was called with equal "
-                "arguments in a loop over a set. Its order was another in the process that recorded the results, so "
-                "they could be given to other elements of the set. Resume with the PYTHONHASHSEED of the first "
-                f"process if it had one; or change the code ({_SETS_MEND}) and resume with --accept-changes"
+                f"run {scope.run.record.id}: an argument of step {step.name!r} at {op.site} depends on the order of "
+                "a set, which is another now, and the step was called with another argument. It is not done again: "
+                "resume with the PYTHONHASHSEED of the first process if it had one; or use sorted(...), min(...) or "
+                "the like instead, and resume with --accept-changes"
             )
         )
 
 
-def _differ(rows: list[OpRecord], is_recorded: bool) -> bool:
-    """Return whether it may matter which of some equal calls gets which of these results. `is_recorded`: so far as is
-    known, all calls have results."""
-    if all(row.result_json in _NOTHING for row in rows):
-        return False
-    return not is_recorded or len({row.result_digest for row in rows}) > 1
+def _were_in_another_order(rows: Sequence[OpRecord]) -> bool:
+    return any(row.attrs.get(SET_ORDER, order_of_sets()) != order_of_sets() for row in rows)
+
+
+def _swapped_by_order(scope: RunScope, step: str, op: PlanOp) -> CallNotTold:
+    return CallNotTold(
+        f"run {scope.run.record.id}: step {step!r} at {op.site} was called with equal "
+        "arguments in a loop over a set. Its order was another in the process that recorded the results, so "
+        "they could be given to other elements of the set. Resume with the PYTHONHASHSEED of the first "
+        f"process if it had one; or change the code ({_SETS_MEND}) and resume with --accept-changes"
+    )
 
 
 def _swapped_by_threads(scope: RunScope, step: str) -> CallNotTold:

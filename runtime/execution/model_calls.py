@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from ramify.compiler.plan import STAGES, OpId, OpKind, Plan
 from ramify.fork_engine import crash_points
 from ramify.runtime.codec import codec
+from ramify.runtime.execution.equal_answers import marks_of, refuse_swapped_answers
 from ramify.runtime.journal import recorded_errors
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
 from ramify.runtime.journal.failures import STANDS, RaisedBy
@@ -36,6 +37,7 @@ class _Stage:
     width: int
     siblings: bool
     said: CallSLO
+    order: str
 
     @property
     def spare(self) -> int:
@@ -80,9 +82,10 @@ class LLMCalls:
         branch: BranchPath,
         step_key: str | None,
         said: CallSLO = NOTHING_SAID,
+        order: str = "",
     ) -> Awaitable[list[ChatResult]]:
         """Return an awaitable of the results, in the order of the requests. It raises the first `LLMError`; the calls
-        that succeeded are journalled."""
+        that succeeded are journalled. `order`: how calls at this place follow the order of a set, as `UNORDERED`."""
         index, self._stage = self._stage, self._stage + 1
         digests = [codec.digest(request) for request in requests]
         rows = [
@@ -100,7 +103,9 @@ class LLMCalls:
             )
             for request, digest in zip(requests, digests, strict=True)
         ]
-        return self._send_in_turn(requests, rows, _Stage(index, len(rows), _are_siblings(requests), said))
+        if step_key is None:
+            refuse_swapped_answers(self._journal, self._plan, order, rows)
+        return self._send_in_turn(requests, rows, _Stage(index, len(rows), _are_siblings(requests), said, order))
 
     def release(self, branches: Sequence[BranchPath]) -> None:
         """Let engines give up the KV of branches that make no more calls, and of theirs. Does not wait."""
@@ -264,7 +269,10 @@ class LLMCalls:
                 row,
                 result_json=codec.encode(result),
                 result_digest=codec.digest(replace(result, ledger=None)),
-                tags_json=codec.encode({k: v for k, v in asdict(tags).items() if v is not None}),
+                tags_json=codec.encode(
+                    {k: v for k, v in asdict(tags).items() if v is not None}
+                    | marks_of(self._journal, row.key, stage.order)
+                ),
                 started_at=begun,
                 ended_at=self._clock(),
             )

@@ -30,6 +30,7 @@ from ramify.runtime.effects.fence import EffectfulStep
 from ramify.runtime.errors import NotAwaited, NotInARun
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.execution.model_calls import LLMCalls
+from ramify.runtime.execution.recorded_sets import RecordedSets
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Reuse
@@ -69,6 +70,8 @@ class Run:
     questions: dict[str, OpRecord] = field(default_factory=dict)
     # a step failed in an earlier process of this run: unsealed changes are sealed before the next step
     careful: bool = False
+    # which recorded values are sets
+    sets: RecordedSets = field(default_factory=RecordedSets)
     # a code change was accepted since the run began
     was_changed: bool = False
     # the tasks that run steps at this moment, with their branches
@@ -262,10 +265,10 @@ class RunScope:
     ) -> Awaitable[list[ChatResult]]:
         """Return the awaitable of one stage of model calls. Keys are taken at the call, in program order."""
         if self.step is not None:
-            op, place = self.step.op, f"{self.step.key}|a{self.step.attempt}"
+            op, place, order = self.step.op, f"{self.step.key}|a{self.step.attempt}", ""
         else:
             op = self.run.op(OpKind.CALL_LLM, site)
-            place = f"{self.branch.path}|{op.id}"
+            place, order = f"{self.branch.path}|{op.id}", self.run.sets.order_of(op)
             start_prefork(self, op)
         return self.run.calls.stage(
             requests,
@@ -274,6 +277,7 @@ class RunScope:
             branch=self.branch.path,
             step_key=self.step.key if self.step else None,
             said=said,
+            order=order,
         )
 
 

@@ -15,6 +15,7 @@ from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
 from ramify.runtime.errors import BadArguments, EffectRefused
 from ramify.runtime.execution.run import RunScope, StepFrame, new_row
+from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS
 from ramify.runtime.records import OpRecord
 from ramify.runtime.reuse.commands import ReusableCommands
 from ramify.runtime.user_code.fork_guard import InOneProcess
@@ -24,8 +25,6 @@ from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
 
-SET_ORDER = "set_order"  # attribute of a row whose call followed the order of a set: the order of sets in its process
-THREADS = "threads"  # attribute of a row if several threads made equal calls
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 

@@ -125,7 +125,9 @@ async def _perform(call: StepCall) -> Any:
     try:
         async with run.journal.turns.of(call.key):
             await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
-            return await _perform_on_branch(call)
+            value = await _perform_on_branch(call)
+            run.sets.returned(call.step.name, value)
+            return value
     except Exception as error:
         run.journal.followers.told(error, RaisedBy(call.key, call.step.name, branch.path))
         raise
@@ -239,7 +241,11 @@ def _refuse_repetition(call: StepCall) -> None:
             "declared, so it is not done again: declare its effect, or keep the new code from changing the world "
             "before it"
         )
-    if call.step.effect is Effect.UNKNOWN and call.is_once and run.journal.unreached_step_at(branch.path, call.op.id):
+    if (
+        call.step.effect is Effect.UNKNOWN
+        and call.is_once
+        and any(run.journal.unreached_steps_at(branch.path, call.op.id))
+    ):
         raise Diverged(
             f"step {call.step.name!r} on branch {branch.path} was done with other arguments than the changed code "
             "gives it. What it may do outside is not declared, so it is not done again: "

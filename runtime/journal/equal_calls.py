@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Thread
 
-from ramify.runtime.records import OpRecord
+from ramify.runtime.records import LLMRecord, OpRecord
+
+SET_ORDER = "set_order"  # attribute of a row whose call followed the order of a set: the order of sets in its process
+THREADS = "threads"  # attribute of a row if several threads made equal calls
+TOLD_SINCE_PLAN = 9  # runs with earlier plans were recorded without marks of such calls, and resume as they did
+_NOTHING = (None, "null")
 
 
 class EqualCalls:
     """Knows equal calls by their place: the key without the number of the occurrence.
 
     before: the steps' results that earlier processes recorded, by key.
+    answers: the model's answers that they recorded.
     """
 
-    def __init__(self, before: Mapping[str, OpRecord]) -> None:
-        self._before = before
+    def __init__(self, before: Mapping[str, OpRecord], answers: Sequence[LLMRecord]) -> None:
+        self._before, self._answers = before, answers
         self._threads: dict[str, Thread | None] = {}  # by place: the thread that called first
         self._threaded: set[str] = set()
         self._recorded: dict[str, list[OpRecord]] | None = None
+        self._answered: dict[str, list[LLMRecord]] | None = None
 
     def is_one_thread(self, key: str, thread: Thread | None) -> bool:
         """Whether no other living thread of the workflow has made a call at the place of `key`. Calls of threads that
@@ -42,3 +49,19 @@ class EqualCalls:
             for known, row in self._before.items():
                 self._recorded.setdefault(known.rpartition("|")[0], []).append(row)
         return self._recorded.get(key.rpartition("|")[0], [])
+
+    def answers(self, key: str) -> list[LLMRecord]:
+        """Return what earlier processes recorded of model calls that equal the call with that key."""
+        if self._answered is None:
+            self._answered = {}
+            for row in self._answers:
+                self._answered.setdefault(row.key.rpartition("|")[0], []).append(row)
+        return self._answered.get(key.rpartition("|")[0], [])
+
+
+def differ(rows: Sequence[OpRecord] | Sequence[LLMRecord], is_recorded: bool) -> bool:
+    """Return whether it may matter which of some equal calls gets which of these results. `is_recorded`: so far as is
+    known, all calls have results."""
+    if all(row.result_json in _NOTHING for row in rows):
+        return False
+    return not is_recorded or len({row.result_digest for row in rows}) > 1

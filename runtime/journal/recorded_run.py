@@ -81,7 +81,7 @@ class RecordedRun:
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self.turns = Turns(_in_turns(ops, llm, failed.values()), self.followers.returned)
         self._occurrences: dict[str, Counter[str]] = {}  # by the first part of the place
-        self.equal = EqualCalls(self._before)
+        self.equal = EqualCalls(self._before, llm)
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
@@ -334,11 +334,11 @@ class RecordedRun:
         found = (self._effects[key] for key in self._unmet.get(f"{branch}|{op}", ()))
         return (effect for effect in found if effect.status in HAPPENED)
 
-    def unreached_step_at(self, branch: BranchPath, op: OpId) -> bool:
-        """Whether earlier processes recorded a step of that operation on that branch with other arguments than in
-        this process."""
+    def unreached_steps_at(self, branch: BranchPath, op: OpId) -> Iterator[OpRecord]:
+        """Yield what earlier processes recorded of that operation on that branch with other arguments than in this
+        process."""
         rows = (row for key, row in self._before.items() if key not in self._asked)
-        return any((row.branch, row.op_id) == (branch, op) for row in rows)
+        return (row for row in rows if (row.branch, row.op_id) == (branch, op))
 
     def is_replayed(self, branch: BranchPath) -> bool:
         """Whether earlier processes recorded operations on a branch, or below it, that are not reached yet."""

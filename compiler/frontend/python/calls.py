@@ -30,7 +30,8 @@ from ramify.compiler.frontend.python.name_resolution import (
 )
 from ramify.compiler.frontend.python.prompt_prefixes import prefix_of
 from ramify.compiler.frontend.python.readings import static_attribute
-from ramify.compiler.frontend.python.set_order import returns_nothing
+from ramify.compiler.frontend.python.set_order import SetOrder
+from ramify.compiler.frontend.python.set_values import returns_nothing
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources, in_same_project
 from ramify.compiler.frontend.python.statements import StatementReader, operations
 from ramify.compiler.frontend.python.step_checks import refuse_unawaited, refuse_unentered_fork
@@ -78,7 +79,8 @@ class CallReader:
         """Return the workflow's items, and for each of its statements the number of items up to its end."""
         node, scope = self.workflow.node, self._scope(self.workflow)
         ordered = self.sources.since_format_7
-        return StatementReader(self.call, scope, [], self.caught, _is_plain(node), ordered).statements(node)
+        sets = SetOrder.of_workflow(scope, self._called_function)
+        return StatementReader(self.call, scope, [], self.caught, _is_plain(node), ordered, sets).statements(node)
 
     def _scope(self, function: Function, outer: Scope | None = None) -> Scope:
         return Scope.of(function, self.sources.rebound_globals(function.path), outer)
@@ -106,15 +108,16 @@ class CallReader:
             together = reader.is_argument or not awaited
             marks: dict[str, Any] = {"caught": caught, "together": together, "source": reader.source(node)}
             step = self._step(info, target, reader)
-            unordered = "" if returns_nothing(self.codes[step]) else reader.sets.follows(node)
-            reader.add(StepCall(step, reader.site(node), **marks, unordered=unordered))
+            if not returns_nothing(self.codes[step]):
+                marks["unordered"] = reader.sets.follows(node)
+            reader.add(StepCall(step, reader.site(node), **marks))
         elif is_fork(target):
             if node is reader.statement_call or node in reader.awaits:
                 refuse_unentered_fork(reader.scope.function, node)
             reader.unseen("fork(...) is not opened by a `with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(reader.scope.resolve(func.value)):
             details = _int_keyword(node, "n"), prefix_of(node, reader.scope), reader.source(node)
-            reader.add(CallLlm(func.attr, reader.site(node), *details))
+            reader.add(CallLlm(func.attr, reader.site(node), *details, reader.sets.follows(node)))
         elif isinstance(func, ast.Attribute) and isinstance(target, Unresolved):
             self._method(reader, node, func, awaited)
         elif isinstance(target, Unresolved):
@@ -261,6 +264,17 @@ class CallReader:
             return None
         return self.sources.function(plain)
 
+    def _called_function(self, target: object) -> Function | None:
+        """Return the function of the project, or of a step, that a call of the object runs."""
+        try:
+            return (
+                self.sources.function(plain)
+                if (plain := _function_of_step(target))
+                else self._project_function(target)
+            )
+        except SourceError:  # made by exec
+            return None
+
     def _inline(
         self,
         reader: StatementReader,
@@ -333,6 +347,10 @@ class CallReader:
         if definition is None or function is None:
             return False
         return self._runs_steps(reader, replace(function, name="", node=definition), outer)
+
+
+def _function_of_step(target: object) -> Callable[..., Any] | None:
+    return None if step_info(target) is None else plain_function(target)
 
 
 def _is_plain(definition: Definition) -> bool:

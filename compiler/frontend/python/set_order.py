@@ -1,35 +1,49 @@
 """Which calls follow the order of a set, and are not told apart by their arguments.
 
-The order of a set of strings is another in each process, because Python salts their hashes. If a loop over one makes
-equal calls, a resume could give the result of one call to another element of the set.
+The order of a set of strings is another in each process (`set_values`). If a loop over one makes equal calls, a
+resume could give the result of one call to another element of the set.
 
-Sets are found by their syntax, by annotations (also of the function that returns them), and by the values of globals.
-Sets of integers have the same order in each process. A name counts as a set if everything that its function assigns
-to it does. A call is told apart if one of its arguments is made from the element of the set.
+A call is told apart if the element itself is one of its arguments, or if it stands under a test that only one
+element passes (`if name == "ada":`). If an argument is made from the element, the arguments are compared at run time.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
 
-from ramify.compiler.frontend.python.name_resolution import UNRESOLVED, Scope, annotations_of, plain_function
-from ramify.compiler.frontend.python.names import arguments_of, nodes_in
-from ramify.compiler.frontend.python.sources import Definition
-from ramify.compiler.plan import EQUAL, MAYBE_EQUAL
+from ramify.compiler.frontend.python.assigned_values import item_source, names_in, names_stored_in
+from ramify.compiler.frontend.python.name_resolution import Scope
+from ramify.compiler.frontend.python.names import nodes_in
+from ramify.compiler.frontend.python.set_values import ReadFunction, SetValues, tells_type
+from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, PICKED
+from ramify.compiler.spec import Following
 
-_PLAIN = (ast.Constant, ast.Name, ast.BinOp, ast.operator, ast.Tuple, ast.List, ast.expr_context)
-"""Arguments of these kinds are equal in each turn of a loop, or count its turns."""
-_KEEP_ORDER = ("list", "tuple", "iter", "reversed", "enumerate", "zip", "map", "filter", "dict")
-_SETS = re.compile(
-    r"^(?:[\w.]+\.)?(?:set|frozenset|Set|FrozenSet|AbstractSet|MutableSet)(?:\[\s*(?P<item>.*?)\s*\])?$", re.DOTALL
+_PLAIN = (
+    *(ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context),
+    *(ast.Tuple, ast.List, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.Subscript, ast.Starred),
 )
-_SET_METHODS = ("union", "intersection", "difference", "symmetric_difference", "copy")
-_SET_OPERATORS = (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)
-_VIEWS = ("items", "keys", "values")
+"""Arguments of these kinds are equal in each turn of a loop, or count its turns. So are calls of these builtins:"""
+_PLAIN_CALLS = frozenset({len, str, int, repr, next, sum, min, max, abs, range})
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop over a set, or over what may be one.
+
+    elements: Names that are bound to the element, or to parts of it.
+    exact: Names that no two turns bind to equal values.
+    bound: Names that the loop binds. None: it stands around a call of this function.
+    given: Where its source is recorded, if only the recorded value tells whether that is a set.
+    """
+
+    elements: frozenset[str]
+    exact: frozenset[str]
+    bound: frozenset[str] | None
+    given: frozenset[str] = frozenset()
 
 
 class SetOrder:
@@ -37,80 +51,215 @@ class SetOrder:
 
     Args:
         scope: The names of the function.
-        inside: The function is called inside a loop over a set.
-        elements: Names of its parameters that are made from an element of that set.
-        filled: Names of its parameters that may hold such an element.
+        values: Judges its expressions.
+        loops: The loops around the call of the function, with the names of its parameters.
+        filled: Names of its parameters that may hold an element.
     """
 
     def __init__(
-        self, scope: Scope, *, inside: bool = False, elements: Iterable[str] = (), filled: Iterable[str] = ()
+        self, scope: Scope, values: SetValues, loops: tuple[_Loop, ...] = (), filled: Iterable[str] = ()
     ) -> None:
-        self.scope, self.inside = scope, inside
-        self.elements, self.filled = set(elements), set(filled)
-        self._assigned: dict[str, list[ast.expr | None]] | None = None
-        self._judged: dict[str, bool] = {}
+        self.scope, self.values, self.loops, self.filled = scope, values, loops, set(filled)
+
+    @classmethod
+    def of_workflow(cls, scope: Scope, read: ReadFunction) -> SetOrder:
+        """Return the one of a workflow: the recorded arguments of a run tell the types of its parameters."""
+        node = scope.function.node
+        arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        hints = {each.arg: None if each.annotation is None else ast.unparse(each.annotation) for each in arguments}
+        given = {name: f"argument {name}" for name, hint in hints.items() if not tells_type(hint)}
+        return cls(scope, SetValues(scope, read, given=given))
 
     def called(self, scope: Scope, arguments: Iterable[tuple[str, ast.expr]], *, nested: bool) -> SetOrder:
         """Return the same for a function that is called here, with these arguments by the names of its parameters.
         `nested`: it is defined inside this function."""
-        given, holders = list(arguments), self._holders()
-        elements = {name for name, value in given if self.is_element(value)}
-        filled = {name for name, value in given if not holders.isdisjoint(_names(value))}
-        if nested:
-            elements |= {name for name in self._derived() if name not in scope.local}
-            filled |= {name for name in holders if name not in scope.local}
-        return SetOrder(scope, inside=self.inside, elements=elements, filled=filled)
+        pairs, holders = list(arguments), self._holders()
+        loops = []
+        for loop in self.loops:
+            elements = {name for name, value in pairs if self._is_derived(value, loop)}
+            exact = {name for name, value in pairs if self._is_exact(value, loop)}
+            if nested:
+                elements |= {name for name in self._derived(loop.elements) if name not in scope.local}
+                exact |= {name for name in loop.exact if name not in scope.local}
+            loops.append(_Loop(frozenset(elements), frozenset(exact), None, loop.given))
+        filled = {name for name, value in pairs if not holders.isdisjoint(names_in(value))}
+        filled |= {name for name in holders if name not in scope.local} if nested else set()
+        unordered = {name for name, value in pairs if self.values.is_unordered(value)}
+        places = {name: min(found) for name, value in pairs if (found := self.values.given(value))}
+        values = SetValues(scope, self.values.read, unordered=unordered, given=places)
+        return SetOrder(scope, values, tuple(loops), filled)
+
+    # Loops
 
     @contextmanager
-    def loop(self, target: ast.expr, source: ast.expr) -> Iterator[None]:
-        """Read what is repeated for each item of `source`, bound to `target`."""
-        with self._in(self._elements_of(target, source) if self.is_unordered(source) else None):
+    def loop(self, target: ast.expr, source: ast.expr, node: ast.AST) -> Iterator[None]:
+        """Read what `node` repeats for each item of `source`, bound to `target`."""
+        bound = frozenset(names_stored_in(node))
+        given = self.values.given(source)
+        loops = self._picking(node, bound)
+        if self.values.is_unordered(source):
+            elements, exact = self.values.elements_of(target, source)
+            loops.append(_Loop(frozenset(elements), self._bound_once(exact), bound))
+        elif given:
+            names = frozenset(names_in(target))
+            exact = {target.id} if isinstance(target, ast.Name) and isinstance(source, ast.Name) else set()
+            loops.append(_Loop(names, self._bound_once(exact), bound, given))
+        with self._in((*self.loops, *loops)):
             yield
 
     @contextmanager
-    def repeated(self, body: Iterable[ast.stmt]) -> Iterator[None]:
-        """Read the body of a `while` loop: it may take the elements of a set by `pop`."""
-        taken = [
-            (node.targets, node.value) for each in body for node in nodes_in(each) if isinstance(node, ast.Assign)
-        ]
-        popped = [targets for targets, value in taken if self._is_pop(value)]
-        found = {name for targets in popped for target in targets for name in _names(target)}
-        with self._in(found if popped else None):
+    def repeated(self, node: ast.While) -> Iterator[None]:
+        """Read what a `while` loop repeats: it may take the elements of a set by `pop`."""
+        with self._in((*self.loops, *self._picking(node, frozenset(names_stored_in(node))))):
             yield
 
+    def _picking(self, node: ast.AST, bound: frozenset[str]) -> list[_Loop]:
+        if not isinstance(node, ast.While | ast.For | ast.AsyncFor):
+            return []
+        taken: list[tuple[list[ast.expr], ast.expr]] = []
+        for inner in nodes_in(node):
+            match inner:
+                case ast.Assign(targets, value):
+                    taken.append((targets, value))
+                case ast.NamedExpr(target, value) | ast.AnnAssign(target=target, value=ast.expr() as value):
+                    taken.append(([target], value))
+        picked = [targets for targets, value in taken if self.values.is_pick(value)]
+        names = {name for targets in picked for target in targets for name in names_in(target)}
+        exact = {each.id for targets in picked for each in targets if isinstance(each, ast.Name)}
+        return [_Loop(frozenset(names), self._bound_once(exact), bound)] if picked else []
+
+    def _bound_once(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of the names that the function only binds as elements of loops, or once."""
+        node, values = self.scope.function.node, self.values.values
+        stored = names_stored_in(node)
+        items = {
+            name: sum(value is not None and item_source(value) is not None for value in values.get(name, []))
+            for name in names
+        }
+        return frozenset(name for name in names if stored.count(name) in (1, items[name]))
+
     @contextmanager
-    def _in(self, elements: set[str] | None) -> Iterator[None]:
-        before = self.inside, self.elements
-        if elements is not None:
-            self.inside, self.elements = True, self.elements | elements
+    def _in(self, loops: tuple[_Loop, ...]) -> Iterator[None]:
+        before, self.loops = self.loops, loops
         yield
-        self.inside, self.elements = before
+        self.loops = before
 
-    def follows(self, call: ast.Call) -> str:
-        """Return how a call follows the order of a set: `EQUAL`, `MAYBE_EQUAL`, or "" if it does not, or if one of
-        its arguments comes from the set's element."""
+    # Tests that only one element passes
+
+    @contextmanager
+    def under(self, test: ast.expr, outcome: bool) -> Iterator[None]:
+        """Read what runs if a test has this outcome. A loop of which one element only gets there counts as none."""
+        with self._in(tuple(loop for loop in self.loops if not self._passes_one(loop, test, outcome))):
+            yield
+
+    @contextmanager
+    def matched(self, subject: ast.expr, pattern: ast.pattern, guard: ast.expr | None) -> Iterator[None]:
+        """Read what runs if a pattern matches and its guard holds."""
+        while isinstance(pattern, ast.MatchAs) and pattern.pattern is not None:
+            pattern = pattern.pattern
+        test: ast.expr | None = None
+        if isinstance(pattern, ast.MatchValue):
+            test = ast.Compare(subject, [ast.Eq()], [pattern.value])
+        elif isinstance(pattern, ast.MatchSingleton):
+            test = ast.Compare(subject, [ast.Is()], [ast.Constant(pattern.value)])
+        tests = [each for each in (test, guard) if each is not None]
+        left = (loop for loop in self.loops if not any(self._passes_one(loop, each, outcome=True) for each in tests))
+        with self._in(tuple(left)):
+            yield
+
+    def _passes_one(self, loop: _Loop, test: ast.expr, outcome: bool) -> bool:
+        match test:
+            case ast.UnaryOp(ast.Not(), operand):
+                return self._passes_one(loop, operand, not outcome)
+            case ast.BoolOp(op, values) if isinstance(op, ast.And) is outcome:
+                return any(self._passes_one(loop, each, outcome) for each in values)
+            case ast.Compare(left, [ast.Eq() | ast.Is()], [right]) if outcome:
+                return self._is_one(loop, left, right) or self._is_one(loop, right, left)
+            case ast.Compare(left, [ast.NotEq() | ast.IsNot()], [right]) if not outcome:
+                return self._is_one(loop, left, right) or self._is_one(loop, right, left)
+            case ast.Compare(left, [op], [ast.Set([right]) | ast.Tuple([right]) | ast.List([right])]):
+                return isinstance(op, ast.In if outcome else ast.NotIn) and self._is_one(loop, left, right)
+        return False
+
+    def _is_one(self, loop: _Loop, element: ast.expr, other: ast.expr) -> bool:
+        return isinstance(element, ast.Name) and element.id in loop.exact and self._stays(loop, other)
+
+    def _stays(self, loop: _Loop, node: ast.expr) -> bool:
+        """Return whether an expression has the same value in all turns of a loop."""
+        match node:
+            case ast.Constant():
+                return True
+            case ast.UnaryOp(operand=ast.Constant()):
+                return True
+            case ast.Tuple(elts):
+                return all(self._stays(loop, each) for each in elts)
+            case ast.Attribute(owner, attr):
+                known = self.scope.resolve(owner)
+                return isinstance(known, type) and issubclass(known, Enum) and attr in known.__members__
+            case ast.Name(id=name) if self.scope.is_local(name):
+                shared = any(isinstance(each, ast.Nonlocal) for each in nodes_in(self.scope.function.node))
+                return loop.bound is not None and name not in loop.bound and name in self.scope.local and not shared
+            case ast.Name(id=name):
+                return name not in self.scope.rebound
+        return False
+
+    # Calls
+
+    def hides(self) -> Following:
+        """Return how calls that the compiler cannot see here follow the order of a set."""
+        places = [loop.given for loop in self.loops]
+        given = frozenset[str]().union(*places) if all(places) else frozenset[str]()
+        return Following(MAYBE_EQUAL, tuple(sorted(given))) if places else Following()
+
+    def follows(self, call: ast.Call) -> Following:
+        """Return how a call follows the order of a set."""
         given = (*call.args, *(keyword.value for keyword in call.keywords))
-        if not self.inside or any(map(self.is_element, given)):
-            return ""
-        plain = all(isinstance(node, _PLAIN) for each in given for node in nodes_in(each))
-        holders = self._holders() if plain and given else set[str]()
-        return EQUAL if plain and all(holders.isdisjoint(_names(each)) for each in given) else MAYBE_EQUAL
+        loops = [loop for loop in self.loops if not any(self._is_exact(each, loop) for each in given)]
+        if not loops:
+            return Following(PICKED) if any(map(self._is_picked, given)) else Following()
+        places = frozenset[str]().union(*(loop.given for loop in loops))
+        places = places if all(loop.given for loop in loops) else frozenset()
+        plain = all(self._is_plain(node) for each in given for node in nodes_in(each))
+        untold = any(not any(self._is_derived(each, loop) for each in given) for loop in loops)
+        holders = self._holders() if plain and untold and given else set[str]()
+        equal = plain and untold and all(holders.isdisjoint(names_in(each)) for each in given)
+        return Following(EQUAL if equal else MAYBE_EQUAL, tuple(sorted(places)))
 
-    def is_element(self, node: ast.expr) -> bool:
-        """Return whether an expression is made from the element of a set."""
-        names = {inner.id for inner in nodes_in(node) if isinstance(inner, ast.Name)}
-        return not names.isdisjoint(self._derived())
+    def _is_picked(self, argument: ast.expr) -> bool:
+        if any(not loop.given for loop in self.loops):  # all elements have their turn
+            return False
+        return self.values.depends_on_order(argument)
 
-    def _derived(self) -> set[str]:
+    def _is_plain(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Call):
+            return any(self.scope.resolve(node.func) is each for each in _PLAIN_CALLS)
+        return isinstance(node, _PLAIN)
+
+    def _is_exact(self, argument: ast.expr, loop: _Loop) -> bool:
+        """Return whether no two turns of a loop give equal arguments: the element, also inside of another value."""
+        match argument:
+            case ast.Name(id=name):
+                return name in loop.exact
+            case ast.Tuple(elts) | ast.List(elts) | ast.Dict(values=elts):
+                return any(self._is_exact(each, loop) for each in elts)
+        return False
+
+    def _is_derived(self, node: ast.expr, loop: _Loop) -> bool:
+        """Return whether an expression is made from the element of a loop."""
+        return not self._derived(loop.elements).isdisjoint(names_in(node))
+
+    def _derived(self, elements: Iterable[str]) -> set[str]:
         """Return the names that are bound to elements, or to what is made from them."""
-        found = set(self.elements)
-        while fresh := {
-            name
-            for name, values in self._values().items()
-            if name not in found
-            for value in values
-            if value is not None and found & {n.id for n in nodes_in(value) if isinstance(n, ast.Name)}
-        }:
+        found = set(elements)
+        while found and (
+            fresh := {
+                name
+                for name, values in self.values.values.items()
+                if name not in found
+                for value in values
+                if value is not None and not found.isdisjoint(names_in(value))
+            }
+        ):
             found |= fresh
         return found
 
@@ -118,167 +267,13 @@ class SetOrder:
         """Return the names of objects that an element may be put into: `batch.append(name)`, `fill(batch, name)`,
         `batch["to"] = name`."""
         puts = [put for node in nodes_in(self.scope.function.node) if (put := _put(node)) is not None]
-        found, derived = set(self.filled), self._derived()
+        found = set(self.filled)
+        derived = self._derived({name for loop in self.loops for name in loop.elements})
         while fresh := {
-            name for into, names in puts if not names.isdisjoint(derived | found) for name in into - found
+            name for into, names in puts for name in into - found if not (derived | found).isdisjoint(names - {name})
         }:
             found |= fresh
         return found
-
-    # Sets
-
-    def is_unordered(self, node: ast.expr) -> bool:
-        """Return whether an expression is a set whose order may differ, or holds items in the order of one."""
-        match node:
-            case ast.Set(elts):
-                return not all(isinstance(each, ast.Constant) and isinstance(each.value, int) for each in elts)
-            case ast.SetComp(generators=generators):
-                return not _is_range(generators[0].iter)
-            case ast.ListComp(generators=generators) | ast.GeneratorExp(generators=generators):
-                return any(self.is_unordered(each.iter) for each in generators)
-            case ast.DictComp(generators=generators):
-                return any(self.is_unordered(each.iter) for each in generators)
-            case ast.Await(value) | ast.NamedExpr(value=value) | ast.Starred(value):
-                return self.is_unordered(value)
-            case ast.BinOp(left, op, right) if isinstance(op, _SET_OPERATORS):
-                return self.is_unordered(left) or self.is_unordered(right) or _is_view(left) or _is_view(right)
-            case ast.IfExp(body=body, orelse=orelse):
-                return self.is_unordered(body) and self.is_unordered(orelse)
-            case ast.Subscript(value, ast.Slice()):
-                return self.is_unordered(value)
-            case ast.Name(id=name):
-                return self._is_unordered_name(name, node)
-            case ast.Attribute(attr=attr):
-                known = self.scope.resolve(node)
-                return self._is_unordered_field(attr) if known is UNRESOLVED else _is_unordered_value(known)
-            case ast.Call():
-                return self._is_unordered_call(node)
-        return False
-
-    def _is_unordered_call(self, node: ast.Call) -> bool:
-        func, args = node.func, node.args
-        target = self.scope.resolve(func)
-        if target is set or target is frozenset:
-            return not (args and _is_range(args[0]))
-        if target is sorted and args:
-            by_length = any(each.arg == "key" and self.scope.resolve(each.value) is len for each in node.keywords)
-            return by_length and self.is_unordered(args[0])
-        if isinstance(func, ast.Name) and func.id in _KEEP_ORDER and isinstance(target, type):
-            return any(map(self.is_unordered, args))
-        if isinstance(func, ast.Attribute) and target is UNRESOLVED:
-            if func.attr in (*_SET_METHODS, *_VIEWS):
-                return self.is_unordered(func.value)
-        elif isinstance(func, ast.Attribute) and func.attr == "fromkeys" and args:
-            return self.is_unordered(args[0])
-        return not isinstance(target, type) and _returns_set(plain_function(target))
-
-    def _is_unordered_field(self, name: str) -> bool:
-        """Return whether the classes that the module knows declare the field of this name as a set."""
-        classes = [value for value in self.scope.function.outer.values() if isinstance(value, type)]
-        found = [hint for each in classes if (hint := annotations_of(each).get(name)) is not None]
-        return bool(found) and all(map(_is_set_annotation, found))
-
-    def _has_sets(self, node: ast.expr) -> bool:
-        """Return whether the items of an expression are such sets."""
-        match node:
-            case ast.List(elts=items) | ast.Tuple(elts=items):
-                return bool(items) and all(map(self.is_unordered, items))
-            case ast.Call(func=ast.Attribute(value=owner, attr="values"), args=[]):
-                return self._has_sets(owner)
-            case ast.Dict(values=items):
-                return bool(items) and all(map(self.is_unordered, items))
-            case ast.Name(id=name) if self.scope.is_local(name):
-                annotations = [
-                    None if each is None else _annotation_in(each) for each in self._values().get(name, [])
-                ]
-                return bool(annotations) and all(
-                    isinstance(each, ast.Subscript) and _is_set_annotation(ast.unparse(_last_argument(each)))
-                    for each in annotations
-                )
-        value = self.scope.resolve(node)
-        if isinstance(value, dict):
-            value = list(value.values())
-        return isinstance(value, list | tuple) and bool(value) and all(map(_is_unordered_value, value))
-
-    def _is_pop(self, value: ast.expr) -> bool:
-        match value:
-            case ast.Call(func=ast.Attribute(value=owner, attr="pop"), args=[], keywords=[]):
-                return self.is_unordered(owner)
-        return False
-
-    def _is_unordered_name(self, name: str, node: ast.Name) -> bool:
-        if not self.scope.is_local(name):
-            return _is_unordered_value(self.scope.resolve(node))
-        if name not in self._judged:
-            self._judged[name] = False  # while it is judged
-            values = self._values().get(name, [])
-            self._judged[name] = bool(values) and all(each is not None and self._gives_set(each) for each in values)
-        return self._judged[name]
-
-    def _gives_set(self, value: ast.expr) -> bool:
-        match value:
-            case ast.Subscript(value=ast.Name(id=name), slice=source) if name == _ITEM:
-                return self._has_sets(source)
-        annotation = _annotation_in(value)
-        return self.is_unordered(value) if annotation is None else _is_set_annotation(ast.unparse(annotation))
-
-    def _values(self) -> dict[str, list[ast.expr | None]]:
-        """Return what the function assigns to each name; None if that is not known. A parameter or a declaration
-        stands as its annotation, marked by `_annotated`."""
-        if self._assigned is None:
-            self._assigned = _assignments(self.scope.function.node)
-        return self._assigned
-
-    def _elements_of(self, target: ast.expr, source: ast.expr) -> set[str]:
-        """Return the names in a loop's target that are bound to the element, not to its number."""
-        match source, target:
-            case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]), ast.Tuple(elts=[_, item]):
-                return self._elements_of(item, inner)
-            case ast.Call(func=ast.Name(id="zip"), args=args), ast.Tuple(elts=items) if len(items) == len(args):
-                pairs = zip(items, args, strict=True)
-                return {
-                    name for item, arg in pairs if self.is_unordered(arg) for name in self._elements_of(item, arg)
-                }
-        return set(_names(target))
-
-
-_MARK, _ITEM = "<annotation>", "<item>"
-
-
-def _annotated(annotation: ast.expr) -> ast.expr:
-    return ast.Subscript(ast.Name(_MARK, ast.Load()), annotation, ast.Load())
-
-
-def _annotation_in(value: ast.expr) -> ast.expr | None:
-    match value:
-        case ast.Subscript(value=ast.Name(id=name), slice=annotation) if name == _MARK:
-            return annotation
-    return None
-
-
-def _assignments(definition: Definition) -> dict[str, list[ast.expr | None]]:
-    found: dict[str, list[ast.expr | None]] = {}
-    for argument in arguments_of(definition.args):
-        found[argument.arg] = [None if argument.annotation is None else _annotated(argument.annotation)]
-    for node in nodes_in(definition):
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                for target, given in (pair for each in targets for pair in _pairs(each, value)):
-                    for name in _names(target):
-                        found.setdefault(name, []).append(given if isinstance(target, ast.Name) else None)
-            case ast.For(target=target, iter=source) | ast.comprehension(target=target, iter=source):
-                item = ast.Subscript(ast.Name(_ITEM, ast.Load()), source, ast.Load())
-                for name in _names(target):
-                    found.setdefault(name, []).append(item if isinstance(target, ast.Name) else None)
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=value):
-                known = re.search(r"[sS]et\b", ast.unparse(annotation)) is not None
-                found.setdefault(name, []).append(_annotated(annotation) if known or value is None else value)
-            case ast.NamedExpr(target=ast.Name(id=name), value=value):
-                found.setdefault(name, []).append(value)
-            case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
-                if not isinstance(op, _SET_OPERATORS):
-                    found.setdefault(name, []).append(value)
-    return found
 
 
 def _put(node: ast.AST) -> tuple[set[str], set[str]] | None:
@@ -288,14 +283,14 @@ def _put(node: ast.AST) -> tuple[set[str], set[str]] | None:
             given = [*args, *(keyword.value for keyword in node.keywords)]
             changed = [each for each in (func, *given) if isinstance(each, ast.Name | ast.Attribute)]
             changed = changed[1:] if isinstance(func, ast.Name) else changed
-            return {name for each in changed for name in _names(each)}, set(_names(node))
+            return {name for each in changed for name in names_in(each)}, set(names_in(node))
         case ast.Assign(targets=targets):
             into = [_base(each) for each in targets]
         case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
             into = [_base(target)]
         case _:
             return None
-    return {each for each in into if each is not None}, set(_names(node))
+    return {each for each in into if each is not None}, set(names_in(node))
 
 
 def _base(target: ast.expr) -> str | None:
@@ -304,49 +299,3 @@ def _base(target: ast.expr) -> str | None:
     while isinstance(node, ast.Subscript | ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) and node is not target else None
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield what `target = value` binds, each with its value: `a, b = 1, 2` binds two names."""
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        for inner, given in zip(target.elts, value.elts, strict=True):
-            yield from _pairs(inner, given)
-    else:
-        yield target, value
-
-
-def _last_argument(annotation: ast.Subscript) -> ast.expr:
-    given = annotation.slice
-    return given.elts[-1] if isinstance(given, ast.Tuple) else given
-
-
-def _is_view(node: ast.expr) -> bool:
-    """Return whether an expression is a dict's view: an operator on it makes a set."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("keys", "items")
-
-
-def _names(target: ast.AST) -> Iterator[str]:
-    return (node.id for node in nodes_in(target) if isinstance(node, ast.Name))
-
-
-def _is_range(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
-
-
-def _is_unordered_value(value: object) -> bool:
-    return isinstance(value, set | frozenset) and not all(type(each) in (int, bool) for each in value)
-
-
-def _returns_set(function: Callable[..., Any] | None) -> bool:
-    return function is not None and _is_set_annotation(annotations_of(function).get("return", ""))
-
-
-def _is_set_annotation(text: str) -> bool:
-    """Return whether an annotation, as text, is a set of other items than integers, alone or in a union."""
-    found = (_SETS.match(part.strip().strip("'\"")) for part in text.split("|"))
-    return any(each is not None and each["item"] not in ("int", "bool") for each in found)
-
-
-def returns_nothing(function: Callable[..., Any]) -> bool:
-    """Return whether a function is declared to return None, so that no result can be given to another call."""
-    return annotations_of(function).get("return") == "None"

@@ -54,14 +54,14 @@ class StatementReader:
         call: Callable[[StatementReader, ast.Call, bool], None],
         scope: Scope,
         forks: list[OpenFork],
-        caught: bool = False,
-        blocking: bool = False,
-        ordered: bool = True,
-        sets: SetOrder | None = None,
+        caught: bool,
+        blocking: bool,
+        ordered: bool,
+        sets: SetOrder,
     ) -> None:
         self.call, self.scope, self.forks = call, scope, forks
         self.caught, self.blocking, self.ordered = caught, blocking, ordered
-        self.sets = sets or SetOrder(scope)
+        self.sets = sets
         self.is_argument = False  # the expression is an argument of a call: it may run beside other steps
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
@@ -85,8 +85,11 @@ class StatementReader:
 
     def body(self, statements: list[ast.stmt]) -> Body:
         def read() -> None:
-            for statement in statements:
-                self.stmt(statement)
+            with ExitStack() as known:
+                for statement in statements:
+                    self.stmt(statement)
+                    if isinstance(statement, ast.If) and not statement.orelse and _leaves(statement.body):
+                        known.enter_context(self.sets.under(statement.test, False))
 
         return self.collect(read)
 
@@ -107,7 +110,7 @@ class StatementReader:
         Its site is the whole `await` of the call: the frame stands there while what the call started is running.
         """
         site = self.site(self.awaits.get(node, node))
-        item = Unseen(reason, self.scope.function.where(node), site, self.source(node))
+        item = Unseen(reason, self.scope.function.where(node), site, self.source(node), self.sets.hides())
         self.add(item)
         return item
 
@@ -139,17 +142,21 @@ class StatementReader:
                 self.add(Leave(ExitKind.CONTINUE))
             case ast.If(test, body, orelse):
                 self.expr(test)
-                self.add(Conditional((self.body(body), self.body(orelse))))
+                with self.sets.under(test, True):
+                    then = self.body(body)
+                with self.sets.under(test, False):
+                    otherwise = self.body(orelse)
+                self.add(Conditional((then, otherwise)))
             case ast.While(test, body, orelse):
                 endless = isinstance(test, ast.Constant) and bool(test.value)
-                tested = self.collect(lambda: self.expr(test))
-                with self.sets.repeated(body):
+                with self.sets.repeated(node):
+                    tested = self.collect(lambda: self.expr(test))
                     repeated = self.body(body)
                 self.add(Loop(tested, repeated, self.body(orelse), endless))
             case ast.For(target, source, body, orelse) | ast.AsyncFor(target, source, body, orelse):
                 self.expr(source)
                 self.track(target, source)
-                with self.sets.loop(target, source):
+                with self.sets.loop(target, source, node):
                     repeated = self.body(body)
                 self.add(Loop((), repeated, self.body(orelse)))
             case ast.Try() | ast.TryStar():
@@ -182,7 +189,9 @@ class StatementReader:
         for case in node.cases:
             self.track_names((n.name for n in ast.walk(case.pattern) if isinstance(n, ast.MatchAs)), node.subject)
             guards = [] if case.guard is None else [case.guard]
-            arms.append((*self.collect(partial(self.exprs, guards)), *self.body(case.body)))
+            guarded = self.collect(partial(self.exprs, guards))
+            with self.sets.matched(node.subject, case.pattern, case.guard):
+                arms.append((*guarded, *self.body(case.body)))
         last = node.cases[-1]
         if last.guard is not None or not (isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None):
             arms.append(())
@@ -250,13 +259,18 @@ class StatementReader:
                 self.call(self, node, awaited or self.blocking)
             case ast.Lambda():
                 pass
-            case ast.BoolOp(values=[first, *rest]):
+            case ast.BoolOp(op, [first, *rest]):
                 self.expr(first)
-                self.add(Conditional((self.collect(lambda: self.exprs(rest)), ())))
+                with self.sets.under(first, isinstance(op, ast.And)):
+                    other = self.collect(lambda: self.exprs(rest))
+                self.add(Conditional((other, ())))
             case ast.IfExp(test, body, orelse):
                 self.expr(test)
-                arms = self.collect(lambda: self.expr(body)), self.collect(lambda: self.expr(orelse))
-                self.add(Conditional(arms))
+                with self.sets.under(test, True):
+                    then = self.collect(lambda: self.expr(body))
+                with self.sets.under(test, False):
+                    otherwise = self.collect(lambda: self.expr(orelse))
+                self.add(Conditional((then, otherwise)))
             case ast.DictComp():
                 self.comprehension(node, [node.key, node.value], awaited)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
@@ -298,16 +312,22 @@ class StatementReader:
             self.track(first.target, first.iter)
             self.exprs(first.ifs)
             with ExitStack() as loops:
+                self.filtered(first.ifs, loops)
                 for generator in rest:
                     self.expr(generator.iter)
                     self.track(generator.target, generator.iter)
-                    loops.enter_context(self.sets.loop(generator.target, generator.iter))
+                    loops.enter_context(self.sets.loop(generator.target, generator.iter, node))
                     self.exprs(generator.ifs)
+                    self.filtered(generator.ifs, loops)
                 self.exprs(results, awaited)
 
-        with self.sets.loop(first.target, first.iter):
+        with self.sets.loop(first.target, first.iter, node):
             repeated = self.collect(inside)
         self.add(Loop((), repeated))
+
+    def filtered(self, tests: list[ast.expr], stack: ExitStack) -> None:
+        for test in tests:
+            stack.enter_context(self.sets.under(test, True))
 
     # Which fork a name belongs to
 
@@ -343,6 +363,11 @@ class StatementReader:
 
     def levels_up(self, fork: OpenFork) -> int:
         return len(self.forks) - 1 - fork.depth
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    """Return whether nothing behind a body runs after it."""
+    return isinstance(body[-1], ast.Continue | ast.Break | ast.Return | ast.Raise)
 
 
 _AWAIT_ARGUMENTS = frozenset({"gather", "create_task", "ensure_future", "wait_for", "shield", "as_completed"})

@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ramify import Runtime, step, workflow
+from ramify import Runtime, llm, step, workflow
 from ramify.runtime.errors import CallNotTold, RunError, StepFailed
-from ramify.runtime.execution import equal_calls, step_call
+from ramify.runtime.execution import equal_answers, equal_calls, step_call
 from ramify.runtime.user_code import hash_order
+from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
 
 DONE: list[str] = []
 
@@ -80,6 +87,53 @@ async def alike(names: set[str], flag: str) -> Any:
     return found
 
 
+@workflow
+async def untyped(names: Any, flag: str) -> Any:  # an annotation that says nothing is as good as none
+    found = {name: await look() for name in names}
+    await die(flag)
+    return found
+
+
+@workflow
+async def unannotated(names, flag):  # type: ignore[no-untyped-def]
+    found = {name: await look() for name in names}
+    await die(flag)
+    return found
+
+
+@workflow
+async def picked(names: set[str], flag: str) -> Any:
+    one = next(iter(names))
+    if "IN_ANOTHER_PROCESS" in os.environ:
+        one = next(iter(names - {one}))
+    await pay(one)
+    await die(flag)
+    return one
+
+
+@workflow
+async def asking(names: set[str], flag: str) -> Any:
+    found = {name: (await llm.chat("a number", temperature=1.0)).text for name in names}
+    await die(flag)
+    return found
+
+
+@workflow
+def asking_in_threads(names: set[str], flag: str) -> Any:
+    together = threading.Barrier(2)
+
+    def ask(name: str) -> Any:
+        together.wait(60)
+        answer: Any = llm.chat("a number", temperature=1.0)
+        return name, answer.text
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(copy_context().run, ask, name) for name in sorted(names)]
+        found = [each.result() for each in waiting]
+    die(flag)
+    return dict(found)
+
+
 @pytest.fixture(autouse=True)
 def _random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
@@ -87,7 +141,8 @@ def _random_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (equal_calls, step_call):
+    monkeypatch.setenv("IN_ANOTHER_PROCESS", "yes")
+    for module in (equal_answers, equal_calls, step_call):
         monkeypatch.setattr(module, "order_of_sets", lambda: "of another process")
 
 
@@ -109,9 +164,27 @@ async def test_arguments_that_the_compiler_does_not_follow_are_compared(runtime:
     assert sorted(DONE) == ["a", "ada", "ann"]
 
 
-@pytest.mark.parametrize(("flow", "refused"), [(looking, True), (alike, False)])
+@pytest.fixture
+async def model() -> AsyncIterator[LLMClient]:
+    numbers = count(1)
+    async with LLMClient("http://model.test/v1", transport=ScriptedModel(lambda _: f"{next(numbers)}")) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("flow", "refused"),
+    [
+        (looking, "to other elements of the set"),
+        (unannotated, "to other elements of the set"),
+        (untyped, "to other elements of the set"),
+        (asking, "to other elements of the set"),
+        (asking_in_threads, "answers could be swapped"),
+        (picked, "depends on the order of a set"),
+        (alike, None),
+    ],
+)
 async def test_other_results_are_served_only_in_the_order_in_which_they_were_recorded(
-    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: Any, refused: bool
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: Any, refused: str | None
 ) -> None:
     flag = tmp_path / "flag"
     flag.touch()
@@ -121,13 +194,13 @@ async def test_other_results_are_served_only_in_the_order_in_which_they_were_rec
     flag.unlink()
     with monkeypatch.context() as other:
         in_another_process(other)
-        if refused:
-            with pytest.raises(RunError, match="could be given to other elements of the set"):
+        if refused is not None:
+            with pytest.raises(RunError, match=refused):
                 await runtime.resume(run)
         else:
             assert await runtime.resume(run) == {"ada": "same", "bob": "same"}
-    if refused:  # a process with the same order goes on
-        assert set((await runtime.resume(run)).values()) == {1, 2}
+    if refused in ("to other elements of the set",):  # a process with the same order goes on
+        assert {int(found) for found in (await runtime.resume(run)).values()} == {1, 2}
     assert done == DONE
 
 

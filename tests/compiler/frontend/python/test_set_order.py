@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, UNORDERED
+from ramify.compiler.plan import EQUAL, IF_SET, MAYBE_EQUAL, PICKED, UNORDERED
 
 Compile = Callable[..., Any]
 
 HEAD = """
 from stand_in import *
-import asyncio
+import asyncio, enum, itertools
+from collections import deque
 NAMES, NUMBERS = {"ada", "bob"}, {1, 2}
 KEYS, GROUPS = {"x": 1}, [frozenset({"a", "b"}), frozenset("c")]
 
@@ -40,6 +41,16 @@ async def one(who):
 async def told(who):
     return await next_id(who)
 
+def untyped(): return {each for each in "ab"}
+
+async def only_ada(who):
+    if who != "ada":
+        return
+    await next_id()
+
+class Rank(enum.Enum):
+    HIGH = "high"
+
 @workflow
 async def flow(given: set[str], counts: set[int], x):
 """
@@ -48,7 +59,27 @@ async def flow(given: set[str], counts: set[int], x):
 def flagged(compile_source: Compile, body: str) -> list[Any]:
     indented = "\n".join(f"    {line}" for line in body.splitlines())
     plan = compile_source(HEAD + indented + "\n").plan
-    return [op.step for op in plan.ops if op.attrs.get(UNORDERED) == EQUAL]
+    return [op.step for op in plan.ops if op.attrs.get(UNORDERED) == EQUAL and IF_SET not in op.attrs]
+
+
+def marks(compile_source: Compile, snippets: list[str]) -> dict[str, list[tuple[str, list[str]]]]:
+    """Return how the calls of `next_id` in each piece of code are marked, and on which recorded values that depends.
+    All are compiled as one workflow, each in a function of its own."""
+    lines, owner = (HEAD + "    await ring()").splitlines(), dict[int, str]()
+    first = len(lines)
+    for number, snippet in enumerate(snippets):
+        body = [f"async def part{number}(given: set[str], other: frozenset[str], x):"]
+        body += [f"    {line}" for line in snippet.splitlines()]
+        owner |= {len(lines) + 1 + index: snippet for index in range(len(body))}
+        lines += [f"    {line}" for line in body]
+        lines.append(f"    await part{number}(given, given, x)")
+    plan = compile_source("\n".join(lines) + "\n").plan
+    shift = next(op.site.line for op in plan.ops if op.step == "ring") - first
+    found: dict[str, list[tuple[str, list[str]]]] = {snippet: [] for snippet in snippets}
+    for op in plan.ops:
+        if op.step == "next_id" and UNORDERED in op.attrs and op.site is not None:
+            found[owner[op.site.line - shift]].append((op.attrs[UNORDERED], op.attrs.get(IF_SET, [])))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -118,6 +149,72 @@ def test_equal_calls_in_the_order_of_a_set(
 )
 def test_calls_that_are_told_apart_or_in_a_fixed_order(body: str, compile_source: Compile) -> None:
     assert flagged(compile_source, body) == []
+
+
+def test_what_else_is_in_the_order_of_a_set(compile_source: Compile) -> None:
+    bodies = [
+        "for n in iter(given): await next_id()",
+        "for n in [*given, 'z']: await next_id()",
+        "for n in deque(given): await next_id()",
+        "for n, m in itertools.product(given, [1]): await next_id()",
+        "for n in untyped(): await next_id()",
+        "kept = []\nfor n in given: kept.append(n)\nfor n in kept: await next_id()",
+        "for n in sorted(given, key=lambda n: (len(n), n[0])): await next_id()",
+        "for _ in range(2):\n    n = given.pop()\n    await next_id()",
+        "each = iter(given)\nwhile n := next(each, None): await next_id()",
+        "for i, n in enumerate(given): await next_id(f'job {i}')",
+        "out = []\nfor n in given:\n    out.append(await next_id(len(out)))",
+        "for n in given:\n    for m in other: await next_id(n)",
+        "for n in given:\n    if n != 'ada': await next_id()",
+        "for n in given:\n    if n == 'ada': break\n    await next_id()",
+        "for n in given:\n    if n == 'ada' or n == 'bob': await next_id()",
+        "for n in given:\n    n = n.upper()\n    if n == 'ADA': await next_id()",
+        "for n in given:\n    last = n\n    if n == last: await next_id()",
+        "for n in [m.upper() for m in given]:\n    if n == 'ADA': await next_id()",
+        "for r in await asyncio.gather(*[x(n) for n in given]): await next_id()",
+    ]
+    for body, found in marks(compile_source, bodies).items():
+        assert found == [(EQUAL, [])], body
+
+
+def test_calls_under_a_test_that_one_element_passes(compile_source: Compile) -> None:
+    bodies = [
+        "for n in given:\n    if n == 'ada': await next_id()",
+        "for n in given:\n    if 'ada' == n and x(): await next_id()",
+        "for n in given:\n    if n != 'ada': continue\n    await next_id()\n    break",
+        "for n in given:\n    if not n == 'ada':\n        x()\n    else:\n        await next_id()",
+        "for n in given:\n    if n in ('ada',): await next_id()",
+        "for n in given:\n    if n is Rank.HIGH: await next_id()",
+        "for n in given:\n    if n == x:\n        for i in range(2): await next_id()",
+        "for n in given:\n    match n:\n        case 'ada': await next_id()",
+        "return [await next_id() for n in given if n == 'ada']",
+        "for n in given: (await next_id()) if n == 'ada' else None",
+        "while given:\n    n = given.pop()\n    if n == 'ada': await next_id()",
+        "for n in given: await only_ada(n)",
+        "for n in given:\n    for m in other:\n        await next_id(n, m)",
+    ]
+    for body, found in marks(compile_source, bodies).items():
+        assert found == [], body
+
+
+def test_calls_whose_arguments_depend_on_the_order(compile_source: Compile) -> None:
+    picked = ["next(iter(given))", "list(given)", "given.pop()", "','.join(given)", "[*given][0]", "f'{given}'"]
+    plain = ["given", "sorted(given)", "','.join(sorted(given))", "max(given)", "len(given)", "{n: 1 for n in given}"]
+    for argument, found in marks(compile_source, [f"await next_id({each})" for each in picked]).items():
+        assert found == [(PICKED, [])], argument
+    for argument, found in marks(compile_source, [f"await next_id({each})" for each in plain]).items():
+        assert found == [], argument
+
+
+def test_one_call_site_on_two_ways(compile_source: Compile) -> None:
+    plan = compile_source(HEAD + "    await one(x)\n    for n in given: await one(n)\n").plan
+    assert [op.attrs.get(UNORDERED) for op in plan.ops if op.step == "next_id"] == [MAYBE_EQUAL]
+
+
+def test_values_whose_type_is_known_at_run_time(compile_source: Compile) -> None:
+    body = "    for n in list(x): await next_id()\n    for n in await next_id(): await next_id(1)\n"
+    plan = compile_source(HEAD + body).plan
+    assert [op.attrs[IF_SET] for op in plan.ops if IF_SET in op.attrs] == [["argument x"], ["step next_id"]]
 
 
 @pytest.mark.parametrize("argument", ["x.current", "x[0]", "x()"])
