@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -218,18 +217,17 @@ class NodeExecution:
                 self.attempt, self._node.task, conf, in_turn=limit is not None
             )
         if (read := conf.get(CONFIG_KEY_READ)) is not None:
-            given[CONFIG_KEY_READ] = without_world_channel(read)
+            given[CONFIG_KEY_READ] = without_world_channel(read, self._reading.invocation)
         return patch_configurable(config, given)
 
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        """Run the node's own code inside this block. HTTP clients that it makes carry the run's deadline
+    def scope(self) -> entered:
+        """Return a block for the node's own code."""
+        return entered(NodeScope(self.attempt, self._session.portal, self._reading.beat))
+
+    def tags(self) -> tagged:
+        """Return a block in which HTTP clients that the node's own code makes carry the run's deadline
         (serving/transport.py)."""
-        with (
-            entered(NodeScope(self.attempt, self._session.portal, self._reading.beat)),
-            tagged(self.attempt.calls.tags),
-        ):
-            yield
+        return tagged(self.attempt.calls.tags)
 
     def ended_clean(self, value: Any) -> bool:
         """Tell whether the node returned without having used its world, a model or a task; then nothing else has to

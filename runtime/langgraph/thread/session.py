@@ -54,6 +54,8 @@ class Invocation:
     runs: dict[RunId, GraphRun] = field(default_factory=dict)
     # a checkpoint, and the order in which the writes of its tasks are applied
     order: tuple[str, dict[str, int]] = ("", {})
+    # the channels of LangGraph's loop, and the same without the world channel
+    shown: tuple[Any, dict[str, Any]] = (None, {})
     channel: WorldChannel | None = None  # of this invocation, set when LangGraph has made it
     loop: PregelLoop | None = None  # LangGraph's, set when a node has run
     within: Attempt | None = None  # the node whose code called the graph
