@@ -207,8 +207,9 @@ def _written(obj: Any) -> Any:
     if cls.__module__.startswith("langchain") or not (isinstance(obj, datetime | time) or _is_data(cls)):
         return theirs
     try:
-        # the name of a parametrised generic exists only where it has been built already
-        if not _is_parametrised(cls):
+        # the name of a parametrised generic exists only where it has been built already; LangGraph's form finds no
+        # class inside another one or inside a function, and would log that
+        if not _is_parametrised(cls) and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls:
             packed = ormsgpack.packb(theirs)
             if same(ormsgpack.unpackb(packed, ext_hook=_permissive, option=ormsgpack.OPT_NON_STR_KEYS), obj):
                 return theirs
@@ -275,6 +276,9 @@ def _key(one: Any) -> tuple[str, str]:
 
 
 _READ = ("null", "empty", "json", "msgpack")
+FINAL = "final:"
+"""Before the kind of a journal's result that is an `entrypoint.final`, stored as the list of its value and what it
+saves."""
 
 
 def stored_json(kind: str, data: bytes) -> object:
@@ -282,6 +286,9 @@ def stored_json(kind: str, data: bytes) -> object:
 
     Raises `ValueError` for damaged data.
     """
+    if kind.startswith(FINAL):
+        found = stored_json(kind.removeprefix(FINAL), data)
+        return dict(zip(("value", "save"), found, strict=True)) if isinstance(found, list) else found
     if kind not in _READ:
         return f"{len(data)} bytes ({kind})"
     return _json(PLAIN_SERIALIZER.loads_typed((kind, data)))

@@ -371,7 +371,8 @@ class Session:
             return invocation.anonymous
         if invocation.addressed and (known := await self._run_of(invocation.thread)) is not None:
             return known.id
-        return RunId(hashlib.sha256(f"{self.plan.name}|{task.superstep}".encode()).hexdigest()[:12])
+        begins = f"{self.plan.name}|{task.superstep}".encode("utf-8", "surrogatepass")  # a thread id may be any text
+        return RunId(hashlib.sha256(begins).hexdigest()[:12])
 
     async def _run_of(self, thread: str | None) -> RunRecord | None:
         """Return the newest run of a thread."""

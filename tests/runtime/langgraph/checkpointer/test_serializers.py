@@ -260,3 +260,13 @@ def test_the_default_of_saver_and_cache_is_strict(tmp_path: Path) -> None:
     own = JsonPlusSerializer()
     with Saver.open(f"sqlite:///{tmp_path}/a.db", serde=own) as saver:
         assert saver.serde is own
+
+
+def test_a_class_inside_a_function_is_stored_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Local:
+        n: int
+
+    serde = StrictSerializer()
+    serde.dumps_typed(Local(1))
+    assert caplog.records == []
