@@ -173,13 +173,15 @@ class StrictSerializer(JsonPlusSerializer):
         if code == _DELTA:
             return DeltaSnapshot(held)
         module, name, value, *method = held
+        if module in _EARLIER_HOMES and (_HOME, name) in SAFE_MSGPACK_TYPES:
+            module = _HOME
         if code == EXT_METHOD_SINGLE_ARG and (module, name, *method) not in SAFE_MSGPACK_METHODS:
             raise TypeNotAllowed(str(module), f"{name}.{'.'.join(map(str, method))}")
         make = self._type(module, name)
         if make is None:
             return reconstruction_fallback(held, AttributeError(name))
         try:
-            if (module, name) == ("langgraph.types", "Send"):
+            if (module, name) == (_HOME, "Send"):
                 return send_from_args(value)
             return _made(code, make, value, *method)
         except Exception as error:  # noqa: BLE001  as LangGraph's own: the class takes other arguments by now
@@ -276,6 +278,8 @@ def _key(one: Any) -> tuple[str, str]:
 
 
 _READ = ("null", "empty", "json", "msgpack")
+_HOME, _EARLIER_HOMES = "langgraph.types", frozenset({"langgraph.constants", "langgraph.pregel.types"})
+"""Where LangGraph's safe types are, and where they were before 0.3: threads of then name them there."""
 FINAL = "final:"
 """Before the kind of a journal's result that is an `entrypoint.final`, stored as the list of its value and what it
 saves."""
