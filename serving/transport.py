@@ -11,8 +11,7 @@ A request goes out unchanged outside of `tagged`, to any other origin, and where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 
 import httpx
@@ -24,17 +23,23 @@ Tags = Callable[[], SLOTags]
 _current: ContextVar[Tags | None] = ContextVar("ramify_tags", default=None)
 
 
-@contextmanager
-def tagged(tags: Tags) -> Iterator[None]:
+class tagged:
     """While entered, requests of this task, and of tasks that it starts, carry `tags()` to the gateway.
 
-    `tags` is called for each request, because the remaining time changes.
+    `tags` is called for each request, because the remaining time changes. A class, because every node enters it: a
+    generator takes four times as long.
     """
-    token = _current.set(tags)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_tags", "_token")
+
+    def __init__(self, tags: Tags) -> None:
+        self._tags = tags
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._tags)
+
+    def __exit__(self, *raised: object) -> None:
+        _current.reset(self._token)
 
 
 class TaggingTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):

@@ -184,7 +184,7 @@ class Journal(RecordedRun):
         self, rows: tuple[OpRecord, ...], checkpoint: tuple[Branch, Snapshot, str] | None
     ) -> tuple[list[OpRecord], list[CheckpointRecord]]:
         self._refuse_when_over()
-        numbered = [replace(row, seq=self._next_seq()) for row in rows]
+        numbered = [row.numbered(self._next_seq()) for row in rows]
         for row in numbered:
             if row.status in (OpStatus.DONE, OpStatus.FAILED):
                 self.turns.numbered(row.key, row.seq, is_last=row.status is OpStatus.FAILED)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import islice
+from json.encoder import encode_basestring
 from typing import Any
 
 _LONGEST = 80  # characters of a line, and of a text in it
@@ -102,10 +103,12 @@ def _channel(value: object) -> str:
 def _part(value: object, depth: int) -> str:
     if isinstance(value, Enum):
         value = value.value
+    if type(value) is int:
+        return str(value)
     if value is None or isinstance(value, bool | int | float):
         return json.dumps(value)
     if isinstance(value, str):
-        return json.dumps(_line(value), ensure_ascii=False)
+        return encode_basestring(_line(value))
     if is_message(value):
         return _line(line_of(value, _LOOKED_AT))
     if isinstance(value, list | tuple) and messages_in([*value[:_ITEMS], *value[-1:]]):

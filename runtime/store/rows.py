@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import cache
+from operator import attrgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,7 @@ BLOBS: Mapping[str, tuple[str, ...]] = {
 }
 """By table: the fields NAME_json of a record whose text is in `blobs`. The row's column is NAME_blob."""
 _BLOB = "_blob"
+_TEXTS = {table: tuple(f"{name}_json" for name in names) for table, names in BLOBS.items()}
 
 
 NUMBERS = frozenset({"seq", "attempt"})
@@ -79,11 +82,19 @@ def texts(table: Table, record: RunRecord | OpRecord | LLMRecord | EffectRecord 
 
 
 def _row(record: Any, *left_out: str) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in fields(record) if f.name not in left_out}
+    names, values = _columns(type(record), left_out)
+    return dict(zip(names, values(record), strict=True))
+
+
+@cache
+def _columns(kind: type, left_out: tuple[str, ...]) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Return the names of the fields that are columns, and what reads them from a record."""
+    names = tuple(f.name for f in fields(kind) if f.name not in left_out)
+    return names, attrgetter(*names)
 
 
 def _with_blobs(table: str, record: Any, *left_out: str) -> dict[str, Any]:
-    row = _row(record, *left_out, *(f"{name}_json" for name in BLOBS[table]))
+    row = _row(record, *left_out, *_TEXTS[table])
     for name in BLOBS[table]:
         text = getattr(record, f"{name}_json")
         row[f"{name}_blob"] = None if text is None else digest(text)

@@ -55,6 +55,8 @@ class Text(TypeDecorator[str]):
 
 
 def stored(value: Any) -> str | None:
+    if type(value) is str and value.isascii() and "\0" not in value and value[:1] != ESCAPED:
+        return value  # most texts, without further calls
     return None if value is None else written(value if type(value) is str else str(value))  # str() of StrEnum members
 
 

@@ -169,7 +169,7 @@ class Store(DatabaseClient, BaseStore):
         names = connection.execute(select(items.c.prefix).where(fresh).distinct()).scalars()
         spaces = {_space(name) for name in names}
         fits = (space for space in spaces if all(_fits(space, c) for c in op.match_conditions or ()))
-        cut = sorted({space[: op.max_depth] if op.max_depth else space for space in fits})
+        cut = sorted({space[: op.max_depth] if op.max_depth is not None else space for space in fits})
         return cut[op.offset : op.offset + op.limit]
 
     def _put(self, connection: Connection, op: PutOp) -> None:

@@ -173,13 +173,15 @@ class StrictSerializer(JsonPlusSerializer):
         if code == _DELTA:
             return DeltaSnapshot(held)
         module, name, value, *method = held
+        if module in _EARLIER_HOMES and (_HOME, name) in SAFE_MSGPACK_TYPES:
+            module = _HOME
         if code == EXT_METHOD_SINGLE_ARG and (module, name, *method) not in SAFE_MSGPACK_METHODS:
             raise TypeNotAllowed(str(module), f"{name}.{'.'.join(map(str, method))}")
         make = self._type(module, name)
         if make is None:
             return reconstruction_fallback(held, AttributeError(name))
         try:
-            if (module, name) == ("langgraph.types", "Send"):
+            if (module, name) == (_HOME, "Send"):
                 return send_from_args(value)
             return _made(code, make, value, *method)
         except Exception as error:  # noqa: BLE001  as LangGraph's own: the class takes other arguments by now
@@ -207,8 +209,9 @@ def _written(obj: Any) -> Any:
     if cls.__module__.startswith("langchain") or not (isinstance(obj, datetime | time) or _is_data(cls)):
         return theirs
     try:
-        # the name of a parametrised generic exists only where it has been built already
-        if not _is_parametrised(cls):
+        # the name of a parametrised generic exists only where it has been built already; LangGraph's form finds no
+        # class inside another one or inside a function, and would log that
+        if not _is_parametrised(cls) and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls:
             packed = ormsgpack.packb(theirs)
             if same(ormsgpack.unpackb(packed, ext_hook=_permissive, option=ormsgpack.OPT_NON_STR_KEYS), obj):
                 return theirs
@@ -275,6 +278,11 @@ def _key(one: Any) -> tuple[str, str]:
 
 
 _READ = ("null", "empty", "json", "msgpack")
+_HOME, _EARLIER_HOMES = "langgraph.types", frozenset({"langgraph.constants", "langgraph.pregel.types"})
+"""Where LangGraph's safe types are, and where they were before 0.3: threads of then name them there."""
+FINAL = "final:"
+"""Before the kind of a journal's result that is an `entrypoint.final`, stored as the list of its value and what it
+saves."""
 
 
 def stored_json(kind: str, data: bytes) -> object:
@@ -282,6 +290,9 @@ def stored_json(kind: str, data: bytes) -> object:
 
     Raises `ValueError` for damaged data.
     """
+    if kind.startswith(FINAL):
+        found = stored_json(kind.removeprefix(FINAL), data)
+        return dict(zip(("value", "save"), found, strict=True)) if isinstance(found, list) else found
     if kind not in _READ:
         return f"{len(data)} bytes ({kind})"
     return _json(PLAIN_SERIALIZER.loads_typed((kind, data)))

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.cache.base import BaseCache, FullKey
+from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.errors import GraphBubbleUp, ParentCommand
+from langgraph.func import entrypoint
 from langgraph.types import CachePolicy, Command
 
 from ramify.fork_engine.errors import SnapshotNotFound
+from ramify.runtime.langgraph.checkpointer.serializers import FINAL
 from ramify.runtime.langgraph.compat import (
     CACHE_NS_WRITES,
     CONF,
@@ -184,7 +186,7 @@ class NodeExecution:
         recorded = await self._attempt.begin()
         if recorded is not None:
             (kind, packed), env = recorded
-            self.served = reading.serde.loads_typed((kind, packed)), env
+            self.served = unpacked_result(reading.serde, kind, packed), env
             return
         try:
             if (again := self._attempt.run.again) is not None:
@@ -218,18 +220,17 @@ class NodeExecution:
                 self.attempt, self._node.task, conf, in_turn=limit is not None
             )
         if (read := conf.get(CONFIG_KEY_READ)) is not None:
-            given[CONFIG_KEY_READ] = without_world_channel(read)
+            given[CONFIG_KEY_READ] = without_world_channel(read, self._reading.invocation)
         return patch_configurable(config, given)
 
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        """Run the node's own code inside this block. HTTP clients that it makes carry the run's deadline
+    def scope(self) -> entered:
+        """Return a block for the node's own code."""
+        return entered(NodeScope(self.attempt, self._session.portal, self._reading.beat))
+
+    def tags(self) -> tagged:
+        """Return a block in which HTTP clients that the node's own code makes carry the run's deadline
         (serving/transport.py)."""
-        with (
-            entered(NodeScope(self.attempt, self._session.portal, self._reading.beat)),
-            tagged(self.attempt.calls.tags),
-        ):
-            yield
+        return tagged(self.attempt.calls.tags)
 
     def ended_clean(self, value: Any) -> bool:
         """Tell whether the node returned without having used its world, a model or a task; then nothing else has to
@@ -273,7 +274,7 @@ class NodeExecution:
     def _packed(self, value: Any) -> tuple[str, bytes] | None:
         serde = self._reading.serde
         try:
-            packed: tuple[str, bytes] | None = serde.dumps_typed(value) if serde is not None else None
+            packed = packed_result(serde, value) if serde is not None else None
         except (TypeError, ValueError):
             # For example an open connection in an UntrackedValue. LangGraph does not keep it either: if LangGraph's
             # own record of the task is lost too, the node runs again.
@@ -293,6 +294,25 @@ class NodeExecution:
             # stopped by a wrong cache hit whose error the node's code has caught
             self.attempt.run.journal.refuse_when_stopped()
         return None
+
+
+def packed_result(serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
+    """Return what a node returned as the journal keeps it: (kind, bytes). Raises what the serialiser raises.
+
+    LangGraph never stores an `entrypoint.final` itself, and its serialiser returns a dictionary for one.
+    """
+    if not isinstance(value, entrypoint.final):
+        return serde.dumps_typed(value)
+    kind, packed = serde.dumps_typed([value.value, value.save])
+    return f"{FINAL}{kind}", packed
+
+
+def unpacked_result(serde: SerializerProtocol, kind: str, packed: bytes) -> Any:
+    """Return what was given to `packed_result`."""
+    if not kind.startswith(FINAL):
+        return serde.loads_typed((kind, packed))
+    value, save = serde.loads_typed((kind.removeprefix(FINAL), packed))
+    return entrypoint.final(value=value, save=save)
 
 
 def _leaves(value: Any) -> bool:

@@ -166,7 +166,9 @@ def _order(invocation: Invocation, loop: PregelLoop) -> dict[str, int]:
     checkpoint = loop.checkpoint["id"]
     known, order = invocation.order
     if known != checkpoint:
-        tasks = sorted(loop.tasks, key=lambda id: task_path_str(loop.tasks[id].path))
+        tasks = list(loop.tasks)
+        if len(tasks) > 1:
+            tasks.sort(key=lambda id: task_path_str(loop.tasks[id].path))
         order = {id: number for number, id in enumerate(tasks)}
         invocation.order = checkpoint, order
     return order
@@ -177,13 +179,16 @@ def env_of(loop: PregelLoop) -> StoredPosition | None:
     return channel.get() if channel is not None and channel.is_available() else None
 
 
-def without_world_channel(read: Any) -> Any:
+def without_world_channel(read: Any, invocation: Invocation) -> Any:
     """Return LangGraph's function that reads a task's channels, for the user's code, which may read all of them: a
     `ToolNode` hands them to its tools as the state."""
     if not isinstance(read, functools.partial) or len(read.args) < 2 or ENV not in read.args[1]:
         return read
     scratchpad, channels, *rest = read.args
-    shown = {name: channel for name, channel in channels.items() if name != ENV}
+    known, shown = invocation.shown  # a loop's tasks all get one and the same dict
+    if known is not channels:
+        shown = {name: channel for name, channel in channels.items() if name != ENV}
+        invocation.shown = channels, shown
     return functools.partial(read.func, scratchpad, shown, *rest, **read.keywords)
 
 
@@ -191,6 +196,8 @@ def scheduler(conf: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the loop's `accept_push`. For a node with a timeout, the function that calls tasks is wrapped in another
     one."""
     found = conf.get(CONFIG_KEY_CALL)
+    if isinstance(found, functools.partial) and "schedule_task" in found.keywords:
+        return found.keywords["schedule_task"]  # type: ignore[no-any-return]
     inside = [found, *(cell.cell_contents for cell in getattr(found, "__closure__", None) or ())]
     calls = (one for one in inside if isinstance(one, functools.partial))
     return next((call.keywords["schedule_task"] for call in calls if "schedule_task" in call.keywords), None)

@@ -5,8 +5,8 @@ A sequence runs step by step, each step under its number. If somebody listens to
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -98,11 +98,16 @@ def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
     return patch_config(config, callbacks=mine)
 
 
-@contextmanager
-def _ambient(config: RunnableConfig) -> Iterator[None]:
-    """Set the ambient config, which graphs and tasks use when the code calls them without one."""
-    token = var_child_runnable_config.set(config)
-    try:
-        yield
-    finally:
-        var_child_runnable_config.reset(token)
+class _ambient:
+    """Sets the ambient config, which graphs and tasks use when the code calls them without one."""
+
+    __slots__ = ("_config", "_token")
+
+    def __init__(self, config: RunnableConfig) -> None:
+        self._config = config
+
+    def __enter__(self) -> None:
+        self._token = var_child_runnable_config.set(self._config)
+
+    def __exit__(self, *raised: object) -> None:
+        var_child_runnable_config.reset(self._token)

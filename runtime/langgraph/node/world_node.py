@@ -110,7 +110,7 @@ class WorldNode(Runnable[Any, Any]):
             value, env = running.served
         else:
             try:
-                with running.scope():
+                with running.scope(), running.tags():
                     extra = {**kwargs, **running.extra}
                     value = self.code.run(input, running.config(config), extra, streamed=streamed)
             except BaseException as error:
@@ -152,7 +152,7 @@ class WorldNode(Runnable[Any, Any]):
             value, env = running.served
         else:
             try:
-                with running.scope():
+                with running.scope(), running.tags():
                     extra = {**kwargs, **running.extra}
                     value = await self.code.arun(input, running.config(config), extra, streamed=streamed)
             except BaseException as error:

@@ -54,6 +54,8 @@ class Invocation:
     runs: dict[RunId, GraphRun] = field(default_factory=dict)
     # a checkpoint, and the order in which the writes of its tasks are applied
     order: tuple[str, dict[str, int]] = ("", {})
+    # the channels of LangGraph's loop, and the same without the world channel
+    shown: tuple[Any, dict[str, Any]] = (None, {})
     channel: WorldChannel | None = None  # of this invocation, set when LangGraph has made it
     loop: PregelLoop | None = None  # LangGraph's, set when a node has run
     within: Attempt | None = None  # the node whose code called the graph
@@ -369,7 +371,8 @@ class Session:
             return invocation.anonymous
         if invocation.addressed and (known := await self._run_of(invocation.thread)) is not None:
             return known.id
-        return RunId(hashlib.sha256(f"{self.plan.name}|{task.superstep}".encode()).hexdigest()[:12])
+        begins = f"{self.plan.name}|{task.superstep}".encode("utf-8", "surrogatepass")  # a thread id may be any text
+        return RunId(hashlib.sha256(begins).hexdigest()[:12])
 
     async def _run_of(self, thread: str | None) -> RunRecord | None:
         """Return the newest run of a thread."""

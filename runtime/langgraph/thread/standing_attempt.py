@@ -10,7 +10,7 @@ from typing import Any
 from langgraph.types import Command
 
 from ramify.compiler.plan import OpId, OpKind, PlanOp
-from ramify.fork_engine.gc_pins import Ground, Pins
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.recorded_runs import CHANNELS, files_written
@@ -45,7 +45,6 @@ class AttemptContext:
     op: PlanOp
     code: str  # digest of the node's code, "" if the plan does not have the node
     begun: float  # Unix seconds
-    pin: Ground  # protects what is sealed on the way from garbage collection
     open_loans: list[Loan] = field(default_factory=list)  # may not have been taken yet
     forks: int = 0  # forks and merges so far, which numbers their journal keys
 
@@ -55,8 +54,7 @@ class AttemptContext:
     ) -> AttemptContext:
         planned = None if task.inner else run.plan.step(task.node)
         code = planned.code_digest if planned is not None else ""
-        pin = Pins(run.services.locks).ground()
-        return cls(portal, run, task, calls, held, run.task_op(task), code, run.services.clock(), pin)
+        return cls(portal, run, task, calls, held, run.task_op(task), code, run.services.clock())
 
     @property
     def key(self) -> str:
@@ -97,6 +95,8 @@ class StandingAttempt:
         self.face: PortalSandbox | None = None  # made with the world, when it is first asked for
         self._making = asyncio.Lock()
         self._fork_s: float | None = None
+        # protects what is sealed on the way from garbage collection
+        self._pin = Pins(context.run.services.locks).ground()
 
     @classmethod
     async def on(cls, context: AttemptContext, superstep: Superstep, branch: Branch) -> StandingAttempt:
@@ -145,7 +145,7 @@ class StandingAttempt:
         def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
             return self._context.run.row(kind, self._context.op, key, self.branch.path)
 
-        return ReusableCommands(self._context.run, self._context.key, self._context.op.id, blank, self._context.pin)
+        return ReusableCommands(self._context.run, self._context.key, self._context.op.id, blank, self._pin)
 
     async def call_llm(self, requests: list[ChatRequest], said: CallSLO) -> list[ChatResult]:
         return await self._context.calls.stage(
@@ -198,7 +198,7 @@ class StandingAttempt:
             self.face = PortalSandbox(world, self._context.portal, self._commands())
         if self.face is not None and self.branch.world is not None:
             sealed = await self.branch.world.seal(flush=False)
-            self._context.pin.moved(sealed.id)
+            self._pin.moved(sealed.id)
             return sealed
         return self.branch.snapshot
 
@@ -246,7 +246,7 @@ class StandingAttempt:
         """Release the branch."""
         if self.face is not None:
             self.face.end()
-        self._context.pin.close()
+        self._pin.close()
         self.branch.lock.release()
 
     async def served(self, row: OpRecord) -> StoredPosition | None:

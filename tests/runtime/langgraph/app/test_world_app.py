@@ -329,3 +329,10 @@ def test_a_world_is_out_of_reach_after_its_node(compile_graph: Any) -> None:
     compile_graph(chain(("leaks", leaks))).invoke({"seen": []})
     with pytest.raises(NotInARun):
         escaped[0].run("true")
+
+
+def test_a_thread_id_may_be_text_that_is_not_unicode(compile_graph: Any) -> None:
+    app = compile_graph(chain(("a", lambda state: {"seen": ["a"]})), checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "\ud800"}}
+    assert app.invoke({"seen": []}, config)["seen"] == ["a"]
+    assert app.get_state(config).values["seen"] == ["a"]

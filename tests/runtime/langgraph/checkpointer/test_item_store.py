@@ -55,6 +55,7 @@ ASK: list[Callable[[BaseStore], Any]] = [
     lambda s: s.search(()),
     lambda s: s.list_namespaces(),
     lambda s: s.list_namespaces(prefix=("users",), max_depth=2),
+    lambda s: s.list_namespaces(max_depth=0),
     lambda s: s.list_namespaces(suffix=("old",)),
     lambda s: s.list_namespaces(prefix=("users", "*"), limit=1, offset=1),
 ]

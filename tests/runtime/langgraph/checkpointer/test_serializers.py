@@ -260,3 +260,33 @@ def test_the_default_of_saver_and_cache_is_strict(tmp_path: Path) -> None:
     own = JsonPlusSerializer()
     with Saver.open(f"sqlite:///{tmp_path}/a.db", serde=own) as saver:
         assert saver.serde is own
+
+
+def test_a_class_inside_a_function_is_stored_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Local:
+        n: int
+
+    serde = StrictSerializer()
+    serde.dumps_typed(Local(1))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        ("langgraph.constants", "Send", Send("to", {"v": [1]})),
+        ("langgraph.constants", "Interrupt", Interrupt(value="go on?")),
+        ("langgraph.pregel.types", "Interrupt", Interrupt(value="go on?")),
+    ],
+)
+def test_a_thread_of_langgraph_0_2_is_read(module: str, name: str, value: Any) -> None:
+    form, held = (1, ["to", {"v": [1]}]) if name == "Send" else (2, {"value": "go on?", "when": "during"})
+    stored = ormsgpack.packb([ormsgpack.Ext(form, ormsgpack.packb((module, name, held)))])
+    assert StrictSerializer().loads_typed(("msgpack", stored)) == [value]
+
+
+def test_an_earlier_place_of_a_type_opens_no_other_name() -> None:
+    stored = ormsgpack.packb(ormsgpack.Ext(1, ormsgpack.packb(("langgraph.constants", "warn", ["x"]))))
+    with pytest.raises(TypeNotAllowed):
+        StrictSerializer().loads_typed(("msgpack", stored))
