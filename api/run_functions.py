@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects.fence import idempotency_key as key_of
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.execution.forks import Fork
 from ramify.runtime.execution.questions import begin_asking
 from ramify.runtime.execution.run import RunScope, is_patched, refuse_inside_step
+from ramify.runtime.execution.streamed_answers import AnswerStream
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.call_slo import call_slo
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
@@ -166,6 +168,37 @@ class LLM:
         )
         return _call([request], call_site(), "chat", _first)
 
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        pace: Duration | None = None,
+        system: str | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        max_tokens: int = 256,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        model: str = "default",
+    ) -> AnswerStream:
+        """One completion, read while it comes: `async for piece in llm.stream(…)`; in a plain function `for`.
+
+        A piece is a word with the space after it. `pace` is the least time for a token (`"220ms"` for a reader,
+        `"310ms"` for speech); the answer is fetched as fast as it comes all the same. `result` of the stream is the
+        whole, once it was read. A resumed run yields the same pieces, at once. Raises what `chat` raises, also in the
+        middle of an answer: what was read cannot be taken back, so the call is not retried then.
+        """
+        request = ChatRequest(
+            messages=_messages(prompt, system),
+            model=model,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop=tuple(stop),
+        )
+        return _stream(request, call_site(), None if pace is None else seconds(pace))
+
     def propose(
         self,
         prompt: str | Sequence[Message],
@@ -214,6 +247,23 @@ def _messages(prompt: str | Sequence[Message], system: str | None) -> tuple[Mess
     if isinstance(prompt, str):
         return user(prompt, system=system)
     return (*((Message("system", system),) if system else ()), *prompt)
+
+
+def _stream(request: ChatRequest, site: CallSite, pace_s: float | None) -> AnswerStream:
+    what = "llm.stream() was called"
+    scope, said = current_scope(what), call_slo()
+    if not isinstance(scope, RunScope):
+        raise NotInARun(
+            f"{what} in a LangGraph node: call llm.chat() there, or stream with a LangChain model, whose tokens "
+            "LangGraph passes on"
+        )
+    if run_loop_of_thread() is None:
+        return AnswerStream(scope.stream_llm(request, site, said, pace_s))
+
+    async def begin() -> AnswerStream:
+        return AnswerStream(scope.stream_llm(request, site, said, pace_s))
+
+    return start_on_run_loop(what, begin)  # type: ignore[return-value]  # from_here waits: decision 003
 
 
 def _call(

@@ -21,12 +21,12 @@ from typing import Self, TypeVar
 
 _T = TypeVar("_T")
 _PIECE_CHARACTERS = 12  # longer pieces hold several tokens
-_TOKEN_CHARACTERS = 4.4  # of English text, in the mean: words of 4.7 letters and a space, 1.3 tokens each
+TOKEN_CHARACTERS = 4.4  # of English text, in the mean: words of 4.7 letters and a space, 1.3 tokens each
 
 
 def tokens_to_read(text: str) -> float:
     """Return for how many tokens a piece of an answer counts: engines may put several into one event."""
-    return len(text) / _TOKEN_CHARACTERS if len(text) > _PIECE_CHARACTERS else float(bool(text))
+    return len(text) / TOKEN_CHARACTERS if len(text) > _PIECE_CHARACTERS else float(bool(text))
 
 
 class Pacer:

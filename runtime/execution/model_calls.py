@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 
-from ramify.compiler.plan import STAGES, OpId, OpKind, Plan
+from ramify.compiler.plan import STAGES, OpId, Plan
 from ramify.fork_engine import crash_points
 from ramify.runtime.codec import codec
 from ramify.runtime.execution.equal_answers import marks_of, refuse_swapped_answers
-from ramify.runtime.journal import recorded_errors
+from ramify.runtime.execution.model_call_rows import failed_row, row_of
+from ramify.runtime.execution.streamed_answers import Answered, Hear, answer_pieces, recorded_as_read
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
-from ramify.runtime.journal.failures import STANDS, RaisedBy
+from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.journal.journal import Journal
-from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, OpStatus, RunRecord
+from ramify.runtime.records import BranchPath, LLMRecord, RunRecord
 from ramify.runtime.reuse.reuse import Answers, compare_answers
 from ramify.runtime.user_code.call_slo import NOTHING_SAID, CallSLO, call_slo
 from ramify.serving.client import LLMClient
@@ -86,9 +88,33 @@ class LLMCalls:
     ) -> Awaitable[list[ChatResult]]:
         """Return an awaitable of the results, in the order of the requests. It raises the first `LLMError`; the calls
         that succeeded are journalled. `order`: how calls at this place follow the order of a set, as `UNORDERED`."""
-        index, self._stage = self._stage, self._stage + 1
+        rows = self._rows(requests, op_id, place, branch, step_key)
+        return self._send_in_turn(requests, rows, self._next_stage(rows, _are_siblings(requests), said, order))
+
+    def stream(
+        self,
+        request: ChatRequest,
+        *,
+        op_id: OpId,
+        place: str,
+        branch: BranchPath,
+        step_key: str | None,
+        said: CallSLO = NOTHING_SAID,
+        order: str = "",
+        pace_s: float | None = None,
+    ) -> Answered:
+        """Return the pieces of one answer, and then the whole, which is journalled. A stage of its own.
+
+        The pieces have no turn among the results of other operations: they come as the model makes them, or at once.
+        """
+        rows = self._rows([request], op_id, place, branch, step_key)
+        return self._streamed(request, rows[0], self._next_stage(rows, False, said, order), pace_s)
+
+    def _rows(
+        self, requests: list[ChatRequest], op_id: OpId, place: str, branch: BranchPath, step_key: str | None
+    ) -> list[LLMRecord]:
         digests = [codec.digest(request) for request in requests]
-        rows = [
+        return [
             LLMRecord(
                 run_id=self._record.id,
                 seq=0,
@@ -103,9 +129,12 @@ class LLMCalls:
             )
             for request, digest in zip(requests, digests, strict=True)
         ]
-        if step_key is None:
+
+    def _next_stage(self, rows: list[LLMRecord], siblings: bool, said: CallSLO, order: str) -> _Stage:
+        index, self._stage = self._stage, self._stage + 1
+        if rows and rows[0].step_key is None:
             refuse_swapped_answers(self._journal, self._plan, order, rows)
-        return self._send_in_turn(requests, rows, _Stage(index, len(rows), _are_siblings(requests), said, order))
+        return _Stage(index, len(rows), siblings, said, order)
 
     def release(self, branches: Sequence[BranchPath]) -> None:
         """Let engines give up the KV of branches that make no more calls, and of theirs. Does not wait."""
@@ -148,8 +177,23 @@ class LLMCalls:
             raise
         except asyncio.CancelledError as error:
             if sum(self._journal.is_answered(row.key) for row in rows) < len(rows) - stage.spare:
-                await record_cancelled(self._journal, _row_of(rows[0], begun, self._clock()), error)
+                await record_cancelled(self._journal, row_of(rows[0], begun, self._clock()), error)
             raise
+
+    async def _streamed(self, request: ChatRequest, row: LLMRecord, stage: _Stage, pace_s: float | None) -> Answered:
+        async def send(hear: Hear) -> ChatResult:
+            self.under_way += 1
+            try:
+                return await self._send(request, row, stage, hear)
+            finally:
+                self.under_way -= 1
+
+        answered = answer_pieces(send, pace_s)
+        if row.step_key is None:  # a step's own result counts, and what it read of a stream is lost with it
+            answered = recorded_as_read(answered, row, self._journal, self._clock)
+        async with aclosing(answered):
+            async for piece in answered:
+                yield piece
 
     async def _send_and_record_failure(
         self, requests: list[ChatRequest], rows: list[LLMRecord], stage: _Stage
@@ -160,7 +204,7 @@ class LLMCalls:
             return await self._send_all(requests, rows, stage)
         except Exception as error:
             if error is not self._journal.stopped:
-                await self._journal.record(_failed_row(rows[0], error, begun, self._clock()))
+                await self._journal.record(failed_row(rows[0], error, begun, self._clock()))
             raise
 
     async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], stage: _Stage) -> list[ChatResult]:
@@ -220,7 +264,9 @@ class LLMCalls:
         answer: ChatResult = codec.decode(known.result_json)
         return answer
 
-    async def _send(self, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
+    async def _send(
+        self, request: ChatRequest, row: LLMRecord, stage: _Stage, hear: Hear | None = None
+    ) -> ChatResult:
         if (known := self._journal.served_llm(row.key)) is not None:
             result: ChatResult = codec.decode(known.result_json)
             return result
@@ -230,12 +276,12 @@ class LLMCalls:
         client = await self._provider()
         self._refuse_when_late()
         if self._answers is None or not self._answers.reusable(request, honours_seed=client.honours_seed):
-            return await self._call_model(client, request, row, stage)
+            return await self._call_model(client, request, row, stage, hear)
         async with self._answers.alone(request):
             source = await self._answers.find(request)
             if source is not None and not self._answers.to_be_checked():
                 return await self._reuse_answer(row, source)
-            result = await self._call_model(client, request, row, stage)
+            result = await self._call_model(client, request, row, stage, hear)
             if source is not None and (wrong := compare_answers(source, result)) is not None:
                 raise self._journal.stop(wrong)
             return result
@@ -254,12 +300,20 @@ class LLMCalls:
         result: ChatResult = codec.decode(source.result_json)
         return result
 
-    async def _call_model(self, client: LLMClient, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
+    async def _call_model(
+        self, client: LLMClient, request: ChatRequest, row: LLMRecord, stage: _Stage, hear: Hear | None = None
+    ) -> ChatResult:
         branch = branch_tag(row.branch) if self._by_branch else None
         tags = replace(self._tags(stage), compound_branch=branch)
         begun = self._clock()
         crash_points.point("about to ask")
-        result = await client.chat(request, tags=tags, deadline_s=tags.slo_deadline_s)
+        if hear is None:
+            result = await client.chat(request, tags=tags, deadline_s=tags.slo_deadline_s)
+        else:
+            async with client.stream(request, tags=tags, deadline_s=tags.slo_deadline_s) as answer:
+                async for text in answer:
+                    hear(text)
+            result = answer.result
         crash_points.point("answer there")
         if result.ledger is not None:
             self._gateway = client
@@ -343,24 +397,3 @@ def branch_tag(branch: BranchPath) -> str:
 
 def _are_siblings(requests: list[ChatRequest]) -> bool:
     return len({(request.model, request.messages) for request in requests}) == 1 < len(requests)
-
-
-def _failed_row(first: LLMRecord, error: Exception, begun: float, now: float) -> OpRecord:
-    shown = f"{type(error).__name__}: {error}"
-    attrs = {STANDS: "yes", **recorded_errors.encoded(error)}
-    return replace(_row_of(first, begun, now), summary=shown.partition("\n")[0], error=shown, attrs=attrs)
-
-
-def _row_of(first: LLMRecord, begun: float, now: float) -> OpRecord:
-    """Return the row of a stage that failed, under the key of the first of its calls."""
-    return OpRecord(
-        run_id=first.run_id,
-        seq=0,
-        key=first.key,
-        op_id=first.op_id,
-        kind=OpKind.CALL_LLM,
-        branch=first.branch,
-        status=OpStatus.FAILED,
-        started_at=begun,
-        ended_at=now,
-    )

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
@@ -31,6 +31,7 @@ from ramify.runtime.errors import NotAwaited, NotInARun
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.execution.recorded_sets import RecordedSets
+from ramify.runtime.execution.streamed_answers import Answered
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Reuse
@@ -248,6 +249,14 @@ class StepFrame:
     attempt: int = 0
 
 
+class _CallPlace(TypedDict):
+    op_id: OpId
+    place: str
+    branch: BranchPath
+    step_key: str | None
+    order: str  # of a set, as `UNORDERED`
+
+
 @dataclass(frozen=True, slots=True)
 class RunScope:
     """The scope of a workflow under the decorators: a branch of a run, and the running step if there is one."""
@@ -264,21 +273,21 @@ class RunScope:
         self, requests: list[ChatRequest], site: CallSite, method: str, said: CallSLO
     ) -> Awaitable[list[ChatResult]]:
         """Return the awaitable of one stage of model calls. Keys are taken at the call, in program order."""
+        return self.run.calls.stage(requests, said=said, **self._call_place(site))
+
+    def stream_llm(self, request: ChatRequest, site: CallSite, said: CallSLO, pace_s: float | None) -> Answered:
+        """Return the answer to one model call piece by piece, and then whole. Its key is taken at the call."""
+        return self.run.calls.stream(request, said=said, pace_s=pace_s, **self._call_place(site))
+
+    def _call_place(self, site: CallSite) -> _CallPlace:
         if self.step is not None:
             op, place, order = self.step.op, f"{self.step.key}|a{self.step.attempt}", ""
         else:
             op = self.run.op(OpKind.CALL_LLM, site)
             place, order = f"{self.branch.path}|{op.id}", self.run.sets.order_of(op)
             start_prefork(self, op)
-        return self.run.calls.stage(
-            requests,
-            op_id=op.id,
-            place=place,
-            branch=self.branch.path,
-            step_key=self.step.key if self.step else None,
-            said=said,
-            order=order,
-        )
+        step_key = self.step.key if self.step else None
+        return {"op_id": op.id, "place": place, "branch": self.branch.path, "step_key": step_key, "order": order}
 
 
 def refuse_inside_step(what: str) -> None:

@@ -36,12 +36,16 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
     await asyncio.sleep(max(0.0, left))
 
 
-async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.CancelledError) -> None:
-    """Record that the workflow cancelled the call of this row. Does nothing if the run itself is being stopped."""
+async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.CancelledError | None) -> None:
+    """Record that the workflow cancelled the call of this row. Does nothing if the run itself is being stopped.
+
+    error: how the call was told. None: the workflow left it, as it had enough; that stands even if the run fails.
+    """
     if journal.unwinds or journal.stopped is not None or journal.knows(row.key):
         return
     if journal.cancelled_s(row.key) is None:
-        attrs = {STANDS: "yes", CANCELLED: f"{journal.age_s():.3f}"}
+        attrs = {**row.attrs, STANDS: "yes", CANCELLED: f"{journal.age_s():.3f}"}
         said = "CancelledError: the workflow cancelled it"
         await journal.record(replace(row, status=OpStatus.FAILED, error=said, summary="cancelled", attrs=attrs))
-    journal.followers.told(error, RaisedBy(row.key, row.step, row.branch))
+    if error is not None:
+        journal.followers.told(error, RaisedBy(row.key, row.step, row.branch))

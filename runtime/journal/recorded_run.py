@@ -185,6 +185,11 @@ class RecordedRun:
             return None
         return float(row.attrs[CANCELLED])
 
+    def failed_attr(self, key: str, name: str) -> str:
+        """Return an attribute of the row of a failure that stands; "" if there is none."""
+        row = self._failed.get(key)
+        return "" if row is None else row.attrs.get(name, "")
+
     def stands(self, key: str) -> bool:
         """Whether a failure of the operation is recorded, and stands."""
         return key in self._failed

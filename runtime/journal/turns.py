@@ -76,6 +76,12 @@ class Turns:
         `spare`: how many of its rows it does not wait for."""
         return Turn(self, keys, spare)
 
+    def pass_over(self, key: str) -> None:
+        """Let the others not wait for this result: it is handed out bit by bit, some of it before its row exists."""
+        if (place := self._recorded.pop(key, None)) is not None:
+            place.over = True
+            self._look_soon()
+
     @property
     def waiting(self) -> bool:
         """Whether a result waits for its turn."""

@@ -19,7 +19,7 @@ hint: a client that announces returns that never happen soon has little kept.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -138,7 +138,10 @@ class CostAware:
         elapsed = now - one.since
         left_s, chance = self._times.remaining(elapsed, now)
         if one.expected_s is not None and elapsed < one.expected_s:
-            left_s, chance = one.expected_s - elapsed, max(chance, self._times.share)
+            left_s = one.expected_s - elapsed
+            # A plan may say anything. Nothing is held in the hope of a time that no program ever took.
+            if one.expected_s <= self._times.longest_s:
+                chance = max(chance, self._times.share)
         return left_s, chance
 
     def _density(self, one: IdleContext, step: StepModel, now: float) -> float:
@@ -157,18 +160,29 @@ class CostAware:
         return room.idle_share + (1 - room.idle_share) * shared / (room.running + 1)
 
 
-_LATEST = 512  # programs that left, of which this is learnt
+_LATEST = 1024  # departures of which this is learnt
 _PRIOR = (2.5, 5.0, 10.0, 20.0, 40.0)  # seconds: programs that came back before any was seen
 _RENEW_S = 1.0  # the estimate is that old at most,
 _RENEW_LEFT = 16  # or so many programs have left since
 
 
+@dataclass(slots=True)
+class _Departure:
+    at: float
+    after_s: float | None = None  # when the program was back; None: it is away
+    over: bool = False  # it said that it would not come back
+
+
 class ReturnTimes:
-    """For one thread. Times are on the caller's clock, in seconds."""
+    """For one thread. Times are on the caller's clock, in seconds.
+
+    Departures that ended in a return and others leave the window together. Otherwise a few returns, seen over hours,
+    would stand beside the many of the last minute that stay away.
+    """
 
     def __init__(self) -> None:
-        self._away: OrderedDict[str, float] = OrderedDict()  # when each left
-        self._gaps: list[float] = []  # of those that came back, the latest last
+        self._latest: deque[tuple[str, _Departure]] = deque()  # the latest last
+        self._away: dict[str, _Departure] = {}  # those of them that are away
         self._times: list[float] = []  # the estimate: at each of these times away,
         self._stay: list[float] = []  # so many stay away for longer
         self._made_at: float | None = None
@@ -176,23 +190,34 @@ class ReturnTimes:
 
     def left(self, program: str, at: float) -> None:
         """A program went away."""
-        self._away[program] = at
-        self._away.move_to_end(program)
         self._news += 1
-        if len(self._away) > _LATEST:
-            self._away.popitem(last=False)
+        if (known := self._away.get(program)) is not None:  # another of its calls has ended
+            known.at = at
+            return
+        self._away[program] = departure = _Departure(at)
+        self._latest.append((program, departure))
+        if len(self._latest) > _LATEST:
+            oldest, departure = self._latest.popleft()
+            if self._away.get(oldest) is departure:
+                del self._away[oldest]
 
     def returned(self, program: str, after_s: float) -> None:
-        """It is back."""
-        self._away.pop(program, None)
-        self._gaps.append(after_s)
-        self._news += 1
-        if len(self._gaps) > _LATEST:
-            del self._gaps[0]
+        """It is back. Nothing is learnt from a departure that is too old to be known."""
+        departure = self._away.pop(program, None)
+        if departure is not None:
+            departure.after_s = after_s
+            self._news += 1
 
     def over(self, program: str) -> None:
         """It will not come back, and said so."""
-        self._away.pop(program, None)
+        departure = self._away.pop(program, None)
+        if departure is not None:
+            departure.over = True
+
+    @property
+    def longest_s(self) -> float:
+        """The longest time after which a program came back."""
+        return self._times[-1] if self._times else _PRIOR[-1]
 
     @property
     def share(self) -> float:
@@ -218,8 +243,9 @@ class ReturnTimes:
         if fresh and self._news < _RENEW_LEFT:
             return
         self._made_at, self._news = now, 0
-        back = sorted((*_PRIOR, *self._gaps))
-        away = sorted(max(0.0, now - at) for at in self._away.values())
+        seen = [one for _, one in self._latest if not one.over]
+        back = sorted((*_PRIOR, *[one.after_s for one in seen if one.after_s is not None]))
+        away = sorted([max(0.0, now - one.at) for one in seen if one.after_s is None])
         self._times, self._stay, stay = [], [], 1.0
         for number, gap in enumerate(back):
             at_risk = len(back) - number + len(away) - bisect_left(away, gap)

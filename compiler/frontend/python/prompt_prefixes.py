@@ -12,7 +12,7 @@ from ramify.compiler.frontend.python.name_resolution import Scope, is_llm
 from ramify.compiler.frontend.python.sources import Function
 from ramify.compiler.spec import KnownText, Prefix
 
-_METHODS = ("chat", "propose", "choose")
+_METHODS = ("chat", "stream", "propose", "choose")
 
 
 def prefix_of(node: ast.Call, scope: Scope) -> Prefix | None:

@@ -171,36 +171,38 @@ class Decision:
         resume: list[RequestId] = []
         can = self._can()
         slots, kv = victims.give_back(-self._slots_free, -self._kv_free, can)
-        self._slots_free, self._kv_free = self._slots_free + slots, self._kv_free + kv
+        slots_free, kv_free = self._slots_free + slots, self._kv_free + kv
         new = packed.chosen[packed.chosen >= self._running]
         room, gain, starts_s = columns.context[new] + _GROWTH, packed.gain[new], self._start_s[new]
+        work_price = self.options.work_price * packed.value / self.options.horizon_s
         figures = zip(new.tolist(), room.tolist(), gain.tolist(), starts_s.tolist(), strict=True)
+        gains_of = packed.gain[: self._held].tolist()
         for at, needed, gained, start_s in figures:
             held = at < self._held
             needed = 0.0 if held else needed
-            taken = victims.make_room(self._slots_free < 1, needed - self._kv_free, can)
+            taken = victims.make_room(slots_free < 1, needed - kv_free, can)
             if taken is None:
                 break
-            lost_s, lost = self._price(taken, packed)
-            work = self.options.work_price * packed.value * lost_s / self.options.horizon_s
-            if not refiner.commits(gained - lost - work, start_s + lost_s):
+            lost_s, lost = self._price(taken, gains_of)
+            if not refiner.commits(gained - lost - work_price * lost_s, start_s + lost_s):
                 break
             slots, kv = victims.take(taken)
-            self._slots_free += slots - 1
-            self._kv_free += kv - needed
+            slots_free += slots - 1
+            kv_free += kv - needed
             (resume if held else admit).append(self.calls[at].id)
-        if self._can()[0] and _is_slow(self.view.capacity, columns, self._running):
+        self._slots_free, self._kv_free = slots_free, kv_free
+        if can[0] and _is_slow(self.view.capacity, columns, self._running):
             victims.pause_down_to(max(1, len(packed.chosen)))
-        ids = [call.id for call in self.calls]
-        return admit, resume, [ids[at] for at in victims.pause], [ids[at] for at in victims.preempt]
+        calls = self.calls
+        return admit, resume, [calls[at].id for at in victims.pause], [calls[at].id for at in victims.preempt]
 
-    def _price(self, taken: Taken, packed: Packed) -> tuple[float, float]:
+    def _price(self, taken: Taken, gains_of: Sequence[float]) -> tuple[float, float]:
         """Return what an exchange takes: seconds to compute again what it preempts, and the gain of whom it stops."""
         lost, stopped, aside = taken
-        if not lost and not stopped and not aside:
-            return 0.0, 0.0
+        if not lost and not stopped:  # nearly all of them: nothing is computed again
+            return 0.0, gains_of[aside[0]] if aside else 0.0
         again = sum([float(self.columns.held[at]) for at in (*lost, *stopped)])
-        missed = sum([float(packed.gain[at]) for at in (*stopped, *aside)])
+        missed = sum([gains_of[at] for at in (*stopped, *aside)])
         return self.view.capacity.step.per_prefill_ms * again / 1000, missed
 
     def _can(self) -> tuple[bool, bool]:
@@ -276,8 +278,8 @@ class _Victims:
         """Note the victims. Returns the slots and the tokens of KV that they free."""
         lost, stopped, aside = taken
         if not lost and not stopped:
-            self.pause += self._running[len(self._running) - len(aside) :]
-            del self._running[len(self._running) - len(aside) :]
+            if aside:
+                self.pause.append(self._running.pop())
             return len(aside), 0.0
         del self._paused[len(self._paused) - len(lost) :]
         del self._running[len(self._running) - len(stopped) - len(aside) :]

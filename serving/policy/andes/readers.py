@@ -49,7 +49,7 @@ class Columns:
         count = read + missing
         whole = count * ((last - first) - tbt * (count - 1) / 2)
         share = np.divide(delay, whole, out=np.ones_like(delay), where=whole > 0)
-        return np.where(delay <= _NOTHING * np.maximum(1.0, count), 1.0, np.clip(1 - share, 0.0, 1.0))
+        return np.where(delay <= _NOTHING * np.maximum(1.0, count), 1.0, np.minimum(1.0, np.maximum(0.0, 1 - share)))
 
     def served(self, now: float, until: float, start_s: Floats, every_s: float) -> Columns:
         """Return the columns at `until` if each gets a token at `now + start_s` and then one each `every_s`."""
@@ -85,7 +85,7 @@ class Readers:
     """Keeps the columns from decision to decision: a row is computed once for each view object."""
 
     def __init__(self) -> None:
-        self._table = np.zeros((64, _COLUMNS))
+        self._table = np.zeros((_COLUMNS, 64))  # a call in each column: what is taken of it is contiguous
         self._places: dict[RequestId, int] = {}
         self._views: list[RequestView | None] = [None] * 64
 
@@ -101,18 +101,18 @@ class Readers:
             place if (place := known(call.id)) is not None and views[place] is call else self._write(call, place)
             for call in calls
         ]
-        return Columns(*np.ascontiguousarray(self._table[rows].T)) if rows else Columns(*np.zeros((_COLUMNS, 0)))
+        return Columns(*self._table.take(np.array(rows, dtype=np.intp), axis=1))
 
     def _write(self, call: RequestView, place: int | None) -> int:
         if place is None:
             place = self._places[call.id] = len(self._places)
             if place >= len(self._views):
-                self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+                self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
                 self._views += [None] * len(self._views)  # the same list: `columns` reads it meanwhile
         reading = call.reading or _on_time(call)
         waits = call.state is State.WAITING or call.state is State.PREEMPTED
         context = call.prompt_tokens + call.generated
-        self._table[place] = (
+        self._table[:, place] = (
             reading.first_due,
             reading.tbt_s,
             reading.tokens,
@@ -129,7 +129,7 @@ class Readers:
     def _pack(self) -> None:
         """Close the gaps that forgotten calls left."""
         order = list(self._places.values())
-        self._table[: len(order)] = self._table[order]
+        self._table[:, : len(order)] = self._table[:, order]
         kept = [self._views[place] for place in order]
         self._views[:] = kept + [None] * (len(self._views) - len(kept))
         self._places = {id_: at for at, id_ in enumerate(self._places)}

@@ -19,8 +19,9 @@ NOW = 100.0
 
 def taught(seconds: float = 10.0) -> CostAware:
     retention = CostAware()
-    for _ in range(20):
-        retention.returned("any", seconds)
+    for number in range(20):
+        retention.left(f"any {number}", 0.0)
+        retention.returned(f"any {number}", seconds)
     return retention
 
 
@@ -81,6 +82,12 @@ def test_the_context_of_who_never_comes_back_is_not_held() -> None:
         retention.left(f"p{number}", float(number) / 10)
     waits = replace(SOON, program="back", waits=True)
     assert retention.hopeless([SOON, waits, replace(LATE, until=NOW)], NOW + 2) == ["soon", "late"]
+
+
+def test_an_expected_time_that_nobody_ever_took_holds_nothing_for_longer() -> None:
+    for expected_s in (1e-9, 39.0, 41.0, 1e9):
+        assert taught().hopeless([replace(SOON, expected_s=expected_s)], NOW + 60) == ["soon"]
+    assert taught().hopeless([replace(SOON, expected_s=39.0)], NOW + 30) == []
 
 
 @given(

@@ -9,8 +9,9 @@ from ramify.serving.policy.kv_retention import ReturnTimes
 
 def seen(*gaps: float, away: int = 0, since: float = 0.0) -> ReturnTimes:
     times = ReturnTimes()
-    for gap in gaps:
-        times.returned("any", gap)
+    for number, gap in enumerate(gaps):
+        times.left(f"back {number}", 0.0)
+        times.returned(f"back {number}", gap)
     for number in range(away):
         times.left(f"away {number}", since)
     return times
@@ -45,3 +46,22 @@ def test_a_program_that_says_that_it_is_over_does_not_count() -> None:
     for number in range(100):
         times.over(f"away {number}")
     assert times.remaining(0.0, 1000.0)[1] > 0.95
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_the_chance_is_right_after_hours_too(share: float) -> None:
+    """However many have left, the rare ones do not stay in memory for longer than the others."""
+    times, debt = ReturnTimes(), 0.0
+    for number in range(20_000):
+        times.left(f"p{number}", 100.0 + number)
+        debt += share
+        if debt >= 1:
+            debt -= 1
+            times.returned(f"p{number}", 5.0)
+    assert times.remaining(0.0, 25_000.0)[1] == pytest.approx(share, abs=0.03)
+
+
+def test_a_return_after_what_is_remembered_teaches_nothing() -> None:
+    times = seen(away=2000)
+    times.returned("away 0", 3600.0)
+    assert times.longest_s == 40.0
