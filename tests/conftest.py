@@ -59,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """By the policy: so do the loops that the product makes itself, in threads and by `asyncio.run`. Programs that
     tests start get it by tests/loops."""
+    gc.disable()  # until all is collected: modules are loaded, and nothing is garbage
     if config.getoption("--loop") == "uvloop":
         import uvloop
 
@@ -74,6 +75,7 @@ def pytest_collection_finish() -> None:
     """The collector ignores the tests themselves from now on, and their modules: hundreds of megabytes."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
