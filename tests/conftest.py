@@ -22,6 +22,7 @@ from ramify.paths import home as ramify_home
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import engines, migrate, run_store
 from ramify.runtime.store.address import Address
+from ramify.sandboxes.host import fork_server_client
 from ramify.serving.client import LLMClient
 from ramify.serving.engine import models
 from ramify.serving.errors import ModelMissing
@@ -29,9 +30,11 @@ from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
 from tests.changed import PACKAGES
 from tests.samples import sample
+from tests.warm_helpers import WarmHelpers
 from tests.warm_process import WarmInterpreter
 
 HERE = Path(__file__).parent
+STARTING_HELPERS = ("sandboxes", "worlds", "crash", "docs", "fleet")  # whose tests start helper processes as users do
 sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
 sys.dont_write_bytecode = False  # pytest keeps the asserts that it rewrote: half of the time of collecting all tests
 
@@ -127,6 +130,21 @@ def new_databases_are_copies(request: pytest.FixtureRequest, empty_database: byt
     with pytest.MonkeyPatch.context() as patch:
         if not request.path.is_relative_to(HERE / "runtime" / "store"):
             patch.setattr(run_store, "bring_up_to_date", bring_up_to_date)
+        yield
+
+
+@pytest.fixture(scope="session")
+def warm_helpers() -> Iterator[WarmHelpers]:
+    helpers = WarmHelpers()
+    yield helpers
+    helpers.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def helpers_are_forked(request: pytest.FixtureRequest, warm_helpers: WarmHelpers) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(request.path.is_relative_to(HERE / name) for name in STARTING_HELPERS):
+            patch.setattr(fork_server_client, "launch", warm_helpers.launch)
         yield
 
 
