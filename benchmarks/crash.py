@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,11 @@ from benchmarks.rows import row  # noqa: E402
 QUICK, USUAL, TARGET = 60, 1_000, 10_000
 
 
-def main() -> int:
+Also = Callable[[Path, harness.Wholes], dict[str, Any]]
+"""More to do in the same warm process; its result is added to the report."""
+
+
+def main(arguments: Sequence[str] | None = None, also: Also | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--points", type=int, help=f"how many kills (default {USUAL}, with --quick {QUICK})")
     parser.add_argument("--quick", action="store_true")
@@ -57,9 +62,9 @@ def main() -> int:
     )
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument("--folder", type=Path, help="where to put homes (default: /dev/shm if possible)")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
-        report = measure(given, given.points or (QUICK if given.quick else USUAL))
+        report = measure(given, given.points or (QUICK if given.quick else USUAL), also)
     except harness.OtherLog as other:
         print(f"crash.py: {other}", file=sys.stderr)
         return 2
@@ -67,7 +72,7 @@ def main() -> int:
     return 1 if report["failures"] else 0
 
 
-def measure(given: argparse.Namespace, points: int) -> dict[str, Any]:
+def measure(given: argparse.Namespace, points: int, also: Also | None = None) -> dict[str, Any]:
     memory = Path("/dev/shm")  # a killed process leaves what the kernel has, so no disk is needed
     scratch = given.folder or (memory if os.access(memory, os.W_OK) else None)
     with ExitStack() as stack:
@@ -81,12 +86,13 @@ def measure(given: argparse.Namespace, points: int) -> dict[str, Any]:
             else:
                 databases[name] = postgres.new_database(stack.enter_context(postgres.server(scratch)))
         known = harness.wholes(databases, folder)
+        more = also(folder, known) if also else {}
         begun = time.monotonic()
         log = given.log or folder / "trials"
         harness.begin_log(log, known, given.seed)
         how = {"points": points, "seed": given.seed, "workers": given.workers, "log": log}
         done = harness.until_killed(known, databases, folder, **how)
-        return _report(done, known, time.monotonic() - begun)
+        return _report(done, known, time.monotonic() - begun) | more
 
 
 def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, Any]:

@@ -8,15 +8,21 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from sqlalchemy import Engine
 
 from ramify import Runtime
 from ramify.fork_engine import store_folder
 from ramify.paths import home as ramify_home
+from ramify.runtime.store import address as addresses
+from ramify.runtime.store import engines, migrate, run_store
+from ramify.runtime.store.address import Address
+from ramify.sandboxes.host import fork_server_client
 from ramify.serving.client import LLMClient
 from ramify.serving.engine import models
 from ramify.serving.errors import ModelMissing
@@ -24,9 +30,11 @@ from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
 from tests.changed import PACKAGES
 from tests.samples import sample
+from tests.warm_helpers import WarmHelpers
 from tests.warm_process import WarmInterpreter
 
 HERE = Path(__file__).parent
+STARTING_HELPERS = ("sandboxes", "worlds", "crash", "docs", "fleet")  # whose tests start helper processes as users do
 sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
 sys.dont_write_bytecode = False  # pytest keeps the asserts that it rewrote: half of the time of collecting all tests
 
@@ -59,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """By the policy: so do the loops that the product makes itself, in threads and by `asyncio.run`. Programs that
     tests start get it by tests/loops."""
+    gc.disable()  # until all is collected: modules are loaded, and nothing is garbage
     if config.getoption("--loop") == "uvloop":
         import uvloop
 
@@ -74,6 +83,7 @@ def pytest_collection_finish() -> None:
     """The collector ignores the tests themselves from now on, and their modules: hundreds of megabytes."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -92,6 +102,49 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     wrote."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_folder, "sync_file_system", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What all migrations leave in a new file."""
+    address = addresses.parse(tmp_path_factory.mktemp("empty") / "ramify.db")
+    assert address.file is not None
+    engine = engines.writer(address)
+    migrate.bring_up_to_date(engine, address)
+    engine.dispose()
+    return address.file.read_bytes()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def new_databases_are_copies(request: pytest.FixtureRequest, empty_database: bytes) -> Iterator[None]:
+    """Migrate once, and not for each home: two thirds of the time of opening one. Tests of the store itself migrate."""
+    lock = threading.Lock()
+
+    def bring_up_to_date(engine: Engine, address: Address) -> None:
+        with lock:
+            if address.file is not None and address.file.stat().st_size == 0:
+                address.file.write_bytes(empty_database)
+        migrate.bring_up_to_date(engine, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.path.is_relative_to(HERE / "runtime" / "store"):
+            patch.setattr(run_store, "bring_up_to_date", bring_up_to_date)
+        yield
+
+
+@pytest.fixture(scope="session")
+def warm_helpers() -> Iterator[WarmHelpers]:
+    helpers = WarmHelpers()
+    yield helpers
+    helpers.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def helpers_are_forked(request: pytest.FixtureRequest, warm_helpers: WarmHelpers) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(request.path.is_relative_to(HERE / name) for name in STARTING_HELPERS):
+            patch.setattr(fork_server_client, "launch", warm_helpers.launch)
         yield
 
 

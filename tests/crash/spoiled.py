@@ -1,12 +1,12 @@
-"""Runtimes that lose or repeat something on purpose, killed and resumed: what the harness finds; and kills at random
-moments. Both in one process, because most of its time is what it does once, to be warm. Prints one JSON object.
+"""Kills at named crash points (`benchmarks/crash.py`) and at random moments, and runtimes that lose or repeat something
+on purpose, killed and resumed: what the harness finds. All in one process, because most of its time is what it does
+once, to be warm. Prints one JSON object: that of `benchmarks/crash.py`, with `found` and `trials`.
 
-Usage: spoiled.py FOLDER TRIALS
+Usage: spoiled.py TRIALS POINTS
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 import harness
 from lives import Scenario
 from random_kills import killed_at_random
 
+from benchmarks import crash
 from ramify.runtime.effects.fence import Fence, KnownEffect
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.langgraph.checkpointer import Saver
@@ -80,11 +82,12 @@ SPOILED: dict[str, tuple[str, Callable[..., Any], Scenario, str, int]] = {
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    known = harness.wholes({"sqlite": None}, folder)
-    print(
-        json.dumps({"found": found_in(folder, known), "trials": [*killed_at_random(folder, known, int(sys.argv[2]))]})
-    )
+    trials, points = int(sys.argv[1]), sys.argv[2]
+
+    def also(folder: Path, known: harness.Wholes) -> dict[str, Any]:
+        return {"found": found_in(folder, known), "trials": [*killed_at_random(folder, known, trials)]}
+
+    sys.exit(crash.main(["--points", points, "--json"], also))
 
 
 def found_in(folder: Path, known: harness.Wholes) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ import pytest
 
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 from ramify.serving.types import ChatRequest
+from tests.warm_process import WarmInterpreter
 
 
 def answer(request: ChatRequest) -> str:
@@ -37,6 +38,14 @@ def model_url() -> Iterator[str]:
     yield where[0]
     ended.set()
     thread.join()
+
+
+@pytest.fixture(scope="session")
+def warm_programs(warm_langgraph: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of `ramify` and `python`, whose interpreter has its modules loaded."""
+    folder = tmp_path_factory.mktemp("bin")
+    warm_langgraph.install(folder)
+    return folder
 
 
 @pytest.fixture

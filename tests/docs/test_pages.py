@@ -104,10 +104,11 @@ def test_a_page(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     own_modules: None,
+    warm_programs: Path,
 ) -> None:
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAMIFY_")},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{warm_programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "RAMIFY_HOME": str(tmp_path / "home"),
         "RAMIFY_SANDBOX": "copy",

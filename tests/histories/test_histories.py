@@ -26,6 +26,7 @@ from ramify.runtime.store.revisions import REVISIONS
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
+from tests.warm_process import WarmInterpreter
 
 RECORDINGS = sorted(Path(__file__).parent.glob("*.tar.gz"), key=lambda path: path.name)
 
@@ -146,15 +147,9 @@ def test_a_recorded_item_of_the_store_is_read(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "tree", "log", "effects", "fsck"])
-def test_recorded_homes_can_be_inspected(recording: Recording, command: str) -> None:
+def test_recorded_homes_can_be_inspected(recording: Recording, command: str, warm: WarmInterpreter) -> None:
     run = [] if command in ("ls", "fsck") else [recording.runs["payments"]]
-    done = subprocess.run(
-        [sys.executable, "-m", "ramify.cli.main", "--home", str(recording.home), command, *run],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = warm.run(["--home", recording.home, command, *run], cwd=recording.folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_process import WarmInterpreter
+
 PATIENCE_S = 60.0
 RAMIFY = [sys.executable, "-m", "ramify.cli.main"]
 
@@ -70,9 +72,10 @@ class Typist:
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
+def env(tmp_path: Path, warm: WarmInterpreter) -> dict[str, str]:
     env = {**os.environ, "RAMIFY_HOME": str(tmp_path / "home"), "RAMIFY_SANDBOX": "copy"}
-    subprocess.run([*RAMIFY, "world", "new", "--name", "one"], env=env, cwd=tmp_path, check=True, capture_output=True)
+    made = warm.run(["world", "new", "--name", "one"], env=env, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
     return env
 
 
@@ -89,11 +92,20 @@ def typist(env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Typist
         one.close()
 
 
-def call(env: dict[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RAMIFY, *words], input=stdin, env=env, capture_output=True, text=True)
+Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_a_shell_is_a_terminal_of_the_world(typist: Callable[..., Typist], env: dict[str, str]) -> None:
+@pytest.fixture
+def call(env: dict[str, str], tmp_path: Path, warm: WarmInterpreter) -> Call:
+    """A command without a terminal."""
+
+    def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return warm.run(words, env=env, cwd=tmp_path, stdin=stdin)
+
+    return run
+
+
+def test_a_shell_is_a_terminal_of_the_world(typist: Callable[..., Typist], call: Call) -> None:
     one = typist("world", "shell", "-e", "PS1=ready> ", "one")
     one.expect("# " if os.geteuid() == 0 else "$ ")
     one.type("PS1='rea''dy> '\n")
@@ -123,17 +135,17 @@ def test_a_shell_is_a_terminal_of_the_world(typist: Callable[..., Typist], env: 
     one.expect("ready> ")
     one.type("echo written > file; kill %1; (exit 5); exit\n")
     assert one.ended() == 5
-    assert call(env, "world", "exec", "one", "cat file").stdout == "written\n"
+    assert call("world", "exec", "one", "cat file").stdout == "written\n"
 
 
-def test_ctrl_d_ends_a_shell_and_what_it_wrote_is_kept(typist: Callable[..., Typist], env: dict[str, str]) -> None:
+def test_ctrl_d_ends_a_shell_and_what_it_wrote_is_kept(typist: Callable[..., Typist], call: Call) -> None:
     one = typist("world", "shell", "one")
     one.type("PS1='rea''dy> '; echo kept > kept; false; echo al''most\n")
     one.expect("almost")
     one.expect("ready> ")  # bash reads by itself now: an end that the terminal reads before is lost
     one.type("\x04")
     assert one.ended() == 0
-    assert call(env, "world", "exec", "one", "ls").stdout == "kept\n"
+    assert call("world", "exec", "one", "ls").stdout == "kept\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
@@ -151,14 +163,14 @@ def test_a_command_in_a_terminal_passes_its_status_on(typist: Callable[..., Typi
     assert one.ended() == 7
 
 
-def test_without_a_terminal_a_shell_reads_a_script(env: dict[str, str]) -> None:
-    done = call(env, "world", "shell", "one", stdin="echo out; echo err >&2; cd /; pwd; exit 4\n")
+def test_without_a_terminal_a_shell_reads_a_script(call: Call) -> None:
+    done = call("world", "shell", "one", stdin="echo out; echo err >&2; cd /; pwd; exit 4\n")
     assert (done.stdout, done.stderr, done.returncode) == ("out\n/\n", "err\n", 4)
-    refused = call(env, "world", "exec", "-t", "one", "true")
+    refused = call("world", "exec", "-t", "one", "true")
     assert refused.returncode == 2 and "terminal" in refused.stderr
 
 
-def test_exec_streams_and_passes_input_and_status(env: dict[str, str], tmp_path: Path) -> None:
+def test_exec_streams_and_passes_input_and_status(env: dict[str, str], call: Call, tmp_path: Path) -> None:
     words = ["world", "exec", "-i", "-e", "A=b", "--cwd", "/", "one"]
     line = "echo $A; pwd; while read x; do echo got $x; done; exit 3"
     with subprocess.Popen(
@@ -171,7 +183,7 @@ def test_exec_streams_and_passes_input_and_status(env: dict[str, str], tmp_path:
         assert running.stdout.readline() == b"got one\n"
         running.stdin.close()
         assert running.wait(PATIENCE_S) == 3
-    late = call(env, "world", "exec", "--timeout", "0.3", "one", "echo early; sleep 1000")
+    late = call("world", "exec", "--timeout", "0.3", "one", "echo early; sleep 1000")
     assert (late.stdout, late.returncode) == ("early\n", 124) and "after 0.3 s" in late.stderr
-    unknown = call(env, "world", "exec", "--user", "nobody-at-all", "one", "id")
+    unknown = call("world", "exec", "--user", "nobody-at-all", "one", "id")
     assert unknown.returncode == 1 and "no user 'nobody-at-all'" in unknown.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from examples.coder_graph.graph import build
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
+from tests.warm_process import WarmInterpreter
 
 MENDS = (" != 0", "all(tag", "+ 0 + len(word)")
 
@@ -60,10 +59,10 @@ def test_candidates_stay_in_the_function_that_the_test_is_named_after() -> None:
     assert len({shown(edit) for edit in edits}) == len(edits)
 
 
-def test_without_weights_it_says_what_to_do(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "examples.coder_graph", "--sandbox", "copy"]
+def test_without_weights_it_says_what_to_do(tmp_path: Path, warm_langgraph: WarmInterpreter) -> None:
+    program = "import runpy; runpy.run_module('examples.coder_graph', None, '__main__')"
     home = {**os.environ, "RAMIFY_HOME": str(tmp_path)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=PROJECT.parents[2], env=home)
+    ran = warm_langgraph.run(["--sandbox", "copy"], cwd=PROJECT.parents[2], env=home, program=program)
     assert ran.returncode == 1
     assert "ramify models pull" in ran.stderr
     assert "Traceback" not in ran.stderr
