@@ -82,7 +82,7 @@ def texts(table: Table, record: RunRecord | OpRecord | LLMRecord | EffectRecord 
 
 
 def _row(record: Any, *left_out: str) -> dict[str, Any]:
-    names, values = _columns(type(record), left_out)
+    names, values = _columns(record.__class__, left_out)
     return dict(zip(names, values(record), strict=True))
 
 
