@@ -42,6 +42,7 @@ RESULT = [
     "receipt for hello",
     "receipt for bye",
     "bob end hello.txt notes",
+    "ABOUT BOB END HELLO.TXT NOTES",  # the model of these tests answers in capitals
     "ann hello.txt notes",
     "bob hello.txt notes",
 ]
