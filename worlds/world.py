@@ -18,6 +18,7 @@ from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Limits, WorldSpec
 from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.settings import Egress
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.worlds import files
 from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.errors import PathRefused, WorldClosed, WorldError, WorldNotFound
@@ -235,6 +236,7 @@ class World(WorldCommands, WorldEgress):
             try:
                 await self._live.close()
             finally:
+                await finish_before_cancelling(self._nothing_pending())  # it may move the name, whose lock is held
                 self._pin.close()
                 self._held.close()
                 if self._keeps_home:
