@@ -16,6 +16,7 @@ from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Limits, WorldSpec
 from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.settings import Egress
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, started_in, world_spec
 from ramify.worlds.opening import Opening
@@ -231,14 +232,18 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         except WorldNotFound:
             pass  # it was deleted meanwhile
         finally:
-            self._closed, self._pending = True, None
+            self._closed = True
             try:
                 await self._live.close()
             finally:
-                self._pin.close()
-                self._held.close()
-                if self._keeps_home:
-                    await self._home.unused()
+                try:
+                    await finish_before_cancelling(self._nothing_pending())  # it may move the name, whose lock is held
+                finally:
+                    self._pending = None
+                    self._pin.close()
+                    self._held.close()
+                    if self._keeps_home:
+                        await self._home.unused()
 
     # What it is
 

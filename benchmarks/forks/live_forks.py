@@ -33,6 +33,7 @@ from ramify.sandboxes.contract import World, WorldSpec
 
 ROUNDS, QUICK_SLOW = 20, 5
 TURN_S = 0.3
+FORESEEN_S = 0.04  # before a fork, for each branch: 0.8 s for 20
 
 Peer = tuple[str, list[float] | None]  # what it is, or why it cannot be measured; its times
 
@@ -155,12 +156,17 @@ class Bench:
             closing.extend(forks)
 
         took: list[float] = []
-        for _ in range(rounds):
+        foreseen: list[float] = []
+        for number in range(2 * rounds):
             closing: list[World] = []
-            took += await _times(fork, 1)
+            if number % 2:  # as a run does whose plan makes the fork after a model call
+                self._backend.foresee(snapshot, self._spec, n)
+                await asyncio.sleep(n * FORESEEN_S)
+            (foreseen if number % 2 else took).extend(await _times(fork, 1))
             await asyncio.gather(*(child.close() for child in closing))
         await world.close()
-        return [row(f"{n} live forks of a shell, all to their first command", took, 300 * n / 100)]
+        name = f"{n} live forks of a shell, all to their first command"
+        return [row(name, took, 300 * n / 100), row(f"{name}, foreseen by a plan", foreseen, 300 * n / 100)]
 
     async def sessions(self, slow: int) -> list[Row]:
         """`slow`: rounds of measurements that take a second each."""

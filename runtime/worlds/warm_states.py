@@ -29,6 +29,7 @@ class WarmStates:
         self._plan, self._spec = plan, spec
         self._made: dict[SnapshotId, tuple[BranchPath, frozenset[str]]] = {}  # where each state dies
         self._bases: Counter[SnapshotId] = Counter()  # of forks that are not released
+        self._dead: set[SnapshotId] = set()  # such bases that only their forks still need
         self._widths: Counter[str] = Counter()  # of the forks so far, the largest of each operation
 
     def made(self, backend: object, op: PlanOp, branch: BranchPath, state: Snapshot) -> Mapping[str, str]:
@@ -58,13 +59,16 @@ class WarmStates:
         """The branches of a fork have ended: nothing goes back to their states."""
         self._bases[base] -= 1
         below = tuple(f"{branch}/" for branch in branches)
-        if below and isinstance(backend, Foreseeing):
-            self._release(backend, [id for id, (of, _) in self._made.items() if f"{of}/".startswith(below)])
+        if isinstance(backend, Foreseeing):
+            gone = [id for id, (of, _) in self._made.items() if below and f"{of}/".startswith(below)]
+            self._release(backend, [*gone, *self._dead.intersection({base})])
 
     def _release(self, backend: Foreseeing, gone: list[SnapshotId]) -> None:
-        gone = [id for id in gone if self._bases[id] <= 0]
+        self._dead.update(id for id in gone if self._bases[id] > 0)
+        gone = [id for id in dict.fromkeys(gone) if self._bases[id] <= 0]
+        self._dead.difference_update(gone)
         for id in gone:
-            del self._made[id]
+            self._made.pop(id, None)
         if gone:
             backend.forget(gone)
 

@@ -130,12 +130,14 @@ def _report_ended_agents(control: socket.socket, agents: dict[int, int], mount_s
 def _spawn(control: socket.socket, link: Link, host: int, namespaces: int, root: str) -> int:
     """Fork a world's agent; return its pid, 0 if that fails.
 
-    PID 1 of a pid namespace must be forked after the unshare, so a child in between forks it.
+    PID 1 of a pid namespace must be forked after an unshare. So where both are not one call, a child in between forks
+    it.
     """
     go, go_in = os.pipe()
     told, told_in = os.pipe()
+    at_once = namespaces and kernel.can_fork_into()
     try:
-        child = os.fork()
+        child = kernel.fork_into(namespaces) if at_once else os.fork()
     except OSError as error:  # no processes are left: report it, and keep existing worlds running
         link.send(Failed(str(error)))
         for descriptor in (go, go_in, told, told_in, link.sock.detach()):
@@ -145,12 +147,15 @@ def _spawn(control: socket.socket, link: Link, host: int, namespaces: int, root:
         control.close()
         os.close(told)
         os.close(go_in)  # so that we notice if our parent ends before it has written
+        if at_once:
+            os.close(told_in)
+            _become_agent(link, host, go, MountView(root, link))
         if namespaces:
             _become_namespace(link, host, go, told_in, namespaces, root)
         _become_agent(link, host, go)
     os.close(told_in)
     agent = child
-    if namespaces:
+    if namespaces and not at_once:
         agent = int(os.read(told, 16) or 0)
         os.waitpid(child, 0)
     if agent:

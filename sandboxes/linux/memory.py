@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-GROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""The limit of a control group and what it uses, by version 2 and by version 1."""
+GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""The limit of a control group, what it uses, and which part of that are cached files that the kernel would drop (in
+memory.stat), by version 2 and by version 1."""
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """The least that the machine and the control groups of this process have left."""
     lines = (proc / "meminfo").read_text().splitlines()
     left = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    for line in (proc / "self/cgroup").read_text().splitlines():
+    memberships: list[str] = []
+    with suppress(OSError):  # a kernel without control groups
+        memberships = (proc / "self/cgroup").read_text().splitlines()
+    for line in memberships:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -26,9 +34,16 @@ def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgr
 
 
 def _left_in(folder: Path) -> list[int]:
-    for limit, used in GROUP_FILES:
-        try:
-            return [int((folder / limit).read_text()) - int((folder / used).read_text())]
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
+    for limit, used, cached in GROUP_FILES:
+        with suppress(OSError, ValueError):  # no such group, or "max"
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            return [left + _stated(folder / "memory.stat", cached)]
     return []
+
+
+def _stated(stat: Path, name: str) -> int:
+    with suppress(OSError):
+        for line in stat.read_text().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return 0

@@ -219,3 +219,33 @@ async def test_a_crash_before_it_is_awaited_leaves_the_state_before(tmp_path: Pa
         for number, point in enumerate(points, 1):
             async with World.open(f"world{number}", home=home) as world:
                 assert await world.read("file") == (b"two" if point == "told" else b"one"), point
+
+
+async def test_a_world_whose_closing_is_cancelled_holds_its_name_until_the_snapshot_has_ended(
+    home: WorldHome, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await World.create(repo, home=home, name="kept")
+    await world.write("file", "one")
+    taken, released, flush, close = asyncio.Event(), threading.Event(), home.store.flush, world._live.close
+    loop = asyncio.get_running_loop()
+
+    def held_flush() -> None:
+        loop.call_soon_threadsafe(taken.set)
+        released.wait(60)
+        flush()
+
+    async def closed_first() -> None:
+        await close()
+        released.set()
+
+    monkeypatch.setattr(home.store, "flush", held_flush)
+    monkeypatch.setattr(world._live, "close", closed_first)
+    begun = await world.begin_snapshot()
+    await taken.wait()
+    closing = asyncio.ensure_future(world.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert begun.done(), "else it would move the name after another process took that over"
+    assert home.saved("kept").id == (await begun).id

@@ -121,7 +121,7 @@ class NamespaceBackend(AgentBackend):
         self._prepared.expect(pattern)
 
     def foresee(self, snapshot: Snapshot, spec: WorldSpec, forks: int) -> KeptReady:
-        return self._prepared.foresee(Kind.of(snapshot, spec), forks)
+        return self._prepared.foresee(Kind.of(snapshot, spec), forks, snapshot.id)
 
     def forget(self, snapshots: Collection[SnapshotId]) -> int:
         return self._prepared.forget(snapshots)

@@ -105,6 +105,7 @@ class PreparedPlaces:
         self._folder, self._helper, self._available = folder, helper, available
         self._patterns: list[Pattern] = []  # the kind that was asked for last is the first
         self._foreseen: tuple[Kind | None, int] = (None, 0)  # how many forks are about to be made
+        self._foreseen_of: SnapshotId | None = None  # … of which snapshot
         self._ready: list[tuple[Kind, Place]] = []
         self._mounts = MountWatch()
         self._making: asyncio.Task[None] | None = None
@@ -131,13 +132,14 @@ class PreparedPlaces:
         self._patterns = [one for number, one in enumerate(found) if number < KINDS or one.kind == self._foreseen[0]]
         self._restock()
 
-    def foresee(self, kind: Kind | None, forks: int) -> KeptReady:
-        """Have places ready for so many forks at once, until they are made or others are foreseen."""
+    def foresee(self, kind: Kind | None, forks: int, of: SnapshotId) -> KeptReady:
+        """Have places ready for so many forks of a snapshot at once, until they are made, others are foreseen, or it
+        is forgotten."""
         if kind is None:
             return KeptReady(0, "worlds with secrets or connections are never prepared")
         if kind not in [pattern.kind for pattern in self._patterns]:
             return KeptReady(0, "no world of this kind has been sealed yet")
-        self._foreseen = (kind, forks)
+        self._foreseen, self._foreseen_of = (kind, forks), of
         self._restock()
         places = min(max(forks, OF_A_KIND), room := self._room())
         return KeptReady(places, f"memory has room for {room}" if places < forks else "")
@@ -146,6 +148,9 @@ class PreparedPlaces:
         """End what waits at these snapshots."""
         self._patterns = [one for one in self._patterns if one.kind.warm not in snapshots]
         gone = [one for one in self._ready if one[0].warm in snapshots]
+        if self._foreseen_of in snapshots:
+            self._foreseen, self._foreseen_of = (None, 0), None
+            gone += self._surplus()
         self._discard(gone)
         return len(gone)
 

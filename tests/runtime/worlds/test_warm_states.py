@@ -67,7 +67,7 @@ def test_states_are_released_when_nothing_goes_back_to_them() -> None:
     warm.made(ahead, dying, ROOT, state("d"))
     assert ahead.forgotten == ["a"], "each branch may go back to the base"
     warm.released(ahead, SnapshotId("b"), [BranchPath("root/f.0"), BranchPath("root/f.1")])
-    assert ahead.forgotten == ["a", "c"]
+    assert ahead.forgotten == ["a", "c", "b"]
     warm.made(ahead, dying, ROOT, state("e"))
     assert ahead.forgotten == ["a", "c", "b", "d"]
 

@@ -40,6 +40,13 @@ def test_the_first_version_has_a_hierarchy_of_its_own(machine: Path) -> None:
     (folder / "memory.limit_in_bytes").write_text("700")
     (folder / "memory.usage_in_bytes").write_text("100")
     assert left(machine) == 600
+    (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 40\n")  # cached files make room
+    assert left(machine) == 640
+
+
+def test_a_kernel_without_control_groups_limits_nothing(machine: Path) -> None:
+    (machine / "proc/self/cgroup").unlink()
+    assert left(machine) == 4000 << 10
 
 
 def test_this_machine_has_some() -> None:

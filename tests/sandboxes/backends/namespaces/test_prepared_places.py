@@ -228,6 +228,9 @@ async def test_forks_that_are_foreseen_find_a_place_each_as_far_as_memory_allows
     snapshot = await world.seal()
     assert namespaces.foresee(snapshot, spec, 4) == KeptReady(4)
     assert await ready(namespaces) == 4
+    assert namespaces.forget([snapshot.id]) == 4 - OF_A_KIND, "no fork of it is made any more"
+    namespaces.foresee(snapshot, spec, 4)
+    assert await ready(namespaces) == 4
     with monkeypatch.context() as patched:
         patched.setattr(ForkServerClient, "spawn", spawn_nothing)
         patched.setattr(namespaces._prepared, "_available", lambda: 0)
