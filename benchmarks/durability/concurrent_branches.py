@@ -123,7 +123,7 @@ async def _branching(folder: Path, sandbox: str, count: int, at_once: int) -> li
 
 def rows(quick: bool, sandbox: str) -> list[Row]:
     made: list[Row] = []
-    for count, at_once in ((40, 40), (80, 40)) if quick else ((200, 200), (1000, 200)):
+    for count, at_once in ((20, 20), (40, 20)) if quick else ((200, 200), (1000, 200)):
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
         with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
             words = (Path(folder), sandbox, count, at_once, theirs)

@@ -84,7 +84,7 @@ async def long_list(numbers: list[int]) -> int:
 
 
 def rows(quick: bool) -> list[Row]:
-    count, of_worlds = (2_000, 300) if quick else (20_000, 20_000)
+    count, of_worlds = (2_000, 200) if quick else (20_000, 20_000)
     return [
         _flat("pure", count, worlds=False),
         _flat("world", of_worlds, worlds=True),

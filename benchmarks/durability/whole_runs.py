@@ -37,7 +37,7 @@ LONG = 500
 
 def rows(quick: bool, sandbox: str) -> list[Row]:
     return [
-        _ten_files(sandbox, 25 if quick else 60),
+        _ten_files(sandbox, 12 if quick else 60),
         *_fork_of_a_thread(sandbox),
         *concurrent_branches.rows(quick, sandbox),
         *_resume(quick),

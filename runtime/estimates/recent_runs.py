@@ -3,6 +3,7 @@ looks for them once a second."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class RecentRuns:
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._timer = timer
+        self.reading = asyncio.Lock()  # one task reads, and the others take what it found
         self._estimates: dict[tuple[str, str | None], tuple[float, RecordedEstimates]] = {}
         self._kept: OrderedDict[RunId, RecordedRun] = OrderedDict()
         self._size = 0

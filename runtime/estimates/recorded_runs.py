@@ -279,16 +279,28 @@ async def learned(
     workspace: the folder with which the next run begins. recent: what this process has read before; its estimates
     serve for a second.
     """
+    if recent is None:
+        return (await _learned(store, workflow, workspace, RecentRuns()))[0]
     folder = None if workspace is None else str(workspace)
-    if recent is not None and (kept := recent.estimates(workflow, folder)) is not None:
+    if (kept := recent.estimates(workflow, folder)) is not None:
         return kept
+    async with recent.reading:
+        if (kept := recent.estimates(workflow, folder)) is not None:
+            return kept
+        found, is_enough = await _learned(store, workflow, workspace, recent)
+        if is_enough:
+            recent.keep(workflow, folder, found)
+        return found
+
+
+async def _learned(
+    store: RunStore | Reader, workflow: str, workspace: str | Path | None, recent: RecentRuns
+) -> tuple[RecordedEstimates, bool]:
+    """Return the estimates, and whether there are enough runs."""
     runs = await store.latest_runs(workflow, among=RECENT, most=LATEST, status=RunStatus.DONE)
     if len(runs) < LEARN_AFTER:
-        return _NOTHING if workspace is None else _NOTHING.on(workspace)
-    found = (await _estimates_of(store, runs, recent or RecentRuns())).on(workspace)
-    if recent is not None:
-        recent.keep(workflow, folder, found)
-    return found
+        return (_NOTHING if workspace is None else _NOTHING.on(workspace)), False
+    return (await _estimates_of(store, runs, recent)).on(workspace), True
 
 
 _NOTHING = RecordedEstimates(())

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -254,7 +255,7 @@ def _as_unknown(op: PlanOp) -> PlanOp:
 
 def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
     """Return the `Reuse` of one run. Close it when the run ends."""
-    seen = world_fingerprint(world_spec(record), services.settings.sandbox)
+    seen = partial(world_fingerprint, world_spec(record), services.settings.sandbox)
     model = model_of(record, services.settings)
     check = Sampler(services.check_reuse)
     return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)

@@ -15,9 +15,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from dataclasses import dataclass
 from types import TracebackType
 
+from ramify.runtime.user_code.scope import run_of
+
+_MOST_AT_ONCE = 32  # results that are handed out without a turn of the event loop
 _MOST_TICKS = 50  # of the event loop, if other tasks of the process keep it busy or it does not tell what is ready
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.05, 5.0
 
@@ -62,7 +66,8 @@ class Turns:
         self._waiting: set[_Place] = set()
         self._next: asyncio.Handle | None = None
         self._patience: tuple[_Place, asyncio.TimerHandle] | None = None
-        self._ticks = 0
+        self._ticks = self._at_once = 0
+        self._run: object | None = None  # whose results these are
         before: float | None = None
         for one in sorted(recorded, key=lambda one: one.seq):
             gap = 0.0 if before is None else one.started_at - before
@@ -124,7 +129,14 @@ class Turns:
         if place.seq is None:  # it has no row, for example because it failed: it follows what was recorded so far
             place.seq = self._newest
             self._push(place)
-        place.turn = asyncio.get_running_loop().create_future()
+        self._run = self._run or run_of(copy_context())
+        loop = asyncio.get_running_loop()
+        if self._at_once < _MOST_AT_ONCE and self._first() is place and self._is_idle(loop):
+            self._at_once += 1
+            place.over = True
+            return
+        self._at_once = 0
+        place.turn = loop.create_future()
         self._waiting.add(place)
         self._look_soon()
         await place.turn
@@ -159,7 +171,7 @@ class Turns:
         if not self._waiting:
             return
         loop = asyncio.get_running_loop()
-        if self._ticks < _MOST_TICKS and not _is_idle(loop):
+        if self._ticks < _MOST_TICKS and not self._is_idle(loop):
             self._ticks += 1
             self._next = loop.call_soon(self._look)
             return
@@ -177,6 +189,16 @@ class Turns:
             self._look_soon()
         elif not first.asked and self._patience is None:
             self._patience = first, loop.call_later(first.patience_s, self._leave_out, first)
+
+    def _is_idle(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether no other callback of the loop is ready, except those of other runs. Loops that do not tell (uvloop)
+        count as busy."""
+        ready = getattr(loop, "_ready", None)
+        return ready is not None and (not ready or all(map(self._is_of_another, tuple(ready))))
+
+    def _is_of_another(self, handle: asyncio.Handle) -> bool:
+        theirs = run_of(handle._context)  # type: ignore[attr-defined]
+        return self._run is not None and theirs is not None and theirs is not self._run
 
     def _leave_out(self, missing: _Place) -> None:
         """Leave out the recorded results that the workflow does not ask for, up to the first that it did ask for."""
@@ -206,9 +228,3 @@ class Turn:
                 self._turns.returned()
         finally:
             self._turns.end(self._place, self._keys)
-
-
-def _is_idle(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether no other callback of the loop is ready. Loops that do not tell (uvloop) count as busy."""
-    ready = getattr(loop, "_ready", None)
-    return ready is not None and not ready

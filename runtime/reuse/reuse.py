@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -103,7 +104,7 @@ def model_of(run: RunRecord, settings: Settings) -> str:
 class Reuse:
     """Finds and applies earlier results for one run.
 
-    environment: the fingerprint of its worlds; None if no fingerprint covers what they see.
+    seen: returns the fingerprint of its worlds; None if no fingerprint covers what they see.
     model: the identifier of the model that its steps call (`model_of`).
     check: chooses the hits that are recomputed and compared.
     """
@@ -114,11 +115,11 @@ class Reuse:
         journal: Journal,
         snapshots: SnapshotStore,
         locks: Path,
-        environment: str | None,
+        seen: Callable[[], str | None],
         model: str,
         check: Sampler,
     ) -> None:
-        self.environment = environment
+        self._seen = seen
         self._model = model
         self.pins = Pins(locks)
         self._journal = journal
@@ -126,6 +127,11 @@ class Reuse:
         self._snapshots = snapshots
         self.flights = SingleFlight(locks)
         self.to_be_checked = check.hit
+
+    @cached_property
+    def environment(self) -> str | None:
+        """The fingerprint of what the run's worlds see, as it was when the first reusable step was called."""
+        return self._seen()
 
     def close(self) -> None:
         self.flights.close()

@@ -83,6 +83,11 @@ class LeaseKeeper:
                 self._tokens |= before
             raise
 
+    def held(self) -> list[RunId]:
+        """Return the runs whose leases this process has."""
+        with self._lock:
+            return list(self._tokens)
+
     def knows(self, run: RunId) -> bool:
         """Whether this process has the lease of a run, or has lost it."""
         return run in self._tokens or run in self._lost

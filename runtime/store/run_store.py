@@ -50,6 +50,7 @@ from ramify.runtime.store.stored_texts import Packed
 T = TypeVar("T")
 
 _LOOKS = 50  # at a lease, in the time that it lasts
+_LOOK_AGAIN_S = 0.1  # for how long an answer about requests to stop serves the runs of this process
 _STOP_S = 4.0  # for how long a request to cancel a run stands; it is repeated
 
 
@@ -77,6 +78,8 @@ class RunStore(StoreQueries):
         self._writer: Engine | None = None
         self._committer: RunCommitter | None = None
         self._owner = os.getpid()
+        self._looking, self._looked = asyncio.Lock(), 0.0  # when requests to stop were looked for
+        self._leases: dict[RunId, Lease] = {}
 
     async def __aenter__(self) -> Self:
         with as_store_errors(self.address):
@@ -247,7 +250,11 @@ class RunStore(StoreQueries):
         """Whether a process on any machine is in a `requesting_stop` block for the run."""
         if not self.address.on_server:
             return False
-        lease = (await self.leases([run_id])).get(run_id)
+        async with self._looking:  # one task asks for all runs of this process
+            if run_id not in self._leases or time.monotonic() - self._looked > _LOOK_AGAIN_S:
+                self._leases = await self.leases({run_id, *self._opened().keeper.held()})
+                self._looked = time.monotonic()
+            lease = self._leases.get(run_id)
         return lease is not None and lease.is_asked_to_stop
 
     def coming(self) -> AnnouncedCommit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 from ramify.fork_engine.close_on_fork import refuse_in_child
@@ -55,6 +55,12 @@ def scope_here() -> Scope | None:
     """Return the scope of the running code; None outside a run."""
     held = _scope.get()
     return None if held is None or held[1] != os.getpid() else held[0]
+
+
+def run_of(context: Context) -> object | None:
+    """Return the run to which the code of a context belongs; None if that is not known."""
+    held = context.get(_scope)
+    return None if held is None else getattr(held[0], "run", None)
 
 
 def is_in_a_run() -> bool:

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.python.modules import used_names
-from ramify.compiler.frontend.python.name_resolution import is_world, is_world_annotation
+from ramify.compiler.frontend.python.name_resolution import is_world, is_world_annotation, step_info
 from ramify.compiler.frontend.python.readings import loaded_module, values_were_read
 from ramify.compiler.frontend.python.sources import (
     Definition,
@@ -118,11 +118,21 @@ def may_use_current_sandbox(function: Function, nodes: Collection[ast.AST], sour
 
 def may_use_a_world(function: Function, nodes: Collection[ast.AST], sources: Sources) -> bool:
     """Return whether a function may use its world in any way, or call something that takes one."""
-    values = (function.outer.get(name) for node in nodes for name in used_names(node))
-    own = [module for module in map(_module_of, values) if module.startswith("ramify.")]
-    return not all(module.startswith(_WITHOUT_WORLDS) for module in own) or _may_use(
-        _WORLDS, function, nodes, sources
-    )
+    code = [node for node in nodes if not isinstance(node, ast.Import | ast.ImportFrom)]
+    values = [function.outer.get(name) for node in code for name in used_names(node)]
+    if any(map(_brings_a_world, values)):
+        return True
+    return _may_use(_WORLDS, function, code, sources)
+
+
+def _brings_a_world(value: object) -> bool:
+    """Return whether a value is a world, or takes or returns one, or is of Ramify and may do so."""
+    if is_world(value) or getattr(value, "__name__", None) in _WORLDS:
+        return True
+    if (info := step_info(value)) is not None:
+        return info.takes_sandbox
+    module = _module_of(value)
+    return module.startswith("ramify.") and not module.startswith(_WITHOUT_WORLDS)
 
 
 def _may_use(names: frozenset[str], function: Function, nodes: Collection[ast.AST], sources: Sources) -> bool:

@@ -1,0 +1,95 @@
+"""A plan is kept until something that it is made from changes."""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ramify.compiler.estimates import Unmeasured
+from ramify.compiler.kept_plans import KeptPlans
+from ramify.compiler.plan import Plan
+
+SEEN = Unmeasured()
+CODE = """
+from ramify import step, workflow
+
+class Tools:
+    pass
+
+@step
+async def one(): ...
+
+@step
+async def other(): ...
+
+TOOLS = Tools()
+TOOLS.call = one
+helper = one
+made = (lambda value: lambda: value)
+
+@workflow
+async def flow():
+    import kept_later
+    await helper()
+    await TOOLS.call()
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "kept_code.py").write_text(CODE)
+    linecache.clearcache()
+    importlib.invalidate_caches()
+    yield importlib.import_module("kept_code")
+    sys.modules.pop("kept_code")
+
+
+def rebind(module: ModuleType, _: Path) -> None:
+    module.helper = module.other
+
+
+def change_an_object(module: ModuleType, _: Path) -> None:
+    module.TOOLS.call = module.other
+
+
+def add_a_file(_: ModuleType, folder: Path) -> None:
+    (folder / "kept_later.py").write_text("x = 1")
+
+
+def edit_the_file(_: ModuleType, folder: Path) -> None:
+    (folder / "kept_code.py").write_text(CODE + "\n\n\nlater = 1\n")
+    linecache.clearcache()
+
+
+@pytest.mark.parametrize("change", [rebind, change_an_object, add_a_file, edit_the_file])
+def test_a_plan_is_made_again_when_its_code_changes(
+    change: Callable[[ModuleType, Path], None], module: ModuleType, tmp_path: Path
+) -> None:
+    kept = KeptPlans()
+
+    def plan(**how: bool) -> Plan:
+        return kept.plan(module.flow, ref="kept_code:flow", deadline_s=None, estimates=SEEN, **how)
+
+    first = plan()
+    assert plan() is first
+    assert plan(by_files=True) is not first
+    again = plan()
+    change(module, tmp_path)
+    assert plan() is not again
+
+
+def test_a_plan_is_made_again_for_other_estimates(module: ModuleType) -> None:
+    kept = KeptPlans()
+    one, other = (
+        kept.plan(module.flow, ref="kept_code:flow", deadline_s=None, estimates=seen) for seen in (SEEN, Unmeasured())
+    )
+    assert one is not other
+    assert one == other

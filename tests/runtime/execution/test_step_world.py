@@ -1,0 +1,44 @@
+"""A step that leaves its world alone makes none; one that uses it all the same gets it."""
+
+from __future__ import annotations
+
+import pytest
+import worldless_app
+
+from ramify import Runtime
+from ramify.compiler.plan import OpKind
+from ramify.runtime.errors import StepFailed
+from ramify.runtime.worlds.world_pool import WorldPool
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    found: list[object] = []
+    acquire = WorldPool.acquire
+
+    async def counting(self: WorldPool, branch: object) -> object:
+        found.append(branch)
+        return await acquire(self, branch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WorldPool, "acquire", counting)
+    return found
+
+
+async def test_a_step_that_leaves_its_world_alone_makes_none(runtime: Runtime, made: list[object]) -> None:
+    assert await runtime.run(worldless_app.counts) == 3
+    assert not made
+    base = (await runtime.record()).base_snapshot
+    rows = await runtime.journal()
+    assert [(row.kind, row.snapshot_in, row.snapshot_out) for row in rows] == [(OpKind.RUN, base, base)] * 2
+
+
+async def test_a_world_that_is_used_is_made_and_sealed(runtime: Runtime, made: list[object]) -> None:
+    assert await runtime.run(worldless_app.shows)
+    assert len(made) == 2
+    assert await runtime.run(worldless_app.uses) == ["kept\n", "kept\n"]
+    assert [row.kind for row in await runtime.journal()] == [OpKind.RUN, OpKind.SEAL, OpKind.RUN]
+
+
+async def test_files_of_a_world_that_was_not_made_are_an_error(runtime: Runtime) -> None:
+    with pytest.raises(StepFailed, match="take the world as a parameter annotated `Sandbox`"):
+        await runtime.run(worldless_app.fails)

@@ -1,0 +1,99 @@
+"""Commits in one statement: what they write is what the general way writes, and they refuse what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ramify.runtime.errors import LeaseLost, StoreError
+from ramify.runtime.records import CheckpointRecord, RunRecord, RunStatus, RunUpdate
+from ramify.runtime.store import RunStore, run_committer
+from ramify.runtime.store.run_committer import RunCommitter
+from tests.runtime.store.conftest import CHECKPOINT, LLM, OP, RUN
+
+BASE = replace(CHECKPOINT, seq=0)
+TOUCH = RunUpdate(consumed_s=2.0, updated_at=3000.0)
+DONE = replace(TOUCH, status=RunStatus.DONE, result_json='"it is\\ud800 done"', error="")
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In which way each batch was written."""
+    found: list[str] = []
+    general, plain = RunCommitter._write, RunCommitter._write_plain
+
+    def write(self: RunCommitter, *args: Any) -> None:
+        found.append("general")
+        general(self, *args)
+
+    def write_plain(self: RunCommitter, *args: Any) -> bool:
+        done = plain(self, *args)
+        found.extend(["plain"] if done else [])
+        return done
+
+    monkeypatch.setattr(RunCommitter, "_write", write)
+    monkeypatch.setattr(RunCommitter, "_write_plain", write_plain)
+    return found
+
+
+async def a_whole_run(store: RunStore, run: RunRecord, base: CheckpointRecord) -> list[Any]:
+    ops = [replace(OP, seq=1), replace(OP, seq=2, key="o2.0", result_json=None, summary="a\0b")]
+    async with store.beginning(run, base):
+        await store.commit(run.id, ops=ops, llm=[replace(LLM, seq=3)], update=TOUCH)
+        await store.commit(run.id, checkpoints=[replace(CHECKPOINT, id="c4", seq=4)], update=TOUCH)
+        await store.commit(run.id, update=DONE, leaves=True)
+        lease = (await store.leases([run.id]))[run.id]
+        found = [await store.run(run.id), *await store.journal(run.id), await store.checkpoints(run.id)]
+    return [*found, lease.owner, lease.token]
+
+
+async def test_both_ways_write_the_same(store: RunStore, ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = await a_whole_run(store, RUN, BASE)
+    assert ways == ["plain"] * 4
+    await store.delete_run(RUN.id)
+    ways.clear()
+    monkeypatch.setattr(RunCommitter, "_write_plain", lambda *_: False)
+    assert await a_whole_run(store, RUN, BASE) == plain
+    assert ways == ["general"] * 4
+    assert plain[0].status is RunStatus.DONE
+    assert plain[-2] is None  # the lease was given back
+
+
+async def test_nothing_is_written_without_the_lease(store: RunStore, change_leases: Callable[[str], None]) -> None:
+    async with store.beginning(RUN, BASE):
+        change_leases("owner = 'another', token = token + 1")
+        for update, leaves in ((TOUCH, False), (DONE, True)):
+            with pytest.raises(LeaseLost):
+                await store.commit(RUN.id, ops=[OP], update=update, leaves=leaves)
+    assert await store.ops(RUN.id) == []
+    assert (await store.run(RUN.id)).status is RunStatus.RUNNING
+
+
+async def test_a_refused_end_keeps_the_lease(store: RunStore) -> None:
+    async with store.beginning(RUN, BASE):
+        await store.commit(RUN.id, ops=[OP], update=TOUCH)
+        with pytest.raises(StoreError):
+            await store.commit(RUN.id, ops=[OP], update=DONE, leaves=True)  # the row is there already
+        await store.commit(RUN.id, update=DONE, leaves=True)
+    assert (await store.run(RUN.id)).result_json == DONE.result_json
+
+
+async def test_a_batch_whose_answer_was_lost_is_not_written_again(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, ways: list[str]
+) -> None:
+    if not store.address.on_server:
+        pytest.skip("the answer of a file is not lost")
+    written = run_committer.write_to_server
+
+    def lose(*args: Any) -> int:
+        written(*args)
+        raise run_committer.Refused
+
+    monkeypatch.setattr(run_committer, "write_to_server", lose)
+    async with store.beginning(RUN, BASE):
+        await store.commit(RUN.id, ops=[OP], update=TOUCH)
+    assert ways == ["general"] * 2
+    assert [row.seq for row in await store.ops(RUN.id)] == [1]
