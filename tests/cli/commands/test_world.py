@@ -128,7 +128,9 @@ def test_named_worlds_merge_after_a_collection(call: Call, tmp_path: Path) -> No
         (("merge", "one", "nothing"), 1, "names no state"),
         (("restore", "one", "abc"), 1, "names no state"),
         (("rm", "nothing"), 1, "no world"),
-        (("fork", "one", "--name", "one"), 1, "already"),
+        (("rm", "one", "nothing"), 1, "no world"),  # and "one" is still there
+        (("exec", "--timeout", "nan", "one", "true"), 2, "not a number of seconds above 0"),
+        (("fork", "one", "--name", "two", "--name", "one"), 1, "already"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, tuple) else None,
 )
