@@ -54,8 +54,8 @@ def missing_docker() -> str:
     try:
         asked = subprocess.run(["docker", "info"], capture_output=True, timeout=20)
     except subprocess.TimeoutExpired:
-        return "the Docker Engine does not answer"
-    return "" if asked.returncode == 0 else "no Docker Engine answers"
+        return "needs Docker, whose engine does not answer"
+    return "" if asked.returncode == 0 else "needs Docker: no engine answers (start one, or set DOCKER_HOST)"
 
 
 def missing_bubblewrap(root: Path) -> str:

@@ -283,6 +283,7 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
     def close(self) -> None:
         """End the world. May be called twice."""
         self._held.close()
+        self.__dict__.pop("_start", None)  # so that `ramify gc` may have it
 
     # Beyond OpenEnv's interface
 

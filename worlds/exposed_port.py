@@ -43,7 +43,8 @@ async def exposed(connect: Connect, host_port: int, unix_socket: Path | None) ->
         assert task is not None
         clients.add(task)
         try:
-            await _serve(connect, reader, writer)
+            with suppress(asyncio.CancelledError):  # `exposed` ends it: Python 3.11 would log that as an error
+                await _serve(connect, reader, writer)
         finally:
             clients.discard(task)
 

@@ -25,7 +25,7 @@ from ramify.images.library import ImageLibrary, is_image_file
 from ramify.images.references import ImageReference, SourceKind
 from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
 from ramify.sandboxes.selection import open_backend
-from ramify.worlds.ancestry import common_ancestor
+from ramify.worlds.ancestry import Ancestry
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.references import Kind, Reference, References
 
@@ -204,10 +204,14 @@ class WorldHome:
         `WorldInUse`."""
         with self.references.held(name):
             reference, ours, theirs = self.references.get(Kind.WORLD, name), self.saved(name), self.resolve(other)
-            root = common_ancestor(self.store, ours, theirs) if base is None else self.resolve(base)
+            root = self.common_ancestor(ours, theirs) if base is None else self.resolve(base)
             merged = self.store.merge(root, ours, theirs, strategy=strategy)
             self.moved(reference, merged)
             return merged
+
+    def common_ancestor(self, ours: Snapshot, theirs: Snapshot) -> Snapshot:
+        """The base of a merge of two states. Raises `NoCommonAncestor`."""
+        return Ancestry(self.store, paths.references(self.place)).common_ancestor(ours, theirs)
 
     def _get(self, id: SnapshotId) -> Snapshot:
         try:

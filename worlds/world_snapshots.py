@@ -13,7 +13,6 @@ from pathlib import Path
 from ramify.fork_engine.gc_pins import Ground
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
 from ramify.sandboxes import contract
-from ramify.worlds.ancestry import common_ancestor
 from ramify.worlds.home import WorldHome
 from ramify.worlds.pending_snapshot import PendingSnapshot
 from ramify.worlds.references import Reference
@@ -157,8 +156,8 @@ class WorldSnapshots(ABC):
     def _merged(
         self, base: Snapshot | None, ours: Snapshot, theirs: Snapshot, strategy: MergeStrategy | Resolver
     ) -> Snapshot:
-        store = self._home.store
-        return store.merge(base or common_ancestor(store, ours, theirs), ours, theirs, strategy=strategy)
+        root = base or self._home.common_ancestor(ours, theirs)
+        return self._home.store.merge(root, ours, theirs, strategy=strategy)
 
     async def checkout(self, folder: str | Path, *, force: bool = False, active_files: bool = False) -> Written:
         """Write the world's files into a folder of the host, missing or empty (with `force`, any). Raises

@@ -13,6 +13,7 @@ import fcntl
 import os
 import select
 import socket
+import stat
 import struct
 from pathlib import Path
 
@@ -126,6 +127,8 @@ class MountView:
 
     def _mount_kernel_file_systems(self, root: str) -> None:
         """Mount /dev and /proc, and open the file in it that only the agent may write to."""
+        for place in ("/dev", "/proc"):
+            _check_folder(root + place, place)  # a link would lead out of the root, which is not entered yet
         _devices(f"{root}/dev")
         kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         if self.pids < 0:  # before /proc becomes read-only
@@ -237,8 +240,15 @@ def _umounted(point: str) -> bool:
     return True
 
 
+def _check_folder(path: str, name: str) -> None:
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise OSError(errno.ENOTDIR, f"a link or a file stands at {name}, where the world needs a folder")
+
+
 def _make_mount_point(path: str, *, directory: bool) -> None:
     place = Path(path)
+    if directory and os.path.lexists(path):
+        _check_folder(path, path)
     if place.exists():
         return
     try:

@@ -140,6 +140,40 @@ async def test_a_port_is_reached_from_outside(home: WorldHome, tmp_path: Path) -
             await fork.close()
 
 
+GREETING = """
+import socket, time
+server = socket.create_server(("127.0.0.1", {port}))
+held = []
+while True:
+    held.append(server.accept()[0])
+    held[-1].sendall(b"hello")
+"""
+
+
+async def test_a_fork_and_the_end_of_an_exposed_port_with_a_connection(home: WorldHome) -> None:
+    """The connection goes on while the world is forked. Its end is no error in the log of the event loop."""
+    port, logged = free_port(), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context))
+    async with World.create(home=home) as world, world.start([sys.executable, "-c", GREETING.format(port=port)]):
+        async with asyncio.timeout(PATIENCE_S), world.expose(port) as exposed:
+            greeting = b""
+            while not greeting:  # until the server has started
+                reader, writer = await asyncio.open_connection(exposed.host, exposed.port)
+                greeting = await reader.read(5)
+                if not greeting:
+                    writer.close()
+                    await asyncio.sleep(0.05)
+            (fork,) = await world.fork()
+            assert (await fork.exec("echo forked")).stdout == "forked\n"
+            await fork.close()
+            assert not reader.at_eof()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read() == b""
+        writer.close()
+    await asyncio.sleep(0)
+    assert logged == []
+
+
 async def test_a_port_that_is_taken_is_refused_by_name(home: WorldHome, tmp_path: Path) -> None:
     async with World.create(home=home) as world, world.expose(free_port()) as exposed:
         with pytest.raises(PortUnavailable, match="is taken"):

@@ -131,19 +131,23 @@ async def _collect(home: Home, budget: int | None, dry_run: bool, *, wait: bool 
     from ramify.fork_engine.gc_pins import Pins
     from ramify.images.catalogue import Catalogue
     from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
+    from ramify.worlds.ancestry import Ancestry
     from ramify.worlds.references import References
 
     pins, marks = Pins(paths.locks(home.folder)), EvictionMarks(paths.evicted(home.folder))
     worlds, images = References(paths.references(home.folder)), Catalogue(paths.images(home.folder))
 
+    snapshots = home.snapshots()
+
     def named() -> set[SnapshotId]:
-        return worlds.snapshots() | images.snapshots()
+        ancestry, states = Ancestry(snapshots, paths.references(home.folder)), worlds.snapshots()
+        if states and not dry_run:
+            ancestry.remember(states)
+        return states | ancestry.merge_bases(states) | images.snapshots()
 
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(home.store()) if home.has_runs else None
-        return await collect(
-            store, home.snapshots(), pins, marks, budget=budget, dry_run=dry_run, named=named, wait=wait
-        )
+        return await collect(store, snapshots, pins, marks, budget=budget, dry_run=dry_run, named=named, wait=wait)
 
 
 def _show_collected(done: Collected, dry_run: bool) -> None:

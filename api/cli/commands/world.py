@@ -63,6 +63,12 @@ _env_option = click.option(
 )
 
 
+def _above_zero(context: click.Context, option: click.Parameter, seconds: float | None) -> float | None:
+    if seconds is not None and not seconds > 0:  # nor NaN
+        raise click.BadParameter(f"{seconds:g} is not a number of seconds above 0", context, option)
+    return seconds
+
+
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
@@ -184,6 +190,7 @@ def ls_command(home: Home, tags: bool, as_json: bool) -> None:
 @click.option(
     "--timeout",
     type=float,
+    callback=_above_zero,
     metavar="SECONDS",
     help="After this time, kill what the command started; the exit status is 124.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def in_home(home: Home, act: Callable[[WorldHome], Any]) -> Any:
 )
 @pass_home
 def fork_command(home: Home, name: str, names: tuple[str, ...]) -> None:
-    """Make a copy of the world NAME, and print its name.
+    """Make a copy of the world NAME, and print its name. Of several copies, all are made or none.
 
     The copy starts at the state that is stored. It costs one small file: files are shared until they are changed.
 
@@ -47,8 +48,17 @@ def fork_command(home: Home, name: str, names: tuple[str, ...]) -> None:
     """
 
     async def act(opened: WorldHome) -> list[str]:
-        called = list(names) or [f"{name}-{secrets.token_hex(2)}"]
-        return [opened.copy(name, each).name for each in called]
+        from ramify.worlds.references import Kind
+
+        made: list[str] = []
+        try:
+            for each in names or (f"{name}-{secrets.token_hex(2)}",):
+                made.append(opened.copy(name, each).name)
+        except BaseException:
+            for each in made:
+                opened.references.delete(Kind.WORLD, each)
+            raise
+        return made
 
     for made in in_home(home, act):
         say(made)
@@ -191,7 +201,7 @@ def checkout_command(home: Home, state: str, folder: Path, force: bool, active_f
 @click.option("--tag", "tags", is_flag=True, help="The names are tags.")
 @pass_home
 def rm_command(home: Home, names: tuple[str, ...], tags: bool) -> None:
-    """Delete worlds, or with --tag tags.
+    """Delete worlds, or with --tag tags: all that are named, or none if one of them is missing or open.
 
     `ramify gc` then deletes the snapshots that nothing else needs.
 
@@ -204,13 +214,14 @@ def rm_command(home: Home, names: tuple[str, ...], tags: bool) -> None:
     async def act(opened: WorldHome) -> None:
         from ramify.worlds.references import Kind
 
-        for name in names:
-            if tags:
-                opened.references.delete(Kind.TAG, name)
-                continue
-            opened.references.get(Kind.WORLD, name)
-            with opened.references.held(name):
-                opened.references.delete(Kind.WORLD, name)
+        kind, each = Kind.TAG if tags else Kind.WORLD, tuple(dict.fromkeys(names))
+        for name in each:
+            opened.references.get(kind, name)
+        with ExitStack() as held:
+            for name in () if tags else each:
+                held.enter_context(opened.references.held(name))
+            for name in each:
+                opened.references.delete(kind, name)
 
     in_home(home, act)
 

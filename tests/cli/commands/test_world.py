@@ -89,6 +89,32 @@ def test_a_collection_keeps_worlds_and_tags_until_they_are_deleted(call: Call, t
     assert not list((tmp_path / "home" / "store" / "snapshots").iterdir())
 
 
+def test_named_worlds_merge_after_a_collection(call: Call, tmp_path: Path) -> None:
+    """Their base, and what leads to it, belongs to no name."""
+
+    def collect() -> None:
+        for file in (tmp_path / "home" / "store" / "snapshots").iterdir():
+            os.utime(file, (0, 0))
+        call("gc")
+
+    call("world", "new", "--name", "one")
+    call("world", "exec", "one", "echo base > kept")
+    call("world", "fork", "one", "--name", "two")
+    for text in ("1", "2"):
+        call("world", "exec", "one", f"echo {text} > of-one")
+        call("world", "exec", "two", f"echo {text} > of-two")
+        collect()
+        call("world", "merge", "one", "two")
+    call("world", "exec", "one", "rm of-two")
+    call("world", "exec", "two", "echo 3 > new")
+    collect()
+    call("world", "merge", "one", "two")  # what was merged already is not merged again
+    assert call("world", "exec", "one", "cat *; ls").stdout == "base\n3\n2\nkept\nnew\nof-one\n"
+    call("world", "rm", "two")
+    collect()
+    assert len(list((tmp_path / "home" / "store" / "snapshots").iterdir())) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
@@ -102,7 +128,9 @@ def test_a_collection_keeps_worlds_and_tags_until_they_are_deleted(call: Call, t
         (("merge", "one", "nothing"), 1, "names no state"),
         (("restore", "one", "abc"), 1, "names no state"),
         (("rm", "nothing"), 1, "no world"),
-        (("fork", "one", "--name", "one"), 1, "already"),
+        (("rm", "one", "nothing"), 1, "no world"),  # and "one" is still there
+        (("exec", "--timeout", "nan", "one", "true"), 2, "not a number of seconds above 0"),
+        (("fork", "one", "--name", "two", "--name", "one"), 1, "already"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, tuple) else None,
 )

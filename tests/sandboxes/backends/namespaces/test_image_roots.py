@@ -62,6 +62,23 @@ async def test_the_root_is_the_images_own(
     assert (await world.run("ls /etc/passwd")).exit_code != 0
 
 
+@pytest.mark.parametrize("place", ["proc", "dev", "work"])
+@pytest.mark.parametrize("kind", ["link", "file"])
+async def test_a_link_where_a_folder_has_to_be_is_named(
+    place: str, kind: str, namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, root: Path
+) -> None:
+    """A link at /proc or /dev would be followed before the root is entered."""
+    with contextlib.suppress(FileNotFoundError):
+        (root / place).rmdir()
+    if kind == "link":
+        (root / place).symlink_to("/tmp")
+    else:
+        (root / place).write_text("")
+    inside = replace(spec, mount_at=Path("/work"), image=root, env={"PATH": "/usr/bin"})
+    with pytest.raises(WorldStartFailed, match=f"a link or a file stands at /{place}, where"):
+        await (await namespaces.materialise(base, inside)).run("true")
+
+
 @pytest.mark.parametrize("own", [None, "", "10.0.0.1\tmine\n"], ids=["none", "empty", "its own"])
 async def test_localhost_has_an_address_even_if_the_image_defines_none(
     own: str | None,
