@@ -9,7 +9,7 @@ the response in the last event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -176,6 +176,15 @@ class Api:
     request: Callable[[Json], Json]  # the client's request in that dialect; raises ApiError
     answer: Callable[[Json], AnswerFormat]  # the format of the answer to a client's request
     errors: ErrorFormat = ErrorFormat.CHUNKS
+    # Of a chat's fields, as a client of this API has them.
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def named(self, error: ApiError) -> ApiError:
+        """The error, with the name that the client knows the field at fault by."""
+        if (name := self.names.get(error.param or "")) is None:
+            return error
+        _, found, why = error.message.partition(f"{error.param}: ")
+        return replace(error, param=name, message=f"{name}: {why}" if found else error.message)
 
 
 def _unchanged(asked: Json) -> Json:
@@ -184,8 +193,17 @@ def _unchanged(asked: Json) -> Json:
 
 CHATS = Api("/chat/completions", CHAT, _unchanged, lambda _: ChunkFormat())
 TEXTS = Api("/completions", TEXT, _unchanged, lambda _: ChunkFormat())
-RESPONSES_API = Api("/responses", RESPONSES, _unchanged, lambda _: ResponseFormat(), ErrorFormat.EVENTS)
-MESSAGES = Api("/messages", CHAT, chat_of_messages, MessageOfChat, ErrorFormat.MESSAGES)
+_RESPONSES_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+    "logprobs": "top_logprobs",
+}
+_MESSAGES_NAMES = {"stop": "stop_sequences", "response_format": "output_config"}
+RESPONSES_API = Api(
+    "/responses", RESPONSES, _unchanged, lambda _: ResponseFormat(), ErrorFormat.EVENTS, _RESPONSES_NAMES
+)
+MESSAGES = Api("/messages", CHAT, chat_of_messages, MessageOfChat, ErrorFormat.MESSAGES, _MESSAGES_NAMES)
 APIS = (CHATS, TEXTS, RESPONSES_API, MESSAGES)
 
 # The same for the embedded engine, which ignores what it does not know, and whose responses leave too much out.

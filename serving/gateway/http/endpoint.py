@@ -144,12 +144,15 @@ class Endpoint:
     def _checked(self, asked: Mapping[str, object]) -> Mapping[str, object]:
         """The request in the API's dialect. Raises ApiError for one that no engine can answer."""
         llama_cpp = self._gateway.replicas.llama_cpp
-        body = self._api.request(asked)
-        check_prompt(self._api.dialect, body)
-        check_constraints(body, llama_cpp=llama_cpp)
-        if _flag(body, "background"):
-            raise bad_request("background", "background: not supported: a call here ends with its connection")
-        at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+        try:
+            body = self._api.request(asked)
+            check_prompt(self._api.dialect, body)
+            check_constraints(body, llama_cpp=llama_cpp)
+            if _flag(body, "background"):
+                raise bad_request("background", "background: not supported: a call here ends with its connection")
+            at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+        except ApiError as error:
+            raise self._api.named(error) from error
         return body
 
     async def _delivered(self, work: _Work) -> None:
@@ -189,7 +192,7 @@ class Endpoint:
         if work.delivery is not None:
             work.delivery.hurry()
             await work.delivery.drained()
-        await work.out.error(error)
+        await work.out.error(self._api.named(error))
 
     async def _attempt(self, work: _Work, stream: bool) -> bool:
         """Wait for a slot and get the answer there. False if the call has to wait for another slot."""
