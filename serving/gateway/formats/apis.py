@@ -46,12 +46,28 @@ class AnswerFormat(Protocol):
 
 
 class ChunkFormat:
-    """Chats and text completions: chunks, then `[DONE]`."""
+    """Chats and text completions: chunks, then `[DONE]`.
+
+    Of several answers at once, none begins before those with lower numbers: OpenAI's clients add to a list.
+    """
 
     def __init__(self) -> None:
         self._kept: list[tuple[bytes | None, Json]] = []  # from the answer's end on; the last one gets the ledger
+        self._begun = 0  # answers that have begun
+        self._early: list[tuple[bytes | None, Json, StreamPiece]] = []
 
     def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        if (number := _number(chunk)) > self._begun:
+            self._early.append((raw, chunk, piece))
+            return b""
+        said = self._next(raw, chunk, piece)
+        if number == self._begun:
+            self._begun += 1
+            early, self._early = self._early, []
+            said += b"".join(ChunkFormat.event(self, *one) for one in early)
+        return said
+
+    def _next(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
         if piece.ends or (self._kept and not (piece.answers or piece.thinks)):
             self._kept.append((raw, chunk))
             return b""
@@ -60,8 +76,9 @@ class ChunkFormat:
         return before + _as_it_came(raw, chunk)
 
     def end(self, ledger: Json) -> bytes:
+        said = b"".join(self._next(*one) for one in self._early)
         *before, (_, last) = self._kept
-        said = b"".join(_as_it_came(*one) for one in before)
+        said += b"".join(_as_it_came(*one) for one in before)
         return said + sse.event({**last, wire.LEDGER_KEY: ledger}) + b"data: [DONE]\n\n"
 
     def whole(self, answer: Json, ledger: Json) -> Json:
@@ -130,6 +147,13 @@ class ResponseFormat:
 
     def whole(self, answer: Json, ledger: Json) -> Json:
         return {**answer, wire.LEDGER_KEY: ledger}
+
+
+def _number(chunk: Json) -> int:
+    """The number of the answer that a chunk belongs to; -1 for one that belongs to none."""
+    choices = chunk.get("choices")
+    numbers = [one.get("index") for one in choices if isinstance(one, Mapping)] if isinstance(choices, list) else []
+    return max((number for number in numbers if isinstance(number, int)), default=-1)
 
 
 def _as_it_came(raw: bytes | None, chunk: Json) -> bytes:
