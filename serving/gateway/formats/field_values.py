@@ -100,7 +100,7 @@ def _check_format(format_: object) -> None:
     if not isinstance(named, Mapping):
         raise _bad_format("json_schema must be an object")
     given = [at["schema"] for at in (format_, named) if at.get("schema") is not None]
-    if not all(isinstance(schema, Mapping) for schema in given):
+    if not all(isinstance(schema, Mapping) or schema is True for schema in given):
         raise _bad_format("the schema must be an object")
     if kind == "json_schema" and not given:
         raise _bad_format("json_schema.schema is missing")

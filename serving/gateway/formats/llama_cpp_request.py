@@ -122,13 +122,18 @@ def _with_patterns(body: Json) -> dict[str, object]:
         strict = _named(body)[1]
         made = dict(format_)
         if isinstance(inner := made.get("json_schema"), Mapping) and "schema" in inner:
-            made["json_schema"] = {**inner, "schema": with_patterns(inner["schema"], strict=strict)}
+            made["json_schema"] = {**inner, "schema": with_patterns(_as_object(inner["schema"]), strict=strict)}
         if "schema" in made:
-            made["schema"] = with_patterns(made["schema"], strict=strict)
+            made["schema"] = with_patterns(_as_object(made["schema"]), strict=strict)
         changed["response_format"] = made
     if isinstance(tools := body.get("tools"), list):
         changed["tools"] = [_tool(tool) for tool in tools]
     return changed
+
+
+def _as_object(schema: object) -> object:
+    """`true`, which llama.cpp passes over, as the schema that means the same: any JSON."""
+    return {} if schema is True else schema
 
 
 def _tool(tool: object) -> object:

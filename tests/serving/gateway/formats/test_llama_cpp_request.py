@@ -117,6 +117,11 @@ def test_tools_that_are_not_strict_promise_nothing() -> None:
     chat_for_llama_cpp({**ASK, **_shaped({"type": "number", "minimum": 1}, strict=False)})
 
 
+def test_schema_true_is_any_json() -> None:
+    body: Any = chat_for_llama_cpp({**ASK, **_shaped(True)})
+    assert body["response_format"]["json_schema"]["schema"] == {}
+
+
 def test_patterns_are_translated() -> None:
     body: Any = chat_for_llama_cpp({**ASK, **_shaped({"type": "string", "pattern": r"^\d$"})})
     assert body["response_format"]["json_schema"]["schema"]["pattern"] == r"^[\x30-\x39]$"
