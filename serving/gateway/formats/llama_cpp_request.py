@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ramify.serving.gateway.errors import bad_request
-from ramify.serving.gateway.formats.field_values import check_characters, check_prompt_field, check_values
+from ramify.serving.gateway.formats.field_values import check_prompt_field, check_values
 from ramify.serving.gateway.formats.pattern_translation import UnsupportedPattern
 from ramify.serving.gateway.formats.schema_keywords import NotEnforced, check_schema, with_patterns
 from ramify.serving.protocol.tags import is_tag
@@ -73,7 +73,6 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
             body[name] = value
         elif value is not None and name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
             raise bad_request(name, f"{name}: the embedded engine does not support it: leave it out")
-    check_characters(body)
     check_values(body)
     for name, strict, schema in _schemas(body):
         try:

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
+from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http import exchange
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.http.slow_clients import MAX_HEAD, SlowClientProtocol
@@ -181,6 +183,20 @@ async def test_odd_but_valid_json_is_passed_on(body: bytes) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         assert (await client.post(PATHS[0], content=body)).json()["id"] == "x"
     assert got == [json.loads(body)]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [({**ASK, "stop": "\udfff"}, "stop"), ({"messages": ["\ud800"]}, "messages")]
+)
+async def test_character_that_the_embedded_engine_cannot_read_is_refused_by_field(
+    body: dict[str, Any], param: str
+) -> None:
+    upstream = Upstream("http://engine/v1", transport=ScriptedModel(lambda _: "ok"))
+    app = create_gateway([Replica(0, 1, upstream, EngineTraits(llama_cpp=True))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        answer = await client.post(PATHS[0], content=json.dumps(body).encode())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert "surrogate" in answer.json()["error"]["message"]
 
 
 @asynccontextmanager
