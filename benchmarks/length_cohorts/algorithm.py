@@ -137,7 +137,7 @@ class Cohorts:
         if all((before == part).any() for part in range(parts)):
             centres = np.stack([vectors[before == part].mean(axis=0) for part in range(parts)])
             return _nearest(vectors, centres)
-        return _k_means(vectors, parts)
+        return k_means_labels(vectors, parts)
 
     def _reward(self, cohort: Path, names: Sequence[str], vectors: npt.NDArray[np.float64]) -> None:
         known = [i for i, name in enumerate(names) if name in self._leaves[cohort].known] or range(len(names))
@@ -205,7 +205,7 @@ def _nearest(vectors: npt.NDArray[np.float64], centres: npt.NDArray[np.float64])
     return np.asarray(apart.argmin(axis=1), dtype=np.int64)
 
 
-def _k_means(vectors: npt.NDArray[np.float64], parts: int) -> npt.NDArray[np.int64]:
+def k_means_labels(vectors: npt.NDArray[np.float64], parts: int) -> npt.NDArray[np.int64]:
     """Clusters from centres that are far apart: the one farthest from the mean, then each farthest from those."""
     centres = [vectors[((vectors - vectors.mean(axis=0)) ** 2).sum(axis=1).argmax()]]
     while len(centres) < parts:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from benchmarks.held_out_prompts import group, held_out
 from benchmarks.rows import Row, options, show
+from benchmarks.serving_costs import pattern_cohorts
 from benchmarks.serving_costs.stage_patterns import pattern_rows, row
 from benchmarks.serving_costs.synthetic_lengths import traffic
 from ramify.serving.lengths import checkpoint, features
@@ -72,6 +73,8 @@ def rows(quick: bool, data: Path | None = None) -> Iterator[Row]:
     if data is not None and not quick:
         yield from _again_rows(data, model, set(lengths.judge.groups.tolist()))
     yield from pattern_rows(data)
+    if data is not None and not quick:
+        yield from pattern_cohorts.rows(data)
     yield asyncio.run(_gap_row(model, kills=3 if quick else 20))
 
 

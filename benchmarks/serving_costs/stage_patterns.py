@@ -37,7 +37,7 @@ def row(
 def pattern_rows(data: Path | None) -> list[Row]:
     sets = {"made-up research": [(str(i % 20), research(i)) for i in range(120)]}
     if data is not None:
-        sets = {"agent sessions": list(_sessions(data)), "tool trajectories": list(_trajectories(data))}
+        sets = {"agent sessions": list(sessions(data)), "tool trajectories": list(trajectories(data))}
     sets = {name: graphs for name, graphs in sets.items() if graphs}
     out = [_match_row([graph for graphs in sets.values() for _, graph in graphs])]
     return out + [_error_row(name, graphs) for name, graphs in sets.items()]
@@ -118,7 +118,7 @@ def _judge(
         matching.extend(stages[s])
 
 
-def _sessions(data: Path) -> Iterator[tuple[str, PatternGraph]]:
+def sessions(data: Path) -> Iterator[tuple[str, PatternGraph]]:
     """A person's request to a coding agent is one compound request, from its text to the end of the agent's turn."""
     for path in sorted((data / "agent_sessions").glob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -135,7 +135,7 @@ def _sessions(data: Path) -> Iterator[tuple[str, PatternGraph]]:
             yield path.name, linked(turn)
 
 
-def _trajectories(data: Path) -> Iterator[tuple[str, PatternGraph]]:
+def trajectories(data: Path) -> Iterator[tuple[str, PatternGraph]]:
     """Calls and tools by name. The trace has no times, so a call takes .3 s plus 20 ms per token, and a tool half a
     second."""
     for path in sorted((data / "tool_trajectories").glob("*.json.gz")):

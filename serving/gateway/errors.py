@@ -23,6 +23,9 @@ _NAMED = re.compile(
 )
 
 
+_OF_A_MESSAGE = ("Expected 'content'", "unsupported content[]")
+
+
 @dataclass
 class ApiError(Exception):
     """One refused or failed call. Statuses from 500 on, and 429, invite a retry; the others do not."""
@@ -130,7 +133,9 @@ def field_named_in(message: str) -> str | None:
     """The field at fault, where an engine names it only in its message."""
     if (named := _NAMED.match(message)) is not None:
         return next(name for name in named.groups() if name is not None).lower()
-    return "messages" if "input is not supported" in message and is_request_fault(message) else None
+    of_a_message = message.startswith(_OF_A_MESSAGE)
+    of_a_message |= "input is not supported" in message and is_request_fault(message)
+    return "messages" if of_a_message else None
 
 
 def as_api_error(error: ApiError | wire.Malformed) -> ApiError:

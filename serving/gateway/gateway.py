@@ -99,7 +99,8 @@ class Gateway:
         a key, as OpenAI's clients do or as Anthropic's."""
         shown = next(iter(shown_keys(request.scope["headers"])), b"")
         if self._keys and not self._keys.shown_in(shown):
-            raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
+            said = "the API key is missing or wrong: send Authorization: Bearer KEY"
+            raise ApiError(401, "invalid_api_key", said, headers={"www-authenticate": "Bearer"})
         return self._keys.owner(shown)
 
     def told(self, error: ApiError, upstream: Upstream | None) -> ApiError:

@@ -36,7 +36,8 @@ def event(value: Mapping[str, object], name: str | None = None) -> bytes:
 async def events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[list[Event], None]:
     """Yield the events of a stream, grouped as they came. An event without a closing blank line is not yielded.
 
-    It splits at newlines only: JSON may hold a raw U+2028. Raises Malformed for an event without end.
+    It splits at newlines only: JSON may hold a raw U+2028. `null` is left out: llama.cpp's streams for several
+    prompts begin with it. Raises Malformed for an event without end.
     """
     rest = b""
     async for chunk in chunks:
@@ -47,7 +48,7 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[list[Event], No
             *blocks, rest = (text.replace(b"\r\n", b"\n") if b"\r" in text else text).split(b"\n\n")
         if len(rest) > _MAX_EVENT:
             raise Malformed(f"an event of the stream is longer than {_MAX_EVENT} bytes")
-        if found := [Event(block, _data(block)) for block in blocks if block]:
+        if found := [Event(block, data) for block in blocks if block and (data := _data(block)) != b"null"]:
             yield found
 
 

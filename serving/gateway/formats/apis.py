@@ -9,7 +9,7 @@ the response in the last event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -46,12 +46,28 @@ class AnswerFormat(Protocol):
 
 
 class ChunkFormat:
-    """Chats and text completions: chunks, then `[DONE]`."""
+    """Chats and text completions: chunks, then `[DONE]`.
+
+    Of several answers at once, none begins before those with lower numbers: OpenAI's clients add to a list.
+    """
 
     def __init__(self) -> None:
         self._kept: list[tuple[bytes | None, Json]] = []  # from the answer's end on; the last one gets the ledger
+        self._begun = 0  # answers that have begun
+        self._early: list[tuple[bytes | None, Json, StreamPiece]] = []
 
     def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        if (number := _number(chunk)) > self._begun:
+            self._early.append((raw, chunk, piece))
+            return b""
+        said = self._next(raw, chunk, piece)
+        if number == self._begun:
+            self._begun += 1
+            early, self._early = self._early, []
+            said += b"".join(ChunkFormat.event(self, *one) for one in early)
+        return said
+
+    def _next(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
         if piece.ends or (self._kept and not (piece.answers or piece.thinks)):
             self._kept.append((raw, chunk))
             return b""
@@ -60,8 +76,9 @@ class ChunkFormat:
         return before + _as_it_came(raw, chunk)
 
     def end(self, ledger: Json) -> bytes:
+        said = b"".join(self._next(*one) for one in self._early)
         *before, (_, last) = self._kept
-        said = b"".join(_as_it_came(*one) for one in before)
+        said += b"".join(_as_it_came(*one) for one in before)
         return said + sse.event({**last, wire.LEDGER_KEY: ledger}) + b"data: [DONE]\n\n"
 
     def whole(self, answer: Json, ledger: Json) -> Json:
@@ -132,6 +149,13 @@ class ResponseFormat:
         return {**answer, wire.LEDGER_KEY: ledger}
 
 
+def _number(chunk: Json) -> int:
+    """The number of the answer that a chunk belongs to; -1 for one that belongs to none."""
+    choices = chunk.get("choices")
+    numbers = [one.get("index") for one in choices if isinstance(one, Mapping)] if isinstance(choices, list) else []
+    return max((number for number in numbers if isinstance(number, int)), default=-1)
+
+
 def _as_it_came(raw: bytes | None, chunk: Json) -> bytes:
     return sse.event(chunk) if raw is None else raw + b"\n\n"
 
@@ -176,6 +200,15 @@ class Api:
     request: Callable[[Json], Json]  # the client's request in that dialect; raises ApiError
     answer: Callable[[Json], AnswerFormat]  # the format of the answer to a client's request
     errors: ErrorFormat = ErrorFormat.CHUNKS
+    # Of a chat's fields, as a client of this API has them.
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def named(self, error: ApiError) -> ApiError:
+        """The error, with the name that the client knows the field at fault by."""
+        if (name := self.names.get(error.param or "")) is None:
+            return error
+        _, found, why = error.message.partition(f"{error.param}: ")
+        return replace(error, param=name, message=f"{name}: {why}" if found else error.message)
 
 
 def _unchanged(asked: Json) -> Json:
@@ -184,8 +217,17 @@ def _unchanged(asked: Json) -> Json:
 
 CHATS = Api("/chat/completions", CHAT, _unchanged, lambda _: ChunkFormat())
 TEXTS = Api("/completions", TEXT, _unchanged, lambda _: ChunkFormat())
-RESPONSES_API = Api("/responses", RESPONSES, _unchanged, lambda _: ResponseFormat(), ErrorFormat.EVENTS)
-MESSAGES = Api("/messages", CHAT, chat_of_messages, MessageOfChat, ErrorFormat.MESSAGES)
+_RESPONSES_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+    "logprobs": "top_logprobs",
+}
+_MESSAGES_NAMES = {"stop": "stop_sequences", "response_format": "output_config"}
+RESPONSES_API = Api(
+    "/responses", RESPONSES, _unchanged, lambda _: ResponseFormat(), ErrorFormat.EVENTS, _RESPONSES_NAMES
+)
+MESSAGES = Api("/messages", CHAT, chat_of_messages, MessageOfChat, ErrorFormat.MESSAGES, _MESSAGES_NAMES)
 APIS = (CHATS, TEXTS, RESPONSES_API, MESSAGES)
 
 # The same for the embedded engine, which ignores what it does not know, and whose responses leave too much out.

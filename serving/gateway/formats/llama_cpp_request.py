@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ramify.serving.gateway.errors import bad_request
+from ramify.serving.gateway.formats.field_values import check_prompt_field, check_values
 from ramify.serving.gateway.formats.pattern_translation import UnsupportedPattern
 from ramify.serving.gateway.formats.schema_keywords import NotEnforced, check_schema, with_patterns
 from ramify.serving.protocol.tags import is_tag
@@ -44,11 +45,11 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values that ask for what 
     "suffix": ("",),
 }
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 def chat_for_llama_cpp(asked: Json) -> Json:
     """A chat's body. Raises ApiError, which names the field."""
+    check_prompt_field("messages", asked.get("messages"))
     messages = asked.get("messages")
     for message in messages if isinstance(messages, list) else ():
         role = message.get("role") if isinstance(message, Mapping) else None
@@ -61,6 +62,7 @@ def chat_for_llama_cpp(asked: Json) -> Json:
 
 def text_for_llama_cpp(asked: Json) -> Json:
     """A text completion's body. Raises ApiError, which names the field."""
+    check_prompt_field("prompt", asked.get("prompt"))
     return _checked(asked, _TEXT)
 
 
@@ -71,7 +73,7 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
             body[name] = value
         elif value is not None and name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
             raise bad_request(name, f"{name}: the embedded engine does not support it: leave it out")
-    _check_limits(body)
+    check_values(body)
     for name, strict, schema in _schemas(body):
         try:
             if strict:
@@ -83,16 +85,6 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
         return {**body, **_with_patterns(body)}
     except UnsupportedPattern as error:
         raise bad_request("response_format", f"response_format: a pattern with {error}") from error
-
-
-def _check_limits(body: Json) -> None:
-    for name in _LIMITS:
-        most = body.get(name)
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-            raise bad_request(name, f"{name}: must be a whole number from 1 on")
-    stop = body.get("stop")
-    if stop == "" or (isinstance(stop, list) and "" in stop):
-        raise bad_request("stop", "stop: an empty text ends every answer before it begins")
 
 
 def _schemas(body: Json) -> list[tuple[str, bool, Json]]:
@@ -129,13 +121,18 @@ def _with_patterns(body: Json) -> dict[str, object]:
         strict = _named(body)[1]
         made = dict(format_)
         if isinstance(inner := made.get("json_schema"), Mapping) and "schema" in inner:
-            made["json_schema"] = {**inner, "schema": with_patterns(inner["schema"], strict=strict)}
+            made["json_schema"] = {**inner, "schema": with_patterns(_as_object(inner["schema"]), strict=strict)}
         if "schema" in made:
-            made["schema"] = with_patterns(made["schema"], strict=strict)
+            made["schema"] = with_patterns(_as_object(made["schema"]), strict=strict)
         changed["response_format"] = made
     if isinstance(tools := body.get("tools"), list):
         changed["tools"] = [_tool(tool) for tool in tools]
     return changed
+
+
+def _as_object(schema: object) -> object:
+    """`true`, which llama.cpp passes over, as the schema that means the same: any JSON."""
+    return {} if schema is True else schema
 
 
 def _tool(tool: object) -> object:

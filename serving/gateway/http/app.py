@@ -272,8 +272,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     asked, detail = f"{request.method} {request.url.path}"[:200], error.detail
     if error.status_code in (404, 405):
         there = ", ".join(f"POST /v1{api.path}" for api in APIS)
-        detail = f"path: there is no {asked} here: POST to {there}, or list the models with GET /v1/models"
-    return error_response(bad_request("path", detail, status=error.status_code), errors_at(request.url.path))
+        detail = f"path: there is no {asked} here: use {there}, or list the models with GET /v1/models"
+    refusal = bad_request("path", detail, status=error.status_code)
+    refusal.headers = error.headers or {}  # with the methods that there are
+    return error_response(refusal, errors_at(request.url.path))
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -50,6 +50,7 @@ from ramify.serving.gateway.http.exchange import (
     body_of,
     check_prompt,
     client_left,
+    flag_in,
     is_large,
     tags_of,
     traced,
@@ -111,7 +112,7 @@ class Endpoint:
         tags = tags_of(request, asked, client)
         body = await asyncio.to_thread(self._checked, asked) if is_large(request) else self._checked(asked)
         dialect = self._api.dialect
-        stream = _flag(body, "stream")
+        stream = flag_in(body, "stream")
         if stream and scope.get("http_version") == "1.0":
             raise bad_request(
                 "stream", "stream: HTTP/1.0 cannot carry a stream: use HTTP/1.1, or set stream to false"
@@ -144,12 +145,15 @@ class Endpoint:
     def _checked(self, asked: Mapping[str, object]) -> Mapping[str, object]:
         """The request in the API's dialect. Raises ApiError for one that no engine can answer."""
         llama_cpp = self._gateway.replicas.llama_cpp
-        body = self._api.request(asked)
-        check_prompt(self._api.dialect, body)
-        check_constraints(body, llama_cpp=llama_cpp)
-        if _flag(body, "background"):
-            raise bad_request("background", "background: not supported: a call here ends with its connection")
-        at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+        try:
+            body = self._api.request(asked)
+            check_prompt(self._api.dialect, body, llama_cpp=llama_cpp)
+            check_constraints(body, llama_cpp=llama_cpp)
+            if flag_in(body, "background"):
+                raise bad_request("background", "background: not supported: a call here ends with its connection")
+            at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+        except ApiError as error:
+            raise self._api.named(error) from error
         return body
 
     async def _delivered(self, work: _Work) -> None:
@@ -189,7 +193,7 @@ class Endpoint:
         if work.delivery is not None:
             work.delivery.hurry()
             await work.delivery.drained()
-        await work.out.error(error)
+        await work.out.error(self._api.named(error))
 
     async def _attempt(self, work: _Work, stream: bool) -> bool:
         """Wait for a slot and get the answer there. False if the call has to wait for another slot."""
@@ -375,13 +379,6 @@ def _of_an_old_run(call: Call) -> str:
         return ""
     name, ago_s = told(run.id, call.client), call.arrived - run.first_at
     return f"; compound_id {name!r} began {ago_s:.0f} s ago: give each run an id of its own"
-
-
-def _flag(body: Mapping[str, object], name: str) -> bool:
-    value = body.get(name) or False
-    if not isinstance(value, bool):
-        raise bad_request(name, f"{name}: must be true or false")
-    return value
 
 
 def _encoded(body: Mapping[str, object]) -> bytes:

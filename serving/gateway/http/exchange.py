@@ -18,6 +18,7 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.formats.apis import ErrorFormat
+from ramify.serving.gateway.formats.field_values import check_characters
 from ramify.serving.gateway.records.clients import owned
 from ramify.serving.gateway.request_bodies import BODY_S, UnfinishedBodies
 from ramify.serving.protocol.agent_hints import read_hints, with_hints
@@ -177,13 +178,23 @@ def tags_of(request: Request, body: Mapping[str, object], client: str = "") -> S
     return tags
 
 
-def check_prompt(dialect: Dialect, body: Mapping[str, object]) -> None:
-    """Refuse a chat without a message, as OpenAI does. Raises ApiError. Some engines make a prompt of nothing, after
-    which the model writes anything, at length."""
+def check_prompt(dialect: Dialect, body: Mapping[str, object], *, llama_cpp: bool = False) -> None:
+    """Refuse a chat without a message, as OpenAI does, and characters that the engine cannot read. Raises ApiError.
+    Some engines make a prompt of nothing, after which the model writes anything, at length."""
+    if llama_cpp:
+        check_characters(body)
     if dialect is CHAT and body.get(CHAT.prompt_field) == []:
         raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
     if dialect is RESPONSES and body.get(RESPONSES.prompt_field) == [] and not any(body.get(n) for n in _SAYS_TOO):
         raise ApiError(400, "empty_array", "input: must hold at least one item", "input")
+
+
+def flag_in(body: Mapping[str, object], name: str) -> bool:
+    """The value of a flag. Raises ApiError, which names the field."""
+    value = body.get(name) or False
+    if not isinstance(value, bool):
+        raise bad_request(name, f"{name}: must be true or false")
+    return value
 
 
 async def _read(request: Request, note: Callable[[int], None]) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ramify.serving.gateway.errors import ApiError, bad_request
@@ -20,6 +21,7 @@ HEAD_S = 15.0
 UNREAD_S = 60.0  # as long as most web servers wait
 LINGER_S = 2.0  # how long a client that is turned away may go on sending
 MAX_HEAD = 512 * 1024  # bytes before a head is complete; most of a packet may be the body that follows
+_UPGRADES = (b"upgrade", b"http2-settings")
 _SLOW = bad_request("head", f"the request's head was not complete within {HEAD_S:g} s", status=408)
 _LONG = bad_request("head", f"the request's head is longer than {MAX_HEAD} bytes", status=431)
 _NO_HTTP = bad_request("request", "this is not an HTTP request, or its body is not as long as its head says")
@@ -61,7 +63,37 @@ class SlowClientProtocol(HttpToolsProtocol):
             if self._seen > MAX_HEAD:
                 self._refuse(_LONG)
                 return
-        super().data_received(data)
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Read a request. One that would rather speak another protocol is read once more without that wish, which a
+        server may ignore (RFC 9110, 7.8): uvicorn would lose its body. Java's HTTP client asks for HTTP/2 so."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as wish:
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse(_NO_HTTP)
+                return
+            head = self._without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(head + data[wish.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self._refuse(_NO_HTTP)
+
+    def _without_upgrade(self) -> bytes:
+        """The head of the request, without the wish for another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            kept = value
+            if name == b"connection":
+                tokens = (token.strip() for token in value.split(b","))
+                kept = b", ".join(token for token in tokens if token.lower() not in _UPGRADES)
+            if name not in _UPGRADES:
+                lines.append(b"%b: %b" % (name, kept))
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -70,6 +102,8 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._came()
+        if self.parser.should_upgrade():
+            return  # the request is read once more
         if self._full:
             self._turn_away()
             return
@@ -81,6 +115,8 @@ class SlowClientProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         if not self._refused:
             super().on_message_complete()
         elif not self.transport.is_closing():
@@ -120,7 +156,7 @@ class SlowClientProtocol(HttpToolsProtocol):
             self._waits.cancel()
             self._waits = None
 
-    def send_400response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:
         self._refuse(_NO_HTTP)
 
     def _turn_away(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ramify.serving.gateway import sse
 from ramify.serving.protocol.wire import Malformed
 
-TEXT = b"data: {}\r\n\r\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\n: stays\n\ndata: [DONE]\n\ndata: cut"
+TEXT = b"data: null\n\ndata: {}\r\n\r\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\n: stays\n\ndata: [DONE]\n\ndata: cut"
 
 
 async def stream(parts: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.formats.apis import MESSAGES, RESPONSES_API, Api, at_engine
 from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def _shaped(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **more}}}
 
 
@@ -31,7 +35,30 @@ def _shaped(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
         ({"stop": ["a", ""]}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"stop": ["a", 3]}, "stop"),
         ({"messages": [{"role": "alien", "content": "hi"}]}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"n": True}, "n"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"presence_penalty": "x"}, "presence_penalty"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
+        (_shaped(False), "response_format"),
+        (_shaped("x", strict=False), "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": 3, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
         (_shaped({"type": "number", "minimum": 1}), "response_format"),
         ({"json_schema": {"not": {}}}, "json_schema"),
         ({"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]}, "tools"),
@@ -42,6 +69,35 @@ def test_what_the_engine_would_not_do_is_refused_by_name(more: dict[str, Any], p
         chat_for_llama_cpp({**ASK, **more})
     assert (caught.value.status, caught.value.param) == (400, param)
     assert caught.value.message.startswith(f"{param}:")
+
+
+def test_values_that_the_engine_knows_are_passed_on() -> None:
+    known = {"stop": "a", "n": 2, "temperature": 0, "top_p": 1, "logprobs": True, "top_logprobs": 0, "tools": [TOOL]}
+    for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "f"}}):
+        body = {**ASK, **known, "tool_choice": choice}
+        assert chat_for_llama_cpp(body) == body
+    for text in ({"prompt": ["a", "b"], "logprobs": 2}, {"prompt": [1, 2], "logprobs": True}, {"prompt": ""}):
+        assert text_for_llama_cpp(text) == text
+    for missing in ({}, {"prompt": []}):
+        with pytest.raises(ApiError, match="prompt: "):
+            text_for_llama_cpp(missing)
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "param"),
+    [
+        (RESPONSES_API, {"input": None}, "input"),
+        (RESPONSES_API, {"input": "hi", "max_output_tokens": 0}, "max_output_tokens"),
+        (RESPONSES_API, {"input": "hi", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text"),
+        (RESPONSES_API, {"input": "hi", "tool_choice": "required"}, "tool_choice"),
+        (MESSAGES, {**ASK, "max_tokens": 1, "stop_sequences": [""]}, "stop_sequences"),
+    ],
+)
+def test_fields_have_the_names_of_the_clients_api(api: Api, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        at_engine(api, llama_cpp=True).request(body)
+    told = api.named(caught.value)
+    assert told.param == param and told.message.startswith(f"{param}: ")
 
 
 def test_fields_without_effect_are_left_out() -> None:
@@ -58,6 +114,11 @@ def test_tools_that_are_not_strict_promise_nothing() -> None:
     assert body["tools"][0]["function"]["parameters"]["properties"] == {"a": {"type": "string", "format": "uri"}}
     assert given["properties"]["a"]["pattern"] == "(?=x)"
     chat_for_llama_cpp({**ASK, **_shaped({"type": "number", "minimum": 1}, strict=False)})
+
+
+def test_schema_true_is_any_json() -> None:
+    body: Any = chat_for_llama_cpp({**ASK, **_shaped(True)})
+    assert body["response_format"]["json_schema"]["schema"] == {}
 
 
 def test_patterns_are_translated() -> None:

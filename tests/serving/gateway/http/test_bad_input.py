@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
+from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http import exchange
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.http.slow_clients import MAX_HEAD, SlowClientProtocol
@@ -151,6 +153,7 @@ async def test_unknown_endpoint_error_lists_known_ones() -> None:
         packed = await client.post(PATHS[0], content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
     said = [(r.status_code, r.json()["error"]["param"]) for r in (embeddings, listed, packed)]
     assert said == [(404, "path"), (405, "path"), (415, "content-encoding")]
+    assert listed.headers["allow"] == "POST"
     for response, asked in ((embeddings, "POST /v1/embeddings"), (listed, f"GET {PATHS[0]}")):
         message = response.json()["error"]["message"]
         assert asked in message and all(path in message for path in PATHS)
@@ -180,6 +183,20 @@ async def test_odd_but_valid_json_is_passed_on(body: bytes) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         assert (await client.post(PATHS[0], content=body)).json()["id"] == "x"
     assert got == [json.loads(body)]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [({**ASK, "stop": "\udfff"}, "stop"), ({"messages": ["\ud800"]}, "messages")]
+)
+async def test_character_that_the_embedded_engine_cannot_read_is_refused_by_field(
+    body: dict[str, Any], param: str
+) -> None:
+    upstream = Upstream("http://engine/v1", transport=ScriptedModel(lambda _: "ok"))
+    app = create_gateway([Replica(0, 1, upstream, EngineTraits(llama_cpp=True))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        answer = await client.post(PATHS[0], content=json.dumps(body).encode())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert "surrogate" in answer.json()["error"]["message"]
 
 
 @asynccontextmanager
@@ -281,6 +298,27 @@ async def test_upgrade_is_not_followed(tmp_path: Path) -> None:
     async with on_a_port(tmp_path) as (reader, writer, url):
         writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
         assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200 ")
+        assert await stands(url)
+
+
+async def test_request_that_would_rather_speak_http_2_is_answered_whole(tmp_path: Path) -> None:
+    """As Java's client sends its first one. Its body may come later, and another request after it."""
+    wish = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+    body = json.dumps(ASK).encode()
+    async with on_a_port(tmp_path) as (reader, writer, _):
+        writer.write(POST + wish + b"content-length: %d\r\n\r\n" % len(body))
+        await writer.drain()
+        writer.write(body[:5])
+        await writer.drain()
+        writer.write(body[5:] + POST + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        said = await asyncio.wait_for(reader.read(), 20)
+    assert said.count(b"HTTP/1.1 200 OK") == said.count(b'"content":"ok"') == 2
+
+
+async def test_connect_is_refused(tmp_path: Path) -> None:
+    async with on_a_port(tmp_path) as (reader, writer, url):
+        writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org:443\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 400 ")
         assert await stands(url)
 
 
