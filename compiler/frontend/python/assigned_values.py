@@ -15,6 +15,7 @@ Assigned: TypeAlias = dict[str, list[ast.expr | None]]
 (`annotation_in`), a loop's variable as what it is taken from (`item_source`)."""
 
 _MARK, _ITEM = "<annotation>", "<item>"
+_FILLS = ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
 _PICKS = ("pop", "popleft", "popitem", "get_nowait")
 
 
@@ -121,4 +122,16 @@ def picked_from(call: ast.Call) -> ast.expr | None:
             return owner
         case ast.Call(ast.Name(id="next"), [owner, *_]):
             return owner
+    return None
+
+
+def filled_by(node: ast.AST) -> str | None:
+    """Return the name of the object into which a call or an assignment puts an item."""
+    match node:
+        case ast.Call(ast.Attribute(ast.Name(id=name), attr)) if attr in _FILLS:
+            return name
+        case ast.AugAssign(ast.Name(id=name), ast.Add()):
+            return name
+        case ast.Assign([ast.Subscript(ast.Name(id=name))]):
+            return name
     return None

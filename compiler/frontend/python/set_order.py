@@ -18,7 +18,8 @@ from enum import Enum
 from ramify.compiler.frontend.python.assigned_values import item_source, names_in, names_stored_in
 from ramify.compiler.frontend.python.name_resolution import Scope
 from ramify.compiler.frontend.python.names import nodes_in
-from ramify.compiler.frontend.python.set_values import ReadFunction, SetValues, tells_type
+from ramify.compiler.frontend.python.set_types import tells_type
+from ramify.compiler.frontend.python.set_values import ReadFunction, SetValues
 from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, PICKED
 from ramify.compiler.spec import Following
 
