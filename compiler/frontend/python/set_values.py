@@ -124,40 +124,9 @@ class SetValues:
                 return self._is_unordered_call(node)
         return False
 
-    def is_distinct(self, node: ast.expr) -> bool:
-        """Return whether no two items of an unordered expression are equal."""
-        match node:
-            case ast.ListComp(elt, [only]) | ast.GeneratorExp(elt, [only]):
-                return ast.unparse(elt) == ast.unparse(only.target) and self.is_distinct(only.iter)
-            case ast.List([ast.Starred(value)]) | ast.Tuple([ast.Starred(value)]):
-                return self.is_distinct(value)
-            case ast.Await(value) | ast.NamedExpr(value=value):
-                return self.is_distinct(value)
-            case ast.Subscript(value, ast.Slice()):
-                return self.is_distinct(value)
-            case ast.Call(ast.Attribute(attr="items" | "keys"), []):
-                return True
-            case ast.Call(func, [*args]) if self.scope.resolve(func) in (list, tuple, iter, reversed, sorted):
-                return bool(args) and self.is_distinct(args[0])
-            case ast.Call(func, [_, items]) if self.scope.resolve(func) is filter:
-                return self.is_distinct(items)
-            case ast.Call(ast.Attribute(attr="values")) | ast.BinOp(op=ast.Add()):
-                return False
-            case ast.Call(func):
-                return not self._keeps_order(func)
-            case ast.Name(id=name) if self.scope.is_local(name):
-                return self._judge("distinct", name, self._is_distinct_value)
-        return not isinstance(node, ast.List | ast.Tuple | ast.ListComp | ast.GeneratorExp | ast.IfExp | ast.BoolOp)
-
-    def _is_distinct_value(self, value: ast.expr) -> bool:
-        if item_source(value) is not None:
-            return True
-        annotation = annotation_in(value)
-        return self.is_distinct(value) if annotation is None else is_set_annotation(ast.unparse(annotation))
-
     def elements_of(self, target: ast.expr, source: ast.expr) -> tuple[set[str], set[str]]:
-        """Return the names in a loop's target that are bound to the element or a part of it, and those of them that
-        no two turns bind to equal values."""
+        """Return the names in a loop's target that are bound to the element or a part of it, and those that tell it
+        from all others. Equal elements need not be told apart."""
         match source, target:
             case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]), ast.Tuple(elts=[_, item]):
                 return self.elements_of(item, inner)
@@ -171,8 +140,7 @@ class SetValues:
                 return found
             case ast.Call(ast.Attribute(attr="items")), ast.Tuple(elts=[ast.Name(id=name), _]):
                 return set(names_in(target)), {name}
-        exact = {target.id} if isinstance(target, ast.Name) and self.is_distinct(source) else set[str]()
-        return set(names_in(target)), exact
+        return set(names_in(target)), {target.id} if isinstance(target, ast.Name) else set()
 
     def given(self, node: ast.expr) -> frozenset[str]:
         """Return where the value is recorded that an expression iterates over, if only that value tells its type."""
