@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 from ramify.compiler.frontend.python.names import arguments_of, names_bound_by, nodes_in
 from ramify.compiler.frontend.python.sources import Definition
@@ -19,7 +20,18 @@ _FILLS = ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait"
 _PICKS = ("pop", "popleft", "popitem", "get_nowait")
 
 
+_known: WeakKeyDictionary[ast.AST, Assigned] = WeakKeyDictionary()
+
+
 def assigned_values(definition: Definition) -> Assigned:
+    """Return the values of each name of a function. They are kept: a helper is read at each of its calls."""
+    known = _known.get(definition)
+    if known is None:
+        known = _known[definition] = _assigned_values(definition)
+    return known
+
+
+def _assigned_values(definition: Definition) -> Assigned:
     found: Assigned = {}
     for argument in arguments_of(definition.args):
         found[argument.arg] = [None if argument.annotation is None else _marked(_MARK, argument.annotation)]

@@ -274,6 +274,8 @@ class SetOrder:
     def _holders(self) -> set[str]:
         """Return the names of objects that an element may be put into: `batch.append(name)`, `fill(batch, name)`,
         `batch["to"] = name`."""
+        if not self.loops and not self.filled:
+            return set()
         puts = [put for node in nodes_in(self.scope.function.node) if (put := _put(node)) is not None]
         found = set(self.filled)
         derived = self._derived({name for loop in self.loops for name in loop.elements})
