@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 from ramify.compiler.frontend.python.names import arguments_of, names_bound_by, nodes_in
 from ramify.compiler.frontend.python.sources import Definition
@@ -15,10 +16,22 @@ Assigned: TypeAlias = dict[str, list[ast.expr | None]]
 (`annotation_in`), a loop's variable as what it is taken from (`item_source`)."""
 
 _MARK, _ITEM = "<annotation>", "<item>"
+_FILLS = ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
 _PICKS = ("pop", "popleft", "popitem", "get_nowait")
 
 
+_known: WeakKeyDictionary[ast.AST, Assigned] = WeakKeyDictionary()
+
+
 def assigned_values(definition: Definition) -> Assigned:
+    """Return the values of each name of a function. They are kept: a helper is read at each of its calls."""
+    known = _known.get(definition)
+    if known is None:
+        known = _known[definition] = _assigned_values(definition)
+    return known
+
+
+def _assigned_values(definition: Definition) -> Assigned:
     found: Assigned = {}
     for argument in arguments_of(definition.args):
         found[argument.arg] = [None if argument.annotation is None else _marked(_MARK, argument.annotation)]
@@ -121,4 +134,16 @@ def picked_from(call: ast.Call) -> ast.expr | None:
             return owner
         case ast.Call(ast.Name(id="next"), [owner, *_]):
             return owner
+    return None
+
+
+def filled_by(node: ast.AST) -> str | None:
+    """Return the name of the object into which a call or an assignment puts an item."""
+    match node:
+        case ast.Call(ast.Attribute(ast.Name(id=name), attr)) if attr in _FILLS:
+            return name
+        case ast.AugAssign(ast.Name(id=name), ast.Add()):
+            return name
+        case ast.Assign([ast.Subscript(ast.Name(id=name))]):
+            return name
     return None

@@ -31,7 +31,7 @@ from ramify.compiler.frontend.python.name_resolution import (
 from ramify.compiler.frontend.python.prompt_prefixes import prefix_of
 from ramify.compiler.frontend.python.readings import static_attribute
 from ramify.compiler.frontend.python.set_order import SetOrder
-from ramify.compiler.frontend.python.set_values import returns_nothing
+from ramify.compiler.frontend.python.set_types import returns_nothing
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources, in_same_project
 from ramify.compiler.frontend.python.statements import StatementReader, operations
 from ramify.compiler.frontend.python.step_checks import refuse_unawaited, refuse_unentered_fork

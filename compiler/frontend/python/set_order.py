@@ -18,7 +18,8 @@ from enum import Enum
 from ramify.compiler.frontend.python.assigned_values import item_source, names_in, names_stored_in
 from ramify.compiler.frontend.python.name_resolution import Scope
 from ramify.compiler.frontend.python.names import nodes_in
-from ramify.compiler.frontend.python.set_values import ReadFunction, SetValues, tells_type
+from ramify.compiler.frontend.python.set_types import tells_type
+from ramify.compiler.frontend.python.set_values import ReadFunction, SetValues
 from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, PICKED
 from ramify.compiler.spec import Following
 
@@ -35,7 +36,9 @@ class _Loop:
     """A loop over a set, or over what may be one.
 
     elements: Names that are bound to the element, or to parts of it.
-    exact: Names that no two turns bind to equal values.
+    exact: Names that are bound to the whole element. Two turns that bind equal values are not told apart, and need
+        not be.
+    picks: It takes its elements one by one: `names.pop()`.
     bound: Names that the loop binds. None: it stands around a call of this function.
     given: Where its source is recorded, if only the recorded value tells whether that is a set.
     """
@@ -44,6 +47,7 @@ class _Loop:
     exact: frozenset[str]
     bound: frozenset[str] | None
     given: frozenset[str] = frozenset()
+    picks: bool = False
 
 
 class SetOrder:
@@ -102,7 +106,7 @@ class SetOrder:
             loops.append(_Loop(frozenset(elements), self._bound_once(exact), bound))
         elif given:
             names = frozenset(names_in(target))
-            exact = {target.id} if isinstance(target, ast.Name) and isinstance(source, ast.Name) else set()
+            exact = {target.id} if isinstance(target, ast.Name) else set()
             loops.append(_Loop(names, self._bound_once(exact), bound, given))
         with self._in((*self.loops, *loops)):
             yield
@@ -123,10 +127,12 @@ class SetOrder:
                     taken.append((targets, value))
                 case ast.NamedExpr(target, value) | ast.AnnAssign(target=target, value=ast.expr() as value):
                     taken.append(([target], value))
+        if not any(isinstance(inner, ast.Call) and self.values.is_pick(inner) for inner in nodes_in(node)):
+            return []
         picked = [targets for targets, value in taken if self.values.is_pick(value)]
         names = {name for targets in picked for target in targets for name in names_in(target)}
         exact = {each.id for targets in picked for each in targets if isinstance(each, ast.Name)}
-        return [_Loop(frozenset(names), self._bound_once(exact), bound)] if picked else []
+        return [_Loop(frozenset(names), self._bound_once(exact), bound, picks=True)]
 
     def _bound_once(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of the names that the function only binds as elements of loops, or once."""
@@ -236,7 +242,9 @@ class SetOrder:
         return isinstance(node, _PLAIN)
 
     def _is_exact(self, argument: ast.expr, loop: _Loop) -> bool:
-        """Return whether no two turns of a loop give equal arguments: the element, also inside of another value."""
+        """Return whether an argument tells the element of a loop: it is the element, or holds it."""
+        if loop.picks and self.values.is_pick(argument):
+            return True
         match argument:
             case ast.Name(id=name):
                 return name in loop.exact
@@ -266,6 +274,8 @@ class SetOrder:
     def _holders(self) -> set[str]:
         """Return the names of objects that an element may be put into: `batch.append(name)`, `fill(batch, name)`,
         `batch["to"] = name`."""
+        if not self.loops and not self.filled:
+            return set()
         puts = [put for node in nodes_in(self.scope.function.node) if (put := _put(node)) is not None]
         found = set(self.filled)
         derived = self._derived({name for loop in self.loops for name in loop.elements})

@@ -11,15 +11,13 @@ Of a parameter of the workflow and of a step's result without an annotation, the
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from ramify.compiler.declarations import StepInfo
 from ramify.compiler.frontend.python.assigned_values import (
     Assigned,
     annotation_in,
     assigned_values,
+    filled_by,
     item_source,
     last_argument,
     loops_in,
@@ -34,6 +32,16 @@ from ramify.compiler.frontend.python.name_resolution import (
     step_info,
 )
 from ramify.compiler.frontend.python.names import nodes_in
+from ramify.compiler.frontend.python.set_types import (
+    is_annotated,
+    is_coarse,
+    is_range,
+    is_set_annotation,
+    is_unordered_value,
+    is_view,
+    place_of,
+    tells_type,
+)
 from ramify.compiler.frontend.python.sources import Function, own_nodes
 
 ReadFunction = Callable[[object], Function | None]
@@ -41,14 +49,9 @@ ReadFunction = Callable[[object], Function | None]
 
 _KEEP_ORDER = (list, tuple, iter, reversed, enumerate, zip, map, filter, dict)
 _MODULES_THAT_KEEP_ORDER = ("itertools", "collections")  # their classes hold or yield the items of their arguments
-_SETS = re.compile(
-    r"^(?:[\w.]+\.)?(?:set|frozenset|Set|FrozenSet|AbstractSet|MutableSet)(?:\[\s*(?P<item>.*?)\s*\])?$", re.DOTALL
-)
-_SAYS_NOTHING = re.compile(r"^(?:[\w.]+\.)?(?:Any|object|(?:Iterable|Collection|Container)(?:\[.*\])?)$", re.DOTALL)
 _SET_METHODS = ("union", "intersection", "difference", "symmetric_difference", "copy")
 _SET_OPERATORS = (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)
 _VIEWS = ("items", "keys", "values")
-_FILLS = ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
 _MOST_FUNCTIONS = 8  # so many functions are read one inside the other to know what the outermost returns
 
 
@@ -93,7 +96,7 @@ class SetValues:
             case ast.List(elts) | ast.Tuple(elts):
                 return any(isinstance(each, ast.Starred) and self.is_unordered(each.value) for each in elts)
             case ast.SetComp(generators=generators):
-                return not _is_range(generators[0].iter)
+                return not is_range(generators[0].iter)
             case (
                 ast.ListComp(generators=generators)
                 | ast.GeneratorExp(generators=generators)
@@ -103,7 +106,7 @@ class SetValues:
             case ast.Await(value) | ast.NamedExpr(value=value) | ast.Starred(value):
                 return self.is_unordered(value)
             case ast.BinOp(left, op, right) if isinstance(op, _SET_OPERATORS):
-                return self.is_unordered(left) or self.is_unordered(right) or _is_view(left) or _is_view(right)
+                return self.is_unordered(left) or self.is_unordered(right) or is_view(left) or is_view(right)
             case ast.BinOp(left, ast.Add(), right):
                 return self.is_unordered(left) or self.is_unordered(right)
             case ast.IfExp(body=body, orelse=orelse):
@@ -116,45 +119,14 @@ class SetValues:
                 return self._is_unordered_name(name, node)
             case ast.Attribute(attr=attr):
                 known = self.scope.resolve(node)
-                return self._is_unordered_field(attr) if known is UNRESOLVED else _is_unordered_value(known)
+                return self._is_unordered_field(attr) if known is UNRESOLVED else is_unordered_value(known)
             case ast.Call():
                 return self._is_unordered_call(node)
         return False
 
-    def is_distinct(self, node: ast.expr) -> bool:
-        """Return whether no two items of an unordered expression are equal."""
-        match node:
-            case ast.ListComp(elt, [only]) | ast.GeneratorExp(elt, [only]):
-                return ast.unparse(elt) == ast.unparse(only.target) and self.is_distinct(only.iter)
-            case ast.List([ast.Starred(value)]) | ast.Tuple([ast.Starred(value)]):
-                return self.is_distinct(value)
-            case ast.Await(value) | ast.NamedExpr(value=value):
-                return self.is_distinct(value)
-            case ast.Subscript(value, ast.Slice()):
-                return self.is_distinct(value)
-            case ast.Call(ast.Attribute(attr="items" | "keys"), []):
-                return True
-            case ast.Call(func, [*args]) if self.scope.resolve(func) in (list, tuple, iter, reversed, sorted):
-                return bool(args) and self.is_distinct(args[0])
-            case ast.Call(func, [_, items]) if self.scope.resolve(func) is filter:
-                return self.is_distinct(items)
-            case ast.Call(ast.Attribute(attr="values")) | ast.BinOp(op=ast.Add()):
-                return False
-            case ast.Call(func):
-                return not self._keeps_order(func)
-            case ast.Name(id=name) if self.scope.is_local(name):
-                return self._judge("distinct", name, self._is_distinct_value)
-        return not isinstance(node, ast.List | ast.Tuple | ast.ListComp | ast.GeneratorExp | ast.IfExp | ast.BoolOp)
-
-    def _is_distinct_value(self, value: ast.expr) -> bool:
-        if item_source(value) is not None:
-            return True
-        annotation = annotation_in(value)
-        return self.is_distinct(value) if annotation is None else _is_set_annotation(ast.unparse(annotation))
-
     def elements_of(self, target: ast.expr, source: ast.expr) -> tuple[set[str], set[str]]:
-        """Return the names in a loop's target that are bound to the element or a part of it, and those of them that
-        no two turns bind to equal values."""
+        """Return the names in a loop's target that are bound to the element or a part of it, and those that tell it
+        from all others. Equal elements need not be told apart."""
         match source, target:
             case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]), ast.Tuple(elts=[_, item]):
                 return self.elements_of(item, inner)
@@ -168,8 +140,7 @@ class SetValues:
                 return found
             case ast.Call(ast.Attribute(attr="items")), ast.Tuple(elts=[ast.Name(id=name), _]):
                 return set(names_in(target)), {name}
-        exact = {target.id} if isinstance(target, ast.Name) and self.is_distinct(source) else set[str]()
-        return set(names_in(target)), exact
+        return set(names_in(target)), {target.id} if isinstance(target, ast.Name) else set()
 
     def given(self, node: ast.expr) -> frozenset[str]:
         """Return where the value is recorded that an expression iterates over, if only that value tells its type."""
@@ -182,8 +153,8 @@ class SetValues:
                 return frozenset(place for each in args for place in self.given(each))
             case ast.Call(func):
                 info = step_info(self.scope.resolve(func))
-                known = info is None or _is_annotated(self.scope.resolve(func))
-                return frozenset() if known or info is None else frozenset((_step(info),))
+                known = info is None or is_annotated(self.scope.resolve(func))
+                return frozenset() if known or info is None else frozenset((place_of(info),))
             case ast.ListComp(generators=[only, *_]) | ast.GeneratorExp(generators=[only, *_]):
                 return self.given(only.iter)
             case ast.Name(id=name) if name in self._given:
@@ -209,7 +180,7 @@ class SetValues:
         func, args = node.func, node.args
         target = self.scope.resolve(func)
         if target is set or target is frozenset:
-            return not (args and _is_range(args[0]))
+            return not (args and is_range(args[0]))
         if target is sorted and args:
             keys = [each.value for each in node.keywords if each.arg == "key"]
             return any(map(self._has_ties, keys)) and self.is_unordered(args[0])
@@ -227,7 +198,7 @@ class SetValues:
     def _has_ties(self, key: ast.expr) -> bool:
         """Return whether a key of `sorted` is equal for many items: a length, a comparison, a part of the item."""
         if isinstance(key, ast.Lambda):
-            return _is_coarse(key.body)
+            return is_coarse(key.body)
         return self.scope.resolve(key) in (len, bool, type, hash, id)
 
     def _returns_set(self, func: ast.expr, target: object) -> bool:
@@ -238,7 +209,7 @@ class SetValues:
             outer, node = found
             annotation = getattr(node, "returns", None)
             if annotation is not None and tells_type(ast.unparse(annotation)):
-                return _is_set_annotation(ast.unparse(annotation))
+                return is_set_annotation(ast.unparse(annotation))
             called = self.scope.function
             function = Function(func.id, called.module, called.path, node, called.outer)  # type: ignore[attr-defined]
             return self._always_returns_set(function, outer)
@@ -246,7 +217,7 @@ class SetValues:
             return False
         annotations = annotations_of(plain)
         if tells_type(annotations.get("return")):
-            return _is_set_annotation(annotations["return"])
+            return is_set_annotation(annotations["return"])
         read = self.read(target) if self._depth < _MOST_FUNCTIONS else None
         return read is not None and self._always_returns_set(read, None)
 
@@ -263,7 +234,7 @@ class SetValues:
 
     def _is_unordered_name(self, name: str, node: ast.Name) -> bool:
         if not self.scope.is_local(name):
-            return _is_unordered_value(self.scope.resolve(node))
+            return is_unordered_value(self.scope.resolve(node))
         if name in self._parameters:
             return True
         return self._judge("set", name, self._gives_set) or self._is_filled(name)
@@ -279,7 +250,7 @@ class SetValues:
         if (source := item_source(value)) is not None:
             return self._has_sets(source)
         annotation = annotation_in(value)
-        return self.is_unordered(value) if annotation is None else _is_set_annotation(ast.unparse(annotation))
+        return self.is_unordered(value) if annotation is None else is_set_annotation(ast.unparse(annotation))
 
     def _is_filled(self, name: str) -> bool:
         """Return whether a loop over a set puts items into the object of this name, which is not sorted then."""
@@ -291,7 +262,7 @@ class SetValues:
                     case ast.Call(ast.Attribute(ast.Name(id=owner), "sort"), keywords=[]):
                         sorts.add(owner)
             for loop, body in loops_in(self.scope.function.node):
-                into = {put for each in body for inner in nodes_in(each) if (put := _filled(inner)) is not None}
+                into = {put for each in body for inner in nodes_in(each) if (put := filled_by(inner)) is not None}
                 found.append((loop, into - sorts))
             self._fills = found
         judged = ("filled", name)
@@ -304,7 +275,7 @@ class SetValues:
         """Return whether the classes that the module knows declare the field of this name as a set."""
         classes = [value for value in self.scope.function.outer.values() if isinstance(value, type)]
         found = [hint for each in classes if (hint := annotations_of(each).get(name)) is not None]
-        return bool(found) and all(map(_is_set_annotation, found))
+        return bool(found) and all(map(is_set_annotation, found))
 
     def _has_sets(self, node: ast.expr) -> bool:
         """Return whether the items of an expression are such sets."""
@@ -318,13 +289,13 @@ class SetValues:
             case ast.Name(id=name) if self.scope.is_local(name):
                 annotations = [None if each is None else annotation_in(each) for each in self.values.get(name, [])]
                 return bool(annotations) and all(
-                    isinstance(each, ast.Subscript) and _is_set_annotation(ast.unparse(last_argument(each)))
+                    isinstance(each, ast.Subscript) and is_set_annotation(ast.unparse(last_argument(each)))
                     for each in annotations
                 )
         value = self.scope.resolve(node)
         if isinstance(value, dict):
             value = list(value.values())
-        return isinstance(value, list | tuple) and bool(value) and all(map(_is_unordered_value, value))
+        return isinstance(value, list | tuple) and bool(value) and all(map(is_unordered_value, value))
 
     # Items taken one by one, and values that depend on the order
 
@@ -386,66 +357,3 @@ class SetValues:
             return False
         gathered = isinstance(node.func, ast.Attribute) and node.func.attr == "gather"
         return gathered or self.scope.resolve(node.func) in (list, tuple, sorted)
-
-
-def _filled(node: ast.AST) -> str | None:
-    """Return the name of the object into which a call or an assignment puts an item."""
-    match node:
-        case ast.Call(ast.Attribute(ast.Name(id=name), attr)) if attr in _FILLS:
-            return name
-        case ast.AugAssign(ast.Name(id=name), ast.Add()):
-            return name
-        case ast.Assign([ast.Subscript(ast.Name(id=name))]):
-            return name
-    return None
-
-
-def _is_coarse(body: ast.expr) -> bool:
-    match body:
-        case ast.Tuple(elts):
-            return all(map(_is_coarse, elts))
-        case ast.UnaryOp(operand=operand):
-            return _is_coarse(operand)
-        case ast.Call(ast.Name(id="len" | "bool" | "type" | "hash" | "id")):
-            return True
-        case ast.Subscript(ast.Name(), ast.Constant(int())):
-            return True
-    return isinstance(body, ast.Constant | ast.Compare)
-
-
-def _step(info: StepInfo) -> str:
-    return f"step {info.name}"
-
-
-def _is_annotated(step: object) -> bool:
-    function = plain_function(step)
-    return function is None or tells_type(annotations_of(function).get("return"))
-
-
-def tells_type(annotation: str | None) -> bool:
-    """Return whether an annotation, as text, says whether a value is a set. `Iterable[str]` does not."""
-    return annotation is not None and _SAYS_NOTHING.match(annotation.strip().strip("'\"")) is None
-
-
-def _is_view(node: ast.expr) -> bool:
-    """Return whether an expression is a dict's view: an operator on it makes a set."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("keys", "items")
-
-
-def _is_range(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
-
-
-def _is_unordered_value(value: object) -> bool:
-    return isinstance(value, set | frozenset) and not all(type(each) in (int, bool) for each in value)
-
-
-def _is_set_annotation(text: str) -> bool:
-    """Return whether an annotation, as text, is a set of other items than integers, alone or in a union."""
-    found = (_SETS.match(part.strip().strip("'\"")) for part in text.split("|"))
-    return any(each is not None and each["item"] not in ("int", "bool") for each in found)
-
-
-def returns_nothing(function: Callable[..., Any]) -> bool:
-    """Return whether a function is declared to return None, so that no result can be given to another call."""
-    return annotations_of(function).get("return") == "None"
