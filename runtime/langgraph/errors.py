@@ -157,6 +157,13 @@ class ThreadNotCopied(GraphError):
         return cls(f"there are no threads in {where}: it has no tables of that checkpointer")
 
     @classmethod
+    def outdated(cls, where: str) -> ThreadNotCopied:
+        return cls(
+            f"the tables in {where} are those of an earlier langgraph-checkpoint-postgres: call `setup()` of its "
+            "PostgresSaver once, which brings them up to date, and copy again"
+        )
+
+    @classmethod
     def no_file(cls, where: str) -> ThreadNotCopied:
         return cls(f"{where}: no such file. Name the database that has the threads")
 

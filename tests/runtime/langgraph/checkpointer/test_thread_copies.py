@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import postgres
 import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -141,3 +142,22 @@ def test_a_damaged_checkpoint_is_named(sqlite: SqliteSaver, tmp_path: Path, byte
         pytest.raises(ThreadNotCopied, match=f"checkpoint {place} of thread 1"),
     ):
         copy_all(theirs, ours)
+
+
+@pytest.mark.postgres
+def test_tables_of_an_earlier_postgres_saver_are_refused_by_name(postgres_server: str) -> None:
+    import psycopg
+    from langgraph.checkpoint.postgres import PostgresSaver
+
+    address = postgres.new_database(postgres_server)
+    with langgraph_threads(address, create=True):
+        pass
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
+        connection.execute("DELETE FROM checkpoint_migrations WHERE v >= 9")
+    with pytest.raises(ThreadNotCopied, match="PostgresSaver once"), langgraph_threads(address):
+        pass
+    with PostgresSaver.from_conn_string(address) as saver:
+        saver.setup()
+    with langgraph_threads(address) as found:
+        assert found.names() == []
