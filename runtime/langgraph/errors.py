@@ -134,8 +134,8 @@ class ThreadNotCopied(GraphError):
     def damaged(cls, thread: str, checkpoint: str, error: Exception) -> ThreadNotCopied:
         return cls(
             f"checkpoint {checkpoint} of thread {thread} cannot be read ({type(error).__name__}: {error}). The "
-            "threads before it, and its own earlier checkpoints, are copied. Delete the thread in the source, or name "
-            "only the others"
+            "threads before it, and its own earlier checkpoints, are copied. Delete the thread in the source, or "
+            "name only the others"
         )
 
     @classmethod

@@ -20,7 +20,6 @@ from ramify.runtime.langgraph.checkpointer.channel_versions import Version, coun
 from ramify.runtime.langgraph.checkpointer.checkpoint_reader import config_of
 from ramify.runtime.langgraph.errors import ThreadNotCopied
 
-
 _CHECKPOINT_KEYS = {"id", "channel_values", "channel_versions", "versions_seen"}
 
 

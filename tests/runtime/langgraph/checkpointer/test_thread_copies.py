@@ -128,7 +128,9 @@ def test_nothing_is_written_if_a_thread_cannot_be_copied(saver: Saver) -> None:
         copy_threads(source, Numbered())
 
 
-@pytest.mark.parametrize("bytes_there", [b"\x00", b"\xc1", b"\x80"], ids=["a number", "no msgpack", "an empty object"])
+@pytest.mark.parametrize(
+    "bytes_there", [b"\x00", b"\xc1", b"\x80"], ids=["a number", "no msgpack", "an empty object"]
+)
 def test_a_damaged_checkpoint_is_named(sqlite: SqliteSaver, tmp_path: Path, bytes_there: bytes) -> None:
     graph(sqlite).invoke({"log": [], "growing": []}, CONFIG)
     newest = sqlite.get_tuple(CONFIG)
