@@ -165,8 +165,8 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         return await super(WorldApp, _drawn(self)).aget_graph(config, xray=xray)
 
     def _asked(self, config: RunnableConfig | None) -> RunnableConfig:
-        """Return the config as LangGraph sees it, without our invocation. A node's code that calls this app as a part of
-        its own graph need not pass a config."""
+        """Return the config as LangGraph sees it, without our invocation. A node's code that calls this app need not
+        pass a config."""
         given = ensure_config(self.config, config)
         return {**given, CONF: {key: value for key, value in given.get(CONF, {}).items() if key != INVOCATION}}
 
