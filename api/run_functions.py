@@ -246,6 +246,12 @@ llm = LLM()
 def _messages(prompt: str | Sequence[Message], system: str | None) -> tuple[Message, ...]:
     if isinstance(prompt, str):
         return user(prompt, system=system)
+    for number, one in enumerate(prompt, 1):
+        if not isinstance(one, Message):
+            raise TypeError(
+                f"message {number} of the prompt is a {type(one).__name__}: give text, or a list of "
+                'ramify.serving.types.Message("user", "…")'
+            )
     return (*((Message("system", system),) if system else ()), *prompt)
 
 

@@ -131,6 +131,14 @@ class ThreadNotCopied(GraphError):
         )
 
     @classmethod
+    def damaged(cls, thread: str, checkpoint: str, error: Exception) -> ThreadNotCopied:
+        return cls(
+            f"checkpoint {checkpoint} of thread {thread} cannot be read ({type(error).__name__}: {error}). The "
+            "threads before it, and its own earlier checkpoints, are copied. Delete the thread in the source, or "
+            "name only the others"
+        )
+
+    @classmethod
     def numbered(cls) -> ThreadNotCopied:
         return cls(
             "the target counts the versions of channels in numbers, and the thread has versions of text, as "
@@ -147,6 +155,13 @@ class ThreadNotCopied(GraphError):
     @classmethod
     def nothing_there(cls, where: str) -> ThreadNotCopied:
         return cls(f"there are no threads in {where}: it has no tables of that checkpointer")
+
+    @classmethod
+    def outdated(cls, where: str) -> ThreadNotCopied:
+        return cls(
+            f"the tables in {where} are those of an earlier langgraph-checkpoint-postgres: call `setup()` of its "
+            "PostgresSaver once, which brings them up to date, and copy again"
+        )
 
     @classmethod
     def no_file(cls, where: str) -> ThreadNotCopied:

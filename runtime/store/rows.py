@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from functools import cache
 from operator import attrgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -86,11 +85,16 @@ def _row(record: Any, *left_out: str) -> dict[str, Any]:
     return dict(zip(names, values(record), strict=True))
 
 
-@cache
-def _columns(kind: type, left_out: tuple[str, ...]) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+def _columns(kind: Any, left_out: tuple[str, ...]) -> _Columns:
     """Return the names of the fields that are columns, and what reads them from a record."""
-    names = tuple(f.name for f in fields(kind) if f.name not in left_out)
-    return names, attrgetter(*names)
+    if (kind, left_out) not in _known_columns:
+        names = tuple(f.name for f in fields(kind) if f.name not in left_out)
+        _known_columns[kind, left_out] = names, attrgetter(*names)
+    return _known_columns[kind, left_out]
+
+
+_Columns = tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]
+_known_columns: dict[tuple[Any, tuple[str, ...]], _Columns] = {}
 
 
 def _with_blobs(table: str, record: Any, *left_out: str) -> dict[str, Any]:

@@ -165,8 +165,9 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         return await super(WorldApp, _drawn(self)).aget_graph(config, xray=xray)
 
     def _asked(self, config: RunnableConfig | None) -> RunnableConfig:
-        """Return the config as the caller gave it, without our invocation."""
-        given = config or {}
+        """Return the config as LangGraph sees it, without our invocation. A node's code that calls this app need not
+        pass a config."""
+        given = ensure_config(self.config, config)
         return {**given, CONF: {key: value for key, value in given.get(CONF, {}).items() if key != INVOCATION}}
 
     def _forked_inside(self, config: RunnableConfig | None) -> RunnableConfig:

@@ -20,6 +20,8 @@ from ramify.runtime.langgraph.checkpointer.channel_versions import Version, coun
 from ramify.runtime.langgraph.checkpointer.checkpoint_reader import config_of
 from ramify.runtime.langgraph.errors import ThreadNotCopied
 
+_CHECKPOINT_KEYS = {"id", "channel_values", "channel_versions", "versions_seen"}
+
 
 class CheckpointId(NamedTuple):
     ns: str
@@ -102,12 +104,22 @@ def _copy(source: Threads, target: Threads, thread: str, before: set[CheckpointI
     checkpoints, paths = source.checkpoints(thread), source.task_paths(thread)
     versions = _Versions(target.saver)
     for place in checkpoints:
-        saved = source.saver.get_tuple(config_of(thread, *place))
-        if saved is None:
-            raise ThreadNotCopied.changed(thread)
+        saved = _read(source.saver, thread, place)
         _put(target.saver, thread, place, saved, versions)
         _put_writes(target.saver, thread, place, saved, paths)
     return CopiedThread(thread, len(checkpoints), len(set(checkpoints) - before))
+
+
+def _read(saver: BaseCheckpointSaver[Any], thread: str, place: CheckpointId) -> CheckpointTuple:
+    try:
+        saved = saver.get_tuple(config_of(thread, *place))
+        if saved is None:
+            raise ThreadNotCopied.changed(thread)
+        if missing := _CHECKPOINT_KEYS - set(saved.checkpoint):
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    except (ValueError, TypeError, LookupError) as error:  # what serialisers raise for bytes that are not theirs
+        raise ThreadNotCopied.damaged(thread, place.id, error) from error
+    return saved
 
 
 def _put(

@@ -155,7 +155,9 @@ def _postgres(where: Address, create: bool) -> Iterator[LangGraphThreads]:
                 return {name for (name,) in found}
 
             _require_tables(columns("checkpoints"), str(where))
-            yield LangGraphThreads(saver, rows, "checkpoint_writes", "task_path" in columns("checkpoint_writes"))
+            if "task_path" not in columns("checkpoint_writes"):  # LangGraph's queries need it
+                raise ThreadNotCopied.outdated(str(where))
+            yield LangGraphThreads(saver, rows, "checkpoint_writes", has_paths=True)
     except psycopg.Error as error:
         raise ThreadNotCopied.database(str(where), str(error)) from error
 

@@ -349,3 +349,9 @@ async def test_a_branch_runs_steps(home: Path, workspace: Path) -> None:
     async with Runtime(home=home) as runtime:
         with pytest.raises(RunFailed, match=r"test_bad_input\.py:\d+: .*no_step is not a step: put @step on it"):
             await runtime.run(maps_no_step, workspace=workspace)
+
+
+def test_messages_of_another_kind_are_named() -> None:
+    asked: Any = [{"role": "user", "content": "hi"}]
+    with pytest.raises(TypeError, match=r"message 1 of the prompt is a dict.*Message"):
+        ramify.llm.chat(asked)

@@ -336,3 +336,25 @@ def test_a_thread_id_may_be_text_that_is_not_unicode(compile_graph: Any) -> None
     config: Any = {"configurable": {"thread_id": "\ud800"}}
     assert app.invoke({"seen": []}, config)["seen"] == ["a"]
     assert app.get_state(config).values["seen"] == ["a"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_app_that_a_node_calls_may_have_nothing_left_to_do(compile_graph: Any, is_async: bool) -> None:
+    """The config, with its thread, is that of the calling node."""
+    inner = compile_graph(chain(("a", lambda state: {"seen": ["a"]}), ("b", look)), interrupt_before=["b"])
+
+    def call(state: State) -> State:
+        return {"seen": inner.invoke({"seen": []})["seen"]}
+
+    async def acall(state: State) -> State:
+        return {"seen": (await inner.ainvoke({"seen": []}))["seen"]}
+
+    app = compile_graph(chain(("call", acall if is_async else call)), checkpointer=InMemorySaver())
+
+    def invoke(given: Any) -> Any:
+        return asyncio.run(app.ainvoke(given, CONFIG)) if is_async else app.invoke(given, CONFIG)
+
+    invoke({"seen": []})
+    inside = app.get_state(CONFIG, subgraphs=True).tasks[0].state
+    app.update_state(inside.config, {"seen": ["by hand"]}, as_node="b")
+    assert invoke(None)["seen"] == ["a", "by hand"]

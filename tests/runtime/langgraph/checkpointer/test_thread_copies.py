@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import postgres
 import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -18,6 +19,8 @@ from typing_extensions import TypedDict
 
 from ramify import Saver
 from ramify.graph import CopiedThread, copy_threads
+from ramify.runtime.langgraph.checkpointer.thread_copies import copy_all
+from ramify.runtime.langgraph.checkpointer.thread_databases import langgraph_threads, saver_threads
 from ramify.runtime.langgraph.errors import ThreadNotCopied
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
@@ -123,3 +126,40 @@ def test_nothing_is_written_if_a_thread_cannot_be_copied(saver: Saver) -> None:
     assert saver.get_tuple(CONFIG) is None
     with pytest.raises(ThreadNotCopied, match="counts the versions of channels in numbers"):
         copy_threads(source, Numbered())
+
+
+@pytest.mark.parametrize(
+    "bytes_there", [b"\x00", b"\xc1", b"\x80"], ids=["a number", "no msgpack", "an empty object"]
+)
+def test_a_damaged_checkpoint_is_named(sqlite: SqliteSaver, tmp_path: Path, bytes_there: bytes) -> None:
+    graph(sqlite).invoke({"log": [], "growing": []}, CONFIG)
+    newest = sqlite.get_tuple(CONFIG)
+    assert newest is not None
+    place = newest.config["configurable"]["checkpoint_id"]
+    sqlite.conn.execute("UPDATE checkpoints SET checkpoint = ? WHERE checkpoint_id = ?", (bytes_there, place))
+    sqlite.conn.commit()
+    with (
+        langgraph_threads(tmp_path / "theirs.sqlite") as theirs,
+        saver_threads(tmp_path / "ours.db", keep_exact=True, create=True) as ours,
+        pytest.raises(ThreadNotCopied, match=f"checkpoint {place} of thread 1"),
+    ):
+        copy_all(theirs, ours)
+
+
+@pytest.mark.postgres
+def test_tables_of_an_earlier_postgres_saver_are_refused_by_name(postgres_server: str) -> None:
+    import psycopg
+    from langgraph.checkpoint.postgres import PostgresSaver
+
+    address = postgres.new_database(postgres_server)
+    with langgraph_threads(address, create=True):
+        pass
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
+        connection.execute("DELETE FROM checkpoint_migrations WHERE v >= 9")
+    with pytest.raises(ThreadNotCopied, match="PostgresSaver once"), langgraph_threads(address):
+        pass
+    with PostgresSaver.from_conn_string(address) as saver:
+        saver.setup()
+    with langgraph_threads(address) as found:
+        assert found.names() == []

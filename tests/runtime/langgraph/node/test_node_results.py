@@ -11,7 +11,9 @@ from ramify.runtime.langgraph.checkpointer.serializers import StrictSerializer, 
 from ramify.runtime.langgraph.node.node_execution import packed_result, unpacked_result
 
 
-@pytest.mark.parametrize("serde", [JsonPlusSerializer(), JsonPlusSerializer(pickle_fallback=True), StrictSerializer()])
+@pytest.mark.parametrize(
+    "serde", [JsonPlusSerializer(), JsonPlusSerializer(pickle_fallback=True), StrictSerializer()]
+)
 def test_a_final_stays_one_with_every_serialiser(serde: SerializerProtocol) -> None:
     final = entrypoint.final(value={"n": 1}, save=[2, 3])
     kind, packed = packed_result(serde, final)
