@@ -25,7 +25,7 @@ from ramify.serving.policy.types import StepModel
 from ramify.serving.qoe import Reading
 
 _PATIENCES_S = (1.0, 4.0, inf)
-_LARGEST = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)  # shares of the streams that stand aside from the beginning
+_LARGEST = (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6)  # shares of the streams that stand aside from the beginning
 _AHEAD_S = 1.0  # if every other reader has so much to read, one that stood aside is served
 
 
