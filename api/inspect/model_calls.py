@@ -46,10 +46,10 @@ class CallTimes:
 
     @property
     def verdict(self) -> str:
-        """Was the deadline met? A stream without one has its quality of experience instead."""
-        if self.met is None and self.qoe is not None:
-            return f"QoE {self.qoe:.2f}"
-        return {True: "met", False: "missed", None: "-"}[self.met]
+        """Was the deadline met? A stream has its quality of experience, too."""
+        told = [] if self.met is None else ["met" if self.met else "missed"]
+        told += [] if self.qoe is None else [f"QoE {self.qoe:.2f}"]
+        return ", ".join(told) or "-"
 
     def as_object(self) -> dict[str, object]:
         return asdict(self)

@@ -52,6 +52,7 @@ class Room:
     step: StepModel
     context: int  # tokens in KV of the running calls
     idle_share: float  # of recent time in which no call ran
+    patient: bool = True  # False: the first waiting call has been passed for so long that it must have its memory
 
 
 class Retention(Protocol):
@@ -84,7 +85,8 @@ class CostAware:
 
     Running calls always get their memory: a preemption costs a whole prefill and gains nothing. For a waiting call a
     context is given up only if the time in which the engine could do more than it does, until the program is back,
-    exceeds the prefill of the context. An engine that is busy with those that fit gains nothing from one more.
+    exceeds the prefill of the context. An engine that is busy with those that fit gains nothing from one more. But no
+    call waits for that for ever: programs without an end would starve it.
     """
 
     backfills = True
@@ -120,14 +122,14 @@ class CostAware:
         for one in ranked:
             if short <= 0:
                 break
-            if one.waits and room.running:
+            if one.waits and room.running and room.patient:
                 continue  # it starts itself as soon as there is a slot
             left_s, chance = self._left(one, now)
             cost += chance * room.step.per_prefill_ms / 1000 * one.tokens
             gain = max(gain, left_s * spare)
             given.append(one.program)
             short -= one.tokens
-        pays = cost <= gain or not room.running
+        pays = cost <= gain or not room.running or not room.patient
         return given if short <= 0 and pays else []
 
     def _left(self, one: IdleContext, now: float) -> tuple[float, float]:

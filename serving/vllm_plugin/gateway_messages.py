@@ -64,7 +64,7 @@ class GatewayMessages:
                 return
             try:
                 yield _message(json.loads(datagram))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 self.unreadable += 1
 
     def close(self) -> None:

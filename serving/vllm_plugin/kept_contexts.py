@@ -23,6 +23,7 @@ _HORIZON_S = 30.0  # over which the idle share is averaged
 _SWEEP_S = 1.0  # between looks for contexts that nobody comes back to
 _LIES = 0.3  # if so many that said they were over came back, nobody is believed
 _PROGRAMS = 10_000  # programs that are away, whose return is awaited
+_PATIENCE_S = 60.0  # so long the first waiting call may be passed by calls whose contexts are held
 
 
 @dataclass(slots=True)
@@ -37,9 +38,17 @@ class _Kept:
 class KeptContexts:
     """The contexts held in one engine. For one thread, as vLLM's scheduler."""
 
-    def __init__(self, retention: Retention, adapter: Adapter, chain_of: Callable[[str], str | None]) -> None:
-        """`chain_of`: the chain of calls of a request that is in the engine, by the request's id."""
-        self._retention, self._chain_of = retention, chain_of
+    def __init__(
+        self,
+        retention: Retention,
+        adapter: Adapter,
+        chain_of: Callable[[str], str | None],
+        due_of: Callable[[str], float | None] = lambda _: None,
+    ) -> None:
+        """`chain_of`: the chain of calls of a request that is in the engine, by the request's id. `due_of`: when the
+        request must have begun or ended, if it has such a limit.
+        """
+        self._retention, self._chain_of, self._due_of = retention, chain_of, due_of
         self._adapter = adapter
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by chain of calls
         self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by chain: when a call ended, of which stage
@@ -48,7 +57,9 @@ class KeptContexts:
         self._told_over = self._lied = 0  # how often that was said, and how often one came back nevertheless
         self._open: dict[str, int] = {}  # calls in the engine, by chain
         self._crowded: set[str] = set()  # chains with more calls at once than a stage has: they are none
+        self._branches: dict[str, set[str]] = {}  # chains of each program that are away, held, or have calls here
         self._head: tuple[str, int] | None = None  # the first waiting request, and what of its prompt is not held
+        self._short: tuple[str, float] | None = None  # the first waiting request, and since when it lacks memory
         self._idle_share = 0.0
         self._looked_at: float | None = None
         self._ran = False
@@ -61,6 +72,7 @@ class KeptContexts:
     def arrived(self, program: CompoundView, now: float) -> None:
         """A call of the program has arrived."""
         chain = program.chain
+        self._branches.setdefault(program.id, set()).add(chain)
         self._open[chain] = self._open.get(chain, 0) + 1
         if self._open[chain] > program.width:
             self._crowded.add(chain)
@@ -82,6 +94,10 @@ class KeptContexts:
         if not self._open[chain]:
             del self._open[chain]
             self._crowded.discard(chain)
+            kept = self._kept.get(chain)
+            if kept is not None and kept.context.waits:  # its next call left before it started: it is away again
+                kept.context = replace(kept.context, waits=False)
+        self._forget(chain)
 
     def ended(self, scheduler: Any, request: RequestLike, program: CompoundView, now: float) -> None:
         """A call of the program has its whole answer. Its blocks are held unless the program ends with it. Call it
@@ -106,7 +122,7 @@ class KeptContexts:
         self._left[chain] = (now, program.stage)
         self._left.move_to_end(chain)
         if len(self._left) > _PROGRAMS:
-            self._left.popitem(last=False)
+            self._forget(self._left.popitem(last=False)[0])
         kept = self._kept.get(chain)
         if kept is not None and kept.stage != program.stage:
             self._drop(scheduler, chain)
@@ -132,18 +148,33 @@ class KeptContexts:
     def release(self, scheduler: Any, program: str, branches: Iterable[str] | None = None) -> None:
         """No call will continue these branches of a program; of None, the whole program. Drops what is held."""
         if branches is None:
-            of_program = f"{program}\n"
-            chains = [one for one in (*self._left, *self._kept) if one == program or one.startswith(of_program)]
+            chains = list(self._branches.get(program, ()))
         else:
             chains = [CompoundView(program, branch=branch).chain for branch in branches]
         for chain in chains:
             self._release_chain(scheduler, chain)
+
+    def freed(self) -> None:
+        """A request has left its KV: what the first waiting one needs may not be held by another any more."""
+        self._head = None
 
     def _release_chain(self, scheduler: Any, chain: str) -> None:
         self._left.pop(chain, None)
         self._retention.over(chain)
         if chain in self._kept:
             self._drop(scheduler, chain)
+        self._forget(chain)
+
+    def _forget(self, chain: str) -> None:
+        """Forget the chain if nothing of it is here and nobody awaits it."""
+        if chain in self._left or chain in self._kept or chain in self._open:
+            return
+        program = chain.partition("\n")[0]
+        of_program = self._branches.get(program)
+        if of_program is not None:
+            of_program.discard(chain)
+            if not of_program:
+                del self._branches[program]
 
     def make_room(self, scheduler: Any, first: RequestLike | None, step: StepModel, context: int, now: float) -> None:
         """Give up contexts as the retention says. Call it before each step. `first`: the first waiting request."""
@@ -160,16 +191,27 @@ class KeptContexts:
         wanted = 0 if first is None else self._wanted(scheduler, first)
         if free >= growth + wanted:
             return
-        room = Room(free, growth, wanted, len(scheduler.running), step, context, self._idle_share)
+        patient = first is None or self._is_patient(first, now)
+        room = Room(free, growth, wanted, len(scheduler.running), step, context, self._idle_share, patient)
         contexts = [kept.context for kept in self._kept.values()]
         given = self._retention.release(contexts, room, now)
         for program in given:
             self.given_up += 1
             self._drop(scheduler, program)
-        if not self._retention.backfills or first is None:
+        if not self._retention.backfills or first is None or not patient:
             return
         if self._adapter.free_tokens(scheduler) < growth + self._wanted(scheduler, first):
             self._let_pass(scheduler)
+
+    def _is_patient(self, first: RequestLike, now: float) -> bool:
+        """May others still pass the first waiting call, or has it lacked memory for too long? A call with a limit may
+        lose half of the time that it had.
+        """
+        key = first.request_id
+        if self._short is None or self._short[0] != key:
+            self._short = key, now
+        since, due = self._short[1], self._due_of(key)
+        return now < since + (_PATIENCE_S if due is None else min(_PATIENCE_S, (due - since) / 2))
 
     def _let_pass(self, scheduler: Any) -> None:
         """Put calls whose contexts are held before the first one, which waits for memory: they need little."""
@@ -191,6 +233,7 @@ class KeptContexts:
         for blocks in self._kept.pop(chain).blocks:
             self._adapter.drop_blocks(scheduler, blocks)
         self._head = None
+        self._forget(chain)
 
     def _note_load(self, scheduler: Any, now: float) -> None:
         if self._looked_at is not None:

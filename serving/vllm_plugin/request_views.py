@@ -134,6 +134,15 @@ class RequestViews:
         seen = self._seen.get(request_id)
         return None if seen is None or seen.view.compound is None else seen.view.compound.chain
 
+    def due_of(self, request_id: str) -> float | None:
+        """Return the earliest time by which the request must have begun or ended; None without such a limit."""
+        seen = self._seen.get(request_id)
+        if seen is None:
+            return None
+        view = seen.view
+        limits = (view.deadline, None if view.generated else view.ttft, None if view.generated else view.admit_by)
+        return min([limit for limit in limits if limit is not None], default=None)
+
     def waiting(self, requests: Iterable[RequestLike]) -> list[RequestView]:
         """Return the views of waiting requests.
 
@@ -179,14 +188,17 @@ class RequestViews:
 
     def reprice_group(self, group: str) -> bool:
         """Update the prefix hits of a fork group after a sibling computed the prompt. Returns whether one changed."""
+        siblings = (one for one in self._seen.values() if one.view.group is not None and one.view.group.id == group)
         found = False
-        for seen in self._seen.values():
-            view = seen.view
-            if view.state is State.WAITING and view.group is not None and view.group.id == group:
-                cached = self._cached_tokens(seen.request)
-                if cached != view.cached_tokens:
-                    seen.view = replace(view, cached_tokens=cached)
-                    found = True
+        for seen in siblings:
+            if seen.view.state is not State.WAITING:
+                continue
+            cached = self._cached_tokens(seen.request)
+            if cached != seen.view.cached_tokens:
+                seen.view = replace(seen.view, cached_tokens=cached)
+                found = True
+            elif not found:
+                return False  # their prompt is one: a look at the first is enough in most steps
         return found
 
     def _view(self, id_: RequestId, request: RequestLike, tags: SLOTags, sketch: LengthSketch | None) -> RequestView:

@@ -96,8 +96,8 @@ class ConcordScheduler(AsyncScheduler):
 
         Call it before the first request.
         """
-        held = None if retention is None else KeptContexts(retention, self._adapter, self._views.chain_of)
-        self._contexts = held
+        views, adapter = self._views, self._adapter
+        self._contexts = None if retention is None else KeptContexts(retention, adapter, views.chain_of, views.due_of)
 
     # Called by vLLM
 
@@ -184,6 +184,8 @@ class ConcordScheduler(AsyncScheduler):
         """Called for every preemption: the policy's, and vLLM's own when KV runs out."""
         self._totals.preempted(request.request_id, request.num_computed_tokens, self.clock())
         super()._preempt_request(request, *args, **kwargs)
+        if self._contexts is not None:
+            self._contexts.freed()
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._paused.discard(request.request_id)
@@ -202,6 +204,8 @@ class ConcordScheduler(AsyncScheduler):
                     self._contexts.ended(self, request, view.compound, now)
                 self._contexts.gone(view.compound)
         freed = super()._free_request(request, delay_free_blocks)
+        if self._contexts is not None:
+            self._contexts.freed()
         if self.decision_log.writes:
             kv_free, status = self._adapter.free_tokens(self), request.status.name
             self.decision_log.ended(self.clock(), request.request_id, status, request.num_output_tokens, kv_free)

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ramify.browse.tui.activity_tabs import axis
+from ramify.browse.tui.activity_tabs import _where_time_went, axis
+from ramify.serving.types import Ledger
 
 TIMES = st.integers(0, 100_000).map(float)
 SPANS = st.lists(st.tuples(TIMES, TIMES).map(lambda pair: (min(pair), max(pair))), min_size=1, max_size=12)
@@ -36,3 +37,8 @@ def test_instantaneous_moment_has_a_position() -> None:
     over = axis([(5, 5), (5, 5)])
     assert (over.at(4), over.cuts) == (0.0, ())
     assert 0.0 <= over.at(5) <= 1.0
+
+
+def test_a_stream_tells_its_quality_of_experience_beside_its_times() -> None:
+    ledger = Ledger(0.1, 0.2, 2.0, qoe=0.8125)
+    assert _where_time_went(ledger) == "queued 0.10 s, first token 0.20 s, quality of experience 0.81"

@@ -8,8 +8,10 @@ import pytest
 from ramify.cli.commands.show import op_lines, run_lines, slo_lines
 from ramify.inspect.facts import deadline_line
 from ramify.inspect.model_calls import call_times
+from ramify.runtime.codec import codec
 from ramify.runtime.records import RunStatus
 from ramify.runtime.store import Tally
+from ramify.serving.types import ChatResult, Ledger
 
 TALLY = Tally(steps=7, reused=1, failed=1, forks=4, merges=2, llm_calls=3)
 RUN = """\
@@ -74,6 +76,17 @@ def test_call_without_a_gateway_is_judged_by_its_duration(story: Any) -> None:
     late = replace(story.llm[2], tags_json='{"slo_deadline_s": 0.125}')
     assert (call_times(late).verdict, call_times(story.llm[2]).verdict) == ("missed", "met")
     assert call_times(replace(story.llm[2], tags_json="{}")).verdict == "-"
+
+
+@pytest.mark.parametrize(
+    ("met", "qoe", "said"),
+    [(None, 0.8125, "QoE 0.81"), (True, 1.0, "met, QoE 1.00"), (False, None, "missed"), (None, None, "-")],
+)
+def test_a_stream_shows_its_quality_of_experience(story: Any, met: bool | None, qoe: float | None, said: str) -> None:
+    ledger = Ledger(0.1, 0.2, 2.0, met=met, qoe=qoe)
+    row = replace(story.llm[0], result_json=codec.encode(ChatResult("B", "stop", "m", ledger=ledger)))
+    (line,) = [line for line in slo_lines(story.run, [call_times(row)]) if "stage" in line]
+    assert line.endswith(f"  {said}")
 
 
 def test_show_a_run(home: Any, ramify: Any) -> None:

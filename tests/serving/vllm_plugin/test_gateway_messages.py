@@ -21,6 +21,7 @@ def test_messages_arrive_by_the_socket(tmp_path: Path) -> None:
             b'{"request_id": "a"}',
             b'{"request_id": "a", "length_quantiles": [1]}',
             b'{"compound_id": 1}',
+            b"[" * 20_000,
         )
         for one in (*bad, b'{"compound_id": "r", "branches": 3}'):
             out.sendto(one, path)
@@ -30,7 +31,7 @@ def test_messages_arrive_by_the_socket(tmp_path: Path) -> None:
     assert isinstance(sketch, NewSketch)
     assert (sketch.request_id, sketch.sketch.quantile(0.9)) == ("a", 5.0)
     assert released == [Release("r", ("a", "b")), Release("r", None)]
-    assert messages.unreadable == 6
+    assert messages.unreadable == 7
     assert list(messages.take()) == []
     messages.close()
     assert not Path(path).exists()

@@ -84,6 +84,7 @@ def test_all_blocks_are_free_when_the_programs_are_over(kept: Callable[[Any], An
     engine.step()
     assert pool.get_num_free_blocks() == free
     assert len(engine.scheduler._contexts) == 0
+    assert not engine.scheduler._contexts._branches
 
 
 def test_a_running_call_is_not_preempted_for_a_context_that_waits(kept: Callable[[Any], Any]) -> None:
@@ -177,3 +178,60 @@ def test_clients_that_come_back_after_all_are_not_believed(kept: Callable[[Any],
     for number in range(3):
         served(engine, f"b{number}", prompt(0), over)
     assert len(engine.scheduler._contexts) == 1
+
+
+class Busy(CostAware):
+    """Of an engine that gains nothing from one more call while others run."""
+
+    @staticmethod
+    def _spare(room: Room) -> float:
+        return 0.0 if room.running else 1.0
+
+
+def test_a_call_that_left_before_it_started_holds_nothing_for_good(engine: Callable[..., Any]) -> None:
+    """A client may announce a return, send it and cancel it."""
+    made = engine(concord={}, blocks=100, slots=2)
+    made.scheduler.keep_by(CostAware())
+    served(made, "a", prompt(0), tags(0, 0))
+    made.add("long", [50] * 8, 2000)
+    made.add("short", [51] * 8, 20)
+    made.step(3)
+    made.add("back", prompt(0), 4, tags(0, 1))
+    made.step()
+    made.cancel(["back"])
+    made.add("large", prompt(1, 75 * BLOCK), 4)
+    made.until(lambda: "large" in made.ended)
+    assert "long" not in made.ended
+
+
+def test_what_a_call_needs_is_counted_again_when_its_prefix_is_freed(engine: Callable[..., Any]) -> None:
+    """Otherwise an engine with nothing to run waits for a call that lacks memory."""
+    made = engine(concord={}, blocks=100, slots=2)
+    made.scheduler.keep_by(Busy())
+    served(made, "a", prompt(0), tags(0, 0) | {"plan_rest": [1.0, 1.0, 1.0, 1e9]})
+    made.add("first", prompt(1, 20 * BLOCK), 100)
+    made.step(3)
+    made.add("more of it", prompt(1, 20 * BLOCK) + prompt(2, 50 * BLOCK), 4)
+    began = made.now
+    made.until(lambda: "more of it" in made.ended)
+    assert made.now - began < 10
+
+
+@pytest.mark.parametrize(("limit", "within_s"), [({}, 70.0), ({"slo_deadline_s": 20.0}, 14.0)])
+def test_programs_without_an_end_do_not_starve_a_call(
+    engine: Callable[..., Any], limit: dict[str, object], within_s: float
+) -> None:
+    made = engine(concord={}, blocks=100, slots=3, step_s=0.25)
+    made.scheduler.keep_by(Busy())
+    served(made, "a", prompt(0, 60 * BLOCK), tags(0, 0))
+    made.add("long", [50] * 8, 400)
+    made.step(2)
+    began = made.now
+    made.add("large", prompt(1, 45 * BLOCK), 4, limit)
+    stage = 1
+    while "large" not in made.ended and made.now < began + 2 * within_s:
+        made.add(f"a{stage}", prompt(0, 60 * BLOCK), 4, tags(0, stage))
+        made.step(8)
+        stage += 1
+    assert made.now - began < within_s
+    assert "long" not in made.ended

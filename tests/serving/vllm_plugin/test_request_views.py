@@ -176,3 +176,32 @@ def test_a_streams_reader_is_followed_token_by_token_and_its_view_every_few() ->
     left = seen.remove("r")
     assert left is not None and left[0].reading is not None
     assert (left[0].reading.tokens, left[0].reading.read_at, left[1]) == (6, 106.0, 0)
+
+
+def test_siblings_are_asked_for_their_prefix_only_when_it_has_changed() -> None:
+    """Each look costs time for a whole prompt, and a client may say that a thousand calls are siblings."""
+    asked, cached = list[str](), 0
+
+    def look(request: Any) -> int:
+        asked.append(request.request_id)
+        return cached
+
+    seen = RequestViews(look, refresh_tokens=8)
+    for number in range(30):
+        seen.add(fake(f"r{number}", fork_group="g", fork_size=30))
+    cached = 32
+    assert seen.reprice_group("g")
+    asked.clear()
+    assert not seen.reprice_group("g")
+    assert len(asked) == 1
+
+
+def test_what_a_call_is_due_by_is_its_earliest_limit() -> None:
+    seen = views()
+    for name, tags in {
+        "none": {},
+        "whole": {"slo_deadline_s": 9.0},
+        "both": {"slo_deadline_s": 9.0, "slo_ttft_s": 2.0},
+    }.items():
+        seen.add(fake(name, **tags))
+    assert [seen.due_of(name) for name in ("none", "whole", "both", "gone")] == [None, 109.0, 102.0, None]

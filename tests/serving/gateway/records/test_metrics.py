@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from ramify.serving.gateway.records.call_records import Records
+from ramify.serving.gateway.records.calls import Outcome
 from ramify.serving.gateway.records.metrics import Metrics
+from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.vllm_plugin.reports import SchedulerTotals
 
 
@@ -33,3 +38,30 @@ def test_no_engine_counters_without_such_an_engine() -> None:
     metrics = Metrics()
     metrics.follow({})
     assert not [name for name in figures(metrics) if name.startswith("ramify_engine_preempt")]
+
+
+def test_the_quality_of_experience_of_whole_streams_is_a_histogram_by_length() -> None:
+    metrics, now = Metrics(), [0.0]
+    book = Records(lambda: now[0], lambda: now[0], keep=10)
+    stream = SLOTags(slo_class="stream", slo_ttft_s=1.0, slo_tbt_s=0.5)
+    # Equations 1 to 3: on time; each 2 s late; cut, which says nothing of what the reader would have had; no stream.
+    for tags, times, outcome in (
+        (stream, [0.5, 0.6, 0.7], Outcome.DONE),
+        (stream, [3.0, 3.1, 3.2], Outcome.DONE),
+        (stream, [0.5] * 40, Outcome.DONE),
+        (stream, [9.0], Outcome.GONE),
+        (SLOTags(), [9.0], Outcome.DONE),
+    ):
+        now[0] = 0.0
+        call = book.open("/", tags)
+        call.enter(0.0, 0)
+        for at in times:
+            call.token(at)
+        now[0] = 10.0
+        book.close(call, outcome)
+        metrics.ended(call)
+    seen = figures(metrics)
+    assert seen['ramify_qoe_count{tokens="1-31"}'] == 2
+    assert seen['ramify_qoe_sum{tokens="1-31"}'] == pytest.approx(1 + 1 - 6 / 7.5)
+    assert seen['ramify_qoe_bucket{le="0.25",tokens="1-31"}'] == 1
+    assert seen['ramify_qoe_sum{tokens="32-255"}'] == 1
