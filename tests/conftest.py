@@ -34,7 +34,13 @@ from tests.warm_helpers import WarmHelpers
 from tests.warm_process import WarmInterpreter
 
 HERE = Path(__file__).parent
-STARTING_HELPERS = ("sandboxes", "worlds", "crash", "docs", "fleet")  # whose tests start helper processes as users do
+STARTING_HELPERS = (  # whose tests start helper processes as users do
+    *("crash", "docs", "fleet", "worlds/test_world.py", "worlds/test_dumpable_worlds.py"),
+    *(f"sandboxes/{name}" for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py", "test_contract.py")),
+    *(f"sandboxes/backends/{name}" for name in ("docker", "test_opening.py", "namespaces/test_backend_namespaces.py")),
+    *(f"sandboxes/{name}" for name in ("attacks", "backends/test_secrets.py", "backends/test_hidden_paths.py")),
+    "sandboxes/backends/namespaces/test_leaks.py",
+)
 sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
 sys.dont_write_bytecode = False  # pytest keeps the asserts that it rewrote: half of the time of collecting all tests
 
