@@ -36,8 +36,14 @@ from tests.warm_process import WarmInterpreter
 HERE = Path(__file__).parent
 STARTING_HELPERS = (  # whose tests start helper processes as users do
     *("crash", "docs", "fleet", "worlds/test_world.py", "worlds/test_dumpable_worlds.py"),
-    *(f"sandboxes/{name}" for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py", "test_contract.py")),
-    *(f"sandboxes/backends/{name}" for name in ("docker", "test_opening.py", "namespaces/test_backend_namespaces.py")),
+    *(
+        f"sandboxes/{name}"
+        for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py", "test_contract.py")
+    ),
+    *(
+        f"sandboxes/backends/{name}"
+        for name in ("docker", "test_opening.py", "namespaces/test_backend_namespaces.py")
+    ),
     *(f"sandboxes/{name}" for name in ("attacks", "backends/test_secrets.py", "backends/test_hidden_paths.py")),
     "sandboxes/backends/namespaces/test_leaks.py",
 )
@@ -124,7 +130,8 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(scope="module", autouse=True)
 def new_databases_are_copies(request: pytest.FixtureRequest, empty_database: bytes) -> Iterator[None]:
-    """Migrate once, and not for each home: two thirds of the time of opening one. Tests of the store itself migrate."""
+    """Migrate once, and not for each home: that is two thirds of the time of opening one. Tests of the store
+    itself migrate."""
     lock = threading.Lock()
 
     def bring_up_to_date(engine: Engine, address: Address) -> None:

@@ -1,8 +1,8 @@
 """Helper processes of backends, forked from one that has their modules loaded.
 
-A new one takes 0.1 s of CPU, most of it for imports, and most tests of runs start one. A forked one is like it: a child
-of the test's process, in a session of its own, with the same descriptors and environment. Tests of sandboxes and worlds
-start real ones.
+A new one takes 0.1 s of CPU, most of it for imports, and most tests of runs start one. A forked one is like it: a
+child of the test's process, in a session of its own, with the same descriptors and environment. Tests of helper
+processes, and of what worlds are kept from, start real ones (`conftest.py`).
 """
 
 from __future__ import annotations
