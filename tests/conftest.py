@@ -34,6 +34,7 @@ from tests.warm_helpers import WarmHelpers
 from tests.warm_process import WarmInterpreter
 
 HERE = Path(__file__).parent
+LONG = ("crash/test_matrix.py", "docs/test_pages.py", "edits", "examples", "worlds", "sandboxes")
 STARTING_HELPERS = (  # whose tests start helper processes as users do
     *("crash", "docs", "fleet", "worlds/test_world.py", "worlds/test_dumpable_worlds.py"),
     *(
@@ -89,6 +90,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # once, before xdist's workers start
         for package in PACKAGES:
             compileall.compile_dir(HERE.parent / package, quiet=2)  # each process that a test starts took 2 s for it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files: one that is begun last would keep one process busy while the others have ended."""
+    first = {path: any(path.is_relative_to(HERE / name) for name in LONG) for path in {item.path for item in items}}
+    items.sort(key=lambda item: not first[item.path])
 
 
 def pytest_collection_finish() -> None:
