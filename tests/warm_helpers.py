@@ -68,7 +68,7 @@ class WarmHelpers:
         self, control: socket.socket, log: int, keeper: socket.socket | None = None, anchors: Sequence[Path] = ()
     ) -> Forked | subprocess.Popen[bytes]:
         """As `ramify.sandboxes.host.fork_server_client.launch`."""
-        if os.getpid() != self._owner:  # a test's own fork
+        if os.getpid() != self._owner or os.uname().machine not in CLONE:  # not in a test's own fork
             return self._start(control, log, keeper, anchors)
         with self._lock:
             return self._fork(control, log, keeper, anchors)
