@@ -1,9 +1,9 @@
 """Print the tests of what has changed since a commit, for `make check`: `python tests/changed.py [COMMIT]`.
 
 A changed test is printed itself. A module `runtime/journal/refs.py` has the tests
-`tests/runtime/journal/test_refs*.py`. A module without tests of its own name has those of its folder. `ALSO` names
-tests that check a whole folder from elsewhere. Pages have the tests of names and commands in them, but are not run:
-that takes minutes. Other files have none.
+`tests/runtime/journal/test_refs*.py`. A module without tests of its own name has those of its folder, or a choice of
+them (`CHOICE`) where all take minutes. `ALSO` names tests that check a whole folder from elsewhere. Pages have the
+tests of names and commands in them, but are not run: that takes minutes. Other files have none.
 """
 
 from __future__ import annotations
@@ -41,6 +41,18 @@ ALSO = {
     "serving/policy": ("tests/serving/policy/test_every_policy.py", "tests/serving/test_docs.py"),
 }
 """Tests of everything in a folder that lie elsewhere, or have another name: of each command, pass and policy."""
+CHOICE = {
+    "tests/runtime": (
+        *("execution/test_run.py", "execution/test_failures.py", "effects/test_ledger.py", "codec/test_codec.py"),
+        "langgraph/app/test_world_app.py",
+    ),
+    "tests/runtime/execution": (
+        *("test_run.py", "test_failures.py", "test_forks.py", "test_model_calls.py", "test_questions.py"),
+        *("test_streaming.py", "test_edge_cases.py"),
+    ),
+    "tests/runtime/langgraph": ("app/test_world_app.py", "node/test_task_calls.py", "thread/test_channels.py"),
+}
+"""Folders whose tests take more than a minute, and those of them that use most of the code."""
 PAGES = ("tests/docs/test_commands.py", "tests/docs/test_names.py")
 
 
@@ -67,7 +79,8 @@ def mirrors_of(path: Path) -> Iterator[Path]:
     named = sorted((ROOT / folder).glob(f"test_{path.stem}*.py"))
     yield from (each.relative_to(ROOT) for each in named)
     if not named:
-        yield folder
+        chosen = CHOICE.get(folder.as_posix())
+        yield from (folder / test for test in chosen) if chosen else [folder]
 
 
 def mirrored(path: Path) -> Path | None:

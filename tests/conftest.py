@@ -34,7 +34,20 @@ from tests.warm_helpers import WarmHelpers
 from tests.warm_process import WarmInterpreter
 
 HERE = Path(__file__).parent
-STARTING_HELPERS = ("sandboxes", "worlds", "crash", "docs", "fleet")  # whose tests start helper processes as users do
+LONG = ("crash/test_matrix.py", "docs/test_pages.py", "edits", "examples", "worlds", "sandboxes")
+STARTING_HELPERS = (  # whose tests start helper processes as users do
+    *("crash", "docs", "fleet", "worlds/test_world.py", "worlds/test_dumpable_worlds.py"),
+    *(
+        f"sandboxes/{name}"
+        for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py", "test_contract.py")
+    ),
+    *(
+        f"sandboxes/backends/{name}"
+        for name in ("docker", "test_opening.py", "namespaces/test_backend_namespaces.py")
+    ),
+    *(f"sandboxes/{name}" for name in ("attacks", "backends/test_secrets.py", "backends/test_hidden_paths.py")),
+    "sandboxes/backends/namespaces/test_leaks.py",
+)
 sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
 sys.dont_write_bytecode = False  # pytest keeps the asserts that it rewrote: half of the time of collecting all tests
 
@@ -79,6 +92,12 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(HERE.parent / package, quiet=2)  # each process that a test starts took 2 s for it
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files: one that is begun last would keep one process busy while the others have ended."""
+    first = {path: any(path.is_relative_to(HERE / name) for name in LONG) for path in {item.path for item in items}}
+    items.sort(key=lambda item: not first[item.path])
+
+
 def pytest_collection_finish() -> None:
     """The collector ignores the tests themselves from now on, and their modules: hundreds of megabytes."""
     gc.collect()
@@ -118,7 +137,8 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(scope="module", autouse=True)
 def new_databases_are_copies(request: pytest.FixtureRequest, empty_database: bytes) -> Iterator[None]:
-    """Migrate once, and not for each home: two thirds of the time of opening one. Tests of the store itself migrate."""
+    """Migrate once, and not for each home: that is two thirds of the time of opening one. Tests of the store
+    itself migrate."""
     lock = threading.Lock()
 
     def bring_up_to_date(engine: Engine, address: Address) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from changed import ALIASES, ALSO, PACKAGES, PAGES, ROOT, mirrors_of
+from changed import ALIASES, ALSO, CHOICE, PACKAGES, PAGES, ROOT, mirrors_of
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,10 @@ from changed import ALIASES, ALSO, PACKAGES, PAGES, ROOT, mirrors_of
     [
         ("runtime/journal/refs.py", ["tests/runtime/journal/test_refs.py"]),
         ("runtime/user_code/scope.py", ["tests/runtime/user_code"]),
+        (
+            "runtime/execution/steps.py",
+            [f"tests/runtime/execution/{test}" for test in CHOICE["tests/runtime/execution"]],
+        ),
         (
             "api/cli/commands/diff.py",
             ["tests/cli/test_json.py", "tests/cli/test_read_only.py", "tests/cli/commands/test_diff.py"],
@@ -32,4 +36,5 @@ def test_every_package_and_every_test_that_is_named_exists() -> None:
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", *ALIASES}
     assert set(PACKAGES) == folders
     named = [*ALIASES, *ALSO, *PAGES, *(test for tests in ALSO.values() for test in tests)]
+    named += [f"{folder}/{test}" for folder, tests in CHOICE.items() for test in tests]
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -1,8 +1,8 @@
 """Helper processes of backends, forked from one that has their modules loaded.
 
-A new one takes 0.1 s of CPU, most of it for imports, and most tests of runs start one. A forked one is like it: a child
-of the test's process, in a session of its own, with the same descriptors and environment. Tests of sandboxes and worlds
-start real ones.
+A new one takes 0.1 s of CPU, most of it for imports, and most tests of runs start one. A forked one is like it: a
+child of the test's process, in a session of its own, with the same descriptors and environment. Tests of helper
+processes, and of what worlds are kept from, start real ones (`conftest.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WarmHelpers:
         self, control: socket.socket, log: int, keeper: socket.socket | None = None, anchors: Sequence[Path] = ()
     ) -> Forked | subprocess.Popen[bytes]:
         """As `ramify.sandboxes.host.fork_server_client.launch`."""
-        if os.getpid() != self._owner:  # a test's own fork
+        if os.getpid() != self._owner or os.uname().machine not in CLONE:  # not in a test's own fork
             return self._start(control, log, keeper, anchors)
         with self._lock:
             return self._fork(control, log, keeper, anchors)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -51,7 +52,8 @@ async def a_pull_of_a_model(home: Path) -> None:
     def no_network(*arguments: object) -> None:
         raise OSError("no network")
 
-    with suppress(OSError, ServingError):
+    elsewhere = mock.patch.dict(os.environ, RAMIFY_HOME=str(home))  # the user's own home may have the weights
+    with elsewhere, suppress(OSError, ServingError):
         models.pull(home, models.DEFAULT, runner=no_network)  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
-"""Kills at named crash points (`benchmarks/crash.py`) and at random moments, and runtimes that lose or repeat something
-on purpose, killed and resumed: what the harness finds. All in one process, because most of its time is what it does
-once, to be warm. Prints one JSON object: that of `benchmarks/crash.py`, with `found` and `trials`.
+"""Kills at named crash points (`benchmarks/crash.py`) and at random moments, and runtimes that lose or repeat
+something on purpose, killed and resumed: what the harness finds. All in one process, because most of its time is what
+it does once, to be warm. Prints one JSON object: that of `benchmarks/crash.py`, with `found` and `trials`.
 
 Usage: spoiled.py TRIALS POINTS
 """

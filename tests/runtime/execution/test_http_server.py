@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.samples import PATIENT
+
 APPS = Path(__file__).parents[2] / "apps"
 
 
@@ -44,8 +46,15 @@ def served(folder: Path, sandbox: str, loop: str) -> Iterator[tuple[subprocess.P
         server.wait()
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-@pytest.mark.parametrize("sandbox", ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)])
+@pytest.mark.parametrize(
+    ("sandbox", "loop"),
+    [
+        ("copy", "uvloop"),
+        pytest.param("namespaces", "asyncio", marks=pytest.mark.linux_ns),
+        *([("copy", "asyncio")] if PATIENT else []),
+        *([pytest.param("namespaces", "uvloop", marks=pytest.mark.linux_ns)] if PATIENT else []),
+    ],
+)
 async def test_requests_run_worlds(tmp_path: Path, sandbox: str, loop: str) -> None:
     if loop == "uvloop":
         pytest.importorskip("uvloop")
