@@ -236,8 +236,8 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             try:
                 await self._live.close()
             finally:
-                try:
-                    await finish_before_cancelling(self._nothing_pending())  # it may move the name, whose lock is held
+                try:  # what is pending may move the name, whose lock is held
+                    await finish_before_cancelling(self._nothing_pending())
                 finally:
                     self._pending = None
                     self._pin.close()
