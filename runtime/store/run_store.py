@@ -254,7 +254,7 @@ class RunStore(StoreQueries):
             if run_id not in self._leases or time.monotonic() - self._looked > _LOOK_AGAIN_S:
                 self._leases = await self.leases({run_id, *self._opened().keeper.held()})
                 self._looked = time.monotonic()
-            lease = self._leases.get(run_id)
+            lease = self._leases.pop(run_id, None)  # once: the next question of this run is about a later time
         return lease is not None and lease.is_asked_to_stop
 
     def coming(self) -> AnnouncedCommit:
