@@ -54,11 +54,12 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 key=settings.upstream_key,
                 hang_s=settings.hang_s,
                 whole_s=settings.whole_s,
-                queues=settings.forward_xargs,
             )
-            traits = EngineTraits(settings.forward_xargs, settings.can_resume, settings.engine_hints)
+            # Another gateway of ours has the queue: it orders the calls of all runs by the tags that it is given.
+            upstream.queues = settings.forward_xargs or await upstream.is_gateway()
+            traits = EngineTraits(upstream.queues, settings.can_resume, settings.engine_hints)
             behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))
-            if settings.forward_xargs:
+            if upstream.queues:
                 await stack.enter_async_context(following(upstream, settings.hang_s / LOOKS))
         else:
             if spec.kind is EngineKind.VLLM:

@@ -86,6 +86,21 @@ async def test_completion_order_follows_the_deadlines(tmp_path: Path, reverse: b
     assert model.peak == 2
 
 
+async def test_a_gateway_of_a_run_tells_a_shared_gateway_the_deadlines(tmp_path: Path) -> None:
+    async with (
+        gateway_over(ScriptedModel(lambda _: "one two"), tmp_path / "shared") as (shared, _),
+        LocalGateway(home=tmp_path / "run", upstream=shared.base_url) as own,
+        LLMClient(own.base_url) as client,
+        httpx.AsyncClient() as http,
+    ):
+        tags = SLOTags(slo_deadline_s=3000.0, compound_id="run", compound_deadline_s=6000.0)
+        assert (await client.chat(ask("hi"), tags=tags)).text == "one two"
+        seen = (await http.get(f"{shared.base_url}/ramify/requests", params={"compound_id": "run"})).json()
+    [request] = seen["requests"]
+    assert request["met"] is True
+    assert request["deadline_s"] == pytest.approx(3000.0, abs=100.0)
+
+
 async def test_answer_carries_its_ledger_and_the_gateway_records_it(tmp_path: Path) -> None:
     async with gateway_over(ScriptedModel(lambda _: "one two"), tmp_path) as (gateway, client):
         tags = SLOTags(slo_deadline_s=3000.0, compound_id="run", compound_deadline_s=6000.0, compound_last=1)
