@@ -49,6 +49,7 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.reuse.fingerprints import world_fingerprint
 from ramify.runtime.reuse.reuse import Answers, Reuse, Sampler, model_of
+from ramify.runtime.store.engines import finish_despite_cancel
 from ramify.runtime.store.run_locks import hold_run, take_cancel_request
 from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.program_exits import ExitsOfRuns
@@ -201,12 +202,14 @@ async def _go_on(
         answered = {row.op_id for row in llm}
         return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
     finally:
-        await journal.behind.ended()
-        journal.close()  # before the lock is released: then another process may work on the run
-        await run.calls.aclose()
-        await run.worlds.close()
-        run.reuse.close()
-        recovery.close()
+        try:
+            await finish_despite_cancel(journal.behind.ended())
+        finally:
+            journal.close()  # before the lock is released: then another process may work on the run
+            await run.calls.aclose()
+            await run.worlds.close()
+            run.reuse.close()
+            recovery.close()
 
 
 async def _adopt_plan(

@@ -71,3 +71,17 @@ async def two_at_once() -> list[str]:
         return (await llm.chat(f"{name} {count}")).text
 
     return list(await asyncio.gather(one("a"), one("b")))
+
+
+@workflow
+async def leaves_a_fork() -> str:
+    """The model is not asked, as an error comes first."""
+    async with fork(["a", "b"]) as branches:
+        try:
+            with branches[0].enter():
+                count = await note("branch")
+                {}[count]
+                await llm.chat(f"{count}")
+        except KeyError:
+            pass
+    return "left"

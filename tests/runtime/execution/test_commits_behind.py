@@ -13,8 +13,9 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import RunFailed
+from ramify.runtime.execution.run import Run
 from ramify.runtime.execution.step_commits import asks_model_next
-from ramify.runtime.records import RunStatus
+from ramify.runtime.records import BranchPath, RunStatus
 from ramify.sandboxes.errors import SealFailed
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.serving.client import LLMClient
@@ -34,6 +35,7 @@ class HeldSeals:
         self.go = asyncio.Event()
         self.error: Exception | None = None
         self.begun = 0
+        self.turns = 0  # of the event loop, that a seal takes besides
 
     def hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         begin = AgentWorld.begin_seal
@@ -44,6 +46,8 @@ class HeldSeals:
 
             async def later() -> Snapshot:
                 await self.go.wait()
+                for _ in range(self.turns):
+                    await asyncio.sleep(0)
                 sealed = await sealing
                 if self.error is not None:
                     raise self.error
@@ -151,6 +155,52 @@ async def test_a_run_that_is_cancelled_while_its_step_is_committed_keeps_the_ste
     model = ScriptedModel(lambda request: request.messages[-1].content)
     async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
         assert await runtime.resume(run) == "1"  # the step is not run a second time
+
+
+async def test_a_run_that_is_cancelled_again_and_again_ends_after_its_commits(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock and its lease are given back then, and a commit that comes later would be without them."""
+    seals, asked = HeldSeals(), asyncio.Event()
+    seals.hold(monkeypatch)
+
+    async def never(request: ChatRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with client_of(ScriptedModel(never)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        running = asyncio.ensure_future(runtime.run(behind_app.asks_at_the_end, workspace=workspace))
+        await asked.wait()
+        for _ in range(20):
+            running.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert not running.done()
+        seals.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert [row.kind for row in await runtime.journal()] == [OpKind.RUN, OpKind.SEAL]
+
+
+async def test_a_fork_that_is_left_waits_for_the_commit_of_its_step(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seals, under_way = HeldSeals(), list[bool]()
+    seals.hold(monkeypatch)
+    seals.go.set()
+    seals.turns = 50
+    settle = Run.settle
+
+    async def noted(run: Run, under: BranchPath) -> None:
+        under_way.append(run.journal.behind.under_way)
+        await settle(run, under)
+
+    monkeypatch.setattr(Run, "settle", noted)
+    async with client_of(ScriptedModel(str)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        assert await runtime.run(behind_app.leaves_a_fork, workspace=workspace) == "left"
+    assert seals.begun == 1
+    assert not any(under_way)
 
 
 @pytest.mark.parametrize(
