@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import ramify
 from ramify import Sandbox, current_sandbox, step, workflow
 
@@ -34,6 +36,18 @@ async def looks() -> str:
 
 
 @step
+async def leaves_a_task() -> str:
+    world = getattr(ramify, "current_" + "sandbox")()
+    _tasks.append(asyncio.ensure_future(world.run("echo late > file")))
+    for _ in range(10):  # the world is asked for, and not there yet
+        await asyncio.sleep(0)
+    return "left"
+
+
+_tasks = list[asyncio.Future[object]]()
+
+
+@step
 async def takes(sandbox: Sandbox) -> str:
     return sandbox.path.name
 
@@ -61,3 +75,9 @@ async def uses() -> list[str]:
 @workflow
 async def fails() -> str:
     return await looks()
+
+
+@workflow
+async def leaves() -> str:
+    await leaves_a_task()
+    return await takes()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import worldless_app
 
 from ramify import Runtime
 from ramify.compiler.plan import OpKind
-from ramify.runtime.errors import StepFailed
+from ramify.runtime.errors import NotInARun, StepFailed
 from ramify.runtime.worlds.world_pool import WorldPool
 
 
@@ -42,3 +44,30 @@ async def test_a_world_that_is_used_is_made_and_sealed(runtime: Runtime, made: l
 async def test_files_of_a_world_that_was_not_made_are_an_error(runtime: Runtime) -> None:
     with pytest.raises(StepFailed, match="take the world as a parameter annotated `Sandbox`"):
         await runtime.run(worldless_app.fails)
+
+
+async def test_a_world_that_a_task_asked_for_is_there_before_its_step_ends(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step would make another one beside it."""
+    making, most = 0, 0
+    acquire = WorldPool.acquire
+
+    async def slow(self: WorldPool, branch: object) -> object:
+        nonlocal making, most
+        making += 1
+        most = max(most, making)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        try:
+            return await acquire(self, branch)  # type: ignore[arg-type]
+        finally:
+            making -= 1
+
+    monkeypatch.setattr(WorldPool, "acquire", slow)
+    await runtime.run(worldless_app.leaves)
+    assert most == 1
+    (late,) = worldless_app._tasks
+    with pytest.raises(NotInARun, match="after the end of its step"):
+        await late
+    worldless_app._tasks.clear()
