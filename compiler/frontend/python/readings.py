@@ -28,12 +28,14 @@ class Readings:
         self._namespaces: dict[int, tuple[Mapping[str, object], list[str], list[object]]] = {}
         self._closures: list[tuple[Callable[[], Mapping[str, object]], Mapping[str, object]]] = []
         self._attributes: list[tuple[object, str, object]] = []
+        self._loaded: int | None = None  # the number of loaded modules
         self._steady = True
 
     def still_hold(self) -> bool:
         """Whether all that was read is found again as it was."""
         return (
             self._steady
+            and self._loaded in (None, len(sys.modules))
             and all(linecache.cache.get(path) is entry for path, entry in self._files.items())
             and all(sys.modules.get(name) is module for name, module in self._modules.items())
             and all(map(_is_same, self._namespaces.values()))
@@ -84,6 +86,13 @@ def loaded_module(name: str) -> ModuleType | None:
     if (readings := _now.get()) is not None:
         readings._modules[name] = found
     return found
+
+
+def loaded_modules() -> list[tuple[str, ModuleType]]:
+    """Return all modules that are loaded, by name."""
+    if (readings := _now.get()) is not None:
+        readings._loaded = len(sys.modules)
+    return list(sys.modules.items())
 
 
 def is_file(path: Path) -> bool:

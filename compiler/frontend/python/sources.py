@@ -233,7 +233,7 @@ def in_same_project(workflow: Function, module: str | None, path: str) -> bool:
     package = workflow.module.partition(".")[0]
     if package != "__main__" and (module or "").partition(".")[0] == package:
         return True
-    return PurePath(path).is_relative_to(_project_folder(workflow.path))
+    return PurePath(path).is_relative_to(project_folder(workflow.path))
 
 
 @cache
@@ -249,7 +249,8 @@ def root_of(path: str) -> Path:
 
 
 @cache
-def _project_folder(path: str) -> Path:
+def project_folder(path: str) -> Path:
+    """Return the folder with the code of a file's project: its top-level package, or the folder of the file."""
     root = root_of(path)
     inside = PurePath(path).relative_to(root).parts
     return root / inside[0] if len(inside) > 1 else root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import hidden_worlds
 import pytest
 import worldless_app
 
@@ -26,6 +27,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run_there", "read_there", "look_there", "leave_a_task_there"):
+        monkeypatch.setattr(worldless_app, name, getattr(hidden_worlds, name))
+
+
 async def test_a_step_that_leaves_its_world_alone_makes_none(runtime: Runtime, made: list[object]) -> None:
     assert await runtime.run(worldless_app.counts) == 3
     assert not made
@@ -34,6 +41,7 @@ async def test_a_step_that_leaves_its_world_alone_makes_none(runtime: Runtime, m
     assert [(row.kind, row.snapshot_in, row.snapshot_out) for row in rows] == [(OpKind.RUN, base, base)] * 2
 
 
+@pytest.mark.usefixtures("unseen")
 async def test_a_world_that_is_used_is_made_and_sealed(runtime: Runtime, made: list[object]) -> None:
     assert await runtime.run(worldless_app.shows)
     assert len(made) == 2
@@ -41,11 +49,18 @@ async def test_a_world_that_is_used_is_made_and_sealed(runtime: Runtime, made: l
     assert [row.kind for row in await runtime.journal()] == [OpKind.RUN, OpKind.SEAL, OpKind.RUN]
 
 
+async def test_a_world_is_there_for_code_that_the_step_does_not_name(runtime: Runtime, made: list[object]) -> None:
+    assert len(await runtime.run(worldless_app.uses_unseen)) == 4
+    assert len(made) == 4
+
+
+@pytest.mark.usefixtures("unseen")
 async def test_files_of_a_world_that_was_not_made_are_an_error(runtime: Runtime) -> None:
     with pytest.raises(StepFailed, match="take the world as a parameter annotated `Sandbox`"):
         await runtime.run(worldless_app.fails)
 
 
+@pytest.mark.usefixtures("unseen")
 async def test_a_world_that_a_task_asked_for_is_there_before_its_step_ends(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +82,7 @@ async def test_a_world_that_a_task_asked_for_is_there_before_its_step_ends(
     monkeypatch.setattr(WorldPool, "acquire", slow)
     await runtime.run(worldless_app.leaves)
     assert most == 1
-    (late,) = worldless_app._tasks
+    (late,) = hidden_worlds.left
     with pytest.raises(NotInARun, match="after the end of its step"):
         await late
-    worldless_app._tasks.clear()
+    hidden_worlds.left.clear()
