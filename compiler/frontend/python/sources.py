@@ -24,6 +24,7 @@ from ramify.compiler.frontend.python.names import dotted_name, nodes_in
 from ramify.compiler.frontend.python.parsing import shared_tree_of, tree_of
 from ramify.compiler.frontend.python.readings import (
     closure_was_read,
+    code_was_read,
     file_was_read,
     static_attribute,
     values_were_read,
@@ -143,6 +144,7 @@ class Sources:
         node = self._find(plain, code)
         outer = {**plain.__globals__, **(closed := closure_values(plain))}
         values_were_read(plain.__globals__)
+        code_was_read(plain)
         closure_was_read(partial(closure_values, plain), closed)
         return Function(plain.__qualname__, plain.__module__ or "", code.co_filename, node, outer)
 
