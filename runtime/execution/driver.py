@@ -347,7 +347,8 @@ async def _call_workflow(
     run.asking.begin()
     try:
         with entered(RunScope(run, run.root)), ExitsOfRuns():
-            return await InOneProcess(outcome(function, args, kwargs), f"workflow {run.record.name!r}")
+            work = outcome(function, args, kwargs, run.journal.behind.settled)
+            return await InOneProcess(work, f"workflow {run.record.name!r}")
     finally:
         await asyncio.shield(run.asking.end())
 

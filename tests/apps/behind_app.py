@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from ramify import Sandbox, fork, llm, step, workflow
 
@@ -85,3 +86,10 @@ async def leaves_a_fork() -> str:
         except KeyError:
             pass
     return "left"
+
+
+@workflow
+async def yields_before_the_model() -> AsyncIterator[str]:
+    count = await note("only")
+    yield f"{count}"
+    yield (await llm.chat(f"{count}")).text

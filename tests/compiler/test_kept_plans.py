@@ -105,7 +105,7 @@ def test_code_that_is_replaced_in_place_is_read_again(module: ModuleType) -> Non
     kept = KeptPlans()
     kept.plan(module.flow, ref="kept_code:flow", deadline_s=None, estimates=SEEN)
     replace_code(module)
-    with pytest.raises(SourceError, match="not in .* at that line"):  # the file has no such code
+    with pytest.raises(SourceError, match=r"not in .* at that line"):  # the file has no such code
         kept.plan(module.flow, ref="kept_code:flow", deadline_s=None, estimates=SEEN)
 
 

@@ -203,6 +203,21 @@ async def test_a_fork_that_is_left_waits_for_the_commit_of_its_step(
     assert not any(under_way)
 
 
+async def test_an_item_is_given_out_when_the_step_before_it_is_recorded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seals, kinds = HeldSeals(), list[list[OpKind]]()
+    seals.hold(monkeypatch)
+    seals.go.set()
+    seals.turns = 50
+    model = ScriptedModel(lambda request: "said")
+    async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        async for _ in behind_app.yields_before_the_model.stream():
+            kinds.append([row.kind for row in await runtime.journal()])
+    assert seals.begun == 1
+    assert kinds == [[OpKind.RUN, OpKind.SEAL]] * 2
+
+
 @pytest.mark.parametrize(
     ("way", "asks"),
     [
