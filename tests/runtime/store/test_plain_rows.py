@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ramify.runtime.errors import LeaseLost, StoreError
 from ramify.runtime.records import CheckpointId, CheckpointRecord, RunId, RunRecord, RunStatus, RunUpdate
-from ramify.runtime.store import RunStore, run_committer
+from ramify.runtime.store import RunStore, leases, run_committer
 from ramify.runtime.store.run_committer import RunCommitter
 from tests.runtime.store.conftest import CHECKPOINT, LLM, OP, RUN
 
@@ -143,3 +145,15 @@ async def test_only_the_run_that_lost_its_lease_is_refused(
         assert [type(error) for error in found] == [type(None), type(None), LeaseLost, type(None)]
         assert [len(await store.ops(run.id)) for run in runs] == [1, 1, 0, 1]
         assert (await store.run(ended)).status is RunStatus.DONE
+
+
+async def test_a_transaction_may_check_the_leases_of_thousands_of_runs(store: RunStore) -> None:
+    owner = store._opened().keeper.owner
+    async with store.beginning(RUN, BASE):
+        tokens = {RUN.id: 1} | {RunId(f"another-{number}"): 1 for number in range(3000)}
+        query, values = leases.fence(owner, tokens)
+
+        async def ask(connection: AsyncConnection) -> int:
+            return len((await connection.execute(text(query), values)).fetchall())
+
+        assert await store._read(ask) == 1
