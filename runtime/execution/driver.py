@@ -358,6 +358,8 @@ async def _end_stopped_run(run: Run, error: BaseException, services: Services) -
     run.journal.unwinds = True
     await run.journal.behind.ended()
     await run.settle(ROOT)
+    if run.journal.is_over:  # it was cancelled again meanwhile, and another process may work on it by now
+        return
     _report_unused_results(run, services, ended=False)
     unasked: Sequence[str] = ()
     amended: Sequence[OpRecord] = ()

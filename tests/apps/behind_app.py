@@ -93,3 +93,15 @@ async def yields_before_the_model() -> AsyncIterator[str]:
     count = await note("only")
     yield f"{count}"
     yield (await llm.chat(f"{count}")).text
+
+
+@workflow
+async def ends_late() -> str:
+    try:
+        return (await llm.chat("?")).text
+    finally:
+        await _go_on()
+
+
+async def _go_on() -> None:
+    """A test replaces this."""

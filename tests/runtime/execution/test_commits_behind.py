@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import RunFailed
+from ramify.runtime.execution import driver
 from ramify.runtime.execution.run import Run
 from ramify.runtime.execution.step_commits import asks_model_next
 from ramify.runtime.records import BranchPath, RunStatus
@@ -181,6 +183,41 @@ async def test_a_run_that_is_cancelled_again_and_again_ends_after_its_commits(
         with pytest.raises(asyncio.CancelledError):
             await running
         assert [row.kind for row in await runtime.journal()] == [OpKind.RUN, OpKind.SEAL]
+
+
+async def test_a_workflow_that_ends_after_its_run_was_given_back_records_nothing(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have resumed the run."""
+    asked, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def never(request: ChatRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async def go_on() -> None:
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+
+    end = driver._end_stopped_run
+
+    async def noted(run: Run, error: BaseException, services: driver.Services) -> None:
+        await end(run, error, services)
+        ended.set()
+
+    monkeypatch.setattr(behind_app, "_go_on", go_on)
+    monkeypatch.setattr(driver, "_end_stopped_run", noted)
+    async with client_of(ScriptedModel(never)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        running = asyncio.ensure_future(runtime.run(behind_app.ends_late, workspace=workspace))
+        await asked.wait()
+        while not running.done():
+            running.cancel()
+            await asyncio.wait({running}, timeout=0.01)
+        go.set()
+        await ended.wait()
+        assert (await runtime.record()).status is RunStatus.RUNNING
 
 
 async def test_a_fork_that_is_left_waits_for_the_commit_of_its_step(
