@@ -35,6 +35,12 @@ class Readings:
 
     def still_hold(self) -> bool:
         """Whether all that was read is found again as it was."""
+        try:
+            return self._holds()
+        except RuntimeError:  # another thread changes a container at this moment
+            return False
+
+    def _holds(self) -> bool:
         return (
             self._steady
             and self._loaded in (None, len(sys.modules))
