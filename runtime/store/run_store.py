@@ -251,10 +251,13 @@ class RunStore(StoreQueries):
         if not self.address.on_server:
             return False
         async with self._looking:  # one task asks for all runs of this process
-            if run_id not in self._leases or time.monotonic() - self._looked > _LOOK_AGAIN_S:
+            if time.monotonic() - self._looked > _LOOK_AGAIN_S:
+                self._leases = {}
+            lease = self._leases.pop(run_id, None)  # once: the next question of this run is about a later time
+            if lease is None or lease.is_asked_to_stop:  # a request that has ended must not stop a run
                 self._leases = await self.leases({run_id, *self._opened().keeper.held()})
                 self._looked = time.monotonic()
-            lease = self._leases.get(run_id)
+                lease = self._leases.pop(run_id, None)
         return lease is not None and lease.is_asked_to_stop
 
     def coming(self) -> AnnouncedCommit:

@@ -64,6 +64,13 @@ async def post_and_build(sandbox: Sandbox, text: str) -> str:
     return receipt
 
 
+@step(effect="irreversible")
+async def post_and_write(sandbox: Sandbox, text: str) -> str:
+    receipt = await _post(text)
+    await sandbox.run("echo posted > done", check=True)
+    return receipt
+
+
 async def _look(key: str, text: str) -> Happened | DidNotHappen:
     if "away" in STOP:
         raise ConnectionError("the receiver is away")
@@ -312,6 +319,11 @@ async def careless(text: str) -> str:
 @workflow
 async def hidden_in_a_step() -> str:
     return await careless("a")
+
+
+@workflow
+async def writing(text: str) -> str:
+    return await post_and_write(text)
 
 
 @workflow

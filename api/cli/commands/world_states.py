@@ -201,7 +201,7 @@ def checkout_command(home: Home, state: str, folder: Path, force: bool, active_f
 @click.option("--tag", "tags", is_flag=True, help="The names are tags.")
 @pass_home
 def rm_command(home: Home, names: tuple[str, ...], tags: bool) -> None:
-    """Delete worlds, or with --tag tags: all that are named, or none if one of them is missing or open.
+    """Delete worlds, or tags with --tag. If one is missing or open, nothing is deleted.
 
     `ramify gc` then deletes the snapshots that nothing else needs.
 

@@ -153,7 +153,7 @@ async def test_a_seal_that_fails_does_not_undo_the_effect(
     with monkeypatch.context() as patch:
         patch.setattr(AgentWorld, "seal", full)
         with pytest.raises(RunFailed):
-            await runtime.run(effects_app.asking, "hi", workspace=workspace)
+            await runtime.run(effects_app.writing, "hi", workspace=workspace)
     assert await statuses(runtime) == [EffectStatus.DONE]
     assert await runtime.resume(str(runtime.last_run_id)) == "receipt for hi"
     assert texts() == ["hi"]
