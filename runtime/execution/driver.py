@@ -49,6 +49,7 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.reuse.fingerprints import world_fingerprint
 from ramify.runtime.reuse.reuse import Answers, Reuse, Sampler, model_of
+from ramify.runtime.store.engines import finish_despite_cancel
 from ramify.runtime.store.run_locks import hold_run, take_cancel_request
 from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.program_exits import ExitsOfRuns
@@ -201,12 +202,14 @@ async def _go_on(
         answered = {row.op_id for row in llm}
         return await _unless_cancelled(_run_workflow(run, function, services, answered), services, journal)
     finally:
-        await journal.behind.ended()
-        journal.close()  # before the lock is released: then another process may work on the run
-        await run.calls.aclose()
-        await run.worlds.close()
-        run.reuse.close()
-        recovery.close()
+        try:
+            await finish_despite_cancel(journal.behind.ended())
+        finally:
+            journal.close()  # before the lock is released: then another process may work on the run
+            await run.calls.aclose()
+            await run.worlds.close()
+            run.reuse.close()
+            recovery.close()
 
 
 async def _adopt_plan(
@@ -344,7 +347,8 @@ async def _call_workflow(
     run.asking.begin()
     try:
         with entered(RunScope(run, run.root)), ExitsOfRuns():
-            return await InOneProcess(outcome(function, args, kwargs), f"workflow {run.record.name!r}")
+            work = outcome(function, args, kwargs, run.journal.behind.settled)
+            return await InOneProcess(work, f"workflow {run.record.name!r}")
     finally:
         await asyncio.shield(run.asking.end())
 
@@ -354,6 +358,8 @@ async def _end_stopped_run(run: Run, error: BaseException, services: Services) -
     run.journal.unwinds = True
     await run.journal.behind.ended()
     await run.settle(ROOT)
+    if run.journal.is_over:  # it was cancelled again meanwhile, and another process may work on it by now
+        return
     _report_unused_results(run, services, ended=False)
     unasked: Sequence[str] = ()
     amended: Sequence[OpRecord] = ()

@@ -90,9 +90,11 @@ class Run:
 
     @asynccontextmanager
     async def busy(self) -> AsyncIterator[None]:
-        """Mark an operation as in progress: the run does not stop for its open questions meanwhile."""
+        """Mark an operation as in progress: the run does not stop for its open questions meanwhile, and no step's
+        commit goes on behind it, which would need the locks and the worlds of the branches."""
         self.at_work += 1
         try:
+            await self.journal.behind.ended()
             yield
         finally:
             self.at_work -= 1

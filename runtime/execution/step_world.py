@@ -3,6 +3,7 @@ to use it."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 from ramify.compiler.plan import WORLDLESS
@@ -25,6 +26,7 @@ class StepWorld:
         self._call, self._attempt, self._held, self._restored = call, attempt, held, restored
         self.fork_s: float | None = None
         self.world: World | None = None
+        self._making: asyncio.Task[World] | None = None
 
     async def face(self) -> Sandbox:
         """Return what the step's code gets. Raises as `WorldPool.acquire`."""
@@ -34,7 +36,7 @@ class StepWorld:
         commands = reusable_commands(call, self._attempt, ground)
         if self._waits():
             call.scope.run.worlds.refuse_ended(call.scope.branch)
-            return Sandbox(None, commands, self._made)
+            return Sandbox(None, commands, self._made_late)
         return Sandbox(await self._made(), commands)
 
     def _waits(self) -> bool:
@@ -42,6 +44,17 @@ class StepWorld:
         call, branch = self._call, self._call.scope.branch
         known = WORLDLESS in call.op.attrs and call.step.sandbox_parameter is None and not call.scope.run.was_changed
         return known and branch.world is None and not branch.unsealed
+
+    async def _made_late(self) -> World:
+        making = self._making
+        if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
+            making = self._making = asyncio.create_task(self._made())
+        return await asyncio.shield(making)  # a task of the step that is cancelled leaves it to the others
+
+    async def ended(self) -> None:
+        """Return when no world is being made. A task that the step left behind may have asked for one."""
+        if self._making is not None:
+            await asyncio.wait({self._making})
 
     async def _made(self) -> World:
         run, branch = self._call.scope.run, self._call.scope.branch

@@ -322,6 +322,7 @@ async def _execute_and_commit(
     attempt, restored = 0, dict[str, str]()
     while True:
         face: Sandbox | None = None
+        own: StepWorld | None = None
         result_json: str | None = None
         begins = False  # whether the effect was begun in this attempt
         try:
@@ -331,6 +332,8 @@ async def _execute_and_commit(
                 return await accept_effect(call, fence, known, begun)
             begins = True
             result_json, value = await run_attempt(call, face, attempt)
+            if own is not None:
+                await own.ended()
             done = Executed(
                 result_json,
                 value,
@@ -356,6 +359,8 @@ async def _execute_and_commit(
             break
         except BaseException as error:
             await held.aclose()
+            if own is not None:
+                await own.ended()
             if on_world:
                 await run.worlds.drop(branch)
             if fence is not None and begins:  # otherwise the error says nothing about the effect

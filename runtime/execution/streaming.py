@@ -42,9 +42,16 @@ Alone = Callable[[AsyncGenerator[Any, None]], Iterator[Any]]
 _listener: ContextVar[Hear | None] = ContextVar("ramify_listener", default=None)
 
 
-async def outcome(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+async def outcome(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    durable: Callable[[], Awaitable[None]] | None = None,
+) -> Any:
     """Run a workflow's function. Returns its value, or the list of its items. A function that is not async runs in a
     thread.
+
+    durable: returns when all is recorded that an item may depend on. It is awaited before a reader gets the item.
 
     Raises `NotSerialisable` if it yields an item that cannot be stored.
     """
@@ -55,6 +62,8 @@ async def outcome(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     async def yielded(item: Any) -> None:
         items.append(codec.decode(codec.encode(item, "what it yielded")))  # as it will be when the run is resumed
         if hear is not None:
+            if durable is not None:
+                await durable()
             await hear(items[-1])
 
     def blocking() -> Any:

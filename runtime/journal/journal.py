@@ -272,6 +272,10 @@ class Journal(RecordedRun):
         """Refuse all further records: another process may work on the run from now on."""
         self._over = True
 
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
     def _refuse_when_over(self) -> None:
         if self._over:
             raise BranchReleased(f"run {self._run.id} has ended in this process: nothing more is recorded for it")

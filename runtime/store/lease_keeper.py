@@ -45,7 +45,8 @@ class LeaseKeeper:
         self._connection: Connection | None = None
         self._tokens: dict[RunId, int] = {}
         self._lost: dict[RunId, LeaseLost] = {}
-        self._lock = threading.Lock()  # of the two above: never held while the database is asked
+        self._left: set[RunId] = set()  # leases that a transaction gave back, unless it failed
+        self._lock = threading.Lock()  # of the three above: never held while the database is asked
         self._using = threading.Lock()  # of the connection
         self._thread: threading.Thread | None = None
 
@@ -59,6 +60,7 @@ class LeaseKeeper:
         with self._lock:
             self._tokens[run] = token
             self._lost.pop(run, None)
+            self._left.discard(run)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._renew_for_ever, name="ramify-lease", daemon=True)
                 self._thread.start()
@@ -68,20 +70,25 @@ class LeaseKeeper:
         with self._lock:
             token = self._tokens.pop(run, None)
             self._lost.pop(run, None)
+            self._left.discard(run)
         if token is not None:
             self._transact(lambda connection: leases.release(connection, run, self.owner, token))
 
     @contextmanager
     def leaving(self, runs: Collection[RunId | None]) -> Iterator[None]:
-        """In this block, a transaction gives these leases back. They are kept if the block raises."""
+        """In this block, a transaction gives these leases back. They are kept if the block raises. But perhaps only
+        the answer to the commit was lost: then that they are free does not say that another process took them."""
         with self._lock:
             before = {run: self._tokens.pop(run) for run in runs if run in self._tokens}
+            self._left |= before.keys()
         try:
             yield
         except BaseException:
             with self._lock:
                 self._tokens |= before
             raise
+        with self._lock:
+            self._left -= before.keys()
 
     def held(self) -> list[RunId]:
         """Return the runs whose leases this process has."""
@@ -149,6 +156,8 @@ class LeaseKeeper:
     def _note(self, found: Mapping[RunId, LeaseLost]) -> None:
         with self._lock:
             for run, error in found.items():
+                if run in self._left:
+                    continue
                 if self._tokens.pop(run, None) is not None:  # else this process has given it back meanwhile
                     self._lost[run] = error
 

@@ -152,6 +152,7 @@ def renew(connection: Connection, run: RunId, owner: Owner, token: int, now: flo
     return _execute(connection, f"UPDATE leases SET {change} WHERE {_MINE}", mine).rowcount == 1
 
 
+_AT_ONCE = 500
 _MINE = "run_id = :run AND owner = :writer AND token = :token"
 
 
@@ -175,7 +176,9 @@ def find(connection: Connection, runs: Iterable[RunId], now: float) -> dict[RunI
 def fence(owner: Owner, tokens: Mapping[RunId, int]) -> tuple[str, dict[str, object]]:
     """Return a query, and its parameters, for one row per lease that `owner` still has. On PostgreSQL, append `FOR
     SHARE`, so that nobody takes one before the transaction has ended."""
-    terms = " OR ".join(f"(run_id = :run{n} AND token = :token{n})" for n in range(len(tokens)))
+    each = [f"(run_id = :run{n} AND token = :token{n})" for n in range(len(tokens))]
+    some = [" OR ".join(each[at : at + _AT_ONCE]) for at in range(0, len(each), _AT_ONCE)]
+    terms = " OR ".join(f"({one})" for one in some)  # SQLite takes 1000 terms one after another
     values: dict[str, object] = {"writer": owner.writer}
     for number, (run, token) in enumerate(sorted(tokens.items())):
         values |= {f"run{number}": run, f"token{number}": token}

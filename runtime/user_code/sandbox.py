@@ -97,7 +97,8 @@ class Sandbox:
         """Make the world, if it is not made yet."""
         async with self._making:
             if self._world is None and self._make is not None:
-                self._world = await self._make()
+                world = await self._make()
+                self._world = world if self._make is not None else None  # the step may have ended meanwhile
 
     def end(self) -> None:
         """End the sandbox with its step: tasks and threads that still hold it cannot use the world any more."""

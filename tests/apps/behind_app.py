@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from ramify import Sandbox, fork, llm, step, workflow
 
@@ -71,3 +72,36 @@ async def two_at_once() -> list[str]:
         return (await llm.chat(f"{name} {count}")).text
 
     return list(await asyncio.gather(one("a"), one("b")))
+
+
+@workflow
+async def leaves_a_fork() -> str:
+    """The model is not asked, as an error comes first."""
+    async with fork(["a", "b"]) as branches:
+        try:
+            with branches[0].enter():
+                count = await note("branch")
+                {}[count]
+                await llm.chat(f"{count}")
+        except KeyError:
+            pass
+    return "left"
+
+
+@workflow
+async def yields_before_the_model() -> AsyncIterator[str]:
+    count = await note("only")
+    yield f"{count}"
+    yield (await llm.chat(f"{count}")).text
+
+
+@workflow
+async def ends_late() -> str:
+    try:
+        return (await llm.chat("?")).text
+    finally:
+        await _go_on()
+
+
+async def _go_on() -> None:
+    """A test replaces this."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import ramify
+import importlib
+
+from worldless_tools import TOOLS, Task, path_later
+
 from ramify import Sandbox, current_sandbox, step, workflow
 
 
@@ -16,21 +19,56 @@ async def shown() -> str:
     return current_sandbox().path.name
 
 
+async def run_there() -> str:
+    raise NotImplementedError  # the test puts code here that the compiler knows nothing of
+
+
+look_there = leave_a_task_there = run_there
+
+
+def read_there() -> str:
+    raise NotImplementedError
+
+
 @step
 async def runs() -> str:
-    world = getattr(ramify, "current_" + "sandbox")()
-    return str((await world.run("echo kept > file; cat file")).stdout)
+    return await run_there()
 
 
 @step
 def runs_in_a_thread() -> str:
-    world = getattr(ramify, "current_" + "sandbox")()
-    return (world.path / "file").read_text()
+    return read_there()
 
 
 @step
 async def looks() -> str:
-    return str(getattr(ramify, "current_" + "sandbox")().path)
+    return await look_there()
+
+
+@step
+async def leaves_a_task() -> str:
+    await leave_a_task_there()
+    return "left"
+
+
+@step
+async def calls_a_tool(name: str) -> str:
+    return await TOOLS[name]()
+
+
+@step
+async def calls_an_object(task) -> str:  # type: ignore[no-untyped-def]
+    return str(await task.work())
+
+
+@step
+async def finds_code() -> str:
+    return str(await getattr(importlib.import_module("worldless_tools"), "path_of_" + "world")())
+
+
+@step
+async def calls_a_value() -> str:
+    return await path_later()
 
 
 @step
@@ -61,3 +99,15 @@ async def uses() -> list[str]:
 @workflow
 async def fails() -> str:
     return await looks()
+
+
+@workflow
+async def leaves() -> str:
+    await leaves_a_task()
+    return await takes()
+
+
+@workflow
+async def uses_unseen() -> list[str]:
+    found = [await calls_a_tool("path"), await calls_an_object(Task(1))]
+    return [*found, await finds_code(), await calls_a_value()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import linecache
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from ramify.compiler.errors import SourceError
 from ramify.compiler.estimates import Unmeasured
 from ramify.compiler.kept_plans import KeptPlans
 from ramify.compiler.plan import Plan
@@ -31,12 +33,15 @@ async def other(): ...
 TOOLS = Tools()
 TOOLS.call = one
 helper = one
+NAMES = set()
 made = (lambda value: lambda: value)
 
 @workflow
 async def flow():
     import kept_later
     await helper()
+    for name in NAMES:
+        await other()
     await TOOLS.call()
 """
 
@@ -69,7 +74,17 @@ def edit_the_file(_: ModuleType, folder: Path) -> None:
     linecache.clearcache()
 
 
-@pytest.mark.parametrize("change", [rebind, change_an_object, add_a_file, edit_the_file])
+def replace_code(module: ModuleType) -> None:
+    def flow() -> None: ...
+
+    inspect.unwrap(module.flow).__code__ = flow.__code__.replace(co_filename=module.__file__)
+
+
+def fill_a_set(module: ModuleType, _: Path) -> None:
+    module.NAMES.add("a")
+
+
+@pytest.mark.parametrize("change", [rebind, change_an_object, add_a_file, edit_the_file, fill_a_set])
 def test_a_plan_is_made_again_when_its_code_changes(
     change: Callable[[ModuleType, Path], None], module: ModuleType, tmp_path: Path
 ) -> None:
@@ -84,6 +99,14 @@ def test_a_plan_is_made_again_when_its_code_changes(
     again = plan()
     change(module, tmp_path)
     assert plan() is not again
+
+
+def test_code_that_is_replaced_in_place_is_read_again(module: ModuleType) -> None:
+    kept = KeptPlans()
+    kept.plan(module.flow, ref="kept_code:flow", deadline_s=None, estimates=SEEN)
+    replace_code(module)
+    with pytest.raises(SourceError, match=r"not in .* at that line"):  # the file has no such code
+        kept.plan(module.flow, ref="kept_code:flow", deadline_s=None, estimates=SEEN)
 
 
 def test_a_plan_is_made_again_for_other_estimates(module: ModuleType) -> None:

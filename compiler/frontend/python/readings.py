@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import is_
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 
@@ -28,17 +28,29 @@ class Readings:
         self._namespaces: dict[int, tuple[Mapping[str, object], list[str], list[object]]] = {}
         self._closures: list[tuple[Callable[[], Mapping[str, object]], Mapping[str, object]]] = []
         self._attributes: list[tuple[object, str, object]] = []
+        self._code: dict[int, tuple[FunctionType, CodeType]] = {}
+        self._answers: list[tuple[Callable[[], bool], bool]] = []
+        self._loaded: int | None = None  # the number of loaded modules
         self._steady = True
 
     def still_hold(self) -> bool:
         """Whether all that was read is found again as it was."""
+        try:
+            return self._holds()
+        except RuntimeError:  # another thread changes a container at this moment
+            return False
+
+    def _holds(self) -> bool:
         return (
             self._steady
+            and self._loaded in (None, len(sys.modules))
             and all(linecache.cache.get(path) is entry for path, entry in self._files.items())
             and all(sys.modules.get(name) is module for name, module in self._modules.items())
             and all(map(_is_same, self._namespaces.values()))
             and all(_are_same(look(), before) for look, before in self._closures)
             and all(_static(owner, name) is value for owner, name, value in self._attributes)
+            and all(function.__code__ is code for function, code in self._code.values())
+            and all(ask() is answer for ask, answer in self._answers)
             and all(path.is_file() is found for path, found in self._found.items())
         )
 
@@ -72,6 +84,20 @@ def values_were_read(values: Mapping[str, object]) -> None:
         readings._namespace(values)
 
 
+def code_was_read(function: FunctionType) -> None:
+    """Note that the code of a function was looked up. Tools that reload code replace it in place."""
+    if (readings := _now.get()) is not None:
+        readings._code[id(function)] = function, function.__code__
+
+
+def noted(ask: Callable[[], bool]) -> bool:
+    """Return the answer to a question about values that code may change in place. A second look asks again."""
+    answer = ask()
+    if (readings := _now.get()) is not None:
+        readings._answers.append((ask, answer))
+    return answer
+
+
 def closure_was_read(look: Callable[[], Mapping[str, object]], values: Mapping[str, object]) -> None:
     """Note the values of a closure. `look` finds them again."""
     if values and (readings := _now.get()) is not None:
@@ -84,6 +110,13 @@ def loaded_module(name: str) -> ModuleType | None:
     if (readings := _now.get()) is not None:
         readings._modules[name] = found
     return found
+
+
+def loaded_modules() -> list[tuple[str, ModuleType]]:
+    """Return all modules that are loaded, by name."""
+    if (readings := _now.get()) is not None:
+        readings._loaded = len(sys.modules)
+    return list(sys.modules.items())
 
 
 def is_file(path: Path) -> bool:

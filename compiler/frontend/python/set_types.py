@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from ramify.compiler.declarations import StepInfo
 from ramify.compiler.frontend.python.name_resolution import annotations_of, plain_function
+from ramify.compiler.frontend.python.readings import noted
 
 _SETS = re.compile(
     r"^(?:[\w.]+\.)?(?:set|frozenset|Set|FrozenSet|AbstractSet|MutableSet)(?:\[\s*(?P<item>.*?)\s*\])?$", re.DOTALL
@@ -58,7 +60,21 @@ def is_range(node: ast.expr) -> bool:
 
 def is_unordered_value(value: object) -> bool:
     """Return whether a value is a set of other items than integers."""
-    return isinstance(value, set | frozenset) and not all(type(each) in (int, bool) for each in value)
+    return isinstance(value, set | frozenset) and noted(partial(_has_others, value))
+
+
+def holds_sets(value: object) -> bool:
+    """Return whether a value is a list, a tuple or a dict of such sets."""
+    return isinstance(value, dict | list | tuple) and noted(partial(_are_sets, value))
+
+
+def _are_sets(held: Mapping[Any, object] | Iterable[object]) -> bool:
+    items = list(held.values() if isinstance(held, Mapping) else held)
+    return bool(items) and all(isinstance(each, set | frozenset) and _has_others(each) for each in items)
+
+
+def _has_others(items: Iterable[object]) -> bool:
+    return not all(type(each) in (int, bool) for each in items)
 
 
 def is_set_annotation(text: str) -> bool:

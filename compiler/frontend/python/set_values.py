@@ -33,6 +33,7 @@ from ramify.compiler.frontend.python.name_resolution import (
 )
 from ramify.compiler.frontend.python.names import nodes_in
 from ramify.compiler.frontend.python.set_types import (
+    holds_sets,
     is_annotated,
     is_coarse,
     is_range,
@@ -292,10 +293,7 @@ class SetValues:
                     isinstance(each, ast.Subscript) and is_set_annotation(ast.unparse(last_argument(each)))
                     for each in annotations
                 )
-        value = self.scope.resolve(node)
-        if isinstance(value, dict):
-            value = list(value.values())
-        return isinstance(value, list | tuple) and bool(value) and all(map(is_unordered_value, value))
+        return holds_sets(self.scope.resolve(node))
 
     # Items taken one by one, and values that depend on the order
 

@@ -24,6 +24,7 @@ from ramify.compiler.frontend.python.names import dotted_name, nodes_in
 from ramify.compiler.frontend.python.parsing import shared_tree_of, tree_of
 from ramify.compiler.frontend.python.readings import (
     closure_was_read,
+    code_was_read,
     file_was_read,
     static_attribute,
     values_were_read,
@@ -143,6 +144,7 @@ class Sources:
         node = self._find(plain, code)
         outer = {**plain.__globals__, **(closed := closure_values(plain))}
         values_were_read(plain.__globals__)
+        code_was_read(plain)
         closure_was_read(partial(closure_values, plain), closed)
         return Function(plain.__qualname__, plain.__module__ or "", code.co_filename, node, outer)
 
@@ -233,7 +235,7 @@ def in_same_project(workflow: Function, module: str | None, path: str) -> bool:
     package = workflow.module.partition(".")[0]
     if package != "__main__" and (module or "").partition(".")[0] == package:
         return True
-    return PurePath(path).is_relative_to(_project_folder(workflow.path))
+    return PurePath(path).is_relative_to(project_folder(workflow.path))
 
 
 @cache
@@ -249,7 +251,8 @@ def root_of(path: str) -> Path:
 
 
 @cache
-def _project_folder(path: str) -> Path:
+def project_folder(path: str) -> Path:
+    """Return the folder with the code of a file's project: its top-level package, or the folder of the file."""
     root = root_of(path)
     inside = PurePath(path).relative_to(root).parts
     return root / inside[0] if len(inside) > 1 else root

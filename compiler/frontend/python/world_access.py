@@ -9,6 +9,9 @@ function: a module that is reached counts as called in full.
 from __future__ import annotations
 
 import ast
+import builtins
+import linecache
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from types import ModuleType
@@ -16,13 +19,14 @@ from types import ModuleType
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.python.modules import used_names
 from ramify.compiler.frontend.python.name_resolution import is_world, is_world_annotation, step_info
-from ramify.compiler.frontend.python.readings import loaded_module, values_were_read
+from ramify.compiler.frontend.python.readings import loaded_module, loaded_modules, values_were_read
 from ramify.compiler.frontend.python.sources import (
     Definition,
     Function,
     Sources,
     in_same_project,
     own_nodes,
+    project_folder,
     walk_definitions,
 )
 
@@ -122,7 +126,65 @@ def may_use_a_world(function: Function, nodes: Collection[ast.AST], sources: Sou
     values = [function.outer.get(name) for node in code for name in used_names(node)]
     if any(map(_brings_a_world, values)):
         return True
-    return _may_use(_WORLDS, function, code, sources)
+    imported = list(_modules_named([node for node in nodes if node not in code], function.module))
+    if _may_use(_WORLDS, function, code, sources, imported):
+        return True
+    return _may_call_anything(function, code) and sources.analysis(WorldCallers).exist_beside(function)
+
+
+_IMPORTING = frozenset({"__import__", "eval", "exec", "getattr", "importlib", "import_module", "pkgutil", "runpy"})
+
+
+def _may_call_anything(function: Function, nodes: Iterable[ast.AST]) -> bool:
+    """Return whether it is not known what all the code calls: it calls methods of values, or values by another name,
+    or finds code while it runs."""
+    for node in (inner for part in nodes for inner in ast.walk(part)):
+        match node:
+            case ast.Attribute(ctx=ast.Load()) if function.lookup(node) is None:
+                return True
+            case ast.Subscript(ctx=ast.Load()) | ast.Call(func=ast.Call()):
+                return True
+            case ast.Name(id=name) if name in _IMPORTING:
+                return True
+            case ast.Call(func=ast.Name(id=name)) if name not in function.outer and not hasattr(builtins, name):
+                return True
+    return False
+
+
+class WorldCallers:
+    """Knows whether code that is loaded beside a step calls `current_sandbox`. A registry, an argument or an object
+    may bring a step to it, without a name in the step's code."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def exist_beside(self, function: Function) -> bool:
+        """Return whether a module of the function's project names `current_sandbox`, or one of another project has
+        it or Ramify among its globals."""
+        project = function.module.partition(".")[0], str(project_folder(function.path))
+        if project not in self._known:
+            self._known[project] = any(self._is_caller(*project, *each) for each in loaded_modules())
+        return self._known[project]
+
+    def _is_caller(self, package: str, folder: str, name: str, module: object) -> bool:
+        top = name.partition(".")[0]
+        if top == "ramify" or top in sys.stdlib_module_names - {"__main__"} or not isinstance(module, ModuleType):
+            return False
+        path = vars(module).get("__file__")
+        if not isinstance(path, str) or not path.endswith(".py"):
+            return False
+        installed = "site-packages" in path
+        if not installed and (path.startswith(f"{folder}{os.sep}") or (top == package and package != "__main__")):
+            return any("current_sandbox" in line for line in linecache.getlines(path))
+        return _has_ramify(module)
+
+
+def _has_ramify(module: ModuleType) -> bool:
+    """Return whether Ramify, or `current_sandbox`, is among the globals of a module of another project."""
+    ours = sys.modules.get("ramify")
+    names = vars(module)
+    return "current_sandbox" in names or (ours is not None and any(value is ours for value in names.values()))
 
 
 def _brings_a_world(value: object) -> bool:
@@ -135,12 +197,19 @@ def _brings_a_world(value: object) -> bool:
     return module.startswith("ramify.") and not module.startswith(_WITHOUT_WORLDS)
 
 
-def _may_use(names: frozenset[str], function: Function, nodes: Collection[ast.AST], sources: Sources) -> bool:
+def _may_use(
+    names: frozenset[str],
+    function: Function,
+    nodes: Collection[ast.AST],
+    sources: Sources,
+    imported: Collection[str] = (),
+) -> bool:
+    """imported: modules from which it uses values, besides those in which the values were made."""
     if _are_named(names, nodes):
         return True
     used = {name for node in nodes for name in used_names(node)}
     modules = {_module_of(function.outer[name]) for name in used if name in function.outer} - {function.module}
-    todo = [*modules, *_imported_modules(nodes, function.module)]
+    todo = [*modules, *imported, *_imported_modules(nodes, function.module)]
     visited = set[str]()
     while todo:
         name = todo.pop()
@@ -159,16 +228,16 @@ def _may_use(names: frozenset[str], function: Function, nodes: Collection[ast.AS
 def _modules_used(names: frozenset[str], name: str, function: Function, sources: Sources) -> frozenset[str] | None:
     """Return the modules that a module uses; an empty set for one of another project.
 
-    None: one of `names` stands in the module, or nothing is known of it.
+    None: one of `names` stands in the module, or it may use worlds for all that is known of it.
     """
-    if name.partition(".")[0] in sys.stdlib_module_names:
+    if name.partition(".")[0] in sys.stdlib_module_names | {"ramify"}:  # see `_brings_a_world`
         return frozenset()
     module = loaded_module(name)
     if module is None:  # it is imported at run time
         return None
     path = getattr(module, "__file__", None)
     if path is None or not in_same_project(function, name, path):
-        return frozenset()
+        return None if names is _WORLDS and _has_ramify(module) else frozenset()
     try:
         tree = sources.tree(path)
     except SyntaxError:  # not Python
@@ -207,11 +276,15 @@ def _imported_modules(nodes: Iterable[ast.AST], here: str) -> Iterator[str]:
     """Yield the modules that import statements inside functions name."""
     for part in nodes:
         if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in ast.walk(part):
-                if isinstance(node, ast.Import):
-                    yield from (alias.name for alias in node.names)
-                elif isinstance(node, ast.ImportFrom):
-                    base = here.rsplit(".", node.level)[0] if node.level else ""
-                    yield ".".join(part for part in (base, node.module) if part)
+            yield from _modules_named(ast.walk(part), here)
         elif isinstance(part, ast.Module | ast.ClassDef | ast.If | ast.Try | ast.With):
             yield from _imported_modules(ast.iter_child_nodes(part), here)
+
+
+def _modules_named(nodes: Iterable[ast.AST], here: str) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = here.rsplit(".", node.level)[0] if node.level else ""
+            yield ".".join(part for part in (base, node.module) if part)

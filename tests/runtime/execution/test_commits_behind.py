@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import RunFailed
+from ramify.runtime.execution import driver
+from ramify.runtime.execution.run import Run
 from ramify.runtime.execution.step_commits import asks_model_next
-from ramify.runtime.records import RunStatus
+from ramify.runtime.records import BranchPath, RunStatus
 from ramify.sandboxes.errors import SealFailed
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.serving.client import LLMClient
@@ -34,6 +37,7 @@ class HeldSeals:
         self.go = asyncio.Event()
         self.error: Exception | None = None
         self.begun = 0
+        self.turns = 0  # of the event loop, that a seal takes besides
 
     def hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         begin = AgentWorld.begin_seal
@@ -44,6 +48,8 @@ class HeldSeals:
 
             async def later() -> Snapshot:
                 await self.go.wait()
+                for _ in range(self.turns):
+                    await asyncio.sleep(0)
                 sealed = await sealing
                 if self.error is not None:
                     raise self.error
@@ -151,6 +157,102 @@ async def test_a_run_that_is_cancelled_while_its_step_is_committed_keeps_the_ste
     model = ScriptedModel(lambda request: request.messages[-1].content)
     async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
         assert await runtime.resume(run) == "1"  # the step is not run a second time
+
+
+async def test_a_run_that_is_cancelled_again_and_again_ends_after_its_commits(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock and its lease are given back then, and a commit that comes later would be without them."""
+    seals, asked = HeldSeals(), asyncio.Event()
+    seals.hold(monkeypatch)
+
+    async def never(request: ChatRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with client_of(ScriptedModel(never)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        running = asyncio.ensure_future(runtime.run(behind_app.asks_at_the_end, workspace=workspace))
+        await asked.wait()
+        for _ in range(20):
+            running.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert not running.done()
+        seals.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert [row.kind for row in await runtime.journal()] == [OpKind.RUN, OpKind.SEAL]
+
+
+async def test_a_workflow_that_ends_after_its_run_was_given_back_records_nothing(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have resumed the run."""
+    asked, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def never(request: ChatRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async def go_on() -> None:
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+
+    end = driver._end_stopped_run
+
+    async def noted(run: Run, error: BaseException, services: driver.Services) -> None:
+        await end(run, error, services)
+        ended.set()
+
+    monkeypatch.setattr(behind_app, "_go_on", go_on)
+    monkeypatch.setattr(driver, "_end_stopped_run", noted)
+    async with client_of(ScriptedModel(never)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        running = asyncio.ensure_future(runtime.run(behind_app.ends_late, workspace=workspace))
+        await asked.wait()
+        while not running.done():
+            running.cancel()
+            await asyncio.wait({running}, timeout=0.01)
+        go.set()
+        await ended.wait()
+        assert (await runtime.record()).status is RunStatus.RUNNING
+
+
+async def test_a_fork_that_is_left_waits_for_the_commit_of_its_step(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seals, under_way = HeldSeals(), list[bool]()
+    seals.hold(monkeypatch)
+    seals.go.set()
+    seals.turns = 50
+    settle = Run.settle
+
+    async def noted(run: Run, under: BranchPath) -> None:
+        under_way.append(run.journal.behind.under_way)
+        await settle(run, under)
+
+    monkeypatch.setattr(Run, "settle", noted)
+    async with client_of(ScriptedModel(str)) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        assert await runtime.run(behind_app.leaves_a_fork, workspace=workspace) == "left"
+    assert seals.begun == 1
+    assert not any(under_way)
+
+
+async def test_an_item_is_given_out_when_the_step_before_it_is_recorded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seals, kinds = HeldSeals(), list[list[OpKind]]()
+    seals.hold(monkeypatch)
+    seals.go.set()
+    seals.turns = 50
+    model = ScriptedModel(lambda request: "said")
+    async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        async for _ in behind_app.yields_before_the_model.stream():
+            kinds.append([row.kind for row in await runtime.journal()])
+    assert seals.begun == 1
+    assert kinds == [[OpKind.RUN, OpKind.SEAL]] * 2
 
 
 @pytest.mark.parametrize(

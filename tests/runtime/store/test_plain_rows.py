@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ramify.runtime.errors import LeaseLost, StoreError
-from ramify.runtime.records import CheckpointRecord, RunRecord, RunStatus, RunUpdate
-from ramify.runtime.store import RunStore, run_committer
+from ramify.runtime.records import CheckpointId, CheckpointRecord, RunId, RunRecord, RunStatus, RunUpdate
+from ramify.runtime.store import RunStore, leases, run_committer
 from ramify.runtime.store.run_committer import RunCommitter
 from tests.runtime.store.conftest import CHECKPOINT, LLM, OP, RUN
 
@@ -97,3 +102,58 @@ async def test_a_batch_whose_answer_was_lost_is_not_written_again(
         await store.commit(RUN.id, ops=[OP], update=TOUCH)
     assert ways == ["general"] * 2
     assert [row.seq for row in await store.ops(RUN.id)] == [1]
+
+
+async def test_a_run_whose_end_was_committed_has_not_lost_its_lease(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the commit that gives the lease back is lost, and the lease is renewed before the second try."""
+    if not store.address.on_server:
+        pytest.skip("the answer of a file is not lost")
+    committer, written = store._opened(), run_committer.write_to_server
+    answers = iter([True, False, True])
+
+    def lose(*args: Any) -> int:
+        session = written(*args)
+        if not next(answers):
+            raise OperationalError("", {}, Exception("the connection broke"), connection_invalidated=True)
+        return session
+
+    monkeypatch.setattr(run_committer, "write_to_server", lose)
+    monkeypatch.setattr(committer, "_sleep", lambda _: committer.keeper.renew())
+    async with store.beginning(RUN, BASE):
+        await store.commit(RUN.id, ops=[OP], update=DONE, leaves=True)
+    assert [row.seq for row in await store.ops(RUN.id)] == [OP.seq]
+    assert (await store.run(RUN.id)).status is RunStatus.DONE
+
+
+async def test_only_the_run_that_lost_its_lease_is_refused(
+    store: RunStore, change_leases: Callable[[str], None]
+) -> None:
+    runs = [replace(RUN, id=RunId(f"run-{number}")) for number in range(4)]
+    async with AsyncExitStack() as held:
+        for run in runs:
+            base = replace(BASE, id=CheckpointId(f"base of {run.id}"), run_id=run.id)
+            await held.enter_async_context(store.beginning(run, base))
+        change_leases("owner = 'another' WHERE run_id = 'run-2'")
+        ended = runs[1].id
+        commits = (
+            store.commit(run.id, ops=[replace(OP, run_id=run.id)], update=DONE if run.id == ended else TOUCH)
+            for run in runs
+        )
+        found = await asyncio.gather(*commits, return_exceptions=True)
+        assert [type(error) for error in found] == [type(None), type(None), LeaseLost, type(None)]
+        assert [len(await store.ops(run.id)) for run in runs] == [1, 1, 0, 1]
+        assert (await store.run(ended)).status is RunStatus.DONE
+
+
+async def test_a_transaction_may_check_the_leases_of_thousands_of_runs(store: RunStore) -> None:
+    owner = store._opened().keeper.owner
+    async with store.beginning(RUN, BASE):
+        tokens = {RUN.id: 1} | {RunId(f"another-{number}"): 1 for number in range(3000)}
+        query, values = leases.fence(owner, tokens)
+
+        async def ask(connection: AsyncConnection) -> int:
+            return len((await connection.execute(text(query), values)).fetchall())
+
+        assert await store._read(ask) == 1
