@@ -89,12 +89,25 @@ class PinFile:
             self._remove(self._open)
             self._open = None
         elif self._records > max(_FEWEST, 4 * len(self._counts)):
-            before, self._open = self._open, self._locked()
-            self._write(f"\n+{id}" for id in self._counts)
-            self._remove(before)
+            self._begin_again(self._open, gone)
         else:
             with suppress(OSError):  # a full disk: kept a little longer
                 self._write(gone)
+
+    def _begin_again(self, before: tuple[int, str], gone: list[str]) -> None:
+        """Write a new file of what is kept now. The one before goes on if none can be made: another try follows after
+        as many records."""
+        try:
+            self._open = self._locked()
+            self._write(f"\n+{id}" for id in self._counts)
+        except OSError:  # no descriptor, or a full disk
+            if self._open is not None and self._open != before:
+                self._remove(self._open)
+            self._open, self._records = before, 0
+            with suppress(OSError):
+                self._write(gone)
+        else:
+            self._remove(before)
 
     def _write(self, records: Iterable[str]) -> None:
         assert self._open is not None

@@ -1,7 +1,8 @@
 """From which states others come: the base of a three-way merge, also after a collection.
 
 `ramify gc` deletes the states between two named worlds and the one from which both come. So it first keeps that one
-(`merge_bases`), and writes down the parents of the states between (`remember`): some 130 bytes for each.
+(`merge_bases`), and writes down the parents of the states between (`remember`), also those of living worlds without a
+name: some 130 bytes for each.
 """
 
 from __future__ import annotations
@@ -73,8 +74,12 @@ class Ancestry:
 
     def remember(self, heads: Iterable[SnapshotId]) -> None:
         """Write down the parents of every state that leads to one of these; before states are deleted."""
-        ways = self._ways(heads)
-        lines = [" ".join((id, *self.parents(id))) for id in sorted(ways) if self.parents(id)]
+        found, waiting = set[SnapshotId](), list(heads)
+        while waiting:
+            if (id := waiting.pop()) not in found:
+                found.add(id)
+                waiting += self.parents(id)
+        lines = [" ".join((id, *self.parents(id))) for id in sorted(found) if self.parents(id)]
         paths.make_private(self._file.parent)
         handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self._file.parent)
         try:

@@ -60,6 +60,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._keeps_home = keeps_home
         self._closed = False
         self._pending = None
+        self._order, self._closing = asyncio.Lock(), asyncio.Lock()
         self._owner = os.getpid()
         self._pin = home.pins.ground()
         self._pin.moved(origin.id)
@@ -222,9 +223,15 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         await self.close()
 
     async def close(self) -> None:
-        """End the world's processes. What a named world changed is stored first. May be called twice."""
-        if self._closed or os.getpid() != self._owner:
+        """End the world's processes. What a named world changed is stored first. May be called twice, also
+        at once: the second call waits for the first."""
+        if os.getpid() != self._owner:
             return
+        async with self._closing:
+            if not self._closed:
+                await self._close()
+
+    async def _close(self) -> None:
         try:
             await self._nothing_pending()
             if self._reference is not None:
@@ -236,8 +243,8 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             try:
                 await self._live.close()
             finally:
-                try:  # what is pending may move the name, whose lock is held
-                    await finish_before_cancelling(self._nothing_pending())
+                try:  # what goes on may move the name, whose lock is held
+                    await finish_before_cancelling(self._all_ended())
                 finally:
                     self._pending = None
                     self._pin.close()

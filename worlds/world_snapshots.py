@@ -26,6 +26,7 @@ class WorldSnapshots(ABC):
     _origin: Snapshot
     _pending: PendingSnapshot | None  # the last one that was begun
     _pin: Ground
+    _order: asyncio.Lock  # the name stands for the states in the order in which they were made
     _reference: Reference | None
 
     @abstractmethod
@@ -61,13 +62,13 @@ class WorldSnapshots(ABC):
         `merge`, `checkout` and `close` wait until it is on disk. Do not use `path` before `taken()`. If the process
         dies first, the world's name stands for the state before. Awaiting it raises as `snapshot` does.
         """
-        async with AsyncExitStack() as held:
+        async with self._order, AsyncExitStack() as held:
             await held.enter_async_context(self._home.pins.held())
             with self._pinned_if_cancelled():
                 taken = await self._alive().begin_seal()
             stored = asyncio.ensure_future(self._stored(taken, tag, self._pending, held.pop_all()))
-        self._pending = PendingSnapshot(taken, stored)
-        return self._pending
+            self._pending = PendingSnapshot(taken, stored)
+            return self._pending
 
     async def _stored(
         self, taken: asyncio.Future[Snapshot], tag: str | None, before: PendingSnapshot | None, held: AsyncExitStack
@@ -102,27 +103,34 @@ class WorldSnapshots(ABC):
         if self._pending is not None:
             await self._pending.ended()
 
+    async def _all_ended(self) -> None:
+        """Wait for every snapshot and restore that goes on: each may move the name."""
+        async with self._order:
+            await self._nothing_pending()
+
     async def _sealed(self, tag: str | None = None, *, flush: bool = True) -> Snapshot:
         """The state of now. Without `flush` it is lost if the machine crashes, as a world without a name is."""
-        await self._nothing_pending()
-        async with self._home.pins.held():
-            with self._pinned_if_cancelled():
-                sealed = await self._alive().seal(flush=False)
-            if flush or self._reference is not None:  # also if nothing changed since a seal without a flush
-                await asyncio.to_thread(self._home.store.flush)
-            self._keep(sealed)
-            if tag is not None:
-                self._home.tag(tag, sealed, source=self.name or "")
+        async with self._order:
+            await self._nothing_pending()
+            async with self._home.pins.held():
+                with self._pinned_if_cancelled():
+                    sealed = await self._alive().seal(flush=False)
+                if flush or self._reference is not None:  # also if nothing changed since a seal without a flush
+                    await asyncio.to_thread(self._home.store.flush)
+                self._keep(sealed)
+                if tag is not None:
+                    self._home.tag(tag, sealed, source=self.name or "")
         return sealed
 
     async def restore(self, snapshot: str | Snapshot) -> None:
         """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
-        await self._nothing_pending()  # its tag may be the one that is meant
-        async with self._home.pins.held():
-            state = await asyncio.to_thread(self._home.resolve, snapshot)
-            self._pin.gave(state.id)  # it may be asked for again
-        await self._alive().rollback(state)
-        self._keep(state)
+        async with self._order:
+            await self._nothing_pending()  # its tag may be the one that is meant
+            async with self._home.pins.held():
+                state = await asyncio.to_thread(self._home.resolve, snapshot)
+                self._pin.gave(state.id)  # it may be asked for again
+            await self._alive().rollback(state)
+            self._keep(state)
 
     async def diff(self, other: WorldSnapshots | Snapshot | str | None = None) -> list[Change]:
         """What changed from `other` to now, sorted by path. Without `other`: since the world was made or opened."""
@@ -146,7 +154,7 @@ class WorldSnapshots(ABC):
         theirs = await self._state_of(other)
         ours = await self.snapshot()
         root = None if base is None else await asyncio.to_thread(self._home.resolve, base)
-        async with self._home.pins.held():
+        async with self._order, self._home.pins.held():
             merged = await asyncio.to_thread(self._merged, root, ours, theirs, strategy)
             if merged.id != ours.id:
                 await self._alive().rollback(merged)

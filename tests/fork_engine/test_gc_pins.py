@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,38 @@ def test_many_pins_take_one_file_which_does_not_grow(tmp_path: Path) -> None:
         (file,) = (tmp_path / "kept").iterdir()
         assert file.stat().st_size < 3000 * 66
         assert pins.kept() == {ID}
+
+
+@pytest.mark.parametrize("fails", ["mkstemp", "write"])
+def test_the_old_file_goes_on_where_no_new_one_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    pins, made, write = Pins(tmp_path), list[Path](), os.write
+    open_before = open_files(tmp_path)
+
+    def no_file(**_: object) -> None:
+        made.append(tmp_path)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def no_room(fd: int, data: bytes) -> int:
+        if len(list((tmp_path / "kept").iterdir())) > 1:
+            made.append(tmp_path)
+            raise OSError(errno.ENOSPC, "no space")
+        return write(fd, data)
+
+    with pins.keep(ID):
+        if fails == "mkstemp":
+            monkeypatch.setattr(tempfile, "mkstemp", no_file)
+        else:
+            monkeypatch.setattr(os, "write", no_room)
+        for number in range(1200):
+            with pins.keep(SnapshotId(f"{number:064x}")):
+                pass
+        assert made
+        monkeypatch.undo()
+        assert pins.kept() == {ID}
+        assert len(list((tmp_path / "kept").iterdir())) == 1
+    assert left_open(open_before, tmp_path) == []
 
 
 def test_a_record_that_was_cut_off_keeps_and_frees_nothing() -> None:

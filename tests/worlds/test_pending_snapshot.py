@@ -12,6 +12,7 @@ import pytest
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.errors import SealFailed
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.errors import NameTaken
@@ -102,6 +103,46 @@ async def test_a_cancelled_wait_does_not_stop_it(home: WorldHome, repo: Path) ->
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert (await begun).id == home.saved("kept").id
+
+
+async def test_a_slow_snapshot_does_not_move_the_name_back(
+    home: WorldHome, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, flush = threading.Event(), threading.Event(), home.store.flush
+
+    def late() -> None:
+        if not begun.is_set():
+            begun.set()
+            go.wait()
+        flush()
+
+    async def first_snapshot(world: World) -> asyncio.Future[Snapshot]:
+        begun.clear()
+        go.clear()
+        slow = asyncio.ensure_future(world.snapshot())
+        await asyncio.to_thread(begun.wait)
+        return slow
+
+    world = await World.create(repo, home=home, name="kept")
+    monkeypatch.setattr(home.store, "flush", late)
+    for later in (world.snapshot, world.close):
+        await world.write("file", f"before {later.__name__}")
+        slow = await first_snapshot(world)
+        await world.write("file", later.__name__)
+        then = asyncio.ensure_future(later())
+        await asyncio.wait({then}, timeout=0.2)  # it would overtake now
+        go.set()
+        older = await slow
+        await then
+        assert home.saved("kept").id != older.id
+
+
+async def test_two_closes_at_once_count_as_one(home: WorldHome, repo: Path) -> None:
+    world = await World.create(repo, home=home.place, sandbox="copy", name="kept")
+    (fork,) = await world.fork()
+    await asyncio.gather(world.close(), world.close())
+    assert (await fork.exec("echo here")).stdout == "here\n"
+    await fork.close()
 
 
 async def test_one_that_failed_does_not_overtake_the_one_before(

@@ -141,8 +141,8 @@ async def _collect(home: Home, budget: int | None, dry_run: bool, *, wait: bool 
 
     def named() -> set[SnapshotId]:
         ancestry, states = Ancestry(snapshots, paths.references(home.folder)), worlds.snapshots()
-        if states and not dry_run:
-            ancestry.remember(states)
+        if (heads := states | pins.kept()) and not dry_run:  # worlds without a name merge too, while they live
+            ancestry.remember(heads)
         return states | ancestry.merge_bases(states) | images.snapshots()
 
     async with AsyncExitStack() as stack:

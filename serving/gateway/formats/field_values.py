@@ -96,7 +96,7 @@ def _check_format(format_: object) -> None:
     kind = format_.get("type") if isinstance(format_, Mapping) else None
     if not isinstance(format_, Mapping) or kind not in _FORMATS:
         raise _bad_format(f"must be an object whose type is one of {', '.join(_FORMATS)}")
-    named = format_.get("json_schema", {})
+    named = {} if format_.get("json_schema") is None else format_["json_schema"]
     if not isinstance(named, Mapping):
         raise _bad_format("json_schema must be an object")
     given = [at["schema"] for at in (format_, named) if at.get("schema") is not None]
@@ -119,7 +119,7 @@ def _check_tools(body: Json) -> list[str]:
             continue
         if not isinstance(name := function.get("name"), str) or not name:
             raise bad_request("tools", "tools: each function needs a name")
-        if not isinstance(function.get("parameters") or {}, Mapping):
+        if function.get("parameters") is not None and not isinstance(function["parameters"], Mapping):
             raise bad_request("tools", f"tools: the parameters of {name[:60]!r} must be an object")
         names.append(name)
     return names

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ramify.worlds.world import World
 from tests.warm_process import WarmInterpreter
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -87,6 +88,22 @@ def test_a_collection_keeps_worlds_and_tags_until_they_are_deleted(call: Call, t
         os.utime(file, (0, 0))
     call("gc")
     assert not list((tmp_path / "home" / "store" / "snapshots").iterdir())
+
+
+async def test_worlds_without_a_name_merge_after_a_collection(call: Call, tmp_path: Path) -> None:
+    """`diff` seals states that nobody was given. They lead to the base of the merge."""
+    async with World.create(home=tmp_path / "home", sandbox="copy") as world:
+        (fork,) = await world.fork()
+        await fork.write("of-fork", "1")
+        for text in ("1", "2"):
+            await world.write("file", text)
+            await world.diff()
+        for file in (tmp_path / "home" / "store" / "snapshots").iterdir():
+            os.utime(file, (0, 0))
+        assert json.loads(call("gc", "--json").stdout)["snapshots"] > 0
+        await world.merge(fork)
+        assert await world.read("of-fork") == b"1"
+        await fork.close()
 
 
 def test_named_worlds_merge_after_a_collection(call: Call, tmp_path: Path) -> None:

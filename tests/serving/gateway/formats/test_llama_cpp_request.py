@@ -62,6 +62,7 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         (_shaped({"type": "number", "minimum": 1}), "response_format"),
         ({"json_schema": {"not": {}}}, "json_schema"),
         ({"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
     ],
 )
 def test_what_the_engine_would_not_do_is_refused_by_name(more: dict[str, Any], param: str) -> None:
@@ -76,6 +77,8 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
     for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "f"}}):
         body = {**ASK, **known, "tool_choice": choice}
         assert chat_for_llama_cpp(body) == body
+    nothing = {"type": "text", "json_schema": None, "schema": None}  # null is what is not there
+    assert chat_for_llama_cpp({**ASK, "response_format": nothing})["response_format"]["type"] == "text"
     for text in ({"prompt": ["a", "b"], "logprobs": 2}, {"prompt": [1, 2], "logprobs": True}, {"prompt": ""}):
         assert text_for_llama_cpp(text) == text
     for missing in ({}, {"prompt": []}):
