@@ -38,6 +38,9 @@ STANDS = "stands"
 """The attribute of a failed row: "yes" if a resume raises its error again, "no" once a run has ended with it. Rows of
 versions before 0.2 have none."""
 
+READ = "read"
+"""The attribute of a row of a streamed model call without an answer: the text that the workflow had read by then."""
+
 CANCELLED = "cancelled"
 """The attribute of a failed row whose call the workflow cancelled: how many seconds after its process had begun. A
 timer of the workflow fires no later than that in another process, which has the results before it at once."""
