@@ -23,6 +23,7 @@ from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cance
 from ramify.runtime.journal.failures import READ, RaisedBy
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus
+from ramify.runtime.user_code.reading_tasks import task_reads
 from ramify.runtime.user_code.worker_threads import start_on_run_loop
 from ramify.serving.pacing import TOKEN_CHARACTERS, Pacer, paced
 from ramify.serving.types import ChatResult
@@ -149,6 +150,7 @@ async def recorded_as_read(
     journal.turns.pass_over(key)
     journal.streams[key] = read_since
     try:
+        task_reads()
         for known in pieces_of(before):
             read.append(known)
             yield known
