@@ -31,7 +31,11 @@ def refuse_swapped_answers(journal: Journal, plan: Plan, order: str, rows: Seque
             continue
         is_recorded = journal.is_recorded(row.key)
         marks = [json.loads(one.tags_json) for one in beside]
-        why = journal.equal.by_chance(row.key) if not one_thread else next((m[THREADS] for m in marks if THREADS in m), "")
+        why = (
+            journal.equal.by_chance(row.key)
+            if not one_thread
+            else next((m[THREADS] for m in marks if THREADS in m), "")
+        )
         if why and differ(beside, is_recorded):
             raise journal.stop(
                 CallNotTold(

@@ -104,6 +104,8 @@ class SetOrder:
         if self.values.is_unordered(source):
             elements, exact = self.values.elements_of(target, source)
             loops.append(_Loop(frozenset(elements), self._bound_once(exact), bound))
+        elif listed := self.values.indexed_by(source):
+            loops.append(_Loop(listed, frozenset(), bound))
         elif given:
             names = frozenset(names_in(target))
             exact = {target.id} if isinstance(target, ast.Name) else set()
