@@ -39,8 +39,8 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
 async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.CancelledError | None) -> None:
     """Record that the workflow cancelled the call of this row. Does nothing if the run itself is being stopped.
 
-    error: how the call was told. None: the workflow left it, as it had enough; that stands even if the run fails after
-        another call.
+    error: how the call was told. None: the workflow left it, as it had enough; that stands, unless the run fails
+        and called nothing more.
     """
     if journal.unwinds or journal.stopped is not None or journal.knows(row.key):
         return

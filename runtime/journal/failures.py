@@ -188,8 +188,8 @@ class Followers:
         return [one.key for one in self._told if one.key in rows and CANCELLED in rows[one.key].attrs]
 
     def left_last(self) -> list[str]:
-        """Return the keys of the streamed answers after which the workflow called nothing more: an error may be why it
-        did not read on."""
+        """Return the keys of the streamed answers after which the workflow called nothing more: it may have left them
+        because of an error."""
         return [one.key for one in self._left if one.calls == len(self._calls)]
 
     def has_caught(self, error: BaseException) -> bool:

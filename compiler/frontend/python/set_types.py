@@ -51,9 +51,12 @@ def tells_type(annotation: str | None) -> bool:
     return annotation is not None and _SAYS_NOTHING.match(annotation.strip().strip("'\"")) is None
 
 
-def holds_items(annotation: str) -> bool:
-    """Return whether an annotation, as text, is of items in some order, which it does not tell."""
-    return _HOLDS_ITEMS.match(annotation.strip().strip("'\"")) is not None
+def tells_order(annotation: str | None) -> bool:
+    """Return whether an annotation, as text, says whether a value's items are in the order of a set. That of a list
+    does not."""
+    if annotation is None or not tells_type(annotation):
+        return False
+    return is_set_annotation(annotation) or _HOLDS_ITEMS.match(annotation.strip().strip("'\"")) is None
 
 
 def is_view(node: ast.expr) -> bool:

@@ -34,7 +34,6 @@ from ramify.compiler.frontend.python.name_resolution import (
 from ramify.compiler.frontend.python.names import nodes_in
 from ramify.compiler.frontend.python.set_types import (
     are_integers,
-    holds_items,
     is_annotated,
     is_coarse,
     is_range,
@@ -42,7 +41,7 @@ from ramify.compiler.frontend.python.set_types import (
     is_unordered_value,
     is_view,
     place_of,
-    tells_type,
+    tells_order,
 )
 from ramify.compiler.frontend.python.sources import Function, own_nodes
 
@@ -152,7 +151,7 @@ class SetValues:
         return isinstance(node, ast.ListComp | ast.GeneratorExp | ast.Await)
 
     def indexed_by(self, source: ast.expr) -> frozenset[str]:
-        """Return the name of the list, in the order of a set, of which a loop takes the indices: `range(len(names))`."""
+        """Return the name of the list in the order of a set that `range(len(names))` counts; at most one."""
         match source:
             case ast.Call(ast.Name(id="range"), [*_, ast.Call(ast.Name(id="len"), [ast.Name(id=name) as items])]):
                 return frozenset((name,)) if self.is_unordered(items) and self._is_sequence(items) else frozenset()
@@ -226,17 +225,15 @@ class SetValues:
             outer, node = found
             annotation = getattr(node, "returns", None)
             hint = None if annotation is None else ast.unparse(annotation)
-            if hint is not None and tells_type(hint) and (is_set_annotation(hint) or not holds_items(hint)):
+            if hint is not None and tells_order(hint):
                 return is_set_annotation(hint)
             called = self.scope.function
             function = Function(func.id, called.module, called.path, node, called.outer)  # type: ignore[attr-defined]
             return self._always_returns_set(call, function, outer)
         if plain is None:
             return False
-        if step_info(target) is not None:  # a list that it returns is recorded, and has that order at each resume
-            return is_set_annotation(annotations_of(plain).get("return") or "")
-        hint = annotations_of(plain).get("return")
-        if hint is not None and tells_type(hint) and (is_set_annotation(hint) or not holds_items(hint)):
+        hint = annotations_of(plain).get("return", "")
+        if tells_order(hint or None) or step_info(target) is not None:  # a step's list is recorded in its order
             return is_set_annotation(hint)
         read = self.read(target) if self._depth < _MOST_FUNCTIONS else None
         return read is not None and self._always_returns_set(call, read, None)
@@ -260,12 +257,10 @@ class SetValues:
     def _yields_in_order(self) -> bool:
         """Return whether the function yields in a loop over a set."""
         for node in own_nodes(self.scope.function.node):
-            match node:
-                case ast.YieldFrom(value) if self.is_unordered(value):
-                    return True
-                case ast.For() | ast.AsyncFor() if self.is_unordered(node.iter):
-                    if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in nodes_in(node)):
-                        return True
+            if isinstance(node, ast.YieldFrom) and self.is_unordered(node.value):
+                return True
+            if isinstance(node, ast.For | ast.AsyncFor) and self.is_unordered(node.iter):
+                return any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in nodes_in(node))
         return False
 
     # Names and fields
