@@ -29,6 +29,7 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
     one_thread = journal.equal.is_one_thread(key, calling_thread())
     one_thread = journal.equal.is_one_reader(key, reading_task()) and one_thread
     order = scope.run.sets.order_of(op)
+    again = bool(order) and journal.equal.is_again(key, step.name, journal.stands)
     if order == PICKED:
         _refuse_other_pick(scope, step, op, key)
     if step.effect is Effect.IRREVERSIBLE:
@@ -40,7 +41,7 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
                     f"one call to the other: {_THREADS_MEND}"
                 )
             )
-        is_equal = order == EQUAL or (order == MAYBE_EQUAL and not key.endswith("|0"))
+        is_equal = order == EQUAL or (order == MAYBE_EQUAL and again)
         if is_equal and not is_order_fixed():
             raise journal.stop(
                 CallNotTold(
@@ -53,8 +54,8 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
     is_marked = scope.run.plan.version >= TOLD_SINCE_PLAN
     if step.reuse or not is_marked:
         return
-    beside = journal.equal.recorded(key)
-    is_new = beside and not journal.is_recorded(key) and not key.endswith("|0")
+    beside = journal.equal.recorded(key, step.name)
+    is_new = beside and not journal.is_recorded(key) and again
     if order and is_new and differ(beside, is_recorded=False) and _were_in_another_order(beside):
         raise journal.stop(_swapped_by_order(scope, step.name, op))
     if one_thread:
@@ -65,7 +66,7 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
 
 def refuse_swapped_result(call: StepCall, row: OpRecord) -> None:
     """Raise `CallNotTold` if the recorded result may belong to another call."""
-    journal, beside = call.scope.run.journal, call.scope.run.journal.equal.recorded(call.key)
+    journal, beside = call.scope.run.journal, call.scope.run.journal.equal.recorded(call.key, call.step.name)
     is_marked = call.scope.run.plan.version >= TOLD_SINCE_PLAN
     if call.step.reuse or not is_marked or not differ(beside, len(beside) > 1):
         return

@@ -4,7 +4,7 @@ earlier processes recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
 
 from ramify.runtime.records import LLMRecord, OpRecord
@@ -30,7 +30,8 @@ class EqualCalls:
         self._threads: dict[str, Thread | None] = {}  # by place: the thread that called first
         self._readers: dict[str, ReadingTask] = {}  # by place: the reader of a stream that called last
         self._threaded: dict[str, str] = {}  # by place: why calls there take turns by chance, as in `WHO`
-        self._recorded: dict[str, list[OpRecord]] | None = None
+        self._called: dict[tuple[str, str], list[str]] = {}  # by place and step: the keys of calls of this process
+        self._recorded: dict[tuple[str, str | None], list[OpRecord]] | None = None
         self._answered: dict[str, list[LLMRecord]] | None = None
 
     def is_one_thread(self, key: str, thread: Thread | None) -> bool:
@@ -63,13 +64,22 @@ class EqualCalls:
         """Return why calls at the place of `key` take turns by chance, as in `WHO`; "" if they do not."""
         return self._threaded.get(key.rpartition("|")[0], "") if self._threaded else ""
 
-    def recorded(self, key: str) -> list[OpRecord]:
-        """Return what earlier processes recorded of calls that equal the call with that key."""
+    def is_again(self, key: str, step: str, failed: Callable[[str], bool]) -> bool:
+        """Note that a step is called, and return whether this process called it at the place of `key` before. A call
+        after failed ones is a retry."""
+        calls = self._called.setdefault((key.rpartition("|")[0], step), [])
+        again = not all(map(failed, calls))
+        calls.append(key)
+        return again
+
+    def recorded(self, key: str, step: str) -> list[OpRecord]:
+        """Return what earlier processes recorded of calls of the step that equal the call with that key. Calls that the
+        compiler did not see may be of other steps, with equal arguments."""
         if self._recorded is None:
             self._recorded = {}
             for known, row in self._before.items():
-                self._recorded.setdefault(known.rpartition("|")[0], []).append(row)
-        return self._recorded.get(key.rpartition("|")[0], [])
+                self._recorded.setdefault((known.rpartition("|")[0], row.step), []).append(row)
+        return self._recorded.get((key.rpartition("|")[0], step), [])
 
     def answers(self, key: str) -> list[LLMRecord]:
         """Return what earlier processes recorded of model calls that equal the call with that key."""

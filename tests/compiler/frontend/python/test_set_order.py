@@ -17,6 +17,7 @@ HEAD = """
 from stand_in import *
 import asyncio, enum, itertools
 from collections import deque
+from dataclasses import dataclass
 NAMES, NUMBERS = {"ada", "bob"}, {1, 2}
 KEYS, GROUPS = {"x": 1}, [frozenset({"a", "b"}), frozenset("c")]
 
@@ -62,6 +63,11 @@ async def only_ada(who):
     if who != "ada":
         return
     await next_id()
+
+@dataclass
+class Message:
+    role: str
+    text: str
 
 class Rank(enum.Enum):
     HIGH = "high"
@@ -213,6 +219,9 @@ def test_calls_under_a_test_that_one_element_passes(compile_source: Compile) -> 
         "while given: await next_id(given.pop())",
         "for r in await asyncio.gather(*[x(n) for n in given]): await next_id(r)",
         "for n in given:\n    for m in other:\n        await next_id(n, m)",
+        "for n in given:\n    for i in range(3): await next_id(f'about {n}')",
+        "for n in given: await next_id('about ' + n)",
+        "for n in given: await next_id([Message('user', f'about {n}')])",
     ]
     for body, found in marks(compile_source, bodies).items():
         assert found == [], body
