@@ -164,14 +164,11 @@ async def test_arguments_that_the_compiler_does_not_follow_are_compared(runtime:
     assert sorted(DONE) == ["a", "ada", "ann"]
 
 
-class Declined(Exception): ...
-
-
 @step(effect="irreversible", idempotent=True)
 async def pay_twice(name: str) -> str:
     DONE.append(name)
     if DONE.count(name) < 2:
-        raise Declined(name)
+        raise ConnectionError(name)
     return name
 
 
@@ -179,7 +176,7 @@ async def again(function: Any, *args: Any) -> Any:
     for _ in range(2):
         try:
             return await function(*args)
-        except Declined:
+        except ConnectionError:
             continue
 
 
