@@ -73,8 +73,8 @@ class EqualCalls:
         return again
 
     def recorded(self, key: str, step: str) -> list[OpRecord]:
-        """Return what earlier processes recorded of calls that equal the call with that key. Where the compiler did not
-        see the calls, another step may have equal arguments."""
+        """Return what earlier processes recorded of calls that equal the call with that key. Calls that the compiler
+        did not see may be of another step, with equal arguments."""
         if self._recorded is None:
             self._recorded = {}
             for known, row in self._before.items():
