@@ -17,7 +17,7 @@ Assigned: TypeAlias = dict[str, list[ast.expr | None]]
 
 _MARK, _ITEM = "<annotation>", "<item>"
 _FILLS = ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
-_PICKS = ("pop", "popleft", "popitem", "get_nowait")
+_PICKS = ("pop", "popleft", "popitem", "get", "get_nowait")
 
 
 _known: WeakKeyDictionary[ast.AST, Assigned] = WeakKeyDictionary()

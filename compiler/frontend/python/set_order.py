@@ -89,6 +89,9 @@ class SetOrder:
         filled = {name for name, value in pairs if not holders.isdisjoint(names_in(value))}
         filled |= {name for name in holders if name not in scope.local} if nested else set()
         unordered = {name for name, value in pairs if self.values.is_unordered(value)}
+        if nested:
+            outer = (name for name in self.values.values if name not in scope.local)
+            unordered |= {name for name in outer if self.values.is_unordered(ast.Name(name, ast.Load()))}
         places = {name: min(found) for name, value in pairs if (found := self.values.given(value))}
         values = SetValues(scope, self.values.read, unordered=unordered, given=places)
         return SetOrder(scope, values, tuple(loops), filled)

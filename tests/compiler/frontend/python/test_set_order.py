@@ -195,6 +195,9 @@ def test_what_else_is_in_the_order_of_a_set(compile_source: Compile) -> None:
         "people = list(given)\nfor i in range(len(people)): x[people[i]] = await next_id()",
         "groups = x()\nfor n in given: groups[n[0]].append(n)\nfor k in groups: await next_id()",
         "for n in as_list(given): await next_id()",
+        "async def inner():\n    for n in given: await next_id()\nawait inner()",
+        "q = asyncio.Queue()\nfor n in given: q.put_nowait(n)\nasync def inner():\n    while q.qsize():\n"
+        "        n = await q.get()\n        await next_id()\nawait asyncio.gather(inner(), inner())",
         "for n in shouted(given): await next_id()",
         "for n in one_by_one(given): await next_id()",
     ]
