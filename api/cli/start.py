@@ -15,12 +15,13 @@ def main() -> None:
         import signal
 
         ends = signal.getsignal(signal.SIGINT)
-        if ends is signal.default_int_handler:  # a KeyboardInterrupt inside an import may come out as another error
+        if own := ends is signal.default_int_handler:  # a KeyboardInterrupt in an import may become another error
             signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         try:
             from ramify.cli.main import main as run
         finally:
-            signal.signal(signal.SIGINT, ends)
+            if own:
+                signal.signal(signal.SIGINT, ends)
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, Plan
 from ramify.runtime.errors import CallNotTold
-from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS, TOLD_SINCE_PLAN, differ
+from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS, TOLD_SINCE_PLAN, WHO, differ
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import LLMRecord
 from ramify.runtime.user_code.hash_order import order_of_sets
+from ramify.runtime.user_code.reading_tasks import reading_task
 from ramify.runtime.user_code.worker_threads import calling_thread
 
 
@@ -24,17 +25,23 @@ def refuse_swapped_answers(journal: Journal, plan: Plan, order: str, rows: Seque
     """
     for row in rows:
         one_thread = journal.equal.is_one_thread(row.key, calling_thread())
+        one_thread = journal.equal.is_one_reader(row.key, reading_task()) and one_thread
         beside = journal.equal.answers(row.key)
         if plan.version < TOLD_SINCE_PLAN or not beside:
             continue
         is_recorded = journal.is_recorded(row.key)
         marks = [json.loads(one.tags_json) for one in beside]
-        if (not one_thread or any(THREADS in each for each in marks)) and differ(beside, is_recorded):
+        why = (
+            journal.equal.by_chance(row.key)
+            if not one_thread
+            else next((m[THREADS] for m in marks if THREADS in m), "")
+        )
+        if why and differ(beside, is_recorded):
             raise journal.stop(
                 CallNotTold(
-                    f"run {row.run_id}: two threads of the workflow made equal model calls and got different "
-                    "answers. Threads take turns by chance, so the answers could be swapped now: make the prompts "
-                    "differ, or call the model in one thread, and resume with --accept-changes"
+                    f"run {row.run_id}: {WHO[why]} made equal model calls and got different "
+                    "answers. They take turns by chance, so the answers could be swapped now: make the prompts "
+                    "differ, or call the model in one thread or task, and resume with --accept-changes"
                 )
             )
         several = len(beside) > 1 or not row.key.endswith("|0")
@@ -54,4 +61,4 @@ def refuse_swapped_answers(journal: Journal, plan: Plan, order: str, rows: Seque
 def marks_of(journal: Journal, key: str, order: str) -> dict[str, str]:
     """Return what is recorded with an answer, so that a resume can tell whether equal calls may be swapped."""
     marks = {SET_ORDER: order_of_sets()} if order else {}
-    return marks | ({THREADS: "several"} if journal.equal.is_of_several_threads(key) else {})
+    return marks | ({THREADS: why} if (why := journal.equal.by_chance(key)) else {})

@@ -1,4 +1,5 @@
-"""Equal calls whose order is another in each process: of threads that take turns by chance, and of loops over sets.
+"""Equal calls whose order is another in each process: of threads, or readers of streams, that take turns
+by chance, and of loops over sets.
 
 Nothing tells them apart at a resume, so the recorded result of one could be given to another. An irreversible step is
 refused before it is done. Any other step is refused at the resume, if its recorded results are not all equal.
@@ -12,12 +13,13 @@ from ramify.compiler.plan import EQUAL, MAYBE_EQUAL, PICKED, Effect, PlanOp
 from ramify.runtime.errors import CallNotTold
 from ramify.runtime.execution.run import RunScope
 from ramify.runtime.execution.step_call import StepCall, StepDef
-from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS, TOLD_SINCE_PLAN, differ
+from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS, TOLD_SINCE_PLAN, WHO, differ
 from ramify.runtime.records import OpRecord
 from ramify.runtime.user_code.hash_order import is_order_fixed, order_of_sets
+from ramify.runtime.user_code.reading_tasks import reading_task
 from ramify.runtime.user_code.worker_threads import calling_thread
 
-_THREADS_MEND = "pass an argument that tells them apart, or call it in one thread"
+_THREADS_MEND = "pass an argument that tells them apart, or call it in one thread or task"
 _SETS_MEND = "pass the element as an argument, or loop over sorted(...)"
 
 
@@ -25,19 +27,21 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
     """Raise `CallNotTold` if the call of a step cannot be told apart from an equal one."""
     journal, run = scope.run.journal, scope.run.record.id
     one_thread = journal.equal.is_one_thread(key, calling_thread())
+    one_thread = journal.equal.is_one_reader(key, reading_task()) and one_thread
     order = scope.run.sets.order_of(op)
+    again = bool(order) and journal.equal.is_again(key, step.name, journal.stands)
     if order == PICKED:
         _refuse_other_pick(scope, step, op, key)
     if step.effect is Effect.IRREVERSIBLE:
         if not one_thread:
             raise journal.stop(
                 CallNotTold(
-                    f"run {run}: two threads of the workflow call step {step.name!r} with equal arguments. The step "
-                    "is irreversible, and threads take turns by chance, so a resume could give the result of one "
-                    f"call to the other: {_THREADS_MEND}"
+                    f"run {run}: {WHO[journal.equal.by_chance(key)]} call step {step.name!r} with equal arguments. "
+                    "The step is irreversible, and they take turns by chance, so a resume could give the result of "
+                    f"one call to the other: {_THREADS_MEND}"
                 )
             )
-        is_equal = order == EQUAL or (order == MAYBE_EQUAL and not key.endswith("|0"))
+        is_equal = order == EQUAL or (order == MAYBE_EQUAL and again)
         if is_equal and not is_order_fixed():
             raise journal.stop(
                 CallNotTold(
@@ -50,24 +54,24 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
     is_marked = scope.run.plan.version >= TOLD_SINCE_PLAN
     if step.reuse or not is_marked:
         return
-    beside = journal.equal.recorded(key)
-    is_new = beside and not journal.is_recorded(key) and not key.endswith("|0")
+    beside = journal.equal.recorded(key, step.name)
+    is_new = beside and not journal.is_recorded(key) and again
     if order and is_new and differ(beside, is_recorded=False) and _were_in_another_order(beside):
         raise journal.stop(_swapped_by_order(scope, step.name, op))
     if one_thread:
         return
     if differ(beside, journal.is_recorded(key)):
-        raise journal.stop(_swapped_by_threads(scope, step.name))
+        raise journal.stop(_swapped_by_threads(scope, step.name, journal.equal.by_chance(key)))
 
 
 def refuse_swapped_result(call: StepCall, row: OpRecord) -> None:
     """Raise `CallNotTold` if the recorded result may belong to another call."""
-    journal, beside = call.scope.run.journal, call.scope.run.journal.equal.recorded(call.key)
+    journal, beside = call.scope.run.journal, call.scope.run.journal.equal.recorded(call.key, call.step.name)
     is_marked = call.scope.run.plan.version >= TOLD_SINCE_PLAN
     if call.step.reuse or not is_marked or not differ(beside, len(beside) > 1):
         return
-    if any(THREADS in one.attrs for one in beside):
-        raise journal.stop(_swapped_by_threads(call.scope, call.step.name))
+    if (why := next((one.attrs[THREADS] for one in beside if THREADS in one.attrs), None)) is not None:
+        raise journal.stop(_swapped_by_threads(call.scope, call.step.name, why))
     order = call.scope.run.sets.order_of(call.op)
     may_be_equal = order == EQUAL or (order == MAYBE_EQUAL and len(beside) > 1)
     if may_be_equal and _were_in_another_order([row]):
@@ -106,9 +110,9 @@ def _swapped_by_order(scope: RunScope, step: str, op: PlanOp) -> CallNotTold:
     )
 
 
-def _swapped_by_threads(scope: RunScope, step: str) -> CallNotTold:
+def _swapped_by_threads(scope: RunScope, step: str, why: str) -> CallNotTold:
     return CallNotTold(
-        f"run {scope.run.record.id}: two threads of the workflow called step {step!r} with equal arguments and got "
-        "different results. Threads take turns by chance, so the results could be swapped now: "
+        f"run {scope.run.record.id}: {WHO[why]} called step {step!r} with equal arguments and got "
+        "different results. They take turns by chance, so the results could be swapped now: "
         f"{_THREADS_MEND}, and resume with --accept-changes"
     )

@@ -147,8 +147,8 @@ class StepCall:
     def row(self, **changes: Any) -> OpRecord:
         args = {"step": self.step.name, "args_digest": self.args_digest, **changes}
         marks = {SET_ORDER: order_of_sets()} if UNORDERED in self.op.attrs else {}
-        if self.scope.run.journal.equal.is_of_several_threads(self.key):
-            marks[THREADS] = "several"
+        if why := self.scope.run.journal.equal.by_chance(self.key):
+            marks[THREADS] = why
         if marks:
             args["attrs"] = {**args.get("attrs", {}), **marks}
         return new_row(self.scope, OpKind.RUN, self.op.id, self.key, **args)

@@ -20,15 +20,13 @@ from ramify.runtime.errors import Diverged, NotInARun
 from ramify.runtime.execution.model_call_rows import failed_row, row_of
 from ramify.runtime.execution.streaming import Stream
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
-from ramify.runtime.journal.failures import RaisedBy
+from ramify.runtime.journal.failures import READ, RaisedBy
 from ramify.runtime.journal.journal import Journal
-from ramify.runtime.records import LLMRecord
+from ramify.runtime.records import LLMRecord, OpRecord, OpStatus
+from ramify.runtime.user_code.reading_tasks import task_reads
 from ramify.runtime.user_code.worker_threads import start_on_run_loop
 from ramify.serving.pacing import TOKEN_CHARACTERS, Pacer, paced
 from ramify.serving.types import ChatResult
-
-READ = "read"
-"""The attribute of a failed row of a streamed call: the text that the workflow had read by then."""
 
 _IDEOGRAPH = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _PIECE = re.compile(rf"\s*(?:[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]{{1,24}})\s*")
@@ -109,18 +107,21 @@ async def answer_pieces(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _after(before: str, answered: Answered) -> Answered:
+async def _after(before: str, answered: Answered, journal: Journal) -> Answered:
     """Yield of an answer what follows the text `before`, which the workflow has read already.
 
-    Raises `Diverged` if the answer does not begin with it.
+    Raises `Diverged` if the answer does not begin with it, and stops the run: what it did for those words stands.
     """
     at = 0
     async for piece in answered:
         if isinstance(piece, str) and at < len(before):
             if not before.startswith(piece, at):
-                raise Diverged(
-                    f"an earlier process stopped reading a model's answer at {before[-40:]!r}. Now the workflow "
-                    "reads on, but the model answers in other words. Start a new run, or stop reading there again"
+                raise journal.stop(
+                    Diverged(
+                        f"an earlier process read a model's answer up to {before[-40:]!r}, and did not record the "
+                        "rest. The model was asked again, and answers in other words. Start a new run; or resume "
+                        "again, if the model may give the same answer"
+                    )
                 )
             at += len(piece)
         else:
@@ -131,19 +132,33 @@ async def recorded_as_read(
     answered: Answered, row: LLMRecord, journal: Journal, clock: Callable[[], float]
 ) -> Answered:
     """Yield the answer of a call. If it fails, or the workflow leaves it, record how far it was read: a resume yields
-    the same pieces, and then it fails again, or waits to be left again."""
+    the same pieces, and then it fails again, or waits to be left again. An effect or a question may follow from the
+    words before it, so its commit records them, too."""
     key, begun, read = row.key, clock(), list[str]()
+    before = "" if journal.is_answered(key) else journal.read_before(key)
+    recorded = len(before)
+
+    def read_since() -> OpRecord | None:
+        nonlocal recorded
+        text = "".join(read)
+        if len(text) <= recorded or journal.is_answered(key):
+            return None
+        recorded = len(text)
+        so_far = row_of(row, begun, clock())
+        return replace(so_far, status=OpStatus.READ, summary="read a part", attrs={READ: text})
+
     journal.turns.pass_over(key)
+    journal.streams[key] = read_since
     try:
-        before = ""
+        task_reads()
+        for known in pieces_of(before):
+            read.append(known)
+            yield known
         if journal.stands(key) and not journal.is_answered(key):
-            before = journal.failed_attr(key, READ)
-            for known in pieces_of(before):
-                yield known
             await until_cancelled_again(journal, key, "a streamed model call")
             if (error := journal.failed(key)) is not None:
                 raise error
-        async with aclosing(_after(before, answered)) as rest:
+        async with aclosing(_after(before, answered, journal)) as rest:
             async for piece in rest:
                 if isinstance(piece, str):
                     read.append(piece)
@@ -162,6 +177,7 @@ async def recorded_as_read(
             await record_cancelled(journal, replace(row_of(row, begun, clock()), attrs={READ: "".join(read)}), how)
         raise
     finally:
+        journal.streams.pop(key, None)
         await answered.aclose()
 
 

@@ -39,7 +39,8 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
 async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.CancelledError | None) -> None:
     """Record that the workflow cancelled the call of this row. Does nothing if the run itself is being stopped.
 
-    error: how the call was told. None: the workflow left it, as it had enough; that stands even if the run fails.
+    error: how the call was told. None: the workflow left it, as it had enough; that stands, unless the run fails
+        and called nothing more.
     """
     if journal.unwinds or journal.stopped is not None or journal.knows(row.key):
         return
@@ -47,5 +48,7 @@ async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.Cance
         attrs = {**row.attrs, STANDS: "yes", CANCELLED: f"{journal.age_s():.3f}"}
         said = "CancelledError: the workflow cancelled it"
         await journal.record(replace(row, status=OpStatus.FAILED, error=said, summary="cancelled", attrs=attrs))
-    if error is not None:
+    if error is None:
+        journal.followers.left(row.key)
+    else:
         journal.followers.told(error, RaisedBy(row.key, row.step, row.branch))

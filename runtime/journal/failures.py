@@ -38,6 +38,9 @@ STANDS = "stands"
 """The attribute of a failed row: "yes" if a resume raises its error again, "no" once a run has ended with it. Rows of
 versions before 0.2 have none."""
 
+READ = "read"
+"""The attribute of a row of a streamed model call without an answer: the text that the workflow had read by then."""
+
 CANCELLED = "cancelled"
 """The attribute of a failed row whose call the workflow cancelled: how many seconds after its process had begun. A
 timer of the workflow fires no later than that in another process, which has the results before it at once."""
@@ -115,6 +118,7 @@ class Followers:
 
     def __init__(self) -> None:
         self._told: list[_Told] = []
+        self._left: list[_Told] = []
         self._calls: list[_Call] = []
         self._knows: WeakKeyDictionary[asyncio.Task[object], int] = WeakKeyDictionary()
         self._straight: asyncio.Task[object] | None = None
@@ -140,6 +144,10 @@ class Followers:
         error.__ramify_step__ = by  # type: ignore[attr-defined]
         self._told.append(_Told(by.key, _task(), len(self._calls)))
 
+    def left(self, key: str) -> None:
+        """Note that the workflow stopped reading a streamed answer: it had enough, or an error ends its loop."""
+        self._left.append(_Told(key, _task(), len(self._calls)))
+
     def returned(self) -> None:
         """Note that an operation returns to the running task now."""
         if self._told:
@@ -151,7 +159,7 @@ class Followers:
 
     def called(self, key: str) -> None:
         """Note that the running task calls an operation."""
-        if not self._told:
+        if not self._told and not self._left:
             return
         task, knows = _task(), len(self._told)
         if self._given is not None:
@@ -178,6 +186,11 @@ class Followers:
     def cancelled(self, rows: Mapping[str, OpRecord]) -> list[str]:
         """Return the keys of the calls that the workflow cancelled in this process."""
         return [one.key for one in self._told if one.key in rows and CANCELLED in rows[one.key].attrs]
+
+    def left_last(self) -> list[str]:
+        """Return the keys of the streamed answers after which the workflow called nothing more: it may have left them
+        because of an error."""
+        return [one.key for one in self._left if one.calls == len(self._calls)]
 
     def has_caught(self, error: BaseException) -> bool:
         """Whether the workflow, which ended by raising `error`, caught failures and called something after each."""
@@ -209,7 +222,7 @@ def tried_again(
 
     rows: the failed rows that stand. happened: whether the step with that key had, or may have had, an effect.
     """
-    keys = {*followers.ended_with(error), *followers.cancelled(rows)}
+    keys = {*followers.ended_with(error), *followers.cancelled(rows), *followers.left_last()}
     ended = (rows[key] for key in sorted(keys) if key in rows)
     free = (row for row in ended if not any(happened(key) for key in followers.of(row.key)))
     return [replace(row, attrs={**row.attrs, STANDS: "no"}) for row in free]

@@ -53,7 +53,9 @@ def journal_as_of(ops: Sequence[OpRecord], seq: int) -> list[OpRecord]:
     def status(row: OpRecord) -> OpStatus:
         if row.status is not OpStatus.UNDONE:
             return row.status
-        return OpStatus.UNDONE if any(to < row.seq < restore for to, restore in undone) else OpStatus.DONE
+        if any(to < row.seq < restore for to, restore in undone):
+            return OpStatus.UNDONE
+        return OpStatus.READ if row.kind is OpKind.CALL_LLM else OpStatus.DONE
 
     return [replace(row, status=status(row)) for row in ops if row.seq <= seq]
 

@@ -89,6 +89,8 @@ class Journal(RecordedRun):
         self.unwinds = False
         """Whether the run itself is being stopped, so that what is cancelled is not cancelled by the workflow."""
         self.behind = CommitsBehind()
+        self.streams: dict[str, Callable[[], OpRecord | None]] = {}
+        """Streamed answers that are being read, by key: each returns the row of what was read since its last row."""
         self._lost: BaseException | None = None  # why rows that nobody waited for were not committed
         self._soon: dict[asyncio.Future[None], Durable] = {}
 
@@ -138,6 +140,8 @@ class Journal(RecordedRun):
         await self.behind.ended()
         if any(row.status is OpStatus.DONE for row in rows):
             self.behind.refuse_when_failed()
+        if effect is not None or any(row.kind is OpKind.INTERRUPT for row in rows):
+            rows = (*(row for read in self.streams.values() if (row := read()) is not None), *rows)
         numbered, made = self._numbered(rows, checkpoint)
         ledger = [] if effect is None else [self._settled(effect)]
         await self._store.commit(

@@ -12,7 +12,7 @@ from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_na
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.equal_calls import EqualCalls
-from ramify.runtime.journal.failures import CANCELLED, Followers, tried_again
+from ramify.runtime.journal.failures import CANCELLED, READ, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
 from ramify.runtime.journal.recorded_errors import decoded
 from ramify.runtime.journal.turns import Recorded, Turns
@@ -64,6 +64,7 @@ class RecordedRun:
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
         self._failed = dict(failed)
+        self._read = {row.key: row.attrs.get(READ, "") for row in ops if row.status is OpStatus.READ}
         self.followers = Followers()
         self._effects = {effect.key: effect for effect in effects}
         self._unmet: dict[str, dict[str, None]] = {}  # keys of effects not reached yet, by branch and operation
@@ -185,10 +186,11 @@ class RecordedRun:
             return None
         return float(row.attrs[CANCELLED])
 
-    def failed_attr(self, key: str, name: str) -> str:
-        """Return an attribute of the row of a failure that stands; "" if there is none."""
+    def read_before(self, key: str) -> str:
+        """Return how far earlier processes read a streamed answer that is not recorded: a resume reads the same."""
         row = self._failed.get(key)
-        return "" if row is None else row.attrs.get(name, "")
+        left = "" if row is None else row.attrs.get(READ, "")
+        return max(left, self._read.get(key, ""), key=len)
 
     def stands(self, key: str) -> bool:
         """Whether a failure of the operation is recorded, and stands."""

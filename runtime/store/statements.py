@@ -190,9 +190,9 @@ def interrupts(run_id: RunId | None) -> Select[Any]:
 
 
 def undo(run_id: RunId, after: int) -> Update:
-    """Set the DONE rows with a higher number to UNDONE."""
+    """Set the DONE and READ rows with a higher number to UNDONE."""
     ops = tables.ops
-    later = (ops.c.run_id == run_id, ops.c.seq > after, ops.c.status == OpStatus.DONE)
+    later = (ops.c.run_id == run_id, ops.c.seq > after, ops.c.status.in_((OpStatus.DONE, OpStatus.READ)))
     return ops.update().where(*later).values(status=OpStatus.UNDONE)
 
 

@@ -80,6 +80,55 @@ async def or_else(question: str) -> list[str]:
     return said
 
 
+SENT: list[str] = []
+
+
+@step(effect="irreversible")
+async def send(piece: str) -> None:
+    SENT.append(piece)
+
+
+@step
+async def number() -> int:
+    SENT.append("number")
+    return len(SENT)
+
+
+@workflow
+async def sent_word_by_word(question: str) -> list[str]:
+    said = list[str]()
+    async with llm.stream(question) as pieces:
+        async for piece in pieces:
+            said.append(piece)
+            await send(piece)
+            if len(said) == 2:
+                await stop()
+    return said
+
+
+@workflow
+async def asked_then_failed(question: str) -> list[str]:
+    said = list[str]()
+    async with llm.stream(question) as pieces:
+        async for piece in pieces:
+            said.append(await heard(piece))
+            if len(said) == 2:
+                await stop()
+    return said
+
+
+@workflow
+async def two_at_once(question: str) -> list[int]:
+    async def one(name: str) -> int:
+        async for _ in llm.stream(question + name):
+            pass
+        return await number()
+
+    found = await asyncio.gather(one("a"), one("b"))
+    await interrupt("go on?")
+    return found
+
+
 @step(effect="pure")
 async def ask(question: str) -> str:
     return "|".join([piece async for piece in llm.stream(question)])

@@ -17,7 +17,7 @@ Assigned: TypeAlias = dict[str, list[ast.expr | None]]
 
 _MARK, _ITEM = "<annotation>", "<item>"
 _FILLS = ("append", "appendleft", "add", "extend", "insert", "put", "put_nowait", "setdefault", "update")
-_PICKS = ("pop", "popleft", "popitem", "get_nowait")
+_PICKS = ("pop", "popleft", "popitem", "get", "get_nowait")
 
 
 _known: WeakKeyDictionary[ast.AST, Assigned] = WeakKeyDictionary()
@@ -40,7 +40,7 @@ def _assigned_values(definition: Definition) -> Assigned:
             case ast.Assign(targets=targets, value=value):
                 for target, given in (pair for each in targets for pair in _pairs(each, value)):
                     for name in _stored(target):
-                        found.setdefault(name, []).append(given if isinstance(target, ast.Name) else None)
+                        found.setdefault(name, []).append(_unpacked(target, given))
             case ast.For(target=target, iter=source) | ast.AsyncFor(target=target, iter=source):
                 _add_items(found, target, source)
             case ast.comprehension(target=target, iter=source):
@@ -54,6 +54,16 @@ def _assigned_values(definition: Definition) -> Assigned:
                 if not isinstance(op, (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)):
                     found.setdefault(name, []).append(value)
     return found
+
+
+def _unpacked(target: ast.expr, value: ast.expr) -> ast.expr | None:
+    """Return what a name of a target is bound to. `first, *rest = names` takes its items one by one."""
+    match target:
+        case ast.Name():
+            return value
+        case ast.Tuple([_, _, *_]) | ast.List([_, _, *_]):
+            return ast.Call(ast.Name("next", ast.Load()), [value], [])
+    return None
 
 
 def _add_items(found: Assigned, target: ast.expr, source: ast.expr) -> None:
@@ -142,8 +152,12 @@ def filled_by(node: ast.AST) -> str | None:
     match node:
         case ast.Call(ast.Attribute(ast.Name(id=name), attr)) if attr in _FILLS:
             return name
+        case ast.Call(ast.Attribute(ast.Subscript(ast.Name(id=name), index), attr)) if attr in _FILLS:
+            return None if isinstance(index, ast.Constant) else name  # `groups[kind].append(item)` makes a key
         case ast.AugAssign(ast.Name(id=name), ast.Add()):
             return name
+        case ast.AugAssign(ast.Subscript(ast.Name(id=name), index)):
+            return None if isinstance(index, ast.Constant) else name
         case ast.Assign([ast.Subscript(ast.Name(id=name))]):
             return name
     return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 
 from ramify.compiler.frontend.python.assigned_values import item_source, names_in, names_stored_in
@@ -89,6 +89,9 @@ class SetOrder:
         filled = {name for name, value in pairs if not holders.isdisjoint(names_in(value))}
         filled |= {name for name in holders if name not in scope.local} if nested else set()
         unordered = {name for name, value in pairs if self.values.is_unordered(value)}
+        if nested:
+            outer = (name for name in self.values.values if name not in scope.local)
+            unordered |= {name for name in outer if self.values.is_unordered(ast.Name(name, ast.Load()))}
         places = {name: min(found) for name, value in pairs if (found := self.values.given(value))}
         values = SetValues(scope, self.values.read, unordered=unordered, given=places)
         return SetOrder(scope, values, tuple(loops), filled)
@@ -104,6 +107,8 @@ class SetOrder:
         if self.values.is_unordered(source):
             elements, exact = self.values.elements_of(target, source)
             loops.append(_Loop(frozenset(elements), self._bound_once(exact), bound))
+        elif listed := self.values.indexed_by(source):
+            loops.append(_Loop(listed, frozenset(), bound))
         elif given:
             names = frozenset(names_in(target))
             exact = {target.id} if isinstance(target, ast.Name) else set()
@@ -250,7 +255,20 @@ class SetOrder:
                 return name in loop.exact
             case ast.Tuple(elts) | ast.List(elts) | ast.Dict(values=elts):
                 return any(self._is_exact(each, loop) for each in elts)
+            case ast.JoinedStr(values):
+                shown = [each.value for each in values if isinstance(each, ast.FormattedValue)]
+                return self._is_made_of_one(shown, loop)
+            case ast.BinOp(left, ast.Add(), right):
+                return self._is_made_of_one([left, right], loop)
+            case ast.Call(func, args, keywords) if is_dataclass(self.scope.resolve(func)):
+                return any(self._is_exact(each, loop) for each in (*args, *(one.value for one in keywords)))
         return False
+
+    def _is_made_of_one(self, parts: list[ast.expr], loop: _Loop) -> bool:
+        """Return whether a text of these parts is another one for each element: one part is the element, and the
+        others are the same in each turn."""
+        others = [each for each in parts if not self._is_exact(each, loop)]
+        return len(others) < len(parts) and all(self._stays(loop, each) for each in others)
 
     def _is_derived(self, node: ast.expr, loop: _Loop) -> bool:
         """Return whether an expression is made from the element of a loop."""

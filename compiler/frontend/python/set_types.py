@@ -17,6 +17,11 @@ _SETS = re.compile(
 )
 _SAYS_NOTHING = re.compile(r"^(?:[\w.]+\.)?(?:Any|object|(?:Iterable|Collection|Container)(?:\[.*\])?)$", re.DOTALL)
 
+_HOLDS_ITEMS = re.compile(
+    r"^(?:[\w.]+\.)?(?:list|tuple|dict|deque|List|Tuple|Dict|Sequence|Mapping|Iterator|Generator|Async\w+)\b",
+    re.DOTALL,
+)
+
 
 def is_coarse(body: ast.expr) -> bool:
     """Return whether the body of a key of `sorted` is equal for many items."""
@@ -48,6 +53,14 @@ def tells_type(annotation: str | None) -> bool:
     return annotation is not None and _SAYS_NOTHING.match(annotation.strip().strip("'\"")) is None
 
 
+def tells_order(annotation: str | None) -> bool:
+    """Return whether an annotation, as text, says whether a value's items are in the order of a set. That of a list
+    does not."""
+    if annotation is None or not tells_type(annotation):
+        return False
+    return is_set_annotation(annotation) or _HOLDS_ITEMS.match(annotation.strip().strip("'\"")) is None
+
+
 def is_view(node: ast.expr) -> bool:
     """Return whether an expression is a dict's view: an operator on it makes a set."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("keys", "items")
@@ -56,6 +69,11 @@ def is_view(node: ast.expr) -> bool:
 def is_range(node: ast.expr) -> bool:
     """Return whether an expression is a call of `range`: a set of its items has one order."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+
+
+def are_integers(node: ast.expr) -> bool:
+    """Return whether an expression is an integer for each item: a set of them has one order."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("int", "len", "ord")
 
 
 def is_unordered_value(value: object) -> bool:

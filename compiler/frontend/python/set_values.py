@@ -33,6 +33,7 @@ from ramify.compiler.frontend.python.name_resolution import (
 )
 from ramify.compiler.frontend.python.names import nodes_in
 from ramify.compiler.frontend.python.set_types import (
+    are_integers,
     holds_sets,
     is_annotated,
     is_coarse,
@@ -41,7 +42,7 @@ from ramify.compiler.frontend.python.set_types import (
     is_unordered_value,
     is_view,
     place_of,
-    tells_type,
+    tells_order,
 )
 from ramify.compiler.frontend.python.sources import Function, own_nodes
 
@@ -80,6 +81,7 @@ class SetValues:
         self._parameters, self._given, self._depth = frozenset(unordered), given or {}, depth
         self._assigned: Assigned | None = None
         self._judged: dict[tuple[str, str], bool] = {}
+        self._sorts: set[str] | None = None
         self._fills: list[tuple[ast.expr, set[str]]] | None = None
 
     @property
@@ -96,8 +98,8 @@ class SetValues:
                 return not all(isinstance(each, ast.Constant) and isinstance(each.value, int) for each in elts)
             case ast.List(elts) | ast.Tuple(elts):
                 return any(isinstance(each, ast.Starred) and self.is_unordered(each.value) for each in elts)
-            case ast.SetComp(generators=generators):
-                return not is_range(generators[0].iter)
+            case ast.SetComp(elt, generators):
+                return not is_range(generators[0].iter) and not are_integers(elt)
             case (
                 ast.ListComp(generators=generators)
                 | ast.GeneratorExp(generators=generators)
@@ -137,11 +139,24 @@ class SetValues:
                     if self.is_unordered(arg):
                         names, exact = self.elements_of(item, arg)
                         found[0].update(names)
-                        found[1].update(exact)
+                        found[1].update(() if self._is_made_of_elements(arg) else exact)
                 return found
             case ast.Call(ast.Attribute(attr="items")), ast.Tuple(elts=[ast.Name(id=name), _]):
                 return set(names_in(target)), {name}
         return set(names_in(target)), {target.id} if isinstance(target, ast.Name) else set()
+
+    def _is_made_of_elements(self, node: ast.expr) -> bool:
+        """Return whether an expression holds what is made of a set's elements, which may be equal for two of them."""
+        if isinstance(node, ast.Name):
+            return any(isinstance(each, ast.ListComp) for each in self.values.get(node.id, []))
+        return isinstance(node, ast.ListComp | ast.GeneratorExp | ast.Await)
+
+    def indexed_by(self, source: ast.expr) -> frozenset[str]:
+        """Return the name of the list in the order of a set that `range(len(names))` counts; at most one."""
+        match source:
+            case ast.Call(ast.Name(id="range"), [*_, ast.Call(ast.Name(id="len"), [ast.Name(id=name) as items])]):
+                return frozenset((name,)) if self.is_unordered(items) and self._is_sequence(items) else frozenset()
+        return frozenset()
 
     def given(self, node: ast.expr) -> frozenset[str]:
         """Return where the value is recorded that an expression iterates over, if only that value tells its type."""
@@ -194,7 +209,7 @@ class SetValues:
                 return self.is_unordered(func.value)
         elif isinstance(func, ast.Attribute) and func.attr == "fromkeys" and args:
             return self.is_unordered(args[0])
-        return not isinstance(target, type) and self._returns_set(func, target)
+        return not isinstance(target, type) and self._returns_set(node, target)
 
     def _has_ties(self, key: ast.expr) -> bool:
         """Return whether a key of `sorted` is equal for many items: a length, a comparison, a part of the item."""
@@ -202,34 +217,52 @@ class SetValues:
             return is_coarse(key.body)
         return self.scope.resolve(key) in (len, bool, type, hash, id)
 
-    def _returns_set(self, func: ast.expr, target: object) -> bool:
-        """Return whether a function is declared to return a set, or, if it declares nothing, always does."""
+    def _returns_set(self, call: ast.Call, target: object) -> bool:
+        """Return whether a function is declared to return a set, or returns or yields items in the order of one."""
+        func = call.func
         found = self.scope.definition(func.id) if isinstance(func, ast.Name) else None
         plain = plain_function(target)
         if found is not None:
             outer, node = found
             annotation = getattr(node, "returns", None)
-            if annotation is not None and tells_type(ast.unparse(annotation)):
-                return is_set_annotation(ast.unparse(annotation))
+            hint = None if annotation is None else ast.unparse(annotation)
+            if hint is not None and tells_order(hint):
+                return is_set_annotation(hint)
             called = self.scope.function
             function = Function(func.id, called.module, called.path, node, called.outer)  # type: ignore[attr-defined]
-            return self._always_returns_set(function, outer)
+            return self._always_returns_set(call, function, outer)
         if plain is None:
             return False
-        annotations = annotations_of(plain)
-        if tells_type(annotations.get("return")):
-            return is_set_annotation(annotations["return"])
+        hint = annotations_of(plain).get("return", "")
+        if tells_order(hint or None) or step_info(target) is not None:  # a step's list is recorded in its order
+            return is_set_annotation(hint)
         read = self.read(target) if self._depth < _MOST_FUNCTIONS else None
-        return read is not None and self._always_returns_set(read, None)
+        return read is not None and self._always_returns_set(call, read, None)
 
-    def _always_returns_set(self, function: Function, outer: Scope | None) -> bool:
+    def _always_returns_set(self, call: ast.Call, function: Function, outer: Scope | None) -> bool:
         if self._depth >= _MOST_FUNCTIONS:
             return False
-        inner = SetValues(Scope.of(function, self.scope.rebound, outer), self.read, depth=self._depth + 1)
+        parameters = (*function.node.args.posonlyargs, *function.node.args.args)
+        pairs = [*zip((each.arg for each in parameters), call.args, strict=False)]
+        pairs += [(each.arg, each.value) for each in call.keywords if each.arg is not None]
+        unordered = [name for name, value in pairs if self.is_unordered(value)]
+        scope = Scope.of(function, self.scope.rebound, outer)
+        inner = SetValues(scope, self.read, unordered=unordered, depth=self._depth + 1)
         if isinstance(function.node, ast.Lambda):
             return inner.is_unordered(function.node.body)
         returned = [node.value for node in own_nodes(function.node) if isinstance(node, ast.Return)]
+        if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own_nodes(function.node)):
+            return inner._yields_in_order()
         return bool(returned) and all(value is not None and inner.is_unordered(value) for value in returned)
+
+    def _yields_in_order(self) -> bool:
+        """Return whether the function yields in a loop over a set."""
+        for node in own_nodes(self.scope.function.node):
+            if isinstance(node, ast.YieldFrom) and self.is_unordered(node.value):
+                return True
+            if isinstance(node, ast.For | ast.AsyncFor) and self.is_unordered(node.iter):
+                return any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in nodes_in(node))
+        return False
 
     # Names and fields
 
@@ -238,7 +271,19 @@ class SetValues:
             return is_unordered_value(self.scope.resolve(node))
         if name in self._parameters:
             return True
-        return self._judge("set", name, self._gives_set) or self._is_filled(name)
+        return (self._judge("set", name, self._gives_set) or self._is_filled(name)) and name not in self._sorted
+
+    @property
+    def _sorted(self) -> set[str]:
+        """The names of the lists that the function sorts in place."""
+        if self._sorts is None:
+            self._sorts = set()
+            for node in nodes_in(self.scope.function.node):
+                match node:
+                    case ast.Call(ast.Attribute(ast.Name(id=owner), "sort"), keywords=given):
+                        if not any(self._has_ties(each.value) for each in given if each.arg == "key"):
+                            self._sorts.add(owner)
+        return self._sorts
 
     def _judge(self, how: str, name: str, judge: Callable[[ast.expr], bool]) -> bool:
         if (how, name) not in self._judged:
@@ -254,17 +299,13 @@ class SetValues:
         return self.is_unordered(value) if annotation is None else is_set_annotation(ast.unparse(annotation))
 
     def _is_filled(self, name: str) -> bool:
-        """Return whether a loop over a set puts items into the object of this name, which is not sorted then."""
+        """Return whether a loop over a set puts items into the object of this name."""
         if self._fills is None:
             self._fills = []
-            sorts, found = set[str](), list[tuple[ast.expr, set[str]]]()
-            for node in nodes_in(self.scope.function.node):
-                match node:
-                    case ast.Call(ast.Attribute(ast.Name(id=owner), "sort"), keywords=[]):
-                        sorts.add(owner)
+            found = list[tuple[ast.expr, set[str]]]()
             for loop, body in loops_in(self.scope.function.node):
                 into = {put for each in body for inner in nodes_in(each) if (put := filled_by(inner)) is not None}
-                found.append((loop, into - sorts))
+                found.append((loop, into))
             self._fills = found
         judged = ("filled", name)
         if judged not in self._judged:

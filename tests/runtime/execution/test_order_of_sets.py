@@ -164,6 +164,58 @@ async def test_arguments_that_the_compiler_does_not_follow_are_compared(runtime:
     assert sorted(DONE) == ["a", "ada", "ann"]
 
 
+@step(effect="irreversible", idempotent=True)
+async def pay_twice(name: str) -> str:
+    DONE.append(name)
+    if DONE.count(name) < 2:
+        raise ConnectionError(name)
+    return name
+
+
+async def again(function: Any, *args: Any) -> Any:
+    for _ in range(2):
+        try:
+            return await function(*args)
+        except ConnectionError:
+            continue
+
+
+@workflow
+async def retried_by_a_helper(names: set[str], flag: str) -> Any:
+    calls = {"pay": pay_twice}
+    found = [await again(calls["pay"], name) for name in names]
+    await die(flag)
+    return sorted(found)
+
+
+@workflow
+async def by_name(names: set[str], flag: str) -> Any:
+    steps = {"pay": pay, "look": same_for}
+    found = {name: [await one(name) for one in steps.values()] for name in names}
+    await die(flag)
+    return sorted(found)
+
+
+@step
+async def same_for(name: str) -> str:
+    return f"same for {name}"
+
+
+@pytest.mark.parametrize("flow", [retried_by_a_helper, by_name])
+async def test_retries_and_other_steps_are_no_equal_calls(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: Any
+) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    with pytest.raises(StepFailed, match="the flag is there"):
+        await runtime.run(flow, {"ada", "bob"}, str(flag))
+    flag.unlink()
+    done = list(DONE)
+    in_another_process(monkeypatch)
+    assert await runtime.resume(str(runtime.last_run_id)) == ["ada", "bob"]
+    assert done == DONE
+
+
 @pytest.fixture
 async def model() -> AsyncIterator[LLMClient]:
     numbers = count(1)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import Runtime, llm
-from ramify.runtime.errors import NotInARun, RunFailed, RunWaiting
+from ramify.runtime.errors import NotInARun, RunError, RunFailed, RunWaiting
 from ramify.runtime.execution.streamed_answers import Pieces, answer_pieces, pieces_of
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import Fault, ScriptedModel
@@ -135,6 +135,44 @@ async def test_who_reads_on_after_all_gets_the_rest_or_an_error(
         else:
             with pytest.raises(RunFailed, match="in other words"):
                 await runtime.resume(run, answer="yes")
+
+
+@pytest.mark.parametrize("then", [TEXT, "Other words."])
+async def test_an_effect_in_the_middle_is_not_repeated_for_other_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    stream_app.SENT.clear()
+    monkeypatch.setattr(stream_app, "STOPS", True)
+    async with runtime_with(ScriptedModel(lambda _: TEXT, token_s=0.05), home) as runtime:
+        with pytest.raises(RunFailed):
+            await runtime.run(stream_app.sent_word_by_word, "?")
+        run = str(runtime.last_run_id)
+    monkeypatch.setattr(stream_app, "STOPS", False)
+    async with runtime_with(ScriptedModel(lambda _: then), home) as runtime:
+        if then == TEXT:
+            assert await runtime.resume(run) == PIECES == stream_app.SENT
+        else:
+            for _ in range(2):  # it stays so: the workflow has not caught it
+                with pytest.raises(RunFailed, match="in other words"):
+                    await runtime.resume(run)
+            assert PIECES[:2] == stream_app.SENT
+
+
+async def test_a_run_that_failed_in_the_middle_asks_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_app, "STOPS", True)
+    async with runtime_with(ScriptedModel(lambda _: TEXT, token_s=0.05), home) as runtime:
+        with pytest.raises(RunFailed):
+            await runtime.run(stream_app.asked_then_failed, "?")
+        run = str(runtime.last_run_id)
+    monkeypatch.setattr(stream_app, "STOPS", False)
+    async with runtime_with(ScriptedModel(lambda _: "Other words."), home) as runtime:
+        assert await runtime.resume(run) == ["OTHER ", "WORDS."]
+
+
+async def test_equal_calls_of_two_readers_are_not_swapped(home: Path) -> None:
+    model = ScriptedModel(lambda _: TEXT, token_s=0.01)
+    with pytest.raises(RunError, match="two tasks that read streamed answers called step 'number'"):
+        await asked_then_resumed(stream_app.two_at_once, home, model)
 
 
 async def test_a_pace_holds_pieces_back_and_the_answer_is_fetched_all_the_same() -> None:

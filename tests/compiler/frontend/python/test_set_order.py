@@ -17,6 +17,7 @@ HEAD = """
 from stand_in import *
 import asyncio, enum, itertools
 from collections import deque
+from dataclasses import dataclass
 NAMES, NUMBERS = {"ada", "bob"}, {1, 2}
 KEYS, GROUPS = {"x": 1}, [frozenset({"a", "b"}), frozenset("c")]
 
@@ -43,10 +44,30 @@ async def told(who):
 
 def untyped(): return {each for each in "ab"}
 
+def as_list(names): return list(names)
+
+def shouted(names: set[str]) -> list[str]: return [each.upper() for each in names]
+
+def one_by_one(names):
+    for each in names: yield each
+
+def arranged(names: set[str]) -> list[str]:
+    found = list(names)
+    found.sort(key=str.lower)
+    return found
+
+@step
+async def listed(names: set[str]) -> list[str]: return list(names)
+
 async def only_ada(who):
     if who != "ada":
         return
     await next_id()
+
+@dataclass
+class Message:
+    role: str
+    text: str
 
 class Rank(enum.Enum):
     HIGH = "high"
@@ -171,6 +192,14 @@ def test_what_else_is_in_the_order_of_a_set(compile_source: Compile) -> None:
         "for n in given:\n    n = n.upper()\n    if n == 'ADA': await next_id()",
         "for n in given:\n    last = n\n    if n == last: await next_id()",
         "for r in await asyncio.gather(*[x(n) for n in given]): await next_id()",
+        "people = list(given)\nfor i in range(len(people)): x[people[i]] = await next_id()",
+        "groups = x()\nfor n in given: groups[n[0]].append(n)\nfor k in groups: await next_id()",
+        "for n in as_list(given): await next_id()",
+        "async def inner():\n    for n in given: await next_id()\nawait inner()",
+        "q = asyncio.Queue()\nfor n in given: q.put_nowait(n)\nasync def inner():\n    while q.qsize():\n"
+        "        n = await q.get()\n        await next_id()\nawait asyncio.gather(inner(), inner())",
+        "for n in shouted(given): await next_id()",
+        "for n in one_by_one(given): await next_id()",
     ]
     for body, found in marks(compile_source, bodies).items():
         assert found == [(EQUAL, [])], body
@@ -193,9 +222,28 @@ def test_calls_under_a_test_that_one_element_passes(compile_source: Compile) -> 
         "while given: await next_id(given.pop())",
         "for r in await asyncio.gather(*[x(n) for n in given]): await next_id(r)",
         "for n in given:\n    for m in other:\n        await next_id(n, m)",
+        "for n in given:\n    for i in range(3): await next_id(f'about {n}')",
+        "for n in given: await next_id('about ' + n)",
+        "for n in given: await next_id([Message('user', f'about {n}')])",
     ]
     for body, found in marks(compile_source, bodies).items():
         assert found == [], body
+
+
+def test_lists_in_an_order_of_their_own(compile_source: Compile) -> None:
+    bodies = [
+        "for n in await listed(given): await next_id()",  # the result of a step is recorded
+        "for n in arranged(given): await next_id()",
+        "people = list(given)\npeople.sort()\nfor n in people: await next_id()",
+        "for n in {int(each) for each in given}: await next_id()",
+    ]
+    for body, found in marks(compile_source, bodies).items():
+        assert found == [], body
+
+
+def test_two_elements_may_have_equal_parts(compile_source: Compile) -> None:
+    body = "for part, n in zip([each[0] for each in given], given): await next_id(part)"
+    assert list(marks(compile_source, [body]).values()) == [[(MAYBE_EQUAL, [])]]
 
 
 def test_calls_whose_arguments_depend_on_the_order(compile_source: Compile) -> None:
@@ -205,6 +253,8 @@ def test_calls_whose_arguments_depend_on_the_order(compile_source: Compile) -> N
         assert found == [(PICKED, [])], argument
     for argument, found in marks(compile_source, [f"await next_id({each})" for each in plain]).items():
         assert found == [], argument
+    unpacked = "first, *rest = given\nawait next_id(first)"
+    assert marks(compile_source, [unpacked]) == {unpacked: [(PICKED, [])]}
 
 
 def test_one_call_site_on_two_ways(compile_source: Compile) -> None:
