@@ -75,7 +75,7 @@ def edit_the_file(_: ModuleType, folder: Path) -> None:
 
 
 def replace_code(module: ModuleType) -> None:
-    def flow() -> None: ...
+    async def flow() -> None: ...
 
     inspect.unwrap(module.flow).__code__ = flow.__code__.replace(co_filename=module.__file__)
 
