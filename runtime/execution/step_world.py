@@ -1,5 +1,5 @@
-"""The world of one attempt at a step: made when the step begins, or when it is first used by a step that is not known
-to use it."""
+"""The world of one attempt at a step. It is made when the step begins, or on first use if the plan marks the step as
+worldless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commits of which a run consists, written without SQLAlchemy, which takes longer for them than the database.
+"""Write the usual commits of a run without SQLAlchemy, whose overhead is longer than the database's own time.
 
 Almost every commit of a run adds rows and touches the run's own row. On PostgreSQL a whole batch of such commits is
 one statement: its own transaction, and one round trip. A count that is not as it should be (a lease that is lost, a

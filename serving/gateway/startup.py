@@ -56,7 +56,7 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 whole_s=settings.whole_s,
             )
             stack.push_async_callback(upstream.aclose)  # the gateway closes it, if it starts
-            # Another gateway of ours has the queue: it orders the calls of all runs by the tags that it is given.
+            # A Ramify gateway at that URL orders the calls of all runs, so it gets their tags.
             upstream.queues = settings.forward_xargs or await upstream.is_gateway()
             traits = EngineTraits(upstream.queues, settings.can_resume, settings.engine_hints)
             behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))

@@ -1,5 +1,5 @@
-"""What the front end read to make a Spec, besides syntax: files, modules, values and attributes. As long as a second
-look finds the same objects, a second reading would give the same Spec.
+"""Record what the front end read to make a Spec, besides syntax: files, modules, values and attributes. While these
+objects stay the same, the Spec stays valid.
 
 `reading` records what is read in its block. The functions below it look something up, and note it there.
 """
