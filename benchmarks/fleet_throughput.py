@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from benchmarks.rows import Row, row  # noqa: E402
 from ramify import Runtime, step, workflow  # noqa: E402
 
 AT_ONCE = 8
+LONGEST_S = 300
+"""After so long a round fails: it takes seconds."""
 _READY, _GO = "ready\n", "go\n"
 
 
@@ -71,7 +74,9 @@ async def work_ours(address: str, home: Path, workflows: int, steps: int) -> flo
 async def work_dbos(address: str, workflows: int, steps: int) -> float:
     from dbos import DBOS
 
-    DBOS(config={"name": "bench", "system_database_url": address, "log_level": "ERROR"})
+    # Workers with one id between them take over each other's workflows when they start.
+    mine = f"worker-{os.getpid()}"
+    DBOS(config={"name": "bench", "system_database_url": address, "log_level": "ERROR", "executor_id": mine})
 
     @DBOS.step()
     async def dbos_tick(number: int) -> int:
@@ -119,7 +124,7 @@ def _elapsed(who: str, address: str, workers: int, workflows: int, steps: int) -
                 one.stdin.write(_GO)
                 one.stdin.flush()
             for one in started:
-                outputs.append(one.communicate()[0])
+                outputs.append(one.communicate(timeout=LONGEST_S)[0])
             return max(float(output) for output in outputs)
         finally:
             for one in started:
@@ -152,7 +157,7 @@ def _row(name: str, unit: str, ours: list[float], dbos: list[float]) -> Row:
         peer="DBOS: not installed (pip install dbos)" if peer is None else "DBOS",
         peer_value=peer,
         spread=(round(min(ours), 1), round(max(ours), 1)),
-        note=f"the best of {len(ours)} rounds; the target is 1.5 times DBOS",
+        note=f"the best of {len(ours)} rounds; the target is 1.5 times DBOS; the server does not flush to disk",
     )
 
 

@@ -56,7 +56,8 @@ def own_server(parent: Path | None = None) -> Iterator[OwnServer]:
             shutil.chown(folder, "postgres")
         data, port = f"{folder}/data", _free_port()
         _as_user(bin_folder / "initdb", "-D", data, "-U", "ramify", "--auth=trust", "-N").check_returncode()
-        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"  # no test cuts the power
+        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off -c max_connections=300"
+        # No test cuts the power. Four workers of DBOS ask for more than the 100 connections of a new server.
 
         def start() -> None:
             started = _as_user(bin_folder / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
