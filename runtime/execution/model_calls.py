@@ -176,8 +176,7 @@ class LLMCalls:
             self._journal.followers.told(error, RaisedBy(failed, None, rows[0].branch))
             raise
         except asyncio.CancelledError as error:
-            if sum(self._journal.is_answered(row.key) for row in rows) < len(rows) - stage.spare:
-                await record_cancelled(self._journal, row_of(rows[0], begun, self._clock()), error)
+            await record_cancelled(self._journal, row_of(rows[0], begun, self._clock()), error)
             raise
 
     async def _streamed(self, request: ChatRequest, row: LLMRecord, stage: _Stage, pace_s: float | None) -> Answered:

@@ -135,7 +135,7 @@ async def recorded_as_read(
     the same pieces, and then it fails again, or waits to be left again. An effect or a question may follow from the
     words before it, so its commit records them, too."""
     key, begun, read = row.key, clock(), list[str]()
-    before = "" if journal.is_answered(key) else journal.read_before(key)
+    before = "" if journal.is_answered(key) and not journal.stands(key) else journal.read_before(key)
     recorded = len(before)
 
     def read_since() -> OpRecord | None:
@@ -154,7 +154,7 @@ async def recorded_as_read(
         for known in pieces_of(before):
             read.append(known)
             yield known
-        if journal.stands(key) and not journal.is_answered(key):
+        if journal.stands(key):
             await until_cancelled_again(journal, key, "a streamed model call")
             if (error := journal.failed(key)) is not None:
                 raise error
@@ -172,8 +172,8 @@ async def recorded_as_read(
         raise
     except (asyncio.CancelledError, GeneratorExit) as left:
         await answered.aclose()
-        if not journal.is_answered(key):
-            how = left if isinstance(left, asyncio.CancelledError) else None
+        how = left if isinstance(left, asyncio.CancelledError) else None
+        if how is not None or not journal.is_answered(key):  # who leaves a whole answer does so after the same piece
             await record_cancelled(journal, replace(row_of(row, begun, clock()), attrs={READ: "".join(read)}), how)
         raise
     finally:

@@ -1,7 +1,8 @@
 """Calls that the workflow cancels: recorded, and in a resume cancelled again instead of begun.
 
 Otherwise a step that a timeout ended, or the slower of two, could be the faster one the next time, and the workflow
-would take another way than the one that it took.
+would take another way than the one that it took. So is a call that was cancelled while its result was being recorded:
+the result stands, and the workflow was told that the call is cancelled.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.Cance
     error: how the call was told. None: the workflow left it, as it had enough; that stands, unless the run fails
         and called nothing more.
     """
-    if journal.unwinds or journal.stopped is not None or journal.knows(row.key):
+    if journal.unwinds or journal.stopped is not None:
         return
     if journal.cancelled_s(row.key) is None:
+        if journal.was_recorded(row.key):
+            return  # an earlier process got its result
         attrs = {**row.attrs, STANDS: "yes", CANCELLED: f"{journal.age_s():.3f}"}
         said = "CancelledError: the workflow cancelled it"
         await journal.record(replace(row, status=OpStatus.FAILED, error=said, summary="cancelled", attrs=attrs))
