@@ -8,6 +8,8 @@ the result stands, and the workflow was told that the call is cancelled.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from ramify.runtime.journal.failures import CANCELLED, STANDS, RaisedBy
@@ -35,6 +37,26 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
             f"in {left:.0f} s if it is not"
         )
     await asyncio.sleep(max(0.0, left))
+
+
+@asynccontextmanager
+async def cancelled_as_before(journal: Journal, key: str, what: str, row: Callable[[], OpRecord]) -> AsyncIterator[None]:
+    """In the block an operation is performed, or served. If an earlier process cancelled it, wait until it is
+    cancelled again: before the block, or after it if the operation had been done by then, so that its branch comes
+    into the state after it. A cancellation is recorded.
+
+    what: the operation, for observers. row: returns a row for it.
+    """
+    done = journal.knows(key)
+    try:
+        if not done:
+            await until_cancelled_again(journal, key, what)
+        yield
+        if done:
+            await until_cancelled_again(journal, key, what)
+    except asyncio.CancelledError as error:
+        await record_cancelled(journal, row(), error)
+        raise
 
 
 async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.CancelledError | None) -> None:

@@ -63,7 +63,7 @@ class RecordedRun:
         self._met_astray: set[str] = set()  # keys that were reached, but in another state than the recorded one
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
-        self._answered_before = frozenset(self._llm)
+        self._done_before = frozenset((*self._ops, *self._llm))
         self._failed = dict(failed)
         self._read = {row.key: row.attrs.get(READ, "") for row in ops if row.status is OpStatus.READ}
         self.followers = Followers()
@@ -210,8 +210,8 @@ class RecordedRun:
         return key in self._ops or key in self._llm or key in self._failed
 
     def was_recorded(self, key: str) -> bool:
-        """Whether an earlier process recorded the result of that step or model call."""
-        return key in self._before or key in self._answered_before
+        """Whether an earlier process recorded the result of that operation."""
+        return key in self._done_before
 
     def ended_with(self, error: BaseException) -> list[OpRecord]:
         """Return the failed rows that do not stand any more, because the run ends with them by raising `error`."""

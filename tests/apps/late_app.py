@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ramify import Sandbox, llm, step, workflow
+from ramify import Sandbox, fork, llm, step, workflow
 
 PAID: list[str] = []
 LIMITS: list[asyncio.Timeout] = []
@@ -67,5 +67,47 @@ async def of_a_reader() -> str:
     except TimeoutError:
         said.append("late")
     why = await pay("".join(said))
+    await stop()
+    return why
+
+
+@step
+async def attempt(sandbox: Sandbox, name: str) -> str:
+    (sandbox.path / name).touch()
+    return name
+
+
+@step
+async def names(sandbox: Sandbox) -> str:
+    return " ".join(sorted(path.name for path in sandbox.path.iterdir()))
+
+
+@workflow
+async def of_a_fork() -> str:
+    why = "in time"
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit:
+            LIMITS.append(limit)
+            async with fork(["a", "b"]) as branches:
+                await branches.map(attempt)
+    except TimeoutError:
+        why = "late"
+    why = await pay(f"{await names()} {why}")
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_merge() -> str:
+    why = "in time"
+    async with fork(["a", "b"]) as branches:
+        outcomes = await branches.map(attempt)
+        try:
+            async with asyncio.timeout(PATIENCE_S) as limit:
+                LIMITS.append(limit)
+                await outcomes[0].adopt()
+        except TimeoutError:
+            why = "late"
+    why = await pay(f"{await names()} {why}")
     await stop()
     return why

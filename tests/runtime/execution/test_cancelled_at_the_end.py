@@ -27,6 +27,8 @@ TEXT = " ".join(["word"] * 40)
         (late_app.of_a_step, "rows durable"),
         (late_app.of_a_model_call, "answer numbered"),
         (late_app.of_a_reader, "answer durable"),
+        (late_app.of_a_fork, "rows durable"),
+        (late_app.of_a_merge, "rows durable"),
     ],
 )
 async def test_a_timeout_during_the_commit_passes_again_at_a_resume(
