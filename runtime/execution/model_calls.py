@@ -13,7 +13,13 @@ from ramify.fork_engine import crash_points
 from ramify.runtime.codec import codec
 from ramify.runtime.execution.equal_answers import marks_of, refuse_swapped_answers
 from ramify.runtime.execution.model_call_rows import failed_row, row_of
-from ramify.runtime.execution.streamed_answers import Answered, Hear, answer_pieces, recorded_as_read, refuse_other_words
+from ramify.runtime.execution.streamed_answers import (
+    Answered,
+    Hear,
+    answer_pieces,
+    recorded_as_read,
+    refuse_other_words,
+)
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
 from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.journal.journal import Journal

@@ -40,7 +40,9 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
 
 
 @asynccontextmanager
-async def cancelled_as_before(journal: Journal, key: str, what: str, row: Callable[[], OpRecord]) -> AsyncIterator[None]:
+async def cancelled_as_before(
+    journal: Journal, key: str, what: str, row: Callable[[], OpRecord]
+) -> AsyncIterator[None]:
     """In the block an operation is performed, or served. If an earlier process cancelled it, wait until it is
     cancelled again: before the block, or after it if the operation had been done by then, so that its branch comes
     into the state after it. A cancellation is recorded.
