@@ -132,9 +132,9 @@ def refuse_other_words(journal: Journal, key: str, text: str) -> None:
 
 def _other_words(before: str) -> Diverged:
     return Diverged(
-        f"an earlier process read a model's answer up to {before[-40:]!r}, and did not record the rest. The model was "
-        "asked again, and answers in other words. Start a new run; or resume again, if the model may give the same "
-        "answer"
+        f"an earlier process read a model's answer up to {before[-40:]!r}, and did not record the rest. The model "
+        "was asked again, and answers in other words. Start a new run; or resume again, if the model may give the "
+        "same answer"
     )
 
 
