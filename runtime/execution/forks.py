@@ -19,6 +19,7 @@ from ramify.runtime.execution.fork_arguments import HasStep, as_list, check_step
 from ramify.runtime.execution.merges import Merge
 from ramify.runtime.execution.run import RunScope, new_row, refuse_inside_step
 from ramify.runtime.execution.steps import begin_step
+from ramify.runtime.journal.cancelled_calls import cancelled_as_before
 from ramify.runtime.records import BranchPath, EffectStatus
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.scope import entered
@@ -55,7 +56,10 @@ class Fork(Generic[T]):
         if self._branches is not None:
             raise BranchReleased("a fork is entered once: call fork() again")
         run, parent = self._scope.run, self._scope.branch
-        async with run.journal.turns.of(self._key), run.busy(), parent.lock:
+        blank = new_row(self._scope, OpKind.FORK, self.op.id, self._key)
+        what = f"the fork at {self._where}"
+        cancelled = cancelled_as_before(run.journal, self._key, what, lambda: replace(blank, ended_at=run.clock()))
+        async with cancelled, run.journal.turns.of(self._key), run.busy(), parent.lock:
             if parent.released:
                 raise BranchReleased(f"branch {parent.path} was released, so it cannot be forked")
             row = run.journal.served(self._key, at=parent.snapshot)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import BranchReleased, EffectUndone
 from ramify.runtime.execution.run import RunScope, new_row
+from ramify.runtime.journal.cancelled_calls import cancelled_as_before
 from ramify.runtime.records import EffectStatus, OpRecord
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin
 
@@ -28,7 +29,9 @@ class Merge:
         """Merge, or take the merge from the journal. Raises `MergeConflict`, `BranchReleased` and `EffectUndone`."""
         run, parent = self.scope.run, self.scope.branch
         key = run.journal.key(parent.path, op.id, self.theirs.path, self._strategy_name())
-        async with run.journal.turns.of(key), run.busy(), parent.lock, self.theirs.lock:
+        what, blank = f"the merge of {self.theirs.path}", new_row(self.scope, OpKind.MERGE, op.id, key)
+        cancelled = cancelled_as_before(run.journal, key, what, lambda: replace(blank, ended_at=run.clock()))
+        async with cancelled, run.journal.turns.of(key), run.busy(), parent.lock, self.theirs.lock:
             if self.theirs.released or parent.released:
                 raise BranchReleased(f"branch {self.theirs.path} was released: adopt it inside its fork's block")
             row = run.journal.served(key, at=parent.snapshot)
@@ -74,8 +77,11 @@ class Merge:
         async with run.reuse.pins.held():
             merged = await asyncio.to_thread(run.snapshots.merge, *three, strategy=self.strategy, flush=False)
             row = self._row(op, key, merged, begun, before, theirs_at)
-            await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.theirs.path}"))
-        parent.stands(self._made(merged))
+            try:
+                await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.theirs.path}"))
+            finally:
+                if run.journal.knows(key):  # also if it was cancelled while it was committed
+                    parent.stands(self._made(merged))
 
     def _row(
         self,

@@ -13,7 +13,13 @@ from ramify.fork_engine import crash_points
 from ramify.runtime.codec import codec
 from ramify.runtime.execution.equal_answers import marks_of, refuse_swapped_answers
 from ramify.runtime.execution.model_call_rows import failed_row, row_of
-from ramify.runtime.execution.streamed_answers import Answered, Hear, answer_pieces, recorded_as_read
+from ramify.runtime.execution.streamed_answers import (
+    Answered,
+    Hear,
+    answer_pieces,
+    recorded_as_read,
+    refuse_other_words,
+)
 from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cancelled_again
 from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.journal.journal import Journal
@@ -176,8 +182,7 @@ class LLMCalls:
             self._journal.followers.told(error, RaisedBy(failed, None, rows[0].branch))
             raise
         except asyncio.CancelledError as error:
-            if sum(self._journal.is_answered(row.key) for row in rows) < len(rows) - stage.spare:
-                await record_cancelled(self._journal, row_of(rows[0], begun, self._clock()), error)
+            await record_cancelled(self._journal, row_of(rows[0], begun, self._clock()), error)
             raise
 
     async def _streamed(self, request: ChatRequest, row: LLMRecord, stage: _Stage, pace_s: float | None) -> Answered:
@@ -314,6 +319,8 @@ class LLMCalls:
                 async for text in answer:
                     hear(text)
             result = answer.result
+            if row.step_key is None:
+                refuse_other_words(self._journal, row.key, result.text)
         crash_points.point("answer there")
         if result.ledger is not None:
             self._gateway = client

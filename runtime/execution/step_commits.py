@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -133,8 +133,9 @@ async def commit_step(
     transaction."""
     run, branch = call.scope.run, call.scope.branch
     seal_op = run.seal_op(call.op)
+    records: Coroutine[Any, Any, None]
     if sealed is None or seal_op is None or (sealed.id == branch.snapshot.id and not branch.unsealed):
-        await run.journal.record(row, effect=effect)
+        records = run.journal.record(row, effect=effect)
     else:
         seal = replace(
             row,
@@ -147,10 +148,19 @@ async def commit_step(
             started_at=row.ended_at,
             attrs={"tier": sealed.tier.value, **run.worlds.made(seal_op, branch.path, sealed)},
         )
-        await run.journal.record(row, seal, checkpoint=(branch, sealed, call.step.name), effect=effect)
+        records = run.journal.record(row, seal, checkpoint=(branch, sealed, call.step.name), effect=effect)
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        await records
+    except asyncio.CancelledError as error:
+        if not run.journal.knows(row.key):
+            raise
+        cancelled = error  # the rows were committed all the same, so the branch is in the state after the step
     if sealed is not None:
         branch.stands(state_after(call, sealed, row))
         branch.unsealed = False
+    if cancelled is not None:
+        raise cancelled
 
 
 def state_after(call: StepCall, snapshot: Snapshot, row: OpRecord) -> StateOrigin:
@@ -225,12 +235,8 @@ async def begin_commit_behind(
     If that fails, the run ends with the error. A resume runs the step again.
     """
     run, branch = call.scope.run, call.scope.branch
-    await held.enter_async_context(run.reuse.pins.held())
-    seal = await BegunSeal.of(world)
-    crash_points.point("seal begun")
-    mine = held.pop_all()
 
-    async def commit() -> None:
+    async def commit(mine: AsyncExitStack, seal: BegunSeal) -> None:
         async with mine, branch.lock:
             try:
                 sealed, timings = await seal_world(call, world, fork_s, mine, seal)
@@ -240,4 +246,8 @@ async def begin_commit_behind(
                 await run.worlds.drop(branch)
                 raise
 
-    run.journal.behind.begin(commit())
+    with run.journal.behind.announced():
+        await held.enter_async_context(run.reuse.pins.held())
+        seal = await BegunSeal.of(world)
+        crash_points.point("seal begun")
+        run.journal.behind.begin(commit(held.pop_all(), seal))

@@ -124,8 +124,12 @@ async def _perform(call: StepCall) -> Any:
     run.waits.watch(task)
     try:
         async with run.journal.turns.of(call.key):
-            await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
+            done = run.journal.knows(call.key)
+            if not done:
+                await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
             value = await _perform_on_branch(call)
+            if done:  # the branch is in the state after it by now, as it was when the step was cancelled
+                await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
             run.sets.returned(call.step.name, value)
             return value
     except Exception as error:

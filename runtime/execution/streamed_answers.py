@@ -116,16 +116,26 @@ async def _after(before: str, answered: Answered, journal: Journal) -> Answered:
     async for piece in answered:
         if isinstance(piece, str) and at < len(before):
             if not before.startswith(piece, at):
-                raise journal.stop(
-                    Diverged(
-                        f"an earlier process read a model's answer up to {before[-40:]!r}, and did not record the "
-                        "rest. The model was asked again, and answers in other words. Start a new run; or resume "
-                        "again, if the model may give the same answer"
-                    )
-                )
+                raise journal.stop(_other_words(before))
             at += len(piece)
         else:
             yield piece
+
+
+def refuse_other_words(journal: Journal, key: str, text: str) -> None:
+    """Raise `Diverged` if an earlier process read other words of a streamed answer. Call it before the answer is
+    recorded: the next resume would take it for the one that was read."""
+    before = journal.read_before(key)
+    if not text.startswith(before):
+        raise journal.stop(_other_words(before))
+
+
+def _other_words(before: str) -> Diverged:
+    return Diverged(
+        f"an earlier process read a model's answer up to {before[-40:]!r}, and did not record the rest. The model "
+        "was asked again, and answers in other words. Start a new run; or resume again, if the model may give the "
+        "same answer"
+    )
 
 
 async def recorded_as_read(
@@ -135,7 +145,7 @@ async def recorded_as_read(
     the same pieces, and then it fails again, or waits to be left again. An effect or a question may follow from the
     words before it, so its commit records them, too."""
     key, begun, read = row.key, clock(), list[str]()
-    before = "" if journal.is_answered(key) else journal.read_before(key)
+    before = journal.read_before(key)
     recorded = len(before)
 
     def read_since() -> OpRecord | None:
@@ -154,7 +164,7 @@ async def recorded_as_read(
         for known in pieces_of(before):
             read.append(known)
             yield known
-        if journal.stands(key) and not journal.is_answered(key):
+        if journal.stands(key):
             await until_cancelled_again(journal, key, "a streamed model call")
             if (error := journal.failed(key)) is not None:
                 raise error
@@ -172,8 +182,8 @@ async def recorded_as_read(
         raise
     except (asyncio.CancelledError, GeneratorExit) as left:
         await answered.aclose()
-        if not journal.is_answered(key):
-            how = left if isinstance(left, asyncio.CancelledError) else None
+        how = left if isinstance(left, asyncio.CancelledError) else None
+        if how is not None or not journal.is_answered(key):  # who leaves a whole answer does so after the same piece
             await record_cancelled(journal, replace(row_of(row, begun, clock()), attrs={READ: "".join(read)}), how)
         raise
     finally:

@@ -1,12 +1,15 @@
 """Calls that the workflow cancels: recorded, and in a resume cancelled again instead of begun.
 
 Otherwise a step that a timeout ended, or the slower of two, could be the faster one the next time, and the workflow
-would take another way than the one that it took.
+would take another way than the one that it took. So is a call that was cancelled while its result was being recorded:
+the result stands, and the workflow was told that the call is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from ramify.runtime.journal.failures import CANCELLED, STANDS, RaisedBy
@@ -36,15 +39,39 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
     await asyncio.sleep(max(0.0, left))
 
 
+@asynccontextmanager
+async def cancelled_as_before(
+    journal: Journal, key: str, what: str, row: Callable[[], OpRecord]
+) -> AsyncIterator[None]:
+    """In the block an operation is performed, or served. If an earlier process cancelled it, wait until it is
+    cancelled again: before the block, or after it if the operation had been done by then, so that its branch comes
+    into the state after it. A cancellation is recorded.
+
+    what: the operation, for observers. row: returns a row for it.
+    """
+    done = journal.knows(key)
+    try:
+        if not done:
+            await until_cancelled_again(journal, key, what)
+        yield
+        if done:
+            await until_cancelled_again(journal, key, what)
+    except asyncio.CancelledError as error:
+        await record_cancelled(journal, row(), error)
+        raise
+
+
 async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.CancelledError | None) -> None:
     """Record that the workflow cancelled the call of this row. Does nothing if the run itself is being stopped.
 
     error: how the call was told. None: the workflow left it, as it had enough; that stands, unless the run fails
         and called nothing more.
     """
-    if journal.unwinds or journal.stopped is not None or journal.knows(row.key):
+    if journal.unwinds or journal.stopped is not None:
         return
     if journal.cancelled_s(row.key) is None:
+        if journal.was_recorded(row.key):
+            return  # an earlier process got its result
         attrs = {**row.attrs, STANDS: "yes", CANCELLED: f"{journal.age_s():.3f}"}
         said = "CancelledError: the workflow cancelled it"
         await journal.record(replace(row, status=OpStatus.FAILED, error=said, summary="cancelled", attrs=attrs))

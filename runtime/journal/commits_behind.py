@@ -8,7 +8,8 @@ the run. Only a model's answer is waited for meanwhile. If the process dies firs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,11 +21,23 @@ class CommitsBehind:
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
+        self._announced: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
 
     @property
     def under_way(self) -> bool:
         return self._task is not None and not self._task.done()
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """A commit is about to begin in this block: who waits for the commits waits for it, too. Otherwise it could
+        queue for the branch's lock before the commit does, and the two would wait for each other."""
+        mine = self._announced = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            self._announced = None
+            mine.set_result(None)
 
     def begin(self, commit: Coroutine[Any, Any, None]) -> None:
         """Let the commit go on. The one before must have ended."""
@@ -41,7 +54,11 @@ class CommitsBehind:
 
     async def ended(self) -> None:
         """Return when none is under way."""
-        if self._task is not None and not _here.get():
+        if _here.get():
+            return
+        if self._announced is not None:
+            await asyncio.wait({self._announced})
+        if self._task is not None:
             await asyncio.wait({self._task})
 
     async def settled(self) -> None:

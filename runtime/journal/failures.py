@@ -66,6 +66,10 @@ def standing_failures(
                 found[row.key] = row
             else:
                 found.pop(row.key, None)
+    for call in llm:
+        cancelled = found.get(call.key)
+        if cancelled is not None and CANCELLED in cancelled.attrs and cancelled.seq < call.seq:
+            del found[call.key]  # a later process was not told to cancel it, and got the answer
     return found
 
 

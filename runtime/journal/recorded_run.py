@@ -63,6 +63,7 @@ class RecordedRun:
         self._met_astray: set[str] = set()  # keys that were reached, but in another state than the recorded one
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
+        self._done_before = frozenset((*self._ops, *self._llm))
         self._failed = dict(failed)
         self._read = {row.key: row.attrs.get(READ, "") for row in ops if row.status is OpStatus.READ}
         self.followers = Followers()
@@ -207,6 +208,10 @@ class RecordedRun:
     def is_recorded(self, key: str) -> bool:
         """Whether a result of the operation, or a failure that stands, is recorded."""
         return key in self._ops or key in self._llm or key in self._failed
+
+    def was_recorded(self, key: str) -> bool:
+        """Whether an earlier process recorded the result of that operation."""
+        return key in self._done_before
 
     def ended_with(self, error: BaseException) -> list[OpRecord]:
         """Return the failed rows that do not stand any more, because the run ends with them by raising `error`."""
@@ -379,9 +384,11 @@ _SETTLED = (EffectStatus.APPROVED, EffectStatus.AGAIN)
 
 def _in_turns(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], failed: Iterable[OpRecord]) -> Iterator[Recorded]:
     """Yield the results that a replay hands to the workflow."""
-    for row in chain((row for row in ops if row.status is OpStatus.DONE), failed):
+    failures = {row.key: row for row in failed}  # of a call that was done and then cancelled, the later row counts
+    done = (row for row in ops if row.status is OpStatus.DONE and row.key not in failures)
+    for row in chain(done, failures.values()):
         if row.kind in _IN_TURNS:
             yield Recorded(row.key, row.seq, row.started_at, row.ended_at)
     for call in llm:
-        if call.step_key is None:
+        if call.step_key is None and call.key not in failures:
             yield Recorded(call.key, call.seq, call.started_at, call.ended_at)

@@ -105,3 +105,21 @@ async def ends_late() -> str:
 
 async def _go_on() -> None:
     """A test replaces this."""
+
+
+async def _another() -> None:
+    """A test replaces this."""
+
+
+@workflow
+async def begins_another_step() -> list[str]:
+    """A task of its own calls a step at any time."""
+
+    async def later() -> str:
+        await _another()
+        return f"{await note('b')}"
+
+    task = asyncio.create_task(later())
+    count = await note("a")
+    said = (await llm.chat(f"{count}")).text
+    return [said, await task]

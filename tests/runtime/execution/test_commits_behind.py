@@ -14,10 +14,12 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import RunFailed
-from ramify.runtime.execution import driver
+from ramify.runtime.execution import driver, steps
 from ramify.runtime.execution.run import Run
-from ramify.runtime.execution.step_commits import asks_model_next
+from ramify.runtime.execution.step_call import StepCall
+from ramify.runtime.execution.step_commits import BegunSeal, asks_model_next
 from ramify.runtime.records import BranchPath, RunStatus
+from ramify.runtime.worlds.world_pool import Branch
 from ramify.sandboxes.errors import SealFailed
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.serving.client import LLMClient
@@ -218,6 +220,34 @@ async def test_a_workflow_that_ends_after_its_run_was_given_back_records_nothing
         go.set()
         await ended.wait()
         assert (await runtime.record()).status is RunStatus.RUNNING
+
+
+async def test_a_step_that_is_called_while_a_seal_begins_comes_after_the_commit(
+    home: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would get the branch's lock before the commit, and wait for the commit with its row: for ever."""
+    begins, branches = asyncio.Event(), list[Branch]()
+    begin, of = steps.begin_commit_behind, BegunSeal.of
+
+    async def held(world: AgentWorld) -> BegunSeal:
+        begins.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        if branches[0].lock._waiters:
+            raise SealFailed("a step waits for the lock that the commit needs")
+        return await of(world)
+
+    async def noted(call: StepCall, *args: Any) -> None:
+        branches.append(call.scope.branch)
+        await begin(call, *args)
+
+    monkeypatch.setattr(BegunSeal, "of", held)
+    monkeypatch.setattr(steps, "begin_commit_behind", noted)
+    monkeypatch.setattr(behind_app, "_another", begins.wait)
+    model = ScriptedModel(lambda request: "said")
+    async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
+        assert await runtime.run(behind_app.begins_another_step, workspace=workspace) == ["said", "2"]
+    assert len(branches) == 1
 
 
 async def test_a_fork_that_is_left_waits_for_the_commit_of_its_step(

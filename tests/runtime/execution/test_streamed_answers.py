@@ -21,6 +21,8 @@ from ramify.serving.types import ChatResult
 
 TEXT = "The river is wide and slow."
 PIECES = ["The ", "river ", "is ", "wide ", "and ", "slow."]
+LONG = TEXT + " So it is." * 200
+"""Not complete before the workflow stops in the middle, however slow its steps are."""
 
 
 @asynccontextmanager
@@ -91,7 +93,7 @@ async def test_who_leaves_stops_the_model_and_leaves_at_the_same_word_again(home
 
 async def test_what_was_read_stands_after_a_failure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_app, "STOPS", True)
-    async with runtime_with(ScriptedModel(lambda _: TEXT, token_s=0.05), home) as runtime:
+    async with runtime_with(ScriptedModel(lambda _: LONG, token_s=0.05), home) as runtime:
         with pytest.raises(RunFailed):
             await runtime.run(stream_app.first_words, "?", 2)
         monkeypatch.setattr(stream_app, "STOPS", False)
@@ -143,7 +145,7 @@ async def test_an_effect_in_the_middle_is_not_repeated_for_other_words(
 ) -> None:
     stream_app.SENT.clear()
     monkeypatch.setattr(stream_app, "STOPS", True)
-    async with runtime_with(ScriptedModel(lambda _: TEXT, token_s=0.05), home) as runtime:
+    async with runtime_with(ScriptedModel(lambda _: LONG, token_s=0.05), home) as runtime:
         with pytest.raises(RunFailed):
             await runtime.run(stream_app.sent_word_by_word, "?")
         run = str(runtime.last_run_id)
@@ -158,9 +160,29 @@ async def test_an_effect_in_the_middle_is_not_repeated_for_other_words(
             assert PIECES[:2] == stream_app.SENT
 
 
+async def test_an_answer_in_other_words_is_not_recorded_however_late_its_reader_comes(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next resume would take it for the answer that was read. Here its reader does not compare it at all."""
+    stream_app.SENT.clear()
+    monkeypatch.setattr(stream_app, "STOPS", True)
+    async with runtime_with(ScriptedModel(lambda _: LONG, token_s=0.05), home) as runtime:
+        with pytest.raises(RunFailed):
+            await runtime.run(stream_app.sent_word_by_word, "?")
+        run = str(runtime.last_run_id)
+    monkeypatch.setattr(stream_app, "STOPS", False)
+    monkeypatch.setattr(
+        "ramify.runtime.execution.streamed_answers._after", lambda before, answered, journal: answered
+    )
+    async with runtime_with(ScriptedModel(lambda _: "Other"), home) as runtime:
+        with pytest.raises(RunFailed, match="in other words"):
+            await runtime.resume(run)
+        assert await runtime.llm_calls(run) == []
+
+
 async def test_a_run_that_failed_in_the_middle_asks_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_app, "STOPS", True)
-    async with runtime_with(ScriptedModel(lambda _: TEXT, token_s=0.05), home) as runtime:
+    async with runtime_with(ScriptedModel(lambda _: LONG, token_s=0.05), home) as runtime:
         with pytest.raises(RunFailed):
             await runtime.run(stream_app.asked_then_failed, "?")
         run = str(runtime.last_run_id)

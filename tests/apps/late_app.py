@@ -1,0 +1,113 @@
+"""A timeout that passes while the result of a call is being recorded, and a payment because of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ramify import Sandbox, fork, llm, step, workflow
+
+PAID: list[str] = []
+LIMITS: list[asyncio.Timeout] = []
+STOPS = False
+PATIENCE_S = 60.0
+
+
+@step
+async def write(sandbox: Sandbox) -> str:
+    (sandbox.path / "written").touch()
+    return "in time"
+
+
+@step
+async def stop() -> None:
+    if STOPS:
+        raise OSError("not yet")
+
+
+@step(effect="irreversible")
+async def pay(why: str) -> str:
+    PAID.append(why)
+    return why
+
+
+@workflow
+async def of_a_step() -> str:
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit:
+            LIMITS.append(limit)
+            why = await write()
+    except TimeoutError:
+        why = "late"
+    why = await pay(why)
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_model_call() -> str:
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit:
+            LIMITS.append(limit)
+            why = (await llm.chat("?")).text
+    except TimeoutError:
+        why = "late"
+    why = await pay(why)
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_reader() -> str:
+    said = list[str]()
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit:
+            LIMITS.append(limit)
+            async for piece in llm.stream("?", pace="200ms"):
+                said.append(piece)
+    except TimeoutError:
+        said.append("late")
+    why = await pay("".join(said))
+    await stop()
+    return why
+
+
+@step
+async def attempt(sandbox: Sandbox, name: str) -> str:
+    (sandbox.path / name).touch()
+    return name
+
+
+@step
+async def names(sandbox: Sandbox) -> str:
+    return " ".join(sorted(path.name for path in sandbox.path.iterdir()))
+
+
+@workflow
+async def of_a_fork() -> str:
+    why = "in time"
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit:
+            LIMITS.append(limit)
+            async with fork(["a", "b"]) as branches:
+                await branches.map(attempt)
+    except TimeoutError:
+        why = "late"
+    why = await pay(f"{await names()} {why}")
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_merge() -> str:
+    why = "in time"
+    async with fork(["a", "b"]) as branches:
+        outcomes = await branches.map(attempt)
+        try:
+            async with asyncio.timeout(PATIENCE_S) as limit:
+                LIMITS.append(limit)
+                await outcomes[0].adopt()
+        except TimeoutError:
+            why = "late"
+    why = await pay(f"{await names()} {why}")
+    await stop()
+    return why
