@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.sandboxes import contract
 from ramify.sandboxes.capabilities import Feature
-from ramify.sandboxes.contract import Limits, WorldSpec
+from ramify.sandboxes.contract import Foreseeing, KeptReady, Limits, WorldSpec
 from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.settings import Egress
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
@@ -60,6 +60,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._keeps_home = keeps_home
         self._closed = False
         self._pending = None
+        self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # what is told of forks to come
         self._order, self._closing = asyncio.Lock(), asyncio.Lock()
         self._owner = os.getpid()
         self._pin = home.pins.ground()
@@ -242,6 +243,9 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             self._closed = True
             try:
                 await self._live.close()
+                if self._foreseen is not None:
+                    backend, state = self._foreseen
+                    backend.forget([state])
             finally:
                 try:  # what goes on may move the name, whose lock is held
                     await finish_before_cancelling(self._all_ended())
@@ -268,6 +272,23 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
     def mount_at(self) -> Path:
         """Where the tree stands inside."""
         return self._spec.mount_at
+
+    async def foresee_forks(self, n: int) -> KeptReady:
+        """Say that `n` forks of the state of now are about to be made, for example once a model has answered: their
+        shells are started meanwhile, as far as memory allows. They are used if the world is not changed before.
+
+        Returns how many will wait, and why not more. They wait until the forks are made, others are foreseen, or this
+        world is closed.
+        """
+        if n < 0:
+            raise ValueError(f"a world cannot be forked {n} ways")
+        state = await self._sealed(flush=False)
+        self._pin.gave(state.id)
+        backend = await self._home.backend()
+        if not isinstance(backend, Foreseeing):
+            return KeptReady(0, f"the {backend.name} backend starts nothing ahead")
+        self._foreseen = backend, state.id
+        return backend.foresee(state, self._spec, n)
 
     async def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[World]:
         """Make `n` worlds at the state of now, all or none. Copy-on-write: it costs the changes, not the tree.

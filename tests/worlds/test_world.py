@@ -45,6 +45,19 @@ async def test_ten_lines_fork_keep_the_best_and_merge(home: WorldHome, repo: Pat
     assert not (repo / "answer").exists()
 
 
+async def test_forks_can_be_foreseen(home: WorldHome, sandbox: str, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        await world.run("kept=1", check=True)
+        told = await world.foresee_forks(2)
+        assert (told.places, bool(told.why_no_more)) == ((2, False) if sandbox == "namespaces" else (0, True))
+        forks = await world.fork(2)
+        assert [(await fork.run("echo $kept")).stdout for fork in forks] == ["1\n"] * 2
+        for fork in forks:
+            await fork.close()
+        with pytest.raises(ValueError, match="-1 ways"):
+            await world.foresee_forks(-1)
+
+
 async def test_variables_go_before_those_of_a_snapshot_and_a_name_keeps_them(home: WorldHome) -> None:
     tell, told = "echo $ONE $TWO", {"first second\n"}
     async with World.create(home=home, name="one", env={"ONE": "first", "TWO": "second"}) as world:

@@ -54,7 +54,7 @@ class NamespaceBackend(AgentBackend):
         self._overlays.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
         self._pool = WarmPool(self._session.folder, self._helper.trees)
-        self._prepared = PreparedPlaces(self._session.folder, self._helper)
+        self._prepared = PreparedPlaces(self._session.folder, self._helper, self._blobs)
         self._claimed: dict[Path, Place] = {}  # by folder, until its world is registered
         self._connections = Slots.of_process()
         stack.push_async_callback(self._pool.close)
@@ -87,6 +87,8 @@ class NamespaceBackend(AgentBackend):
     async def _forked(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
         worlds: list[AgentWorld] = []
         try:
+            if n > 1 and snapshot.processes.shell:
+                await self._blobs.get(snapshot.processes.shell)  # once for all of them
             for place in self._claim(snapshot, spec, n):
                 self._claimed[place.folder] = place
                 worlds.append(self._register(snapshot, spec, place.folder))
@@ -120,8 +122,11 @@ class NamespaceBackend(AgentBackend):
     def expect(self, pattern: Pattern) -> None:
         self._prepared.expect(pattern)
 
+    def expect_again(self, kind: Kind) -> bool:
+        return self._prepared.expect_again(kind)
+
     def foresee(self, snapshot: Snapshot, spec: WorldSpec, forks: int) -> KeptReady:
-        return self._prepared.foresee(Kind.of(snapshot, spec), forks, snapshot.id)
+        return self._prepared.foresee(snapshot, spec, forks, self._store.lower_dirs(snapshot))
 
     def forget(self, snapshots: Collection[SnapshotId]) -> int:
         return self._prepared.forget(snapshots)

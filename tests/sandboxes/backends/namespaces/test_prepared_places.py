@@ -9,21 +9,25 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ramify.fork_engine.types import Snapshot
+from ramify.sandboxes.agent.messages import Message, Run, Thaw
 from ramify.sandboxes.agent.prepared_shell import can_take_over, takeover_script
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.backends.namespaces.prepared_places import OF_A_KIND, PLACE_BYTES, SHARE, Kind
 from ramify.sandboxes.backends.namespaces.world import NamespaceWorld
 from ramify.sandboxes.contract import KeptReady, World, WorldSpec
+from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 
 pytestmark = pytest.mark.linux_ns
 
 Out = Callable[[World, str], Awaitable[str]]
+ASK = AgentLink.ask
 STATE = "declare -p; declare -f; shopt -p; set +o; alias; trap -p; umask; ulimit -a; pwd; dirs; printf '%s|' \"$@\""
 OF_THE_PROCESS = ("RANDOM", "SRANDOM", "SECONDS", "EPOCH", "BASH_", "RAMIFY_OPTIONS", "LINENO", "_=", "PIPESTATUS")
 
@@ -53,6 +57,11 @@ async def state_of(world: World, out: Out) -> list[str]:
 
 async def spawn_nothing(*_: object) -> object:
     raise AssertionError("an agent was started")
+
+
+async def only_continue_and_run(link: AgentLink, message: Message, *more: Any) -> Message:
+    assert isinstance(message, Thaw | Run), "the shell was not started ahead"
+    return await ASK(link, message, *more)
 
 
 async def test_a_fork_and_a_rollback_use_what_waits_and_are_like_any_other(
@@ -224,19 +233,21 @@ async def test_forks_that_are_foreseen_find_a_place_each_as_far_as_memory_allows
 ) -> None:
     world = await namespaces.materialise(base, spec)
     assert namespaces.foresee(base, spec, 4).places == 0, "no world of this kind was sealed"
-    await out(world, "kept=1")
+    await out(world, "kept=1; export EXPORTED=2; unset LANG; ulimit -n 100; cd package")
+    expected = f"1 2 gone\n{spec.mount_at}/package\n"
     snapshot = await world.seal()
     assert namespaces.foresee(snapshot, spec, 4) == KeptReady(4)
-    assert await ready(namespaces) == 4
-    assert namespaces.forget([snapshot.id]) == 4 - OF_A_KIND, "no fork of it is made any more"
+    assert await ready(namespaces) == 4 + OF_A_KIND
+    assert namespaces.forget([snapshot.id]) == 4, "no fork of it is made any more"
     namespaces.foresee(snapshot, spec, 4)
-    assert await ready(namespaces) == 4
+    assert await ready(namespaces) == 4 + OF_A_KIND
     with monkeypatch.context() as patched:
         patched.setattr(ForkServerClient, "spawn", spawn_nothing)
         patched.setattr(namespaces._prepared, "_available", lambda: 0)
+        patched.setattr(AgentLink, "ask", only_continue_and_run)
         children = await namespaces.fork(snapshot, spec, 3)
-        assert [await out(child, "echo $kept") for child in children] == ["1\n"] * 3
-    assert await ready(namespaces) <= OF_A_KIND
+        assert [await out(child, "echo $kept $EXPORTED ${LANG-gone}; pwd") for child in children] == [expected] * 3
+    assert await ready(namespaces) == 4 - 3 + OF_A_KIND
     monkeypatch.setattr(namespaces._prepared, "_available", lambda: SHARE * PLACE_BYTES)
     told = namespaces.foresee(snapshot, spec, 40)
     assert told.places < 40
