@@ -191,6 +191,11 @@ class ProcessSupervisor:
             self._poll.modify(self._shell.control, select.POLLIN)
         self._state_due = None
 
+    def _await_child(self, timeout_s: float) -> None:
+        """Wait until a child has ended, at most this long."""
+        if _readable(self._wake, timeout_s):
+            os.read(self._wake, CHUNK)
+
     def _reap(self) -> None:
         while True:
             try:
@@ -447,8 +452,8 @@ class ProcessSupervisor:
         return unknown | Report.parse(self._last_state).environment  # bash passes on names that it cannot use itself
 
 
-def _readable(descriptor: int) -> bool:
-    """Whether something can be read at once, if only the end."""
+def _readable(descriptor: int, timeout_s: float = 0.0) -> bool:
+    """Whether something can be read, if only the end: at once, or until then."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(timeout_s * 1000))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import LayerId, Snapshot, SnapshotId
 from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
@@ -126,7 +127,18 @@ class NamespaceBackend(AgentBackend):
         return self._prepared.expect_again(kind)
 
     def foresee(self, snapshot: Snapshot, spec: WorldSpec, forks: int) -> KeptReady:
-        return self._prepared.foresee(snapshot, spec, forks, self._store.lower_dirs(snapshot))
+        lowers = self._store.lower_dirs(snapshot)
+        return self._prepared.foresee(snapshot, spec, forks, lowers, self._images_of(snapshot, spec))
+
+    def _images_of(self, snapshot: Snapshot, spec: WorldSpec) -> str | None:
+        """The folder of the processes that a snapshot kept, "" for none; None if they cannot be restored here."""
+        if not snapshot.processes.image:
+            return ""
+        if ptrace.why_not() or (snapshot.tier.whole and criu.why_not(spec)):
+            return None
+        with suppress(ForkEngineError):  # it is missing, which a fork reports
+            return str(self._store.image_dir(snapshot.processes.image))
+        return None
 
     def forget(self, snapshots: Collection[SnapshotId]) -> int:
         return self._prepared.forget(snapshots)

@@ -59,8 +59,9 @@ class Kind:
     @classmethod
     def warm_of(cls, snapshot: Snapshot, spec: WorldSpec) -> Kind | None:
         """The kind whose shell and processes are started ahead; None if the world has others, which are not."""
-        shell_only = snapshot.tier is ProcessTier.NONE and not spec.startup
-        kind = cls.of(snapshot, spec) if shell_only or snapshot.tier is ProcessTier.TREE else None
+        starts_none = not spec.startup and not snapshot.processes.commands
+        ahead = snapshot.tier in (ProcessTier.NONE, ProcessTier.REPL) and starts_none
+        kind = cls.of(snapshot, spec) if ahead or snapshot.tier is ProcessTier.TREE else None
         return None if kind is None else replace(kind, warm=snapshot.id)
 
 
@@ -74,10 +75,19 @@ class Pattern:
     lowers: tuple[Path, ...] = ()  # the layers of the tree of a warm snapshot
     shell: str = ""  # the blob of the shell's state, unless `start` has it
 
-    def at(self, snapshot: Snapshot, lowers: Sequence[Path]) -> Pattern:
-        """How a world of this kind begins at a snapshot of which only the shell is kept."""
+    def at(self, snapshot: Snapshot, lowers: Sequence[Path], images: str) -> Pattern:
+        """How a world of this kind begins at a snapshot, with the shell and processes that it kept. `images`: the
+        folder of these processes."""
         env = {name: value for name, value in self.start.env.items() if name not in snapshot.env_unset}
-        start = replace(self.start, env=env | dict(snapshot.env), cwd=snapshot.cwd, waits=False, frozen=True)
+        start = replace(
+            self.start,
+            env=env | dict(snapshot.env),
+            cwd=snapshot.cwd,
+            sessions=images,
+            waits=False,
+            whole=False,
+            frozen=True,
+        )
         kind = replace(self.kind, warm=snapshot.id)
         return replace(self, kind=kind, start=start, lowers=tuple(lowers), shell=snapshot.processes.shell)
 
@@ -157,18 +167,20 @@ class PreparedPlaces:
         self._patterns = [one for number, one in enumerate(found) if number < KINDS or one.kind == self._foreseen[0]]
         self._restock()
 
-    def foresee(self, snapshot: Snapshot, spec: WorldSpec, forks: int, lowers: Sequence[Path]) -> KeptReady:
+    def foresee(
+        self, snapshot: Snapshot, spec: WorldSpec, forks: int, lowers: Sequence[Path], images: str | None
+    ) -> KeptReady:
         """Have places ready for so many forks of a snapshot at once, until they are made, others are foreseen, or it
-        is forgotten. A shell is started ahead, with its state and over its tree (`lowers`), unless it has processes
-        beside it."""
+        is forgotten. As far as that can be, its shell and processes are started ahead, over its tree. `lowers`,
+        `images`: as in `Pattern.at`; None if there are processes that cannot be restored."""
         kind = Kind.of(snapshot, spec)
         if kind is None:
             return KeptReady(0, "worlds with secrets or connections are never prepared")
         pattern = next((one for one in self._patterns if one.kind == kind), None)
         if pattern is None:
             return KeptReady(0, "no world of this kind has been sealed yet")
-        if Kind.warm_of(snapshot, spec) is not None and snapshot.tier is ProcessTier.NONE:
-            pattern = pattern.at(snapshot, lowers)
+        if images is not None and Kind.warm_of(snapshot, spec) is not None:
+            pattern = pattern.at(snapshot, lowers, images)
         self._foreseen, self._foreseen_of = (pattern.kind, forks), snapshot.id
         self.expect(pattern)
         places = min(max(forks, OF_A_KIND), room := self._room())

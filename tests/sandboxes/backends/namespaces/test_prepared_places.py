@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.agent.messages import Message, Run, Thaw
 from ramify.sandboxes.agent.prepared_shell import can_take_over, takeover_script
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot
@@ -23,6 +23,8 @@ from ramify.sandboxes.backends.namespaces.world import NamespaceWorld
 from ramify.sandboxes.contract import KeptReady, World, WorldSpec
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
+from ramify.sandboxes.linux import ptrace
+from ramify.sandboxes.linux.processes import descendants
 
 pytestmark = pytest.mark.linux_ns
 
@@ -254,6 +256,41 @@ async def test_forks_that_are_foreseen_find_a_place_each_as_far_as_memory_allows
     assert f"memory has room for {told.places}" in told.why_no_more
     never = replace(spec, secrets={"A": "1"})
     assert namespaces.foresee(snapshot, never, 4).places == 0
+
+
+@pytest.mark.skipif(ptrace.why_not() != "", reason=ptrace.why_not())
+@pytest.mark.parametrize("dumpable", [False, pytest.param(True, marks=pytest.mark.criu)])
+async def test_processes_of_a_foreseen_fork_are_restored_ahead_and_stand_still(
+    namespaces: NamespaceBackend,
+    base: Snapshot,
+    spec: WorldSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    out: Out,
+    dumpable: bool,
+) -> None:
+    spec = replace(spec, dumpable=dumpable)
+    world = await namespaces.materialise(base, spec)
+    session = await world.python()
+    assert (await session.run("n = 1; import signal, time")).ok
+    await out(world, "kept=1")
+    snapshot = await world.seal()
+    assert snapshot.tier is (ProcessTier.TREE if dumpable else ProcessTier.REPL), snapshot.processes.reason
+    assert namespaces.foresee(snapshot, spec, 2) == KeptReady(2)
+    assert await ready(namespaces) == 2 + OF_A_KIND
+    warm = [place for kind, place in namespaces._prepared._ready if kind.warm == snapshot.id]
+    below = [descendants(place.agent.pid) for place in warm if place.agent is not None]
+    assert [any(process.state == "T" for process in family) for family in below] == [True, True]
+    with monkeypatch.context() as patched:
+        patched.setattr(ForkServerClient, "spawn", spawn_nothing)
+        children = await namespaces.fork(snapshot, spec, 2)
+    for number, child in enumerate(children):
+        session = await child.python()
+        assert (await session.run(f"n += {number}; n")).value == str(1 + number)
+        assert await out(child, "echo $kept") == "1\n"
+        again = await child.seal()
+        assert again.tier is snapshot.tier
+        (grandchild,) = await namespaces.fork(again, spec, 1)
+        assert (await (await grandchild.python()).run("n")).value == str(1 + number)
 
 
 async def test_a_state_that_nothing_goes_back_to_is_not_kept(
