@@ -13,6 +13,8 @@ import pytest
 from ramify.fork_engine.errors import CheckoutRefused, MergeConflict
 from ramify.fork_engine.types import MergeStrategy, Processes, ProcessTier
 from ramify.paths import snapshots
+from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.contract import KeptReady
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.worlds.errors import (
     BadName,
@@ -56,6 +58,28 @@ async def test_forks_can_be_foreseen(home: WorldHome, sandbox: str, repo: Path) 
             await fork.close()
         with pytest.raises(ValueError, match="-1 ways"):
             await world.foresee_forks(-1)
+
+
+@pytest.mark.linux_ns
+@pytest.mark.parametrize("sandbox", ["namespaces"])
+async def test_a_state_that_was_forked_twice_is_expected_to_be_forked_again(
+    home: WorldHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(
+        NamespaceBackend, "foresee", lambda _, state, __, forks: told.append((state.id, forks)) or KeptReady(forks)
+    )
+    monkeypatch.setattr(NamespaceBackend, "forget", lambda _, states: told.append(states) or 0)
+    async with World.create(home=home) as world:
+        state = world.state.id
+        for expected in ([], [(state, 2)]):
+            for fork in await world.fork(2):
+                await fork.close()
+            assert told == expected
+        await world.write("file", "changed")
+        for fork in await world.fork(2):
+            await fork.close()
+        assert told[1:] == [[state]]
 
 
 async def test_variables_go_before_those_of_a_snapshot_and_a_name_keeps_them(home: WorldHome) -> None:

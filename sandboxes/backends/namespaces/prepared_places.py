@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent import host_overlays
 from ramify.sandboxes.agent.messages import Start
@@ -210,7 +211,7 @@ class PreparedPlaces:
         kinds = [pattern.kind for pattern in self._patterns]
         self._discard([one for one in self._ready if one[0] not in kinds or _outdated(one[1])])
         self._discard(list(self._surplus()))
-        with suppress(SandboxError, OSError):  # the next world starts its own agent and reports why that fails
+        with suppress(SandboxError, ForkEngineError, OSError):  # a world that starts its own agent reports it
             while (pattern := self._missing()) is not None:
                 await finish_before_cancelling(self._prepare(pattern))
 
