@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ramify.fork_engine.errors import CheckoutRefused, MergeConflict
-from ramify.fork_engine.types import MergeStrategy, Processes, ProcessTier
+from ramify.fork_engine.types import MergeStrategy, Processes, ProcessTier, Snapshot
 from ramify.paths import snapshots
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import KeptReady
@@ -66,10 +66,17 @@ async def test_a_state_that_was_forked_twice_is_expected_to_be_forked_again(
     home: WorldHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[object] = []
-    monkeypatch.setattr(
-        NamespaceBackend, "foresee", lambda _, state, __, forks: told.append((state.id, forks)) or KeptReady(forks)
-    )
-    monkeypatch.setattr(NamespaceBackend, "forget", lambda _, states: told.append(states) or 0)
+
+    def foresee(_: NamespaceBackend, state: Snapshot, __: object, forks: int) -> KeptReady:
+        told.append((state.id, forks))
+        return KeptReady(forks)
+
+    def forget(_: NamespaceBackend, states: object) -> int:
+        told.append(states)
+        return 0
+
+    monkeypatch.setattr(NamespaceBackend, "foresee", foresee)
+    monkeypatch.setattr(NamespaceBackend, "forget", forget)
     async with World.create(home=home) as world:
         state = world.state.id
         for expected in ([], [(state, 2)]):
