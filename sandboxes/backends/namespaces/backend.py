@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ramify.fork_engine.errors import ForkEngineError
-from ramify.fork_engine.types import LayerId, Snapshot, SnapshotId
+from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
@@ -112,6 +112,9 @@ class NamespaceBackend(AgentBackend):
 
     def _prepared_for(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[Place]:
         warm = self._prepared.take(Kind.warm_of(snapshot, spec), n)
+        for place in warm:
+            if place.agent is not None and snapshot.tier is ProcessTier.NONE:
+                place.agent.resume()  # while the rest is done: its first command is sure to come
         return [*warm, *self._prepared.take(Kind.of(snapshot, spec), n - len(warm))]
 
     def claim_one(self, snapshot: Snapshot, spec: WorldSpec) -> Place:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.agent.messages import Adopt, Start, Thaw
+from ramify.sandboxes.agent.messages import Adopt, Start
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
 from ramify.sandboxes.backends.namespaces.place import Place
 from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, Places, frozen, waiting
@@ -104,7 +104,7 @@ class PlacedWorld(AgentWorld):
             return await self._helper.lazy_link(start, self._mounted).start()
         try:
             if place.warm:
-                await agent.ask(Thaw())
+                await agent.resumed()
             else:
                 await self._adopt(agent, start)
         except BaseException as error:

@@ -140,7 +140,7 @@ class PreparedPlaces:
 
     def take(self, kind: Kind | None, n: int) -> list[Place]:
         """At most `n` places for worlds of this kind. The caller closes their agents and removes their folders."""
-        if kind is None:
+        if kind is None or n <= 0:
             return []
         if self._mounts.changed():
             self._discard(self._ready)

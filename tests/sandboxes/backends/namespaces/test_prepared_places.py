@@ -210,9 +210,17 @@ async def test_what_the_host_writes_after_a_rollback_is_sealed(
 
 
 async def test_an_agent_that_ended_while_it_waited_is_replaced(
-    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
 ) -> None:
-    """A place is taken when a world is made, and used by its first command: its agent may have been killed since."""
+    """A place is taken when a world is made, and used by its first command: its agent may have been killed since. One
+    that stands still may have been killed before."""
+    resume = AgentLink.resume
+
+    def resume_dead(link: AgentLink) -> None:
+        os.kill(link.pid, signal.SIGKILL)
+        resume(link)
+
+    monkeypatch.setattr(AgentLink, "resume", resume_dead)
     world = await namespaces.materialise(base, spec)
     await out(world, "kept=1; echo 1 > kept; echo 2 > /tmp/kept")
     snapshot = await world.seal()
@@ -223,8 +231,8 @@ async def test_an_agent_that_ended_while_it_waited_is_replaced(
         agent = world.place.agent
         assert agent is not None
         assert world.place.warm == warm
-        os.kill(agent.pid, signal.SIGKILL)
-        if not warm:  # else it is not known yet
+        if not warm:
+            os.kill(agent.pid, signal.SIGKILL)
             await asyncio.wait({agent._exit_code}, timeout=60)
         assert await out(world, "echo $kept $(cat kept /tmp/kept); echo 3 > /tmp/kept") == "1 1 2\n"
         assert (await world.seal()).id != snapshot.id
