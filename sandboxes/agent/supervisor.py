@@ -32,10 +32,6 @@ from ramify.sandboxes.linux import processes, resource_limits
 from ramify.sandboxes.linux.memory_map import writes_by_mapping
 
 KILLED = 128 + signal.SIGKILL
-STATE_AFTER_S = 0.002
-"""A shell's state is read this long after its command has ended, or when it is needed: bash writes it in some sixty
-pieces, and to wake up for each costs more than the command."""
-
 SHELL_ANSWER_TIMEOUT_S = 10.0
 """For a shell to start or report its state. It takes milliseconds, unless it was stopped or a trap blocks it."""
 
@@ -80,7 +76,6 @@ class ProcessSupervisor:
         self._last_state = b""  # the state of a shell that has ended
         self._first_state = b""  # the first shell's state before its first command
         self._limits = ""  # the shell's limits when the last command ended
-        self._state_due: float | None = None  # when to read what the shell reports of its state meanwhile
         self._only_shell = True  # only the shell lived when the last command ended
         self._watchdog = Watchdog(start.bounds, os.getpid(), tree.folder if tree is not None else None)
         self._exceeded = ""  # the limit that the world exceeded during the current command
@@ -115,11 +110,7 @@ class ProcessSupervisor:
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for events, at most this long, and handle them."""
         self._started.tend()
-        state_s = None if self._state_due is None else self._state_due - time.monotonic()
-        if state_s is not None and state_s <= 0:
-            self._hear_state()
-        others = (timeout_s, state_s, self._watchdog.wait_s(), self._started.wait_s())
-        waits = [wait for wait in others if wait is not None]
+        waits = [wait for wait in (timeout_s, self._watchdog.wait_s(), self._started.wait_s()) if wait is not None]
         unread = self._shell.script if self._shell is not None and self._shell.waiting else None
         if unread is not None:
             self._poll.register(unread, select.POLLOUT)
@@ -176,24 +167,17 @@ class ProcessSupervisor:
         self._started.start(message, passed)
 
     def _read_control(self, shell: Shell) -> None:
-        before, ended = shell.state, shell.awaiting_state
+        before = shell.state
         shell.receive(os.read(shell.control, CHUNK))
-        if shell.awaiting_state and not ended:
-            self._state_due = time.monotonic() + STATE_AFTER_S
-            self._poll.modify(shell.control, 0)
         if shell.state is not before:
             with contextlib.suppress(ProcessLookupError):  # it has ended since: keep its earlier limits
                 self._limits = resource_limits.read_rlimits(shell.pid)
 
-    def _hear_state(self) -> None:
-        """Read the shell's state from now on as it comes."""
-        if self._state_due is not None and self._shell is not None:
-            self._poll.modify(self._shell.control, select.POLLIN)
-        self._state_due = None
-
     def _await_child(self, timeout_s: float) -> None:
         """Wait until a child has ended, at most this long."""
-        if _readable(self._wake, timeout_s):
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if poll.poll(timeout_s * 1000):
             os.read(self._wake, CHUNK)
 
     def _reap(self) -> None:
@@ -316,7 +300,6 @@ class ProcessSupervisor:
     def _await_state(self) -> bool:
         """Whether the shell reported its state, or ended, in time."""
         deadline = time.monotonic() + SHELL_ANSWER_TIMEOUT_S
-        self._hear_state()
         while self._shell is not None and self._shell.awaiting_state and self._shell.ended is None and not self._gone:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -378,9 +361,6 @@ class ProcessSupervisor:
         shell = self._shell
         if shell is None or shell.ended is None:
             return
-        if self._state_due is not None and _readable(shell.control):
-            self._read_control(shell)
-        self._state_due = None
         self._poll.unregister(shell.control)
         os.close(shell.control)
         os.close(shell.script)
@@ -416,10 +396,3 @@ class ProcessSupervisor:
             return self._start.env
         unknown = {name: value for name, value in self._start.env.items() if not NAME.fullmatch(name)}
         return unknown | Report.parse(self._last_state).environment  # bash passes on names that it cannot use itself
-
-
-def _readable(descriptor: int, timeout_s: float = 0.0) -> bool:
-    """Whether something can be read, if only the end: at once, or until then."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
