@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
-from ramify.sandboxes.contract import RunResult
+from ramify.sandboxes.contract import KeptReady, RunResult
 from ramify.sandboxes.egress.connection_log import Connection
 from ramify.worlds.blocking_home import SyncWorldHome
 from ramify.worlds.blocking_processes import SyncProcess, SyncShell, SyncTerminal
@@ -187,6 +187,9 @@ class SyncWorld:
         """As `World.begin_snapshot`. `result()` waits for the snapshot; cancelling it does not stop the snapshot."""
         pending = self._portal.call(self._world.begin_snapshot, tag)
         return self._portal.start_task_soon(pending.result)
+
+    def foresee_forks(self, n: int) -> KeptReady:
+        return self._portal.call(self._world.foresee_forks, n)
 
     def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[SyncWorld]:
         made = self._portal.call(lambda: self._world.fork(n, names=names))

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.sandboxes import contract
 from ramify.sandboxes.capabilities import Feature
-from ramify.sandboxes.contract import Limits, WorldSpec
+from ramify.sandboxes.contract import Foreseeing, KeptReady, Limits, WorldSpec
 from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.settings import Egress
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
@@ -60,6 +60,8 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._keeps_home = keeps_home
         self._closed = False
         self._pending = None
+        self._forked: tuple[SnapshotId, int] | None = None  # the last fork
+        self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # what is told of forks to come
         self._order, self._closing = asyncio.Lock(), asyncio.Lock()
         self._owner = os.getpid()
         self._pin = home.pins.ground()
@@ -242,6 +244,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             self._closed = True
             try:
                 await self._live.close()
+                self._forget_foreseen()
             finally:
                 try:  # what goes on may move the name, whose lock is held
                     await finish_before_cancelling(self._all_ended())
@@ -269,8 +272,36 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         """Where the tree stands inside."""
         return self._spec.mount_at
 
+    async def foresee_forks(self, n: int) -> KeptReady:
+        """Say that `n` forks of the state of now are about to be made, for example once a model has answered: their
+        shells are started meanwhile, as far as memory allows. They are used if the world is not changed before.
+
+        Returns how many will wait, and why not more. They wait until the forks are made, others are foreseen, or this
+        world is closed.
+        """
+        if n < 0:
+            raise ValueError(f"a world cannot be forked {n} ways")
+        state = await self._sealed(flush=False)
+        self._pin.gave(state.id)
+        return await self._foresee(state, n)
+
+    async def _foresee(self, state: Snapshot, n: int) -> KeptReady:
+        backend = await self._home.backend()
+        if not isinstance(backend, Foreseeing):
+            return KeptReady(0, f"the {backend.name} backend starts nothing ahead")
+        self._forget_foreseen(unless=state.id)
+        self._foreseen = backend, state.id
+        return backend.foresee(state, self._spec, n)
+
+    def _forget_foreseen(self, unless: SnapshotId | None = None) -> None:
+        if self._foreseen is not None and self._foreseen[1] != unless:
+            backend, state = self._foreseen
+            self._foreseen = None
+            backend.forget([state])
+
     async def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[World]:
         """Make `n` worlds at the state of now, all or none. Copy-on-write: it costs the changes, not the tree.
+        After two forks of one state, as many are expected again, as by `foresee_forks`.
 
         names: a name for each, if they are to be kept. Raises as `create` does, and `ValueError`.
         """
@@ -307,6 +338,11 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             for live in lives[len(made) :]:
                 await live.close()
             raise
+        again, self._forked = self._forked == (state.id, n), (state.id, n)
+        if again:
+            await self._foresee(state, n)
+        else:
+            self._forget_foreseen(unless=state.id)
         return made
 
     def _alive(self) -> contract.World:

@@ -241,6 +241,14 @@ class Bench:
         together = await _times(fork, 1)
         private = [float((await child.run(PRIVATE_MB)).stdout) for child in children]
         await asyncio.gather(*(child.close() for child in children))
+        foreseen: list[float] = []
+        for _ in range(3):
+            children.clear()
+            self._backend.foresee(snapshot, spec, n)
+            await asyncio.sleep(n * FORESEEN_S * 2)
+            foreseen += await _times(fork, 1)
+            assert all([(await child.run("[ $(jobs | wc -l) = 2 ]")).ok for child in children])
+            await asyncio.gather(*(child.close() for child in children))
         await world.close()
         peer, restart = self._docker["checkpoint"], self._docker["restart"]
         mounted, answered = forked[TURN_S]
@@ -254,6 +262,7 @@ class Bench:
             {**live, "first_run": round(after, 3), **floor},
             {**row("the same, back to back", forked[0.0][0], None, *peer), **floor},
             row(f"{n} live forks of the same at once", together, 300 * n / 100),
+            row(f"{n} live forks of the same at once, foreseen by a plan", foreseen, 300 * n / 100),
             row("memory of such a child: its private pages", private, None, unit="MB"),
             row("checkpoint of the same: the one dump, hashed and flushed", dumped, None, *peer),
             *turns,

@@ -69,6 +69,8 @@ class Agent(ProcessKeeper):
             self._restore_processes()
         if self._start.sessions and self._tree is not None:
             self._restore_sessions(Path(self._tree.path_inside(self._start.sessions)))
+            if self._start.frozen and not self._frozen:  # those of a whole tree stand still from the first
+                self._freeze()
 
     def serve(self) -> None:
         try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -58,6 +59,7 @@ def serve(control: socket.socket, mount_server: socket.socket | None, anchors: l
     host = os.pidfd_open(os.getppid())
     kernel.become_subreaper()
     confinement.prepare()
+    gc.freeze()  # a collection in an agent would copy every page that holds an object
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     mount_server_pid = 0
     if mount_server is not None:

@@ -72,11 +72,15 @@ class CloneMount:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveMount:
-    """Give an overlay that the mount server holds another name."""
+class ReplaceMount:
+    """Give the overlay at `point`, if there is one, the name `aside`, and the one at `by` its name instead.
+
+    To unmount it would wait until every processor has passed a quiet moment (RCU): that can come later.
+    """
 
     point: str
-    to: str
+    aside: str
+    by: str = ""  # "": none takes its place yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +106,10 @@ class MountReply:
     error: str = ""
 
 
-MountRequest = MountOverlays | MakeLayer | CloneMount | MoveMount | CloneFolder | Unmount
+MountRequest = MountOverlays | MakeLayer | CloneMount | ReplaceMount | CloneFolder | Unmount
 _KINDS: dict[str, type[MountRequest | MountReply]] = {
     kind.__name__: kind
-    for kind in (MountOverlays, MakeLayer, CloneMount, MoveMount, CloneFolder, Unmount, MountReply)
+    for kind in (MountOverlays, MakeLayer, CloneMount, ReplaceMount, CloneFolder, Unmount, MountReply)
 }
 
 
@@ -191,10 +195,11 @@ class MountServer:
                         os.utime(_place(f"{request.point}/{entry.path}"), ns=(entry.mtime_ns, entry.mtime_ns))
             case CloneMount():
                 given.append(kernel.clone_tree(_place(request.point)))
-            case MoveMount():
-                _make_folder(_place(request.to))
-                kernel.mount(_place(request.point), _place(request.to), flags=kernel.MS_MOVE)
-                os.rmdir(_place(request.point))
+            case ReplaceMount():
+                with contextlib.suppress(FileNotFoundError):  # nothing is there
+                    _move(_place(request.point), _place(request.aside))
+                if request.by:
+                    _move(_place(request.by), _place(request.point))
             case CloneFolder():
                 given.append(kernel.clone_confined(self._openable_path(request.path)))
             case Unmount():
@@ -278,6 +283,20 @@ def _make(place: str, entry: LayerEntry) -> None:
 
 def _place(point: str) -> str:
     return f"{PLACES}/{point}"
+
+
+def _move(place: str, to: str) -> None:
+    """Give a mount another place. Raises `FileNotFoundError` if nothing is mounted there."""
+    _make_folder(to)
+    try:
+        kernel.mount(place, to, flags=kernel.MS_MOVE)
+    except OSError as error:
+        os.rmdir(to)
+        if error.errno != errno.EINVAL:  # an empty folder that was a mount point
+            raise
+        raise FileNotFoundError(errno.ENOENT, "nothing is mounted there", place) from error
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(place)
 
 
 def _unmount(place: str, *, lazily: bool) -> bool:

@@ -24,6 +24,7 @@ READ_AT_START = frozenset({"ENV", "POSIXLY_CORRECT"})
 """Variables that bash heeds only when it starts, beside its own (`BASH_MANAGED`, all that begin with BASH)."""
 
 END_PATIENCE_S = 5.0
+AGAIN_S = 0.005  # between two signals to all processes, if none of them ends
 
 
 class ShellPreparer(ProcessSupervisor):
@@ -94,10 +95,10 @@ class ShellPreparer(ProcessSupervisor):
                 os.kill(-1, signal.SIGKILL)
             except ProcessLookupError:
                 break
+            self._await_child(AGAIN_S)
             self._reap()
             if time.monotonic() > deadline:
                 raise OSError("a process of the world cannot be ended: it hangs in the kernel")
-            time.sleep(0.0002)
         self._reap()
         self._release_ended_shell()
 

@@ -16,19 +16,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
 from ramify.sandboxes.agent.dialing import dial
 from ramify.sandboxes.agent.listeners import Listeners
 from ramify.sandboxes.agent.messages import Cancel, Dial, Link, Message, Ran, Run, Start, StartProcess
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
-from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
+from ramify.sandboxes.agent.shell import Shell, too_long_for_exec
+from ramify.sandboxes.agent.shell_child import become_bash
 from ramify.sandboxes.agent.shell_report import NAME, Report
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
 from ramify.sandboxes.agent.started_processes import StartedProcesses
 from ramify.sandboxes.agent.watchdog import Watchdog
-from ramify.sandboxes.linux import kernel, processes, resource_limits
+from ramify.sandboxes.linux import processes, resource_limits
 from ramify.sandboxes.linux.memory_map import writes_by_mapping
 
 KILLED = 128 + signal.SIGKILL
@@ -172,6 +172,13 @@ class ProcessSupervisor:
         if shell.state is not before:
             with contextlib.suppress(ProcessLookupError):  # it has ended since: keep its earlier limits
                 self._limits = resource_limits.read_rlimits(shell.pid)
+
+    def _await_child(self, timeout_s: float) -> None:
+        """Wait until a child has ended, at most this long."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if poll.poll(timeout_s * 1000):
+            os.read(self._wake, CHUNK)
 
     def _reap(self) -> None:
         while True:
@@ -368,48 +375,14 @@ class ProcessSupervisor:
         with self._score.raised_for_children():
             pid = os.fork()
         if pid == 0:
-            try:
-                os.setsid()
-                kernel.become_subreaper()  # so that all that it starts stays below it, and is dumped with it
-                if os.getppid() != 1:
-                    kernel.die_with_parent()  # without a PID 1 that would end it
-                self._enter(pwd)
-                for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):
-                    os.dup2(source, target)
-                os.dup2(control_in, CONTROL)
-                for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
-                    signal.signal(number, signal.SIG_DFL)
-                signal.set_wakeup_fd(-1)
-                os.umask(0o022)
-                resource_limits.restore_rlimits(kept.limits if kept is not None else {})
-                view, filtered = self._start.view, self._criu is None
-                image = view is not None and view.image
-                confinement.enter(
-                    self._start.bounds,
-                    isolated=view is not None,
-                    image=image,
-                    filtered=filtered,
-                    user=None if self._start.view is None else self._start.view.only_user(),
-                )
-                if self._start.view is not None:
-                    kernel.close_all_but((0, 1, 2, CONTROL))  # the path to bash could lead through descriptors
-                os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
-            finally:
-                os._exit(127)
+            streams = (script, self._out.write_end, self._err.write_end, control_in)
+            limits = kept.limits if kept is not None else {}
+            become_bash(self._start, streams, pwd, env, limits, filtered=self._criu is None)
         os.close(script)
         os.close(control_in)
         shell = self._shell = Shell(pid, script_in, control, pwd)
         self._poll.register(control, select.POLLIN)
         return shell
-
-    def _enter(self, pwd: str) -> None:
-        if self._start.view is None:
-            os.chdir(pwd)
-            return
-        try:
-            kernel.enter_folder(pwd)
-        except OSError:  # now a magic link of /proc, or no folder: use the world's top
-            kernel.enter_folder(self._start.tree)
 
     def _start_place(self) -> str:
         """Where a shell starts: the last shell's directory, else the snapshot's, else the top of the tree."""

@@ -29,7 +29,7 @@ from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import finish_before_cancelling, fork_all
 from ramify.sandboxes.host.fork_server_client import ForkServerClient, find_bash
 from ramify.sandboxes.host.scratch import ScratchSession
-from ramify.sandboxes.host.world_lifecycle import WorldResources
+from ramify.sandboxes.host.world_lifecycle import RecentBlobs, WorldResources
 
 
 def hidden(named: Iterable[Path]) -> tuple[Path, ...]:
@@ -85,6 +85,7 @@ class WorldBackend(ABC):
         self._hidden: tuple[Path, ...] = ()  # known once it is open
         self._session = ScratchSession(self._scratch)
         self._worlds: dict[WorldId, AgentWorld] = {}
+        self._blobs = RecentBlobs(store)
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -187,7 +188,9 @@ class AgentBackend(WorldBackend):
         """Register a world that has not begun, by its folder's name; closing the backend closes it."""
         assert self._helper is not None
         world_id = WorldId(folder.name)
-        resources = WorldResources(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
+        resources = WorldResources(
+            self._store, self._helper, self._bash, folder, self._hidden, self._forget, self._blobs
+        )
         world = self._worlds[world_id] = self._world(resources, snapshot, spec)
         return world
 

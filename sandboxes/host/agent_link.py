@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol, Self, cast
 
 from ramify.fork_engine.close_on_fork import close_in_children, hang_up, refuse_in_child
-from ramify.sandboxes.agent.messages import LENGTHS, Cancel, Failed, Leave, Message, Run, decode, encode
+from ramify.sandboxes.agent.messages import LENGTHS, Cancel, Failed, Leave, Message, Run, Thaw, decode, encode
 from ramify.sandboxes.errors import SandboxError, UsedAfterFork, WorldDied
 from ramify.sandboxes.linux.cgroups import Group
 from ramify.sandboxes.linux.resource_limits import Bounds
@@ -196,6 +196,7 @@ class AgentLink:
         self._helper, self._exit_code, self._stream = helper, exit_code, stream
         self.pid = 0  # the agent's, known once it is ready
         self.made: list[tuple[str, int, int]] = []  # as in `Ready`
+        self._resumed: asyncio.Future[Message] | None = None
 
     @property
     def lives(self) -> bool:
@@ -245,6 +246,18 @@ class AgentLink:
         if isinstance(answer, Failed):
             raise SandboxError(answer.message)
         return answer
+
+    def resume(self) -> None:
+        """Let a world that stands still go on, without waiting for it: `resumed` does."""
+        self._resumed = asyncio.ensure_future(self.ask(Thaw()))
+        self._resumed.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is asked for later
+
+    async def resumed(self) -> None:
+        """Wait until the world goes on. Raises as `ask` does."""
+        if self._resumed is None:
+            self.resume()
+        assert self._resumed is not None
+        await asyncio.shield(self._resumed)
 
     async def post(self, message: Message, passing: Sequence[int]) -> None:
         """Send a message that has no reply, with descriptors, which the caller closes. Raises `WorldDied`."""

@@ -21,8 +21,8 @@ from ramify.sandboxes.agent.mount_server import (
     MountOverlays,
     MountReply,
     MountRequest,
-    MoveMount,
     Overlay,
+    ReplaceMount,
     Unmount,
     pack,
     unpack,
@@ -84,9 +84,9 @@ class MountServerClient:
             raise SandboxError(f"a tree could not be passed to its world: {answer.error}")
         return given[0]
 
-    async def move(self, point: str, to: str) -> None:
-        """Give a kept tree another name. Raises `SandboxError`."""
-        answer, _ = await self._ask(MoveMount(point, to))
+    async def replace(self, point: str, aside: str, by: str = "") -> None:
+        """Give a kept tree the name `aside`, and the tree `by` its name. Raises `SandboxError`."""
+        answer, _ = await self._ask(ReplaceMount(point, aside, by))
         if answer.error:
             raise SandboxError(f"a tree could not be moved to its world: {answer.error}")
 

@@ -31,6 +31,7 @@ from ramify.sandboxes.linux import ptrace
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 GROUNDS = "grounds"  # the folder of base images in a world's own
+BLOBS_KEPT, BIGGEST_KEPT = 8, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,26 @@ class AgentSpawner(Protocol):
         ...
 
 
+class RecentBlobs:
+    """Reads the states of shells from the store. The last few stay in memory: forks of a snapshot and rollbacks to it
+    read the same one, and a thread takes longer than the rest of a fork."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._kept: dict[str, bytes] = {}
+
+    async def get(self, digest: str) -> bytes:
+        """Raises `SnapshotCorrupt`."""
+        data = self._kept.pop(digest, None)
+        if data is None:
+            data = await asyncio.to_thread(self._store.blob, digest)
+        if len(data) <= BIGGEST_KEPT:
+            self._kept[digest] = data
+            while len(self._kept) > BLOBS_KEPT:
+                del self._kept[next(iter(self._kept))]
+        return data
+
+
 @dataclass(frozen=True, slots=True)
 class WorldResources:
     """What a backend gives to each of its worlds."""
@@ -99,6 +120,7 @@ class WorldResources:
     folder: Path  # the world's own folder, not yet created
     hidden: tuple[Path, ...]  # what commands must not read
     forget: Callable[[WorldId], None]
+    blobs: RecentBlobs
 
 
 class WorldLifecycle(ABC):
@@ -169,16 +191,14 @@ class WorldLifecycle(ABC):
     async def begin(self) -> None:
         """Start the world at the snapshot. Raises `WorldStartFailed`."""
         start = replace(await self._make(self._snapshot), bounds=Bounds(**asdict(self._spec.limits)))
-        shell = self._snapshot.processes.shell
+        shell, blobs = self._snapshot.processes.shell, self._resources.blobs
         if shell:
-            start = replace(start, shell=await asyncio.to_thread(self._resources.store.blob, shell))
+            start = replace(start, shell=await blobs.get(shell))
         start = self._with_sessions(self._dumpable(start))
-        blob, shells = self._resources.store.blob, self._snapshot.processes.shells
-        self.restore_shells({name: await asyncio.to_thread(blob, digest) for name, digest in shells})
-        self._first_snapshot, self._first_blob = (
-            ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot(),
-            shell,
-        )
+        self.restore_shells({name: await blobs.get(digest) for name, digest in self._snapshot.processes.shells})
+        if shell != self._first_blob:
+            self._first_snapshot = ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot()
+            self._first_blob = shell
         whole = self._snapshot.tier.whole
         self._inspection = None if whole else Inspection(b"", b"", 0)
         self._only_shell = not whole

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from ramify.fork_engine.errors import CheckoutRefused, MergeConflict
-from ramify.fork_engine.types import MergeStrategy, Processes, ProcessTier
+from ramify.fork_engine.types import MergeStrategy, Processes, ProcessTier, Snapshot
 from ramify.paths import snapshots
+from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.contract import KeptReady
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.worlds.errors import (
     BadName,
@@ -43,6 +45,48 @@ async def test_ten_lines_fork_keep_the_best_and_merge(home: WorldHome, repo: Pat
         assert (await world.run("echo $GREETING")).stdout == "hi\n"
         assert [change.path for change in await world.diff()] == ["answer"]
     assert not (repo / "answer").exists()
+
+
+async def test_forks_can_be_foreseen(home: WorldHome, sandbox: str, repo: Path) -> None:
+    async with World.create(repo, home=home) as world:
+        await world.run("kept=1", check=True)
+        told = await world.foresee_forks(2)
+        assert (told.places, bool(told.why_no_more)) == ((2, False) if sandbox == "namespaces" else (0, True))
+        forks = await world.fork(2)
+        assert [(await fork.run("echo $kept")).stdout for fork in forks] == ["1\n"] * 2
+        for fork in forks:
+            await fork.close()
+        with pytest.raises(ValueError, match="-1 ways"):
+            await world.foresee_forks(-1)
+
+
+@pytest.mark.linux_ns
+@pytest.mark.parametrize("sandbox", ["namespaces"])
+async def test_a_state_that_was_forked_twice_is_expected_to_be_forked_again(
+    home: WorldHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+
+    def foresee(_: NamespaceBackend, state: Snapshot, __: object, forks: int) -> KeptReady:
+        told.append((state.id, forks))
+        return KeptReady(forks)
+
+    def forget(_: NamespaceBackend, states: object) -> int:
+        told.append(states)
+        return 0
+
+    monkeypatch.setattr(NamespaceBackend, "foresee", foresee)
+    monkeypatch.setattr(NamespaceBackend, "forget", forget)
+    async with World.create(home=home) as world:
+        state = world.state.id
+        for expected in ([], [(state, 2)]):
+            for fork in await world.fork(2):
+                await fork.close()
+            assert told == expected
+        await world.write("file", "changed")
+        for fork in await world.fork(2):
+            await fork.close()
+        assert told[1:] == [[state]]
 
 
 async def test_variables_go_before_those_of_a_snapshot_and_a_name_keeps_them(home: WorldHome) -> None:

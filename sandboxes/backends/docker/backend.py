@@ -91,6 +91,6 @@ class DockerBackend(WorldBackend):
         world_id = WorldId(uuid.uuid4().hex[:12])
         folder = self._session.folder / world_id
         spawner = ContainerSpawner(self._docker, image, folder, spec, hidden=self._hidden)
-        resources = WorldResources(self._store, spawner, BASH, folder, self._hidden, self._forget)
+        resources = WorldResources(self._store, spawner, BASH, folder, self._hidden, self._forget, self._blobs)
         world = self._worlds[world_id] = DockerWorld(resources, snapshot, spec, spawner)
         return await self._begin(world)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ramify.fork_engine.types import LayerId, Snapshot, SnapshotId
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
@@ -54,7 +55,7 @@ class NamespaceBackend(AgentBackend):
         self._overlays.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
         self._pool = WarmPool(self._session.folder, self._helper.trees)
-        self._prepared = PreparedPlaces(self._session.folder, self._helper)
+        self._prepared = PreparedPlaces(self._session.folder, self._helper, self._blobs)
         self._claimed: dict[Path, Place] = {}  # by folder, until its world is registered
         self._connections = Slots.of_process()
         stack.push_async_callback(self._pool.close)
@@ -87,6 +88,8 @@ class NamespaceBackend(AgentBackend):
     async def _forked(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
         worlds: list[AgentWorld] = []
         try:
+            if n > 1 and snapshot.processes.shell:
+                await self._blobs.get(snapshot.processes.shell)  # once for all of them
             for place in self._claim(snapshot, spec, n):
                 self._claimed[place.folder] = place
                 worlds.append(self._register(snapshot, spec, place.folder))
@@ -109,6 +112,9 @@ class NamespaceBackend(AgentBackend):
 
     def _prepared_for(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[Place]:
         warm = self._prepared.take(Kind.warm_of(snapshot, spec), n)
+        for place in warm:
+            if place.agent is not None and snapshot.tier is ProcessTier.NONE:
+                place.agent.resume()  # while the rest is done: its first command is sure to come
         return [*warm, *self._prepared.take(Kind.of(snapshot, spec), n - len(warm))]
 
     def claim_one(self, snapshot: Snapshot, spec: WorldSpec) -> Place:
@@ -120,8 +126,22 @@ class NamespaceBackend(AgentBackend):
     def expect(self, pattern: Pattern) -> None:
         self._prepared.expect(pattern)
 
+    def expect_again(self, kind: Kind) -> bool:
+        return self._prepared.expect_again(kind)
+
     def foresee(self, snapshot: Snapshot, spec: WorldSpec, forks: int) -> KeptReady:
-        return self._prepared.foresee(Kind.of(snapshot, spec), forks, snapshot.id)
+        lowers = self._store.lower_dirs(snapshot)
+        return self._prepared.foresee(snapshot, spec, forks, lowers, self._images_of(snapshot, spec))
+
+    def _images_of(self, snapshot: Snapshot, spec: WorldSpec) -> str | None:
+        """The folder of the processes that a snapshot kept, "" for none; None if they cannot be restored here."""
+        if not snapshot.processes.image:
+            return ""
+        if ptrace.why_not() or (snapshot.tier.whole and criu.why_not(spec)):
+            return None
+        with suppress(ForkEngineError):  # it is missing, which a fork reports
+            return str(self._store.image_dir(snapshot.processes.image))
+        return None
 
     def forget(self, snapshots: Collection[SnapshotId]) -> int:
         return self._prepared.forget(snapshots)

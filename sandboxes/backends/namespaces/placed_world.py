@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.agent.messages import Adopt, Start, Thaw
+from ramify.sandboxes.agent.messages import Adopt, Start
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
 from ramify.sandboxes.backends.namespaces.place import Place
 from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, Places, frozen, waiting
@@ -27,6 +27,7 @@ from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.host.world_lifecycle import GROUNDS, WorldResources
 
 MOST_CLEARING = 2  # places that a world has left and that are not cleared yet
+CLEAR_AFTER_S = 0.01  # so that the first command of the next life goes first
 
 
 class PlacedWorld(AgentWorld):
@@ -88,7 +89,7 @@ class PlacedWorld(AgentWorld):
         """Have the snapshot's shell and processes started ahead: what was rolled back to, or forked with processes,
         will be again."""
         kind = Kind.warm_of(self._snapshot, self._spec)
-        if kind is not None:
+        if kind is not None and not self._places.expect_again(kind):
             beside = await self._side_overlays(Path(), self._snapshot)
             lowers = self._resources.store.lower_dirs(self._snapshot)
             self._places.expect(Pattern(kind, frozen(start), tuple(beside), tuple(lowers)))
@@ -103,7 +104,7 @@ class PlacedWorld(AgentWorld):
             return await self._helper.lazy_link(start, self._mounted).start()
         try:
             if place.warm:
-                await agent.ask(Thaw())
+                await agent.resumed()
             else:
                 await self._adopt(agent, start)
         except BaseException as error:
@@ -133,6 +134,8 @@ class PlacedWorld(AgentWorld):
         if kind is None or self._start is None:
             return
         if self._expected is None or self._expected.kind != kind:
+            if self._places.expect_again(kind):
+                return
             beside = await self._side_overlays(Path(), snapshot)
             start = replace(waiting(self._start, self._start_env()), whole=kind.whole)
             self._expected = Pattern(kind, start, tuple(beside))
@@ -160,24 +163,28 @@ class PlacedWorld(AgentWorld):
             await asyncio.wait({self._leaving})  # its connections and ports are the next life's
         if self._broker is not None:
             await self._broker.hang_up()
-        await self._helper.trees.unmount(self._id, lazily=True)
         if len(self._clearing) >= MOST_CLEARING:
             await asyncio.wait(self._clearing, return_when=asyncio.FIRST_COMPLETED)
-        self._clear(link, self._place, self._leaving)
-        self._place = self._places.claim_one(snapshot, self._spec)
-        if self._place.warm:
-            await self._helper.trees.move(self._place.folder.name, self._id)
+        left, self._place = self._place, self._places.claim_one(snapshot, self._spec)
         self._folder = self._place.folder
         self._base_images = BaseImages(self._folder / GROUNDS)
+        aside = f"left-{left.folder.name}"
+        try:
+            await self._helper.trees.replace(self._id, aside, self._place.folder.name if self._place.warm else "")
+        finally:
+            self._clear(link, left, aside, self._leaving)
 
-    def _clear(self, link: AgentLink | None, place: Place, leaving: asyncio.Task[None] | None) -> None:
-        """Remove what an earlier life of the world has left."""
+    def _clear(self, link: AgentLink | None, place: Place, tree: str, leaving: asyncio.Task[None] | None) -> None:
+        """Remove what an earlier life of the world has left, its `tree` among it."""
 
         async def clear(tidying: asyncio.Task[None] | None) -> None:
             if leaving is not None:
                 await asyncio.wait({leaving})
+            if len(self._clearing) < MOST_CLEARING:
+                await asyncio.sleep(CLEAR_AFTER_S)
             if link is not None:
                 await link.close()
+            await self._helper.trees.unmount(tree, lazily=True)
             if tidying is not None:
                 await asyncio.wait({tidying})
             if place.agent is not None:

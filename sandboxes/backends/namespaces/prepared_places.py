@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent import host_overlays
 from ramify.sandboxes.agent.messages import Start
@@ -26,6 +27,7 @@ from ramify.sandboxes.contract import KeptReady, WorldSpec
 from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
+from ramify.sandboxes.host.world_lifecycle import RecentBlobs
 from ramify.sandboxes.linux.memory import available_bytes
 from ramify.sandboxes.linux.mount_table import MountWatch
 
@@ -58,8 +60,9 @@ class Kind:
     @classmethod
     def warm_of(cls, snapshot: Snapshot, spec: WorldSpec) -> Kind | None:
         """The kind whose shell and processes are started ahead; None if the world has others, which are not."""
-        shell_only = snapshot.tier is ProcessTier.NONE and not spec.startup
-        kind = cls.of(snapshot, spec) if shell_only or snapshot.tier is ProcessTier.TREE else None
+        starts_none = not spec.startup and not snapshot.processes.commands
+        ahead = snapshot.tier in (ProcessTier.NONE, ProcessTier.REPL) and starts_none
+        kind = cls.of(snapshot, spec) if ahead or snapshot.tier is ProcessTier.TREE else None
         return None if kind is None else replace(kind, warm=snapshot.id)
 
 
@@ -71,6 +74,23 @@ class Pattern:
     start: Start
     beside: tuple[SideOverlay, ...]  # `upper` relative to the world's folder
     lowers: tuple[Path, ...] = ()  # the layers of the tree of a warm snapshot
+    shell: str = ""  # the blob of the shell's state, unless `start` has it
+
+    def at(self, snapshot: Snapshot, lowers: Sequence[Path], images: str) -> Pattern:
+        """How a world of this kind begins at a snapshot, with the shell and processes that it kept. `images`: the
+        folder of these processes."""
+        env = {name: value for name, value in self.start.env.items() if name not in snapshot.env_unset}
+        start = replace(
+            self.start,
+            env=env | dict(snapshot.env),
+            cwd=snapshot.cwd,
+            sessions=images,
+            waits=False,
+            whole=False,
+            frozen=True,
+        )
+        kind = replace(self.kind, warm=snapshot.id)
+        return replace(self, kind=kind, start=start, lowers=tuple(lowers), shell=snapshot.processes.shell)
 
 
 def frozen(start: Start) -> Start:
@@ -94,15 +114,21 @@ class Places(Protocol):
 
     def expect(self, pattern: Pattern) -> None: ...
 
+    def expect_again(self, kind: Kind) -> bool: ...
+
 
 class PreparedPlaces:
     """The places of one backend that wait. `folder` is the backend's own."""
 
     def __init__(
-        self, folder: Path, helper: ForkServerClient, available: Callable[[], int] = available_bytes
+        self,
+        folder: Path,
+        helper: ForkServerClient,
+        blobs: RecentBlobs,
+        available: Callable[[], int] = available_bytes,
     ) -> None:
         """`available`: the bytes of memory that are left."""
-        self._folder, self._helper, self._available = folder, helper, available
+        self._folder, self._helper, self._blobs, self._available = folder, helper, blobs, available
         self._patterns: list[Pattern] = []  # the kind that was asked for last is the first
         self._foreseen: tuple[Kind | None, int] = (None, 0)  # how many forks are about to be made
         self._foreseen_of: SnapshotId | None = None  # … of which snapshot
@@ -114,11 +140,14 @@ class PreparedPlaces:
 
     def take(self, kind: Kind | None, n: int) -> list[Place]:
         """At most `n` places for worlds of this kind. The caller closes their agents and removes their folders."""
-        if kind is None:
+        if kind is None or n <= 0:
             return []
-        all_of_them = self._mounts.changed()
-        self._discard([one for one in self._ready if all_of_them or _outdated(one[1])])
-        mine = [one for one in self._ready if one[0] == kind][:n]
+        if self._mounts.changed():
+            self._discard(self._ready)
+        mine = [one for one in self._ready if one[0] == kind]
+        outdated = [one for one in mine if _outdated(one[1])]
+        self._discard(outdated)
+        mine = [one for one in mine if one not in outdated][:n]
         self._ready = [one for one in self._ready if one not in mine]
         if self._foreseen[0] == kind:
             self._foreseen = (kind, max(0, self._foreseen[1] - n))
@@ -126,21 +155,35 @@ class PreparedPlaces:
             self._restock()
         return [place for _, place in mine]
 
+    def expect_again(self, kind: Kind) -> bool:
+        """As `expect`, with the pattern that is known for this kind. False if none is."""
+        known = next((one for one in self._patterns if one.kind == kind), None)
+        if known is not None:
+            self.expect(known)
+        return known is not None
+
     def expect(self, pattern: Pattern) -> None:
         """Have places ready for worlds of this kind."""
         found = [pattern, *(other for other in self._patterns if other.kind != pattern.kind)]
         self._patterns = [one for number, one in enumerate(found) if number < KINDS or one.kind == self._foreseen[0]]
         self._restock()
 
-    def foresee(self, kind: Kind | None, forks: int, of: SnapshotId) -> KeptReady:
+    def foresee(
+        self, snapshot: Snapshot, spec: WorldSpec, forks: int, lowers: Sequence[Path], images: str | None
+    ) -> KeptReady:
         """Have places ready for so many forks of a snapshot at once, until they are made, others are foreseen, or it
-        is forgotten."""
+        is forgotten. As far as that can be, its shell and processes are started ahead, over its tree. `lowers`,
+        `images`: as in `Pattern.at`; None if there are processes that cannot be restored."""
+        kind = Kind.of(snapshot, spec)
         if kind is None:
             return KeptReady(0, "worlds with secrets or connections are never prepared")
-        if kind not in [pattern.kind for pattern in self._patterns]:
+        pattern = next((one for one in self._patterns if one.kind == kind), None)
+        if pattern is None:
             return KeptReady(0, "no world of this kind has been sealed yet")
-        self._foreseen, self._foreseen_of = (kind, forks), of
-        self._restock()
+        if images is not None and Kind.warm_of(snapshot, spec) is not None:
+            pattern = pattern.at(snapshot, lowers, images)
+        self._foreseen, self._foreseen_of = (pattern.kind, forks), snapshot.id
+        self.expect(pattern)
         places = min(max(forks, OF_A_KIND), room := self._room())
         return KeptReady(places, f"memory has room for {room}" if places < forks else "")
 
@@ -159,16 +202,16 @@ class PreparedPlaces:
         return len(self._ready) + self._available() // SHARE // PLACE_BYTES
 
     def _restock(self) -> None:
-        busy = self._making is not None and not self._making.done()
-        if self._missing() is not None and not busy and not self._closed:
+        """See later what is missing: that takes longer than a request of a world's agent."""
+        if not self._closed and (self._making is None or self._making.done()):
             self._making = asyncio.ensure_future(self._make())
 
     async def _make(self) -> None:
         await asyncio.sleep(AFTER_S)
         kinds = [pattern.kind for pattern in self._patterns]
-        self._discard([one for one in self._ready if one[0] not in kinds])
+        self._discard([one for one in self._ready if one[0] not in kinds or _outdated(one[1])])
         self._discard(list(self._surplus()))
-        with suppress(SandboxError, OSError):  # the next world starts its own agent and reports why that fails
+        with suppress(SandboxError, ForkEngineError, OSError):  # a world that starts its own agent reports it
             while (pattern := self._missing()) is not None:
                 await finish_before_cancelling(self._prepare(pattern))
 
@@ -181,7 +224,7 @@ class PreparedPlaces:
 
     def _wanted(self, kind: Kind) -> int:
         foreseen, forks = self._foreseen
-        return WARM if kind.warm is not None else max(OF_A_KIND, forks if kind == foreseen else 0)
+        return max(OF_A_KIND if kind.warm is None else WARM, forks if kind == foreseen else 0)
 
     def _surplus(self) -> Iterator[tuple[Kind, Place]]:
         """What waits beyond what is wanted: forks that were foreseen were not made."""
@@ -205,6 +248,8 @@ class PreparedPlaces:
             view = pattern.start.view
             assert view is not None
             start = replace(pattern.start, view=replace(view, folder=str(folder)))
+            if pattern.shell:
+                start = replace(start, shell=await self._blobs.get(pattern.shell))
             place.agent = await self._helper.spawn(start, given)
         except BaseException:
             await place.clear()

@@ -39,7 +39,6 @@ from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
 RESOLVER = Path("/etc/resolv.conf")
-MOST_CLEARING = 2  # places that a world has left and that are not cleared yet
 
 
 class NamespaceWorld(PlacedWorld):
@@ -89,7 +88,8 @@ class NamespaceWorld(PlacedWorld):
         self._base = snapshot
         self._place.has_tree = False
         image = snapshot.image is not None
-        await self._lay_out(snapshot)
+        if self._place.agent is None:  # a prepared place has its overlays
+            await self._lay_out(snapshot)
         return Start(
             tree=self._tree_inside(),
             private=PRIVATE,

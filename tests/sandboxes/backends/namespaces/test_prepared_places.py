@@ -9,21 +9,27 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import ProcessTier, Snapshot
+from ramify.sandboxes.agent.messages import Message, Run, Thaw
 from ramify.sandboxes.agent.prepared_shell import can_take_over, takeover_script
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.backends.namespaces.prepared_places import OF_A_KIND, PLACE_BYTES, SHARE, Kind
 from ramify.sandboxes.backends.namespaces.world import NamespaceWorld
 from ramify.sandboxes.contract import KeptReady, World, WorldSpec
+from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
+from ramify.sandboxes.linux import ptrace
+from ramify.sandboxes.linux.processes import descendants
 
 pytestmark = pytest.mark.linux_ns
 
 Out = Callable[[World, str], Awaitable[str]]
+ASK = AgentLink.ask
 STATE = "declare -p; declare -f; shopt -p; set +o; alias; trap -p; umask; ulimit -a; pwd; dirs; printf '%s|' \"$@\""
 OF_THE_PROCESS = ("RANDOM", "SRANDOM", "SECONDS", "EPOCH", "BASH_", "RAMIFY_OPTIONS", "LINENO", "_=", "PIPESTATUS")
 
@@ -53,6 +59,11 @@ async def state_of(world: World, out: Out) -> list[str]:
 
 async def spawn_nothing(*_: object) -> object:
     raise AssertionError("an agent was started")
+
+
+async def only_continue_and_run(link: AgentLink, message: Message, *more: Any) -> Message:
+    assert isinstance(message, Thaw | Run), "the shell was not started ahead"
+    return await ASK(link, message, *more)
 
 
 async def test_a_fork_and_a_rollback_use_what_waits_and_are_like_any_other(
@@ -199,9 +210,17 @@ async def test_what_the_host_writes_after_a_rollback_is_sealed(
 
 
 async def test_an_agent_that_ended_while_it_waited_is_replaced(
-    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
 ) -> None:
-    """A place is taken when a world is made, and used by its first command: its agent may have been killed since."""
+    """A place is taken when a world is made, and used by its first command: its agent may have been killed since. One
+    that stands still may have been killed before."""
+    resume = AgentLink.resume
+
+    def resume_dead(link: AgentLink) -> None:
+        os.kill(link.pid, signal.SIGKILL)
+        resume(link)
+
+    monkeypatch.setattr(AgentLink, "resume", resume_dead)
     world = await namespaces.materialise(base, spec)
     await out(world, "kept=1; echo 1 > kept; echo 2 > /tmp/kept")
     snapshot = await world.seal()
@@ -212,8 +231,8 @@ async def test_an_agent_that_ended_while_it_waited_is_replaced(
         agent = world.place.agent
         assert agent is not None
         assert world.place.warm == warm
-        os.kill(agent.pid, signal.SIGKILL)
-        if not warm:  # else it is not known yet
+        if not warm:
+            os.kill(agent.pid, signal.SIGKILL)
             await asyncio.wait({agent._exit_code}, timeout=60)
         assert await out(world, "echo $kept $(cat kept /tmp/kept); echo 3 > /tmp/kept") == "1 1 2\n"
         assert (await world.seal()).id != snapshot.id
@@ -224,25 +243,62 @@ async def test_forks_that_are_foreseen_find_a_place_each_as_far_as_memory_allows
 ) -> None:
     world = await namespaces.materialise(base, spec)
     assert namespaces.foresee(base, spec, 4).places == 0, "no world of this kind was sealed"
-    await out(world, "kept=1")
+    await out(world, "kept=1; export EXPORTED=2; unset LANG; ulimit -n 100; cd package")
+    expected = f"1 2 gone\n{spec.mount_at}/package\n"
     snapshot = await world.seal()
     assert namespaces.foresee(snapshot, spec, 4) == KeptReady(4)
-    assert await ready(namespaces) == 4
-    assert namespaces.forget([snapshot.id]) == 4 - OF_A_KIND, "no fork of it is made any more"
+    assert await ready(namespaces) == 4 + OF_A_KIND
+    assert namespaces.forget([snapshot.id]) == 4, "no fork of it is made any more"
     namespaces.foresee(snapshot, spec, 4)
-    assert await ready(namespaces) == 4
+    assert await ready(namespaces) == 4 + OF_A_KIND
     with monkeypatch.context() as patched:
         patched.setattr(ForkServerClient, "spawn", spawn_nothing)
         patched.setattr(namespaces._prepared, "_available", lambda: 0)
+        patched.setattr(AgentLink, "ask", only_continue_and_run)
         children = await namespaces.fork(snapshot, spec, 3)
-        assert [await out(child, "echo $kept") for child in children] == ["1\n"] * 3
-    assert await ready(namespaces) <= OF_A_KIND
+        assert [await out(child, "echo $kept $EXPORTED ${LANG-gone}; pwd") for child in children] == [expected] * 3
+    assert await ready(namespaces) == 4 - 3 + OF_A_KIND
     monkeypatch.setattr(namespaces._prepared, "_available", lambda: SHARE * PLACE_BYTES)
     told = namespaces.foresee(snapshot, spec, 40)
     assert told.places < 40
     assert f"memory has room for {told.places}" in told.why_no_more
     never = replace(spec, secrets={"A": "1"})
     assert namespaces.foresee(snapshot, never, 4).places == 0
+
+
+@pytest.mark.skipif(ptrace.why_not() != "", reason=ptrace.why_not())
+@pytest.mark.parametrize("dumpable", [False, pytest.param(True, marks=pytest.mark.criu)])
+async def test_processes_of_a_foreseen_fork_are_restored_ahead_and_stand_still(
+    namespaces: NamespaceBackend,
+    base: Snapshot,
+    spec: WorldSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    out: Out,
+    dumpable: bool,
+) -> None:
+    spec = replace(spec, dumpable=dumpable)
+    world = await namespaces.materialise(base, spec)
+    session = await world.python()
+    assert (await session.run("n = 1; import signal, time")).ok
+    await out(world, "kept=1")
+    snapshot = await world.seal()
+    assert snapshot.tier is (ProcessTier.TREE if dumpable else ProcessTier.REPL), snapshot.processes.reason
+    assert namespaces.foresee(snapshot, spec, 2) == KeptReady(2)
+    assert await ready(namespaces) == 2 + OF_A_KIND
+    warm = [place for kind, place in namespaces._prepared._ready if kind.warm == snapshot.id]
+    below = [descendants(place.agent.pid) for place in warm if place.agent is not None]
+    assert [any(process.state == "T" for process in family) for family in below] == [True, True]
+    with monkeypatch.context() as patched:
+        patched.setattr(ForkServerClient, "spawn", spawn_nothing)
+        children = await namespaces.fork(snapshot, spec, 2)
+    for number, child in enumerate(children):
+        session = await child.python()
+        assert (await session.run(f"n += {number}; n")).value == str(1 + number)
+        assert await out(child, "echo $kept") == "1\n"
+        again = await child.seal()
+        assert again.tier is snapshot.tier
+        (grandchild,) = await namespaces.fork(again, spec, 1)
+        assert (await (await grandchild.python()).run("n")).value == str(1 + number)
 
 
 async def test_a_state_that_nothing_goes_back_to_is_not_kept(
