@@ -96,7 +96,7 @@ def saver_threads(address: str | Path, *, keep_exact: bool, create: bool = False
 
 @contextmanager
 def _store_errors(where: Address) -> Iterator[None]:
-    """Raise SQLAlchemy's errors as `StoreError`. Only our own savers use it; other errors are the other database's."""
+    """Raise SQLAlchemy's errors as `StoreError`. Only our own savers use it; other errors are not of our database."""
     try:
         yield
     except SQLAlchemyError:
