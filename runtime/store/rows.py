@@ -164,7 +164,7 @@ def with_texts(found: Sequence[Row], texts: Mapping[str, str]) -> list[Row]:
         for row in made:
             blob = row.pop(column)
             row[name] = None if blob is None else texts[blob]
-    return made
+    return [*made]
 
 
 def _blob_columns(found: Sequence[Row]) -> list[str]:
