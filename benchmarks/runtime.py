@@ -1,7 +1,7 @@
 """Measure what durable execution costs and what reuse saves, next to LangGraph and DBOS.
 
     python benchmarks/runtime.py [--quick] [--json] [--sandbox NAME] [--postgres URL] [--trace PATH]
-                                 [--only steps|traces|reuse|runs|large]
+                                 [--only steps|nodes|traces|reuse|runs|large]
 
 Peers run in the same process, on the same disk, with the same durability. They need langgraph-checkpoint-sqlite,
 langgraph-checkpoint-postgres and dbos (`pip install -e '.[bench]'`); a row says if one is missing. Recorded traces
@@ -22,10 +22,10 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import postgres
 
-from benchmarks.durability import large_runs, reuse, supersteps, trace_hit_rates, whole_runs
+from benchmarks.durability import large_runs, reuse, supersteps, trace_hit_rates, whole_runs, worldless_nodes
 from benchmarks.rows import Row, options, printed, report
 
-PARTS = ("steps", "traces", "reuse", "runs", "large")
+PARTS = ("steps", "nodes", "traces", "reuse", "runs", "large")
 
 
 @contextmanager
@@ -51,6 +51,8 @@ def main() -> None:
         if part == "steps":
             with _server(asked.postgres) as address:
                 made = supersteps.rows(asked.quick, address)
+        elif part == "nodes":
+            made = worldless_nodes.rows(asked.quick)
         elif part == "traces":
             made = trace_hit_rates.rows(traces)
         elif part == "reuse":

@@ -21,7 +21,6 @@ from ramify.compiler.plan import (
     STAGES,
     UNORDERED,
     WORLDLESS,
-    Effect,
     GraphBreak,
     OpId,
     OpKind,
@@ -129,8 +128,8 @@ def _origin(op: Operation, origins: Mapping[tuple[OpKind, Site], Origin]) -> Ori
 
 
 def _worldless(spec: Spec) -> frozenset[str]:
-    """Return the steps whose worlds need not be made. A pure step has none."""
-    return frozenset(step.name for step in spec.steps if step.worldless and step.declared is not Effect.PURE)
+    """Return the steps whose worlds need not be made."""
+    return frozenset(step.name for step in spec.steps if step.worldless)
 
 
 def _attrs(op: Operation, bases: set[str], worldless: frozenset[str]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class StepSpec:
     reads_by: str = ""  # how the channels are known: "schema" or "syntax"
     files: FileAccess | None = None  # None: anything
     prefix: Prefix | None = None  # of the first model call in its code
-    worldless: bool = False  # it certainly leaves its world alone
+    worldless: bool = False  # it certainly leaves its world alone; pure steps have none
 
 
 # Items of a function's body

@@ -24,6 +24,8 @@ from ramify.runtime.errors import NotSerialisable
 
 T = TypeVar("T")
 
+_AS_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
+
 
 def encode(value: object, what: str = "value") -> str:
     """Return the value as ASCII JSON.
@@ -51,7 +53,7 @@ def encode(value: object, what: str = "value") -> str:
 
 
 def _encoded(encoder: Encoder, value: object, what: str) -> str:
-    return json.dumps(encoder.encode(value, what), separators=(",", ":"), ensure_ascii=True)
+    return _AS_JSON(encoder.encode(value, what))
 
 
 def _refuse_unless_same(text: str, value: object, what: str) -> None:

@@ -24,6 +24,8 @@ def digest_of_arguments(arguments: Mapping[str, object], text: str) -> str:
 
 
 def _sha256(text: str) -> str:
+    if len(text) <= _AT_ONCE:
+        return hashlib.sha256(text.encode()).hexdigest()
     digest = hashlib.sha256()
     for at in range(0, len(text), _AT_ONCE):  # without another copy of a long text
         digest.update(text[at : at + _AT_ONCE].encode())

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from ramify.compiler.concurrent_parsing import parsed
 from ramify.runtime.codec.persisted_names import present_name, stored_name
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.user_code.workflow_loader import (
@@ -200,7 +201,8 @@ def _names_in(targets: frozenset[tuple[str, str]]) -> frozenset[str]:
             continue
         seen.add(file)
         try:
-            tree = ast.parse(Path(file).read_bytes())
+            text = Path(file).read_bytes()
+            tree = parsed(functools.partial(ast.parse, text))
         except (OSError, SyntaxError, ValueError):
             continue
         names = {name for node in ast.walk(tree) for name in imported_names(node, package) if name}

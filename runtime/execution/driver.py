@@ -97,20 +97,19 @@ async def drive(
     """
     store = services.store
     async with hold_run(services.locks, store, record.id):
-        now = await services.store.run(record.id)  # another process may have gone on with it before the lock was free
+        found = await store.rows_of(record.id)  # another process may have gone on with it before the lock was free
+        now, llm, ledger = found.run, found.llm, found.effects
+        ops: Sequence[OpRecord] = found.ops
         if now.status is RunStatus.DONE:
             return codec.decode(now.result_json or "null")
         record = replace(now, plan_json=record.plan_json)
         waited = record.status is RunStatus.WAITING  # then the workflow caught all failures recorded so far
         record, resumed = await _reopen(services, record, new_deadline_s)
-        ops, llm = await store.journal(record.id)
-        ledger = await store.effects(record.id)
         elsewhere = [e for run in ancestor_runs(ops) for e in await store.effects(run)]
         if adopt is not None:
             record, ops = await _adopt_plan(services, record, ops, llm, adopt(ops, llm, ledger))
-        first = next(one for one in await store.checkpoints(record.id) if one.seq == 0)
-        answers = await store.answers(record.id)
-        recorded = _Recorded(ops, llm, ledger, elsewhere, answers, all_caught=waited, resumed=resumed)
+        first = next(one for one in found.checkpoints if one.seq == 0)
+        recorded = _Recorded(ops, llm, ledger, elsewhere, found.answers, all_caught=waited, resumed=resumed)
         plan = _with_code(Plan.from_json(record.plan_json), code)
         recovery = _recovery_of(services, record)
         base = await recovery.get(record.base_snapshot, first.content_key)
@@ -213,8 +212,8 @@ async def _go_on(
 
 
 async def _adopt_plan(
-    services: Services, record: RunRecord, ops: list[OpRecord], llm: Sequence[LLMRecord], made: Adoption
-) -> tuple[RunRecord, list[OpRecord]]:
+    services: Services, record: RunRecord, ops: Sequence[OpRecord], llm: Sequence[LLMRecord], made: Adoption
+) -> tuple[RunRecord, Sequence[OpRecord]]:
     """Replace the run's plan, and record that in the journal. Returns the new row of the run and its journal."""
     seq = 1 + max([row.seq for row in ops] + [call.seq for call in llm], default=0)
     now = services.clock()

@@ -68,13 +68,16 @@ def refuse_swapped_result(call: StepCall, row: OpRecord) -> None:
     """Raise `CallNotTold` if the recorded result may belong to another call."""
     journal, beside = call.scope.run.journal, call.scope.run.journal.equal.recorded(call.key, call.step.name)
     is_marked = call.scope.run.plan.version >= TOLD_SINCE_PLAN
-    if call.step.reuse or not is_marked or not differ(beside, len(beside) > 1):
+    if call.step.reuse or not is_marked:
         return
-    if (why := next((one.attrs[THREADS] for one in beside if THREADS in one.attrs), None)) is not None:
-        raise journal.stop(_swapped_by_threads(call.scope, call.step.name, why))
+    why = next((one.attrs[THREADS] for one in beside if THREADS in one.attrs), None)
     order = call.scope.run.sets.order_of(call.op)
     may_be_equal = order == EQUAL or (order == MAYBE_EQUAL and len(beside) > 1)
-    if may_be_equal and _were_in_another_order([row]):
+    if (why is None and not may_be_equal) or not differ(beside, len(beside) > 1):
+        return
+    if why is not None:
+        raise journal.stop(_swapped_by_threads(call.scope, call.step.name, why))
+    if _were_in_another_order([row]):
         raise journal.stop(_swapped_by_order(call.scope, call.step.name, call.op))
 
 

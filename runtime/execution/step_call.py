@@ -56,6 +56,9 @@ def bind_with_defaults(
     step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], frozenset[str]]:
     """Like `bind`; also return the names of the parameters that took their default."""
+    names = _positional(step.function, step.sandbox_parameter)
+    if names is not None and len(args) == len(names) and not kwargs:
+        return dict(zip(names, args, strict=True)), frozenset()  # most calls, in a tenth of the time
     signature = _signature(step.function, step.sandbox_parameter)
     try:
         bound = signature.bind(*args, **kwargs)
@@ -75,6 +78,14 @@ def bind_with_defaults(
 def _signature(function: Callable[..., Any], left_out: str | None = None) -> inspect.Signature:
     signature = inspect.signature(function)
     return signature.replace(parameters=[p for name, p in signature.parameters.items() if name != left_out])
+
+
+@functools.lru_cache(maxsize=1024)
+def _positional(function: Callable[..., Any], left_out: str | None) -> tuple[str, ...] | None:
+    """Return the names of the parameters if all of them may be given by position, and no others."""
+    parameters = _signature(function, left_out).parameters
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(parameters) if all(one.kind in by_position for one in parameters.values()) else None
 
 
 async def call_inline(step: StepDef, face: Sandbox | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

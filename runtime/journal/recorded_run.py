@@ -82,7 +82,7 @@ class RecordedRun:
         reuse hit (decision 005), or open questions (decision 075)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self.turns = Turns(_in_turns(ops, llm, failed.values()), self.followers.returned)
-        self._occurrences: dict[str, Counter[str]] = {}  # by the first part of the place
+        self._occurrences: dict[str, dict[str, int]] = {}  # by the first part of the place
         self.equal = EqualCalls(self._before, llm)
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._last_sealed: dict[BranchPath, int] = {}
@@ -98,9 +98,10 @@ class RecordedRun:
     def key(self, *parts: str) -> str:
         """Return the key of the next call at this place. Call it in program order: the occurrences are counted."""
         place = "|".join(parts)
-        counted = self._occurrences.setdefault(parts[0], Counter())
-        occurrence = counted[place]
-        counted[place] += 1
+        if (counted := self._occurrences.get(parts[0])) is None:
+            counted = self._occurrences[parts[0]] = {}
+        occurrence = counted.get(place, 0)
+        counted[place] = occurrence + 1
         key = f"{place}|{occurrence}"
         self._asked.add(key)
         self.followers.called(key)

@@ -63,23 +63,6 @@ class PulledRun:
     was_here: bool
 
 
-async def read_rows(store: RunStore, run: RunId) -> RunRows:
-    """Return all rows of a run. Raises `RunNotFound`."""
-    record = await store.run(run)
-    last = await store.effects(run)
-    attempts = await store.effects(run, earlier=True)
-    newest = {one.key: one.attempt for one in last}
-    return RunRows(
-        record,
-        tuple(await store.ops(run)),
-        tuple(await store.llm(run)),
-        tuple(await store.checkpoints(run)),
-        tuple(last),
-        tuple(one for one in attempts if one.attempt < newest[one.key]),
-        tuple(await store.answers(run)),
-    )
-
-
 def named_snapshots(rows: RunRows) -> set[SnapshotId]:
     """Return every snapshot that the rows name."""
     found = {rows.run.base_snapshot, *(one.snapshot_id for one in rows.checkpoints)}
@@ -96,7 +79,7 @@ async def push_run(store: RunStore, remote: RemoteStore, pins: Pins, locks: Path
     whose thread is in a database of this machine, and `RemoteError`; the run then stays here.
     """
     async with hold_run(locks, store, run):
-        rows = await read_rows(store, run)
+        rows = await store.rows_of(run)
         if not store.address.on_server and rows.run.frontend != DECORATORS:
             raise RunError(
                 f"run {run} belongs to a LangGraph thread, whose checkpoints are in a database of this machine: use "
@@ -129,7 +112,7 @@ async def pull_run(store: RunStore, remote: RemoteStore, locks: Path, run: RunId
         left = pushed_run(locks, run)
         generation = 0 if store.address.on_server else await asyncio.to_thread(_newest, remote, run)
         try:
-            mine = await read_rows(store, run)
+            mine = await store.rows_of(run)
         except RunNotFound:
             mine = None
         if mine is not None and (left is None or generation < left.generation):  # it never left

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ramify.compiler.concurrent_parsing import parsed
 from ramify.runtime.codec import codec
 from ramify.runtime.user_code.workflow_loader import files_of, imported_names, installed_folders
 from ramify.sandboxes.contract import WorldSpec
@@ -85,5 +86,6 @@ def _read(file: str, mtime_ns: int, size: int, package: str) -> tuple[str, tuple
     digest = hashlib.sha256(data).hexdigest()
     if not file.endswith(".py"):
         return digest, ()
-    names = [name for node in ast.walk(ast.parse(data)) for name in imported_names(node, package)]
+    tree = parsed(lambda: ast.parse(data))
+    names = [name for node in ast.walk(tree) for name in imported_names(node, package)]
     return digest, tuple(files_of(names))

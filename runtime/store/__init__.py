@@ -6,7 +6,7 @@ Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, o
 - `tables.py`: the present tables; `migrate.py`, `upgrade.py` and `versions/` bring a database to them.
 - `rows.py`: records to rows and back; `stored_texts.py`, `blobs.py`: long texts, each stored once.
 - `statements.py`: what is written; `run_committer.py`: the thread that writes, in group commits; `retries.py`.
-- `store_queries.py`: what RunStore reads.
+- `store_queries.py`: what RunStore reads; `plain_queries.py`: the rows of a run, without SQLAlchemy's statements.
 - `run_store.py`: RunStore; `reader.py`: its read methods for short commands, without SQLAlchemy; `run_counts.py`.
 - `run_locks.py`, `leases.py`, `lease_keeper.py`, `lease_query.py`: one process per run, by file lock and lease.
 - `pooler_check.py`: whether a pooler shares sessions.

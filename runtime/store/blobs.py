@@ -4,13 +4,13 @@ predecessor."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from ramify.runtime.records import RunId
-from ramify.runtime.store import rows, tables
+from ramify.runtime.store import plain_queries, rows, tables
 from ramify.runtime.store.stored_texts import Digest, Packed, pack, to_bytes, unpack
 
 _RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # cached: runs, texts per run, characters per text at most
@@ -73,26 +73,32 @@ def load(connection: Connection, names: Collection[Digest]) -> Mapping[Digest, s
 def family(connection: Connection, names: Collection[Digest]) -> dict[Digest, Packed]:
     """Return these texts and all of their bases. Usually the bases are among the texts, and one query is enough."""
     found: dict[Digest, Packed] = {}
-    _fetch(connection, _THESE, names, found)
+    _fetch_these(connection, names, found)
     missing = {one.base for one in found.values() if one.base is not None} - found.keys()
     while missing:
-        _fetch(connection, _CHAINS, sorted(missing)[:_AT_ONCE], found)
+        _fetch_chains(connection, sorted(missing)[:_AT_ONCE], found)
         missing = {name for name in missing if name not in found}
     return found
 
 
-def _fetch(connection: Connection, query: Any, names: Collection[Digest], found: dict[Digest, Packed]) -> None:
-    ordered = sorted(names)
+def _fetch_these(connection: Connection, names: Collection[Digest], found: dict[Digest, Packed]) -> None:
+    ordered, mark = sorted(names), "?" if connection.dialect.name == "sqlite" else "%s"
     for at in range(0, len(ordered), _AT_ONCE):
         some = ordered[at : at + _AT_ONCE]
-        there: list[Row[Any]] = list(connection.execute(query, {"names": some}))
-        found |= {one.digest: _packed(one) for one in there}
-        if query is _CHAINS and (lost := set(some) - found.keys()):
-            raise KeyError(f"blob {min(lost)}")
+        result = connection.exec_driver_sql(plain_queries.texts(len(some)).replace("?", mark), tuple(some))
+        for row in plain_queries.as_rows(tuple(result.keys()), result.all()):
+            found[row["digest"]] = _packed(row["text"], row["base"], row["keep"], row["tail"])
 
 
-def _packed(one: Row[Any]) -> Packed:
-    return Packed(one.text) if one.base is None else Packed("", one.base, one.keep, bytes(one.tail))
+def _fetch_chains(connection: Connection, names: Sequence[Digest], found: dict[Digest, Packed]) -> None:
+    for one in connection.execute(_CHAINS, {"names": names}):
+        found[one.digest] = _packed(one.text, one.base, one.keep, one.tail)
+    if lost := set(names) - found.keys():
+        raise KeyError(f"blob {min(lost)}")
+
+
+def _packed(text: str, base: Digest | None, keep: int, tail: bytes) -> Packed:
+    return Packed(text) if base is None else Packed("", base, keep, bytes(tail))
 
 
 def _chains() -> Any:
@@ -105,7 +111,6 @@ def _chains() -> Any:
 
 
 _CHAINS = _chains()
-_THESE = select(tables.blobs).where(tables.blobs.c.digest.in_(bindparam("names", expanding=True)))
 
 
 def delete_unused(connection: Connection, named: Collection[Digest], columns: Iterable[Any]) -> None:

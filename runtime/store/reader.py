@@ -29,13 +29,13 @@ from ramify.runtime.records import (
     RunStatus,
 )
 from ramify.runtime.store import address as addresses
-from ramify.runtime.store import readonly_sqlite, rows, run_counts
+from ramify.runtime.store import plain_queries, readonly_sqlite, rows, run_counts
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, as_store_errors
 from ramify.runtime.store.lease_query import SERVER_NOW, leases_query
 from ramify.runtime.store.revisions import REVISIONS, SCHEMA, VERSION_TABLE
 from ramify.runtime.store.run_counts import Tally
-from ramify.runtime.store.stored_texts import ESCAPED, Digest, Packed, unescape_text, unpack
+from ramify.runtime.store.stored_texts import Digest, Packed, unpack
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Reader:
         self.address = address
 
     async def run(self, run_id: RunId) -> RunRecord:
-        found = self._records("SELECT * FROM runs WHERE id = ?", (run_id,), rows.run_record)
+        found = self._records(plain_queries.RUN, (run_id,), rows.run_record)
         if not found:
             raise RunNotFound(f"no run {run_id}: `ramify ls` lists the runs")
         return found[0]
@@ -112,8 +112,9 @@ class Reader:
 
     async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
         """Like `RunStore.answers`."""
-        mine, values = ("", ()) if run_id is None else (" WHERE run_id = ?", (run_id,))
-        return self._records(f"SELECT * FROM answers{mine} ORDER BY n", values, rows.answer_record)
+        if run_id is None:
+            return self._records(plain_queries.ANSWERS, (), rows.answer_record)
+        return self._records(plain_queries.ANSWERS_OF_RUN, (run_id,), rows.answer_record)
 
     async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
         """Like `RunStore.interrupts`."""
@@ -138,7 +139,7 @@ class Reader:
         return {lease.run: lease for lease in map(Lease.of_row, self._rows(query, tuple(run_ids)))}
 
     def _ledger(self, table: str, run_id: RunId) -> list[EffectRecord]:
-        return self._records(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
+        return self._records(plain_queries.ledger(table), (run_id,), rows.effect_record)
 
     async def live_snapshots(self, runs: Collection[RunId] | None = None) -> set[SnapshotId]:
         """Return every snapshot that a column of a row names (the state before a merge, `attrs["ours"]`, is not
@@ -162,8 +163,7 @@ class Reader:
         return run_counts.counted(run_ids, ops, llm)
 
     def _of_run(self, table: str, run_id: RunId, make: Callable[[rows.Row], T], after: int) -> list[T]:
-        query = f"SELECT * FROM {table} WHERE run_id = ? AND seq >= ? ORDER BY seq, n"
-        return self._records(query, (run_id, after + 1 if after else 0), make)
+        return self._records(plain_queries.of_run(table), plain_queries.since(run_id, after), make)
 
     def _records(self, query: str, values: Sequence[object], make: Callable[[rows.Row], T]) -> list[T]:
         found = self._rows(query, values)
@@ -181,7 +181,7 @@ class Reader:
         missing = set(names)
         while missing:
             some = sorted(missing)[:_AT_ONCE]
-            for row in self._rows(f"SELECT * FROM blobs WHERE digest IN ({', '.join('?' * len(some))})", some):
+            for row in self._rows(plain_queries.texts(len(some)), some):
                 whole = row["base"] is None
                 packed[row["digest"]] = (
                     Packed(row["text"]) if whole else Packed("", row["base"], row["keep"], bytes(row["tail"]))
@@ -197,13 +197,7 @@ class Reader:
         with as_store_errors(self.address), closing(self.connection.cursor()) as cursor:
             cursor.execute(query.replace("?", self._mark), tuple(values))
             names = [column[0] for column in cursor.description]
-            fetched = cursor.fetchall()
-        found = [dict(zip(names, row, strict=True)) for row in fetched]
-        for name, column in zip(names, zip(*fetched, strict=True), strict=False):
-            if ESCAPED in "".join([value for value in column if type(value) is str]):  # rare
-                for row in found:
-                    row[name] = unescape_text(row[name]) if type(row[name]) is str else row[name]
-        return found
+            return plain_queries.as_rows(names, cursor.fetchall())
 
     def _refresh(self) -> None:
         """Replace a connection to a copy by a newer one if the file was written since."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,8 @@ _HASHED_AT_ONCE = 1 << 20  # characters
 
 def digest(text: str) -> str:
     """Return the digest that names a text in `blobs`. Lone surrogates are encoded as they are."""
+    if len(text) <= _HASHED_AT_ONCE:
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     found = hashlib.sha256()
     for at in range(0, len(text), _HASHED_AT_ONCE):  # without another copy of a long text
         found.update(text[at : at + _HASHED_AT_ONCE].encode("utf-8", "surrogatepass"))
@@ -144,7 +146,7 @@ def names_in(found: Sequence[Row]) -> set[str]:
 
 def _check_types(found: Sequence[Row]) -> None:
     for name in found[0] if found else ():
-        kinds = {type(row[name]) for row in found}
+        kinds = set(map(type, map(itemgetter(name), found)))
         if name in NULLABLE:
             kinds.discard(NoneType)
         right: set[type] = {int} if name in NUMBERS else {int, float} if name in TIMES else {str}
@@ -157,14 +159,12 @@ def with_texts(found: Sequence[Row], texts: Mapping[str, str]) -> list[Row]:
     columns = [(column, f"{column.removesuffix(_BLOB)}_json") for column in _blob_columns(found)]
     if not columns:
         return list(found)
-    made: list[Row] = []
-    for row in found:
-        filled = dict(row)
-        for column, name in columns:
-            blob = filled.pop(column)
-            filled[name] = None if blob is None else texts[blob]
-        made.append(filled)
-    return made
+    made = list(map(dict, found))
+    for column, name in columns:
+        for row in made:
+            blob = row.pop(column)
+            row[name] = None if blob is None else texts[blob]
+    return [*made]
 
 
 def _blob_columns(found: Sequence[Row]) -> list[str]:

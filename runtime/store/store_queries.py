@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, String, Table, bindparam, func, select, text, union
+from sqlalchemy import Connection, Select, String, Table, bindparam, func, select, text, union
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -26,10 +26,11 @@ from ramify.runtime.records import (
     OpStatus,
     RunId,
     RunRecord,
+    RunRows,
     RunStatus,
     Settings,
 )
-from ramify.runtime.store import blobs, rows, run_counts, statements, tables
+from ramify.runtime.store import blobs, plain_queries, rows, run_counts, statements, tables
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel
@@ -56,7 +57,7 @@ class StoreQueries:
         raise NotImplementedError
 
     async def run(self, run_id: RunId) -> RunRecord:
-        found = await self._fetch(tables.query(tables.runs).where(tables.runs.c.id == run_id), rows.run_record)
+        found = await self._records(plain_queries.RUN, (tables.stored(run_id),), rows.run_record)
         if not found:
             raise statements.no_run(run_id)
         return found[0]
@@ -89,14 +90,44 @@ class StoreQueries:
 
     async def journal(self, run_id: RunId) -> tuple[list[OpRecord], list[LLMRecord]]:
         """Return a run's journal and its model calls, as `ops` and `llm` do, over one connection."""
-        queries = [_of_run(table, run_id) for table in (tables.ops, tables.llm)]
+        values = plain_queries.since(run_id, 0)
 
         async def ask(connection: AsyncConnection) -> tuple[list[rows.Row], list[rows.Row]]:
-            return await _with_texts(queries[0])(connection), await _with_texts(queries[1])(connection)
+            ops = await connection.run_sync(_plain, plain_queries.of_run("ops"), values)
+            return ops, await connection.run_sync(_plain, plain_queries.of_run("llm"), values)
 
         with self._readable():
             ops, llm = await self._read(ask)
             return [rows.op_record(row) for row in ops], [rows.llm_record(row) for row in llm]
+
+    async def rows_of(self, run_id: RunId) -> RunRows:
+        """Return all rows of a run, over one connection. Raises `RunNotFound`."""
+        numbered, named = plain_queries.since(run_id, 0), (run_id,)
+
+        def ask(connection: Connection) -> list[list[rows.Row]]:
+            found = [_plain(connection, plain_queries.RUN, named)]
+            found += [
+                _plain(connection, plain_queries.of_run(one), numbered) for one in ("ops", "llm", "checkpoints")
+            ]
+            found += [_plain(connection, plain_queries.ledger(one), named) for one in ("effects", "attempts")]
+            return [*found, _plain(connection, plain_queries.ANSWERS_OF_RUN, named)]
+
+        with self._readable():
+            run, ops, llm, checkpoints, last, earlier, answers = await self._read(lambda one: one.run_sync(ask))
+            if not run:
+                raise statements.no_run(run_id)
+            effects = tuple(map(rows.effect_record, last))
+            newest = {one.key: one.attempt for one in effects}
+            attempts = map(rows.effect_record, earlier)
+            return RunRows(
+                rows.run_record(run[0]),
+                tuple(map(rows.op_record, ops)),
+                tuple(map(rows.llm_record, llm)),
+                tuple(map(rows.checkpoint_record, checkpoints)),
+                effects,
+                tuple(one for one in attempts if one.attempt < newest[one.key]),
+                tuple(map(rows.answer_record, answers)),
+            )
 
     async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
         """Return the ledger of a run in the order of the first intents: the last attempt of each effect. `earlier`:
@@ -105,14 +136,13 @@ class StoreQueries:
         return rows.with_attempts(last, await self._ledger(tables.attempts, run_id)) if earlier else last
 
     async def _ledger(self, table: Table, run_id: RunId) -> list[EffectRecord]:
-        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.n)
-        return await self._fetch(query, rows.effect_record)
+        return await self._records(plain_queries.ledger(table.name), (run_id,), rows.effect_record)
 
     async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
         """Return the answers to the questions of a run, or of all runs, in the order in which they were given."""
-        query = tables.query(tables.answers).order_by(tables.answers.c.n)
-        mine = query if run_id is None else query.where(tables.answers.c.run_id == run_id)
-        return await self._fetch(mine, rows.answer_record)
+        if run_id is None:
+            return await self._records(plain_queries.ANSWERS, (), rows.answer_record)
+        return await self._records(plain_queries.ANSWERS_OF_RUN, (run_id,), rows.answer_record)
 
     async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
         """Return the question and answer rows of a run's journal, or of all runs that are not done."""
@@ -196,12 +226,14 @@ class StoreQueries:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
     async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
-        query = _of_run(table, run_id)
-        return await self._fetch(query.where(table.c.seq > after) if after else query, make)
+        return await self._records(plain_queries.of_run(table.name), plain_queries.since(run_id, after), make)
 
+    async def _records(self, query: str, values: Sequence[object], make: Callable[[rows.Row], T]) -> list[T]:
+        async def ask(connection: AsyncConnection) -> list[rows.Row]:
+            return await connection.run_sync(_plain, query, values)
 
-def _of_run(table: Table, run_id: RunId) -> Select[Any]:
-    return tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
+        with self._readable():
+            return [make(row) for row in await self._read(ask)]
 
 
 async def _whole(reader: AsyncEngine, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
@@ -224,9 +256,21 @@ def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Await
     return ask
 
 
+def _plain(connection: Connection, query: str, values: Sequence[object]) -> list[rows.Row]:
+    """Return the rows of a plain query, with their texts."""
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    result = connection.exec_driver_sql(query.replace("?", mark), tuple(values))
+    found = plain_queries.as_rows(tuple(result.keys()), result.all())
+    for row in found:
+        del row["n"]
+    return rows.with_texts(found, blobs.load(connection, rows.names_in(found)))
+
+
 def _with_texts(query: Select[Any]) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
     async def ask(connection: AsyncConnection) -> list[rows.Row]:
-        found = [dict(row) for row in (await connection.execute(query)).mappings()]
+        result = await connection.execute(query)
+        names = tuple(result.keys())  # faster than its mappings, which matters for the journal of a long run
+        found = [dict(zip(names, row, strict=True)) for row in result.all()]
         texts = await connection.run_sync(blobs.load, rows.names_in(found))
         return rows.with_texts(found, texts)
 

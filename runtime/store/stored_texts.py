@@ -47,7 +47,10 @@ def pack(text: str, data: bytes, bases: Iterable[tuple[Digest, bytes]]) -> Packe
 def unpack(wanted: Iterable[Digest], packed: Mapping[Digest, Packed]) -> dict[Digest, str]:
     """Return the texts of these digests. Raises `KeyError` if a text or one of its bases is missing."""
     whole: dict[Digest, bytes] = {}
-    return {digest: from_bytes(_bytes(digest, packed, whole)) for digest in wanted}
+    return {
+        digest: one.text if (one := packed[digest]).base is None else from_bytes(_bytes(digest, packed, whole))
+        for digest in wanted
+    }
 
 
 def _bytes(digest: Digest, packed: Mapping[Digest, Packed], whole: dict[Digest, bytes]) -> bytes:

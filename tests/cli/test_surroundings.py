@@ -119,7 +119,7 @@ def test_a_run_at_the_top_of_a_file_is_named_when_the_file_is_loaded_for_a_resum
             ["fork", "@"],
         ),
         *(["run", "app.py:flow"], ["cancel", "@"], ["answer", "a", "b"], ["approve", "@", "s", "--done"]),
-        *(["diff", "@", "@~1"], ["merge", "@", "@~1"], ["checkout", "@", "out"]),
+        *(["diff", "@", "@~1"], ["merge", "@", "@~1"], ["checkout", "@", "out"], ["threads", "export", "theirs.db"]),
     ],
     ids=" ".join,
 )

@@ -19,6 +19,7 @@ from enum import Enum
 from functools import cache
 from typing import Protocol
 
+from ramify.compiler.concurrent_parsing import parsed
 from ramify.compiler.frontend.python.modules import ProjectModule
 from ramify.compiler.frontend.python.names import arguments_of, dotted_name, nodes_in
 
@@ -301,17 +302,17 @@ def _dotted_names(annotation: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
                 continue
             case ast.Subscript(value=ast.Name(id="Literal") | ast.Attribute(attr="Literal")):
                 continue
-            case ast.Constant(value=str(text)) if (parsed := _parsed(text)) is not None:
-                todo.append(parsed)
+            case ast.Constant(value=str(text)) if (inner := _expression(text)) is not None:
+                todo.append(inner)
         todo += ast.iter_child_nodes(node)
 
 
 @cache
-def _parsed(text: str) -> ast.expr | None:
+def _expression(text: str) -> ast.expr | None:
     if len(text) > 1000:
         return None
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        return parsed(lambda: ast.parse(text.strip(), mode="eval")).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -326,8 +327,8 @@ def _names_of(annotation: ast.AST) -> set[str]:
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
         if name is not None and id(node) not in arguments:
             found.add(name)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (parsed := _parsed(node.value)):
-            found |= _names_of(parsed) if not isinstance(parsed, ast.Constant) else set()
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (inner := _expression(node.value)):
+            found |= _names_of(inner) if not isinstance(inner, ast.Constant) else set()
     return found
 
 

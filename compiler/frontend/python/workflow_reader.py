@@ -34,7 +34,7 @@ from ramify.compiler.frontend.python.step_checks import (
     refuse_workflow_calls,
 )
 from ramify.compiler.frontend.python.world_access import may_use_a_world, refuse_held_worlds
-from ramify.compiler.plan import PLAN_VERSION
+from ramify.compiler.plan import PLAN_VERSION, Effect
 from ramify.compiler.spec import Spec, StepSpec
 
 
@@ -123,7 +123,7 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
         function.where(),
         files=files_of(function, nodes, sources),
         prefix=first_prefix(function, sources.rebound_globals(function.path)) if calls_llm else None,
-        worldless=not (info.takes_sandbox or may_use_a_world(function, nodes, sources)),
+        worldless=not (info.takes_sandbox or info.effect is Effect.PURE or may_use_a_world(function, nodes, sources)),
     )
 
 

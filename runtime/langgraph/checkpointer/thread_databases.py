@@ -14,6 +14,7 @@ from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from sqlalchemy import Engine, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from ramify.runtime.langgraph.checkpointer.database import open_read_only_engine
 from ramify.runtime.langgraph.checkpointer.portable_serializer import PortableSerializer
@@ -22,6 +23,7 @@ from ramify.runtime.langgraph.checkpointer.tables import checkpoints, threads, w
 from ramify.runtime.langgraph.checkpointer.thread_copies import CheckpointId, TaskId
 from ramify.runtime.langgraph.errors import ThreadNotCopied
 from ramify.runtime.store.address import Address, parse
+from ramify.runtime.store.database_errors import as_store_errors
 
 _CHECKPOINTS = {"thread_id", "checkpoint_ns", "checkpoint_id"}
 """Columns of LangGraph's table `checkpoints`. Its shallow savers, which keep no history, have no `checkpoint_id`."""
@@ -78,16 +80,28 @@ class LangGraphThreads:
 
 @contextmanager
 def saver_threads(address: str | Path, *, keep_exact: bool, create: bool = False) -> Iterator[SaverThreads]:
-    """Open the database of a `ramify.Saver`. `create`: make what is missing; otherwise raises `ThreadNotCopied`."""
+    """Open the database of a `ramify.Saver`. `create`: make what is missing; otherwise raises `ThreadNotCopied`.
+
+    Raises `StoreError` if the database cannot be used."""
     where = parse(address)
     if not create and where.file is not None and not where.file.exists():
         raise ThreadNotCopied.no_file(str(where))
-    with Saver(address, serde=PortableSerializer(keep_exact=keep_exact)) as saver:
+    with _store_errors(where), Saver(address, serde=PortableSerializer(keep_exact=keep_exact)) as saver:
         engine = open_read_only_engine(address)
         try:
             yield SaverThreads(saver, engine)
         finally:
             engine.dispose()
+
+
+@contextmanager
+def _store_errors(where: Address) -> Iterator[None]:
+    """Raise SQLAlchemy's errors as `StoreError`. Only our own savers use it; other errors are not of our database."""
+    try:
+        yield
+    except SQLAlchemyError:
+        with as_store_errors(where):
+            raise
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ramify.runtime.langgraph.compat import (
     CONFIG_KEY_TASK_ID,
     ChannelWrite,
     RunnableCallable,
+    patch_configurable,
 )
 from ramify.runtime.langgraph.node.nested_graphs import Instrument, intercepted_graphs
 from ramify.runtime.langgraph.node.node_execution import NodeExecution
@@ -30,6 +31,8 @@ from ramify.runtime.langgraph.node.user_code import Code
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.session import Session
 from ramify.runtime.user_code.sandbox import node_sandbox_parameter, sandbox_parameter
+
+Writes = list[tuple[str, Any]]
 
 
 class WorldNode(Runnable[Any, Any]):
@@ -173,23 +176,28 @@ class WorldNode(Runnable[Any, Any]):
 
 
 class WorldWrite(ChannelWrite):
-    """A node's own write, followed by the write to the world channel.
+    """A node's own write, with the write to the world channel before it.
 
     It replaces one `ChannelWrite` by another, so that streams and traces show no difference. If the node's own write
     fails (no dictionary, or a hand-over to the parent graph), the world channel is not written either.
+
+    A checkpointer knows a write by its place among the writes of its task, and keeps the first one of each place. The
+    world channel comes first, so that a task that runs again and writes one more channel still finds that place free.
     """
 
     def __init__(self, first: ChannelWrite) -> None:
         super().__init__(first.writes, tags=first.tags and list(first.tags))
 
     def _write(self, input: Any, config: RunnableConfig) -> Any:
-        super()._write(input, config)
-        _send(config)
+        sent: Writes = []
+        super()._write(input, _collecting(config, sent))
+        _send(config, sent)
         return input
 
     async def _awrite(self, input: Any, config: RunnableConfig) -> Any:
-        await super()._awrite(input, config)
-        _send(config)
+        sent: Writes = []
+        await super()._awrite(input, _collecting(config, sent))
+        _send(config, sent)
         return input
 
 
@@ -231,13 +239,25 @@ def _keep(reading: Reading, env: StoredPosition | None) -> None:
         reading.invocation.unsent[reading.id] = env
 
 
-def _send(config: RunnableConfig) -> None:
-    if not is_run(config):
-        return
-    conf = config[CONF]
-    env = conf[INVOCATION].unsent.pop(conf[CONFIG_KEY_TASK_ID], None)
+def _collecting(config: RunnableConfig, sent: Writes) -> RunnableConfig:
+    """Return the config for a node's own write, which `_send` passes on, if there is a position to write."""
+    return config if _unsent(config) is None else patch_configurable(config, {CONFIG_KEY_SEND: sent.extend})
+
+
+def _send(config: RunnableConfig, sent: Writes) -> None:
+    env = _unsent(config)
     if env is not None:
-        conf[CONFIG_KEY_SEND]([(ENV, env)])
+        conf = config[CONF]
+        conf[CONFIG_KEY_SEND]([(ENV, env), *sent])
+        del conf[INVOCATION].unsent[conf[CONFIG_KEY_TASK_ID]]
+
+
+def _unsent(config: RunnableConfig) -> StoredPosition | None:
+    """Return what `_keep` kept for the running task."""
+    if not is_run(config):
+        return None
+    conf = config[CONF]
+    return conf[INVOCATION].unsent.get(conf[CONFIG_KEY_TASK_ID])  # type: ignore[no-any-return]
 
 
 def user_function(bound: Runnable[Any, Any]) -> Callable[..., Any] | None:

@@ -85,8 +85,8 @@ class Job:
         self.before_s = wall_s + tokens * token_s
         self.start_by = due - self.before_s
         self.slot_s = self.starts_s + self.prefill_s + self.own_tokens * token_s
-        if self.counts:
-            self.late_at = min(due - least_s - least_tokens * token_s, self.admit_by)
+        in_time_s = due - least_s - least_tokens * token_s if self.counts else NEVER
+        self.late_at = min(in_time_s, self.admit_by)
 
 
 @dataclass(frozen=True, slots=True)

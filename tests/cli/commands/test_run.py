@@ -102,6 +102,15 @@ def test_apply_writes_what_changed_into_the_workspace(place: Path, call: Call) -
     assert done.stderr == ""
 
 
+def test_apply_leaves_out_what_acts_on_entry_and_names_it(place: Path, call: Call) -> None:
+    done = call("run", "flow.py:best", '["a", ".envrc"]', "--apply", *COPY)
+    assert done.returncode == 0
+    assert "left out: .envrc: " in done.stderr
+    assert sorted(path.name for path in (place / "workspace").iterdir()) == ["end", "notes"]
+    done = call("run", "flow.py:best", '["a", ".envrc"]', "--apply", "--active-files", "--quiet", *COPY)
+    assert (place / "workspace" / ".envrc").exists(), done.stderr
+
+
 def test_apply_without_a_workspace_is_refused_before_anything_runs(place: Path, call: Call) -> None:
     done = call("run", "flow.py:best", '["a"]', "--apply", "--sandbox", "copy")
     assert (done.returncode, done.stdout) == (2, "")

@@ -18,7 +18,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import RunLocked, RunNotFound, RunPushed, StoreError
 from ramify.runtime.journal import run_transfer
-from ramify.runtime.journal.run_transfer import decode, encode, pull_run, push_run, read_rows
+from ramify.runtime.journal.run_transfer import decode, encode, pull_run, push_run
 from ramify.runtime.records import (
     DECORATORS,
     ROOT,
@@ -126,7 +126,7 @@ async def test_a_run_moves_with_all_of_its_rows_and_snapshots(places: list[Place
     await one.push()
     assert not await one.works()
     got = await two.pull()
-    assert await read_rows(two.store, RUN) == await read_rows(one.store, RUN) == rows
+    assert await two.store.rows_of(RUN) == await one.store.rows_of(RUN) == rows
     assert got.fetched.members == 1 and two.remote.local.get(rows.run.base_snapshot)
     assert await two.works() and (await two.pull()).was_here
 
@@ -153,7 +153,7 @@ async def test_a_push_that_is_taken_back(places: list[Place], rows: RunRows) -> 
     with pytest.raises(RunPushed, match="brings it back"):
         await one.push()
     assert not (await one.pull()).was_here
-    assert await one.works() and await read_rows(one.store, RUN) == rows
+    assert await one.works() and await one.store.rows_of(RUN) == rows
     with pytest.raises(RunPushed):
         await two.pull()
 
@@ -193,7 +193,7 @@ async def test_a_pull_that_dies_after_its_claim_is_repeated(
     with pytest.raises(RunPushed):
         await one.pull()
     await two.pull()
-    assert await read_rows(two.store, RUN) == rows
+    assert await two.store.rows_of(RUN) == rows
 
 
 async def test_a_run_that_is_worked_on_stays(places: list[Place], rows: RunRows) -> None:

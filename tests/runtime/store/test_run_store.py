@@ -10,7 +10,6 @@ import pytest
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.journal.run_transfer import read_rows
 from ramify.runtime.records import (
     LEGAL_TRANSITIONS,
     ROOT,
@@ -253,11 +252,11 @@ async def test_all_rows_of_a_run_are_put_and_replaced_at_once(
         (AnswerRecord(RunId("run-1"), "q", '"yes"', 1.0),),
     )
     await store.put_rows(rows)
-    assert await read_rows(store, RunId("run-1")) == rows
+    assert await store.rows_of(RunId("run-1")) == rows
     blobs = blob_count(store)
     with pytest.raises(StoreError):
         await store.put_rows(rows)
     later = replace(rows, ops=(*rows.ops, an_op(seq=4, key="o4", result_json='"short"')))
     await store.put_rows(later, replace=True)
-    assert await read_rows(store, RunId("run-1")) == later
+    assert await store.rows_of(RunId("run-1")) == later
     assert blob_count(store) == blobs + 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from ramify.compiler.frontend.python.parsing import parsed, shared_tree_of, tree_of
+from ramify.compiler.concurrent_parsing import parsed
+from ramify.compiler.frontend.python.parsing import shared_tree_of, tree_of
 
 
 def raising(*errors: Exception) -> Callable[[], str]:
@@ -25,6 +28,19 @@ def test_a_confused_depth_is_parsed_again() -> None:
     assert parsed(raising(confused, confused)) == "tree"
     with pytest.raises(SystemError, match="mismatch"):
         parsed(raising(*[confused] * 100))
+
+
+def test_whatever_runs_in_a_users_threads_parses_so() -> None:
+    """Threads compile graphs, load values and look for results at once."""
+    root = Path(__file__).parents[4]
+    files = [file for package in ("compiler", "runtime") for file in (root / package).rglob("*.py")]
+    for file in files:
+        if "ast.parse" not in (text := file.read_text()):
+            continue
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        guarded = {inner for call in calls if ast.unparse(call.func) == "parsed" for inner in ast.walk(call)}
+        bare = [call.lineno for call in calls if ast.unparse(call.func) == "ast.parse" and call not in guarded]
+        assert not bare, f"{file.relative_to(root)}:{bare}"
 
 
 def test_other_errors_are_the_callers() -> None:

@@ -192,3 +192,32 @@ def test_files_follow_a_journey_into_a_graph_that_keeps_its_state(depth: int, co
     assert seen[-1] == last
     assert f"b: {' '.join(sorted([*before, 'a']))}" in seen
     assert "two" in seen and "one" not in seen
+
+
+class More(State, total=False):
+    extra: str
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["plain", "over worlds"])
+def test_a_channel_that_only_the_second_run_of_a_task_writes_is_kept(compile_graph: Any, over: bool) -> None:
+    """Channels whose values are read from the writes (`DeltaChannel`) lost it. A checkpointer keeps the first write
+    of each place among those of a task, and the world channel took that of the new one."""
+
+    def finishes(state: More) -> More:
+        leaves(f"done {state['number']}")
+        return {"seen": ["done"], **({"extra": "new"} if state["number"] == 2 else {})}
+
+    def asks(state: More) -> More:
+        return {"seen": [interrupt("sure?")]}
+
+    graph = StateGraph(More).add_node("finishes", finishes).add_node("asks", asks)
+    graph.add_edge(START, "finishes").add_edge(START, "asks")
+    saver = InMemorySaver()
+    app = compile_graph(graph, checkpointer=saver) if over else graph.compile(checkpointer=saver)
+    app.invoke({"number": 1}, CONFIG)
+    paused = app.get_state(CONFIG).config
+    app.update_state(CONFIG, None)
+    app.invoke(Command(resume="yes", update={"number": 2}), paused)
+    found = saver.get_tuple(paused)
+    assert found is not None and found.pending_writes is not None
+    assert ("extra", "new") in [(channel, value) for _, channel, value in found.pending_writes]

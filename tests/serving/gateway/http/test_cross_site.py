@@ -197,6 +197,14 @@ async def test_ipv4_and_ipv6_addresses_both_work(tmp_path: Path) -> None:
             assert (await said(port, f"GET /health HTTP/1.1\r\nhost: {host}\r\n", at="::1"))[0] == status
 
 
+async def test_every_ipv6_address_is_every_ipv4_address_too(tmp_path: Path) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no sockets for both here")
+    async with gateway(tmp_path, host="::", insecure_no_keys=True) as (_, port):
+        for at in ("127.0.0.1", "::1"):
+            assert (await said(port, f"GET /health HTTP/1.1\r\nhost: localhost:{port}\r\n", at=at))[0] == 200
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
 async def test_does_not_listen_beyond_this_machine_without_keys(tmp_path: Path, host: str) -> None:
     with pytest.raises(Exposed, match=r"--client-key .*--insecure-no-keys"):

@@ -150,6 +150,17 @@ def test_a_late_call_that_began_to_answer_goes_last() -> None:
     assert (verdict.order, verdict.drop) == ((2, 1), ())
 
 
+@pytest.mark.parametrize("slo_class", [SloClass.BEST_EFFORT, SloClass.DEADLINE])
+def test_a_call_is_refused_when_it_has_waited_as_long_as_it_may(slo_class: SloClass) -> None:
+    deadline = NOW + 900 if slo_class is SloClass.DEADLINE else None
+    busy = View(capacity(1, 1), [view(1, slo_class, deadline=deadline, admit_by=NOW + 5)])
+    policy = Concord()
+    waits = policy.decide(busy, NOW)
+    assert (waits.order, waits.wake_at) == ((1,), NOW + 5)
+    (refusal,) = policy.decide(busy, NOW + 5).drop
+    assert "it was not admitted within" in refusal.reason
+
+
 def test_best_effort_goes_first_after_its_default_deadline() -> None:
     old = view(1, SloClass.BEST_EFFORT, arrived=NOW - 1e5, length=4000)
     calls = [old, *(view(i, deadline=NOW + 3, length=200) for i in range(2, 9))]
