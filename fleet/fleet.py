@@ -193,7 +193,7 @@ class Fleet:
             member = await self._nodes.place(asked, refusal)
             try:
                 self._nodes.emit(Placed(run, member.node.name, tuple(died)))
-                ended = await self._at(member, run, asked)
+                ended = await self._at(member, run, asked, refusal)
             except HostDied as error:
                 died.append(member.node.name)
                 dead.add((member.facts.host, member.facts.pid))
@@ -221,11 +221,11 @@ class Fleet:
             nodes=died,
         )
 
-    async def _at(self, member: Member[RayHost], run: RunId, asked: Asked) -> Ended:
+    async def _at(self, member: Member[RayHost], run: RunId, asked: Asked, refusal: str) -> Ended:
         working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name))
         relaying = asyncio.create_task(self._relay(member, run, working))
         try:
-            ended = await working
+            ended = await self._nodes.answer(working, refusal)
             await asyncio.wait({relaying}, timeout=_STOP_S)
             if relaying.done():
                 relaying.result()  # what the observer raised

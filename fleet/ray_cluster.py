@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,10 @@ from ramify.sandboxes.host.concurrency import finish_before_cancelling
 MOST_CALLS = 10_000
 """Calls that an actor takes at the same time: a run is one."""
 
+RAY_ENDS_S = 60.0
+"""Seconds after which Ray ends the processes of a cluster whose head is away, by default."""
+
+_RAY_ENDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 _REACH_S = 5.0
 
@@ -53,8 +58,14 @@ class RayCluster:
     ) -> None:
         await self._disconnect()
 
+    @property
+    def silence_s(self) -> float:
+        """For how long the head may not answer: half of the time after which Ray ends the processes of a cluster that
+        has none. The rest is for leaving."""
+        return float(os.environ.get(_RAY_ENDS, RAY_ENDS_S)) / 2
+
     async def nodes(self) -> list[Node]:
-        """Return the nodes that live. Raises `ClusterUnreachable`."""
+        """Return the nodes that live. Raises `ClusterUnreachable`; may wait for a head that is away."""
         return await asyncio.to_thread(self._nodes)
 
     async def start_host(self, node: Node) -> RayHost:
@@ -76,15 +87,16 @@ class RayCluster:
                 "Ramify, Ray and Python"
             ) from None
         self._ray = ray
+        named = self._address
+        if named == "auto":
+            named = os.environ.get("RAY_ADDRESS", named)
         if ray.is_initialized():
+            if ray.util.client.ray.is_connected():
+                raise _of_client("this program's connection to Ray")
             return
-        if "://" in self._address:
-            raise ClusterUnreachable(
-                f"{self._address!r}: Ray's client protocol is not supported. Run this program on a node of the "
-                "cluster (`ray job submit --address=http://HOST:8265 -- python …` does so from outside, `ray start "
-                '--address=HOST:PORT` makes this machine a node), and name "auto" or HOST:PORT'
-            )
-        _reach(self._address)
+        if "://" in named:
+            raise _of_client(repr(named))
+        _reach(named)
         log = logging.getLogger("ray._private.worker")
         log.addFilter(_not_of_signals)
         try:
@@ -115,6 +127,14 @@ class RayCluster:
         place = NodeAffinitySchedulingStrategy(node.id, soft=False)
         actor = self._ray.remote(RunHost)
         return actor.options(num_cpus=0, max_concurrency=MOST_CALLS, scheduling_strategy=place).remote()
+
+
+def _of_client(what: str) -> ClusterUnreachable:
+    return ClusterUnreachable(
+        f"{what}: Ray's client protocol is not supported. Run this program on a node of the cluster (`ray job submit "
+        "--address=http://HOST:8265 -- python …` does so from outside, `ray start --address=HOST:PORT` makes this "
+        'machine a node), and name "auto" or HOST:PORT'
+    )
 
 
 def _reach(address: str) -> None:
