@@ -20,7 +20,7 @@ from typing import Any, Self
 from ramify.compiler.plan import Plan
 from ramify.decorators import Workflow
 from ramify.fleet.carried_errors import rebuilt
-from ramify.fleet.errors import FleetError, NodesDied, NotShared
+from ramify.fleet.errors import FleetClosed, FleetError, NodesDied, NotShared
 from ramify.fleet.fleet_world import FleetWorld, world_on_nodes
 from ramify.fleet.nodes import MOST_DEATHS, FleetNodes
 from ramify.fleet.placement import Asked, Member
@@ -174,7 +174,7 @@ class Fleet:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise FleetError("the fleet is not open: `async with Fleet(runtime) as fleet`")
+            raise FleetClosed("the fleet is not open: `async with Fleet(runtime) as fleet`")
 
     async def _to_the_end(self, record: RunRecord, needs: Needs) -> Any:
         if record.status is not RunStatus.DONE:

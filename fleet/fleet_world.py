@@ -44,7 +44,7 @@ class FleetWorld:
     What an operation returned is kept: its state is in the bucket by then. An operation that raises changes nothing,
     except `check=True`, which tells of a command that ended: as in `World`, what that changed stays. Operations of
     one world wait for each other. Each raises what `World`'s does, `NoFitNode`, `NodesDied`, `ClusterUnreachable`,
-    `FleetError` if the fleet is closed, `ForkEngineError` if the bucket cannot be used.
+    `FleetClosed`, `ForkEngineError` if the bucket cannot be used.
 
     state: the id of the last state. node: the name of the node where it lives; None before its first command.
     """

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ramify.fleet.carried_errors import rebuilt
-from ramify.fleet.errors import ClusterUnreachable, FleetError, NodeUnfit, NoFitNode
+from ramify.fleet.errors import ClusterUnreachable, FleetClosed, FleetError, NodeUnfit, NoFitNode
 from ramify.fleet.node_versions import checked, why_not_started
 from ramify.fleet.placement import Asked, Member, Queue
 from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
@@ -65,7 +65,7 @@ class FleetNodes:
     async def place(self, asked: Asked, refusal: str) -> Member[RayHost]:
         """Wait for a node and take a slot of it; `queue.release` gives it back. Raises an error that begins with
         `refusal`: `NoFitNode` if the nodes of the fleet cannot take it, or if there was none for too long;
-        `FleetError` if the fleet is closed; `ClusterUnreachable`."""
+        `FleetClosed`; `ClusterUnreachable`."""
         self._check_open(refusal)
         placing, now = self.queue.ask(asked), asyncio.get_running_loop().time
         until = now() + self._patience_s
@@ -148,7 +148,7 @@ class FleetNodes:
 
     def _check_open(self, refusal: str) -> None:
         if self._closed:
-            raise FleetError(f"{refusal} the fleet is closed")
+            raise FleetClosed(f"{refusal} the fleet is closed")
         if self._head_lost.is_set():
             raise self._unreachable(refusal)
 

@@ -12,7 +12,7 @@ import pytest
 
 from ramify import Runtime
 from ramify.fleet.carried_errors import carried
-from ramify.fleet.errors import ClusterUnreachable, FleetError
+from ramify.fleet.errors import ClusterUnreachable, FleetClosed, FleetError
 from ramify.fleet.fleet import Fleet
 from ramify.fleet.fleet_world import FleetWorld
 from ramify.fleet.nodes import _closed
@@ -192,7 +192,7 @@ async def test_a_closed_fleet_says_so_at_once(tmp_path: Path) -> None:
     fleet = Fleet(Runtime(home=tmp_path), patience=3600)
     await fleet._nodes._close_hosts(None, None, None)
     world = world_of(fleet)
-    with pytest.raises(FleetError, match=r'snapshot="last"\) is its last state: the fleet is closed'):
+    with pytest.raises(FleetClosed, match=r'snapshot="last"\) is its last state: the fleet is closed'):
         await world.exec("true")
     await world.close()
 
