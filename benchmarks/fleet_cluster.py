@@ -4,6 +4,8 @@ work. A killed raylet takes its processes with it."""
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -48,6 +50,11 @@ class RayletCluster:
         id = next(id for id in self._raylets if f"({id})" in node)
         self._cluster.remove_node(self._raylets.pop(id), allow_graceful=False)
 
+    def kill_head(self) -> None:
+        """Kill what the head is for the others: its GCS."""
+        for process in self._cluster.head_node.all_processes["gcs_server"]:
+            os.kill(process.process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         self._cluster.shutdown()
 
@@ -72,18 +79,25 @@ class Heard:
 
 
 @asynccontextmanager
-async def open_fleet(
-    folder: Path, database: str, bucket: str | Path, heard: Heard
-) -> AsyncIterator[tuple[RayletCluster, Runtime, Fleet]]:
-    """A cluster of two nodes, and a fleet on it."""
+async def open_cluster(folder: Path) -> AsyncIterator[RayletCluster]:
+    """A cluster of two nodes."""
     cluster = RayletCluster(folder)
     try:
         cluster.add(resources={ONE_NODE: 1})
         cluster.add()
-        async with (
-            Runtime(home=folder / "home", database=database, remote=bucket, sandbox="copy") as runtime,
-            Fleet(runtime, cluster.address, observer=heard) as fleet,
-        ):
-            yield cluster, runtime, fleet
+        yield cluster
     finally:
         await asyncio.to_thread(cluster.close)
+
+
+@asynccontextmanager
+async def open_fleet(
+    folder: Path, database: str, bucket: str | Path, heard: Heard
+) -> AsyncIterator[tuple[RayletCluster, Runtime, Fleet]]:
+    """A cluster of two nodes, and a fleet on it."""
+    async with (
+        open_cluster(folder) as cluster,
+        Runtime(home=folder / "home", database=database, remote=bucket, sandbox="copy") as runtime,
+        Fleet(runtime, cluster.address, observer=heard) as fleet,
+    ):
+        yield cluster, runtime, fleet

@@ -126,7 +126,7 @@ class FleetNodes:
             while now() - heard < self._cluster.silence_s:
                 await asyncio.sleep(LOOK_S)
                 if not listing.done():
-                    continue  # it waits for a head that restarts
+                    continue  # it waits for a head that went just now
                 if listing.exception() is None:
                     heard = now()
                     self._take_in({node.id: node for node in listing.result()})

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -65,7 +66,7 @@ class RayCluster:
         return float(os.environ.get(_RAY_ENDS, RAY_ENDS_S)) / 2
 
     async def nodes(self) -> list[Node]:
-        """Return the nodes that live. Raises `ClusterUnreachable`; may wait for a head that is away."""
+        """Return the nodes that live. Raises `ClusterUnreachable`; may wait for a head that went just now."""
         return await asyncio.to_thread(self._nodes)
 
     async def start_host(self, node: Node) -> RayHost:
@@ -111,6 +112,7 @@ class RayCluster:
         self._is_ours = True
 
     def _nodes(self) -> list[Node]:
+        _check_head(self._ray)
         try:
             listed = self._ray.nodes()
         except Exception as error:
@@ -149,6 +151,16 @@ def _reach(address: str) -> None:
             f"nothing that can be reached listens at {address}: {error}. `ray start --head` starts a cluster and "
             "prints its address"
         ) from None
+
+
+def _check_head(ray: Any) -> None:
+    """Raises `ClusterUnreachable` if the head is away. A call that waits for the head would have Ray end this process
+    after a while, also if it has left the cluster by then."""
+    host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except OSError as error:
+        raise ClusterUnreachable(f"the head of the Ray cluster does not answer: {error}") from None
 
 
 def _not_of_signals(record: logging.LogRecord) -> bool:
@@ -195,8 +207,13 @@ class RayHost:
         return answer
 
     async def kill(self) -> None:
-        """End the process. Does nothing if it is gone."""
-        await asyncio.to_thread(self._ray.kill, self._actor)
+        """End the process. Does nothing if it is gone, or if the head is: then it ends with the cluster."""
+        with suppress(ClusterUnreachable):
+            await asyncio.to_thread(self._kill)
+
+    def _kill(self) -> None:
+        _check_head(self._ray)
+        self._ray.kill(self._actor)
 
     async def _answer(self, reference: Any) -> Any:
         errors = self._ray.exceptions

@@ -183,6 +183,21 @@ async def test_an_answer_that_cannot_be_decoded_is_not_the_death_of_its_node(
         await RayHost(ray, None)._answer(answer())
 
 
+async def test_no_call_waits_for_a_head_that_is_away() -> None:
+    """Ray would end this process while it waits."""
+
+    def kill(actor: object) -> None:
+        raise AssertionError("it asks the head")
+
+    away = SimpleNamespace(gcs_address="127.0.0.1:1")
+    ray = SimpleNamespace(get_runtime_context=lambda: away, kill=kill, nodes=lambda: kill(None))
+    await RayHost(ray, None).kill()
+    cluster = RayCluster("auto")
+    cluster._ray = ray
+    with pytest.raises(ClusterUnreachable, match="does not answer"):
+        await cluster.nodes()
+
+
 def world_of(fleet: Fleet) -> FleetWorld:
     setup = WorldSetup("copy", "/w", {}, None)
     return FleetWorld(fleet._nodes, fleet.runtime, setup, Needs(), SnapshotId("last"))
