@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def begin(tally: Path | None, seed: int, kills: int) -> None:
 
 
 def end(tally: Path | None, seed: int, chunk: Chunk) -> None:
-    _append(tally, {"ended": seed, "chunk": asdict(chunk)})
+    _append(tally, {"ended": seed, "chunk": vars(chunk)})
 
 
 def _append(tally: Path | None, line: dict[str, Any]) -> None:
