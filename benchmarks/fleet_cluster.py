@@ -20,6 +20,7 @@ ONE_NODE = "first"
 """A resource that one node has, so that work can ask for it."""
 
 STORE_BYTES = 80 << 20
+STARTS = 5
 
 
 class RayletCluster:
@@ -78,13 +79,28 @@ class Heard:
             await asyncio.wait_for(self._changed.wait(), 120)
 
 
+async def _started(folder: Path) -> RayletCluster:
+    """Ray gives each of its processes 30 seconds to start, which is not enough on a machine with much load."""
+    for left in reversed(range(STARTS)):
+        cluster = None
+        try:
+            cluster = RayletCluster(folder)
+            cluster.add(resources={ONE_NODE: 1})
+            cluster.add()
+            return cluster
+        except Exception:  # Ray raises no other class
+            if cluster is not None:
+                await asyncio.to_thread(cluster.close)
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
 @asynccontextmanager
 async def open_cluster(folder: Path) -> AsyncIterator[RayletCluster]:
     """A cluster of two nodes."""
-    cluster = RayletCluster(folder)
+    cluster = await _started(folder)
     try:
-        cluster.add(resources={ONE_NODE: 1})
-        cluster.add()
         yield cluster
     finally:
         await asyncio.to_thread(cluster.close)
