@@ -35,16 +35,24 @@ class RayletCluster:
         self.address = str(self._cluster.address)
 
     def add(self, num_cpus: int = 1, resources: Mapping[str, float] | None = None) -> None:
-        self._started += 1
-        home = str(self._folder / f"home{self._started}")
-        made = self._cluster.add_node(
-            num_cpus=num_cpus,
-            resources=dict(resources or {}),
-            object_store_memory=STORE_BYTES,
-            include_dashboard=False,
-            env_vars={"RAMIFY_HOME": home},
-        )
-        self._raylets[made.node_id[:8]] = made
+        """Ray gives a node 30 seconds to start, which is not enough under much load: it is tried again."""
+        for left in reversed(range(STARTS)):
+            self._started += 1
+            home = str(self._folder / f"home{self._started}")
+            try:
+                made = self._cluster.add_node(
+                    num_cpus=num_cpus,
+                    resources=dict(resources or {}),
+                    object_store_memory=STORE_BYTES,
+                    include_dashboard=False,
+                    env_vars={"RAMIFY_HOME": home},
+                )
+            except Exception:  # Ray raises no other class
+                if not left:
+                    raise
+                continue
+            self._raylets[made.node_id[:8]] = made
+            return
 
     def kill(self, node: str) -> None:
         """Kill the node of that name."""
@@ -79,28 +87,13 @@ class Heard:
             await asyncio.wait_for(self._changed.wait(), 120)
 
 
-async def _started(folder: Path) -> RayletCluster:
-    """Ray gives each of its processes 30 seconds to start, which is not enough on a machine with much load."""
-    for left in reversed(range(STARTS)):
-        cluster = None
-        try:
-            cluster = RayletCluster(folder)
-            cluster.add(resources={ONE_NODE: 1})
-            cluster.add()
-            return cluster
-        except Exception:  # Ray raises no other class
-            if cluster is not None:
-                await asyncio.to_thread(cluster.close)
-            if not left:
-                raise
-    raise AssertionError("unreachable")
-
-
 @asynccontextmanager
 async def open_cluster(folder: Path) -> AsyncIterator[RayletCluster]:
     """A cluster of two nodes."""
-    cluster = await _started(folder)
+    cluster = RayletCluster(folder)
     try:
+        cluster.add(resources={ONE_NODE: 1})
+        cluster.add()
         yield cluster
     finally:
         await asyncio.to_thread(cluster.close)

@@ -120,17 +120,20 @@ class FleetNodes:
     async def _watch(self) -> None:
         """Take in nodes that come, and forget those that went without working on a run. Ends if the head of the
         cluster is silent for so long that Ray would soon end this process and the nodes."""
-        now = asyncio.get_running_loop().time
-        heard, listing = now(), asyncio.ensure_future(self._cluster.nodes())
+        now, silent_since = asyncio.get_running_loop().time, None
+        listing = asyncio.ensure_future(self._cluster.nodes())
         try:
-            while now() - heard < self._cluster.silence_s:
+            while True:
                 await asyncio.sleep(LOOK_S)
-                if not listing.done():
-                    continue  # it waits for a head that went just now
-                if listing.exception() is None:
-                    heard = now()
+                if listing.done() and listing.exception() is None:
+                    silent_since = None
                     self._take_in({node.id: node for node in listing.result()})
-                listing = asyncio.ensure_future(self._cluster.nodes())
+                elif silent_since is None:
+                    silent_since = now()  # not before: this program may have been busy for long
+                elif now() - silent_since >= self._cluster.silence_s:
+                    break
+                if listing.done():
+                    listing = asyncio.ensure_future(self._cluster.nodes())
             self._head_lost.set()
         finally:
             listing.cancel()
