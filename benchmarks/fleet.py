@@ -2,6 +2,7 @@
 PostgreSQL (docs/how-to/fleet.md).
 
     python benchmarks/fleet.py [--quick] [--json] [--only PART] [--postgres URL] [--kills NUMBER]
+        [--seed SEED] [--tally FILE]
 
 `travel` pushes a snapshot of 100 MB to a folder and pulls it into another home; the peer is the plain transfer of the
 same object in the same run. `matching` simulates the set-up of Venn's evaluation
@@ -10,8 +11,10 @@ of random matching over those of a rule, per seed. The seeds are not those with 
 (100 to 102). `throughput` has 1, 2 and 4 worker processes run workflows at once, beside DBOS in the same run
 (fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server. `search`
 and `ray` start a Ray cluster of raylets on this machine and use its nodes (fleet_search.py, fleet_ray.py). So does
-`kills`, which kills nodes, their processes, the database and the object store at random moments (fleet_kills.py);
-with `--quick` only one process and one node.
+`kills`, which kills nodes, their processes, the head, the database and the object store at random moments
+(fleet_kills.py); with `--quick` only one process and one node. Chunks in the background add up to one figure:
+
+    for seed in 1 2 3; do python benchmarks/fleet.py --only kills --kills 50 --seed $seed --tally FILE; done
 """
 
 from __future__ import annotations
@@ -248,6 +251,7 @@ def main() -> None:
     parser.add_argument("--postgres", metavar="URL", help="a server for new databases [default: a temporary one]")
     parser.add_argument("--kills", type=int, default=300, help="[default: 300]")
     parser.add_argument("--seed", type=int, default=29, help="of the moments of the kills [default: 29]")
+    parser.add_argument("--tally", type=Path, metavar="FILE", help="add to what earlier calls found in their kills")
     asked = parser.parse_args()
     before = os.getloadavg()[0]
     seeds = range(1 if asked.quick else 5)
@@ -270,7 +274,7 @@ def main() -> None:
     if on_ray:
         rows += ray_rows(asked.quick, asked.postgres, on_ray)
     if "kills" in parts and not asked.quick:
-        rows += fleet_kills.rows_of_a_cluster(asked.kills, asked.seed)
+        rows += fleet_kills.rows_of_a_cluster(asked.kills, asked.seed, asked.tally)
     show(rows, asked.json, load=[round(one, 1) for one in (before, os.getloadavg()[0])])
 
 

@@ -1,5 +1,5 @@
 """A server that speaks as much of S3's protocol as `obstore` needs, over a folder. It can be killed at any moment:
-an object is written whole, and is there after a restart. It checks no credentials.
+an object is written whole, and is there after a restart. It checks no credentials; `refuse` has it refuse everything.
 
     python -m benchmarks.object_server FOLDER PORT
 """
@@ -30,6 +30,8 @@ ENVIRONMENT = {
     "AWS_REGION": "us-east-1",
     "NO_PROXY": "127.0.0.1",
 }
+
+_REFUSAL = ".refusal"
 
 
 class ObjectServer:
@@ -62,6 +64,13 @@ class ObjectServer:
         self._process.wait()
         time.sleep(for_s)
         self._start()
+
+    def refuse(self, status: int, code: str) -> None:
+        """Have it answer each request with this error of S3."""
+        (self._folder / _REFUSAL).write_text(f"{status} {code}")
+
+    def accept(self) -> None:
+        (self._folder / _REFUSAL).unlink(missing_ok=True)
 
     def _start(self) -> None:
         words = [sys.executable, "-m", "benchmarks.object_server", str(self._folder), str(self._port)]
@@ -112,6 +121,18 @@ class _Objects:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: _Objects
+
+    def parse_request(self) -> bool:
+        """Also refuses what is to be refused."""
+        if not super().parse_request():
+            return False
+        try:
+            status, code = (self.objects.folder / _REFUSAL).read_text().split()
+        except FileNotFoundError:
+            return True
+        self._body()
+        self._refuse(int(status), code)
+        return False
 
     def do_PUT(self) -> None:
         name, asked, data = self._name(), self._query(), self._body()

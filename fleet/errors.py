@@ -2,7 +2,8 @@
 
 FleetError (a RunError)
 ├── RayMissing          Ray is not installed
-├── ClusterUnreachable  no cluster at that address, or one with another Ray or Python
+├── ClusterUnreachable  no cluster at that address, or its head is gone, or it has another Ray or Python
+├── FleetClosed         the fleet was closed, or never opened
 ├── NotShared           the database or the bucket is not shared between the nodes
 ├── NodeUnfit           a node cannot work for this fleet; `.node`, `.reason`
 ├── NoFitNode           no node can take the run; `.reasons`, by node
@@ -26,7 +27,11 @@ class RayMissing(FleetError):
 
 
 class ClusterUnreachable(FleetError):
-    """There is no Ray cluster at the address, or it has another version of Ray or Python."""
+    """There is no Ray cluster at the address, or its head is gone, or it has another version of Ray or Python."""
+
+
+class FleetClosed(FleetError):
+    """The fleet was closed, or never opened."""
 
 
 class NotShared(FleetError):

@@ -20,7 +20,7 @@ from typing import Any, Self
 from ramify.compiler.plan import Plan
 from ramify.decorators import Workflow
 from ramify.fleet.carried_errors import rebuilt
-from ramify.fleet.errors import FleetError, NodesDied, NotShared
+from ramify.fleet.errors import FleetClosed, FleetError, NodesDied, NotShared
 from ramify.fleet.fleet_world import FleetWorld, world_on_nodes
 from ramify.fleet.nodes import MOST_DEATHS, FleetNodes
 from ramify.fleet.placement import Asked, Member
@@ -174,7 +174,7 @@ class Fleet:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise FleetError("the fleet is not open: `async with Fleet(runtime) as fleet`")
+            raise FleetClosed("the fleet is not open: `async with Fleet(runtime) as fleet`")
 
     async def _to_the_end(self, record: RunRecord, needs: Needs) -> Any:
         if record.status is not RunStatus.DONE:
@@ -193,7 +193,7 @@ class Fleet:
             member = await self._nodes.place(asked, refusal)
             try:
                 self._nodes.emit(Placed(run, member.node.name, tuple(died)))
-                ended = await self._at(member, run, asked)
+                ended = await self._at(member, run, asked, refusal)
             except HostDied as error:
                 died.append(member.node.name)
                 dead.add((member.facts.host, member.facts.pid))
@@ -221,11 +221,11 @@ class Fleet:
             nodes=died,
         )
 
-    async def _at(self, member: Member[RayHost], run: RunId, asked: Asked) -> Ended:
+    async def _at(self, member: Member[RayHost], run: RunId, asked: Asked, refusal: str) -> Ended:
         working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name))
         relaying = asyncio.create_task(self._relay(member, run, working))
         try:
-            ended = await working
+            ended = await self._nodes.answer(working, refusal)
             await asyncio.wait({relaying}, timeout=_STOP_S)
             if relaying.done():
                 relaying.result()  # what the observer raised

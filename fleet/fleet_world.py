@@ -41,9 +41,10 @@ _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 class FleetWorld:
     """A world on a node. An async context manager: leaving it ends its processes. Made by `Fleet.world` and `fork`.
 
-    What an operation returned is kept: its state is in the bucket by then. An operation that raises changes nothing.
-    Operations of one world wait for each other. Each raises what `World`'s does, and `NoFitNode`, `NodesDied`,
-    `ForkEngineError` if the bucket cannot be used.
+    What an operation returned is kept: its state is in the bucket by then. An operation that raises changes nothing,
+    except `check=True`, which tells of a command that ended: as in `World`, what that changed stays. Operations of
+    one world wait for each other. Each raises what `World`'s does, `NoFitNode`, `NodesDied`, `ClusterUnreachable`,
+    `FleetClosed`, `ForkEngineError` if the bucket cannot be used.
 
     state: the id of the last state. node: the name of the node where it lives; None before its first command.
     """
@@ -168,8 +169,8 @@ class FleetWorld:
     async def close(self) -> None:
         """End it. Its last state stays in the bucket for at least a day. May be called twice."""
         self._closed = True
-        if (member := self._member) is not None:
-            self._member = None
+        member, self._member = self._member, None
+        if member is not None and self._nodes.lives(member):
             with suppress(HostDied, FleetError, TimeoutError):
                 await asyncio.wait_for(asyncio.shield(member.host.close_world(self._key)), _STOP_S)
 
@@ -219,14 +220,14 @@ class FleetWorld:
             member.host.in_world(WorldOrder(self._key, self.state, self._setup, operation))
         )
         try:
-            return await working
+            return await self._nodes.answer(working, self._refusal())
         except asyncio.CancelledError:
             with suppress(HostDied, FleetError, TimeoutError):
                 await asyncio.wait_for(asyncio.shield(member.host.close_world(self._key)), _STOP_S)
             raise
 
     def _asked(self) -> Asked:
-        lives = self._member is not None and self._member in self._nodes.queue.members
+        lives = self._member is not None and self._nodes.lives(self._member)
         return Asked(self._setup.sandbox, self._needs, self.state, self._near, stays=lives)
 
     def _refusal(self) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
+from typing import Any, TypeVar
 
 from ramify.fleet.carried_errors import rebuilt
-from ramify.fleet.errors import FleetError, NodeUnfit, NoFitNode
+from ramify.fleet.errors import ClusterUnreachable, FleetClosed, FleetError, NodeUnfit, NoFitNode
 from ramify.fleet.node_versions import checked, why_not_started
 from ramify.fleet.placement import Asked, Member, Queue
 from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
 from ramify.fleet.types import FleetEvent, Node, NodeId, NodeJoined, NodeLost, NodeRefused, Shared
+
+Answer = TypeVar("Answer")
 
 LOOK_S = 1.0
 """Seconds between two looks at the nodes of the cluster."""
@@ -38,6 +41,8 @@ class FleetNodes:
         self._slots, self._patience_s, self._observer = slots, patience_s, observer
         self._known: dict[NodeId, asyncio.Task[None]] = {}  # joins, ended or not
         self._refused: dict[str, str] = {}
+        self._closed = False
+        self._head_lost = asyncio.Event()
 
     @asynccontextmanager
     async def opened(self, shared: Shared, sandbox: str) -> AsyncIterator[None]:
@@ -58,12 +63,15 @@ class FleetNodes:
             yield
 
     async def place(self, asked: Asked, refusal: str) -> Member[RayHost]:
-        """Wait for a node and take a slot of it; `queue.release` gives it back. Raises `NoFitNode`, which begins with
-        `refusal`, if the nodes of the fleet cannot take it, or if there was none for too long."""
+        """Wait for a node and take a slot of it; `queue.release` gives it back. Raises an error that begins with
+        `refusal`: `NoFitNode` if the nodes of the fleet cannot take it, or if there was none for too long;
+        `FleetClosed`; `ClusterUnreachable`."""
+        self._check_open(refusal)
         placing, now = self.queue.ask(asked), asyncio.get_running_loop().time
         until = now() + self._patience_s
         try:
             while not placing.done():
+                self._check_open(refusal)
                 if self.queue.can_ever_place(asked):
                     until = now() + self._patience_s
                 elif self.queue.members or now() >= until:
@@ -75,6 +83,23 @@ class FleetNodes:
                 self.queue.release(placing.result())
             placing.cancel()
             raise
+
+    async def answer(self, working: asyncio.Future[Answer], refusal: str) -> Answer:
+        """Wait for what a node does. Raises what it raises, and `ClusterUnreachable`, which begins with `refusal`."""
+        lost = asyncio.ensure_future(self._head_lost.wait())
+        either: set[asyncio.Future[Any]] = {working, lost}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise self._unreachable(refusal)
+            return working.result()
+        finally:
+            lost.cancel()
+            working.cancel()
+
+    def lives(self, member: Member[RayHost]) -> bool:
+        """Whether a node works for the fleet, as far as is known."""
+        return member in self.queue.members
 
     async def forget(self, member: Member[RayHost], why: str) -> None:
         """Give up a node, or its process. If the node lives, it gets another process."""
@@ -93,22 +118,48 @@ class FleetNodes:
                 asyncio.get_running_loop().call_exception_handler(told)
 
     async def _watch(self) -> None:
-        """Take in nodes that come, and forget those that went without working on a run."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                nodes = {node.id: node for node in await self._cluster.nodes()}
-            except FleetError:
-                continue  # Ray's head restarts, or Ray ends this process
-            for node in nodes.values():
-                self._join_soon(node)
-            for member in [one for one in self.queue.members if one.node.id not in nodes and not one.taken]:
-                self.queue.remove(member)
-                self.emit(NodeLost(member.node.name, "it left the cluster"))
-            for id in self._known.keys() - nodes.keys():
-                self._known.pop(id).cancel()
-            names = {node.name for node in nodes.values()}
-            self._refused = {name: why for name, why in self._refused.items() if name in names}
+        """Take in nodes that come, and forget those that went without working on a run. Ends if the head of the
+        cluster is silent for so long that Ray would soon end this process and the nodes."""
+        now, silent_since = asyncio.get_running_loop().time, None
+        listing = asyncio.ensure_future(self._cluster.nodes())
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                if listing.done() and listing.exception() is None:
+                    silent_since = None
+                    self._take_in({node.id: node for node in listing.result()})
+                elif silent_since is None:
+                    silent_since = now()  # not before: this program may have been busy for long
+                elif now() - silent_since >= self._cluster.silence_s:
+                    break
+                if listing.done():
+                    listing = asyncio.ensure_future(self._cluster.nodes())
+            self._head_lost.set()
+        finally:
+            listing.cancel()
+
+    def _take_in(self, nodes: Mapping[NodeId, Node]) -> None:
+        for node in nodes.values():
+            self._join_soon(node)
+        for member in [one for one in self.queue.members if one.node.id not in nodes and not one.taken]:
+            self.queue.remove(member)
+            self.emit(NodeLost(member.node.name, "it left the cluster"))
+        for id in self._known.keys() - nodes.keys():
+            self._known.pop(id).cancel()
+        names = {node.name for node in nodes.values()}
+        self._refused = {name: why for name, why in self._refused.items() if name in names}
+
+    def _check_open(self, refusal: str) -> None:
+        if self._closed:
+            raise FleetClosed(f"{refusal} the fleet is closed")
+        if self._head_lost.is_set():
+            raise self._unreachable(refusal)
+
+    def _unreachable(self, refusal: str) -> ClusterUnreachable:
+        return ClusterUnreachable(
+            f"{refusal} the head of the Ray cluster has not answered for {self._cluster.silence_s:g} s, and after "
+            f"{2 * self._cluster.silence_s:g} s Ray ends this program and the nodes. Restart the cluster"
+        )
 
     def _join_soon(self, node: Node) -> asyncio.Task[None]:
         if node.id not in self._known:
@@ -145,9 +196,11 @@ class FleetNodes:
     async def _close_hosts(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         for joining in self._known.values():
             joining.cancel()
         await asyncio.gather(*self._known.values(), return_exceptions=True)
+        self._known, self._refused = {}, {}
         members, self.queue.members = self.queue.members, []
         errors = await asyncio.gather(*(_closed(one) for one in members))
         first = next((one for one in errors if one is not None), None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +21,10 @@ from ramify.sandboxes.host.concurrency import finish_before_cancelling
 MOST_CALLS = 10_000
 """Calls that an actor takes at the same time: a run is one."""
 
+RAY_ENDS_S = 60.0
+"""Seconds after which Ray ends the processes of a cluster whose head is away, by default."""
+
+_RAY_ENDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 _REACH_S = 5.0
 
@@ -53,8 +59,14 @@ class RayCluster:
     ) -> None:
         await self._disconnect()
 
+    @property
+    def silence_s(self) -> float:
+        """For how long the head may not answer: half of the time after which Ray ends the processes of a cluster that
+        has none. The rest is for leaving."""
+        return float(os.environ.get(_RAY_ENDS, RAY_ENDS_S)) / 2
+
     async def nodes(self) -> list[Node]:
-        """Return the nodes that live. Raises `ClusterUnreachable`."""
+        """Return the nodes that live. Raises `ClusterUnreachable`; may wait for a head that went just now."""
         return await asyncio.to_thread(self._nodes)
 
     async def start_host(self, node: Node) -> RayHost:
@@ -76,15 +88,16 @@ class RayCluster:
                 "Ramify, Ray and Python"
             ) from None
         self._ray = ray
+        named = self._address
+        if named == "auto":
+            named = os.environ.get("RAY_ADDRESS", named)
         if ray.is_initialized():
+            if ray.util.client.ray.is_connected():
+                raise _of_client("this program's connection to Ray")
             return
-        if "://" in self._address:
-            raise ClusterUnreachable(
-                f"{self._address!r}: Ray's client protocol is not supported. Run this program on a node of the "
-                "cluster (`ray job submit --address=http://HOST:8265 -- python …` does so from outside, `ray start "
-                '--address=HOST:PORT` makes this machine a node), and name "auto" or HOST:PORT'
-            )
-        _reach(self._address)
+        if "://" in named:
+            raise _of_client(repr(named))
+        _reach(named)
         log = logging.getLogger("ray._private.worker")
         log.addFilter(_not_of_signals)
         try:
@@ -99,6 +112,7 @@ class RayCluster:
         self._is_ours = True
 
     def _nodes(self) -> list[Node]:
+        _check_head(self._ray)
         try:
             listed = self._ray.nodes()
         except Exception as error:
@@ -117,6 +131,14 @@ class RayCluster:
         return actor.options(num_cpus=0, max_concurrency=MOST_CALLS, scheduling_strategy=place).remote()
 
 
+def _of_client(what: str) -> ClusterUnreachable:
+    return ClusterUnreachable(
+        f"{what}: Ray's client protocol is not supported. Run this program on a node of the cluster (`ray job submit "
+        "--address=http://HOST:8265 -- python …` does so from outside, `ray start --address=HOST:PORT` makes this "
+        'machine a node), and name "auto" or HOST:PORT'
+    )
+
+
 def _reach(address: str) -> None:
     """Raises `ClusterUnreachable` if nothing listens there. Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
@@ -129,6 +151,16 @@ def _reach(address: str) -> None:
             f"nothing that can be reached listens at {address}: {error}. `ray start --head` starts a cluster and "
             "prints its address"
         ) from None
+
+
+def _check_head(ray: Any) -> None:
+    """Raises `ClusterUnreachable` if the head is away. A call that waits for the head would have Ray end this process
+    after a while, also if it has left the cluster by then."""
+    host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except OSError as error:
+        raise ClusterUnreachable(f"the head of the Ray cluster does not answer: {error}") from None
 
 
 def _not_of_signals(record: logging.LogRecord) -> bool:
@@ -175,8 +207,13 @@ class RayHost:
         return answer
 
     async def kill(self) -> None:
-        """End the process. Does nothing if it is gone."""
-        await asyncio.to_thread(self._ray.kill, self._actor)
+        """End the process. Does nothing if it is gone, or if the head is: then it ends with the cluster."""
+        with suppress(ClusterUnreachable):
+            await asyncio.to_thread(self._kill)
+
+    def _kill(self) -> None:
+        _check_head(self._ray)
+        self._ray.kill(self._actor)
 
     async def _answer(self, reference: Any) -> Any:
         errors = self._ray.exceptions

@@ -19,12 +19,14 @@ import ramify
 from ramify import paths
 from ramify.fleet.carried_errors import CarriedError, carried
 from ramify.fleet.errors import NodeUnfit
+from ramify.fleet.node_disk import NodeDisk
 from ramify.fleet.relayed_events import EventRelay
 from ramify.fleet.types import FileIdentity, HostFacts, Shared
 from ramify.fleet.world_host import WorldAnswer, WorldHost, WorldKey, WorldOrder
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store import SnapshotStore
+from ramify.home_collection import BUDGET_VARIABLE, automatic_policy
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.records import ROOT, RunId
 from ramify.runtime.store.address import parse
@@ -57,6 +59,7 @@ class RunHost:
         self._working: dict[RunId, asyncio.Task[Ended]] = {}
         self._world_hosts: dict[str, WorldHost] = {}  # as above
         self._relay = EventRelay()
+        self._disk = NodeDisk(self._home)
 
     async def describe(self) -> dict[str, Any]:
         """Return `HostFacts` as a mapping."""
@@ -67,6 +70,7 @@ class RunHost:
         that none waits for it. The error is `NodeUnfit`, or what the database or the bucket raised."""
         try:
             _check_database(shared, node)
+            _check_budget(node)
             await asyncio.to_thread(_check_bucket, self._home, shared, node)
             self._shared = shared
             if sandbox in NAMES:
@@ -102,7 +106,9 @@ class RunHost:
 
     async def in_world(self, order: WorldOrder) -> WorldAnswer:
         """As `WorldHost.perform`."""
-        return await (await self._world_host(order.setup.sandbox)).perform(order)
+        answer = await (await self._world_host(order.setup.sandbox)).perform(order)
+        self._look_at_disk()
+        return answer
 
     async def close_world(self, world: WorldKey) -> None:
         """End a world, and the operation that it does."""
@@ -113,6 +119,7 @@ class RunHost:
         """End all work, upload what waits, and return what went wrong with that."""
         for run in list(self._working):
             await self.stop(run)
+        await self._disk.close()
         try:
             await self._stack.aclose()
         except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
@@ -123,6 +130,7 @@ class RunHost:
         work_for_others()
         try:
             runtime = await self._runtime(sandbox)
+            await self._disk.ready()
             try:
                 await runtime.record(run)
             except RunNotFound as error:
@@ -131,7 +139,13 @@ class RunHost:
             await runtime.resume(run)
         except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
             return Ended(carried(error))
-        return Ended(not_uploaded=await _uploaded(runtime, run))
+        not_uploaded = await _uploaded(runtime, run)
+        self._look_at_disk()
+        return Ended(not_uploaded=not_uploaded)
+
+    def _look_at_disk(self) -> None:
+        if self._shared is not None:
+            self._disk.look(self._shared.database)
 
     async def _runtime(self, sandbox: str) -> Runtime:
         """The runtime for runs in such sandboxes. $RAMIFY_SANDBOX of the node does not count."""
@@ -215,6 +229,13 @@ def _check_database(shared: Shared, node: str) -> None:
             f"{file} is not the same file there: a SQLite file belongs to one machine. For nodes on several machines "
             "use PostgreSQL (--database postgresql://…)",
         )
+
+
+def _check_budget(node: str) -> None:
+    try:
+        automatic_policy()
+    except ValueError as error:
+        raise NodeUnfit(node, f"its ${BUDGET_VARIABLE} is wrong: {error}") from None
 
 
 def _check_bucket(home: Path, shared: Shared, node: str) -> None:

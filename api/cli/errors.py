@@ -94,7 +94,7 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
         return IN_DOUBT
     if hasattr(error, "broken_target") or hasattr(error, "run_id"):  # the user's code raised
         _show_users_frames(error)
-    _say(str(error), typed)
+    _say("\n  ".join([str(error).rstrip(), *getattr(error, "__notes__", ())]), typed)  # a node of a fleet is a note
     if hasattr(error, "waiting_run"):
         return WAITING
     return INTERRUPTED if hasattr(error, "cancelled_run") else FAILED

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,6 +113,11 @@ class LiveStates:
         self.roots |= ids
         for id in ids & self.candidates.keys():
             del self.candidates[id]
+
+    def may_go(self, ids: set[SnapshotId]) -> None:
+        """Make these roots candidates that cost nothing to have again."""
+        self.roots -= ids
+        self.candidates |= {id: Candidate(id, id, 0.0) for id in ids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,21 +287,28 @@ async def collect(
     dry_run: bool = False,
     grace_s: float = GRACE_S,
     named: Callable[[], set[SnapshotId]] = set,
+    in_bucket: Collection[SnapshotId] = (),
     wait: bool = True,
 ) -> Collected:
     """Delete snapshots that no row names and, for a budget in bytes, those that are cheapest to recompute.
 
     `store`: None for a home without runs. `named`: asked under the lock for snapshots to keep beside those that rows
-    name. Safe to repeat after a kill. Blocks the event loop while it waits for the lock, so call it in a process of
-    its own. wait: False raises `BlockingIOError` instead of waiting.
+    name. `in_bucket`: snapshots that can be fetched again. For a budget, those that only finished runs name are
+    deleted before what has to be recomputed. Safe to repeat after a kill. Blocks the event loop while it waits for
+    the lock, so call it in a process of its own. wait: False raises `BlockingIOError` instead of waiting.
     """
     with pins.collecting(wait=wait):
-        alive = living([] if store is None else await histories(store))
-        alive.stay(pins.kept() | named())
+        every, kept = [] if store is None else await histories(store), pins.kept() | named()
+        alive = living(every)
+        alive.stay(kept)
         marked = marks.all()
         stale = marked - alive.all
         for id in marked & alive.candidates.keys():
             del alive.candidates[id]
+        if budget is not None and in_bucket:
+            needed = kept | living(one for one in every if one.run.status is not RunStatus.DONE).all
+            alive.may_go((alive.roots - needed) & set(in_bucket))
+            marked -= alive.candidates.keys()  # they were fetched again
         layers = _layers(snapshots, alive.all - marked)
         sizes = {layer: snapshots.layer_bytes(layer) for layer in {one for stack in layers.values() for one in stack}}
         evicted = [] if budget is None else choose(alive, layers, sizes, budget)

@@ -25,7 +25,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ramify.fork_engine.errors import RemoteError, SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.errors import (
+    RemoteError,
+    RemoteObjectAltered,
+    RemoteObjectMissing,
+    SnapshotCorrupt,
+    SnapshotNotFound,
+)
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ContentKey, Snapshot, SnapshotId
@@ -56,6 +62,19 @@ def stand_in(id: SnapshotId, content_key: str) -> Snapshot:
 
 Fetch = Callable[[SnapshotId], Awaitable[Snapshot]]
 """Fetches a snapshot from the home's bucket into the store. Raises `RemoteError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """why: why a snapshot is neither here nor in the bucket. by: what the bucket raised."""
+
+    why: str
+    by: RemoteError | None = None
+
+    @property
+    def may_be_there(self) -> bool:
+        """Whether the bucket may have it, and could only not be asked."""
+        return self.by is not None and not isinstance(self.by, (RemoteObjectMissing, RemoteObjectAltered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +116,38 @@ class Recovery:
         return snapshot
 
     async def whole(self, branch: Branch) -> Snapshot:
-        """Return the branch's snapshot, fetched or recomputed if it is lost. Raises `Unrecoverable`.
+        """Return the branch's snapshot, fetched or recomputed if it is lost. Raises `Unrecoverable`, or what the
+        bucket raised if it could not be asked: it may have the snapshot.
 
         Checks that all layers exist, which costs a `stat` for each.
         """
         known = self._made_again.get(branch.snapshot.id)
         if known is not None:
             return known
-        found, why = await self._here_or_fetched(branch.snapshot, branch.path)
-        return await self._recompute(branch, why) if found is None else found
+        found = await self._here_or_fetched(branch.snapshot, branch.path)
+        if not isinstance(found, _Lost):
+            return found
+        try:
+            return await self._recompute(branch, found.why)
+        except Unrecoverable as error:
+            if found.by is not None and found.may_be_there:
+                raise found.by from error
+            raise error from found.by
 
-    async def _here_or_fetched(self, snapshot: Snapshot, branch: BranchPath) -> tuple[Snapshot | None, str]:
-        """Return the snapshot, or None and why it is neither here nor in the bucket."""
+    async def _here_or_fetched(self, snapshot: Snapshot, branch: BranchPath) -> Snapshot | _Lost:
         why = await asyncio.to_thread(self._missing, snapshot)
         if why is None:
-            return snapshot, ""
+            return snapshot
         if self.fetch is None:
-            return None, why
+            return _Lost(why)
         begun = time.perf_counter()
         try:
             found = await self.fetch(snapshot.id)
         except RemoteError as error:
-            return None, f"{why}; {error}"
+            return _Lost(f"{why}; {error}", error)
         self._made_again[snapshot.id] = found
         self.emit(Recovered(self.run, branch, Level.FETCH, why, time.perf_counter() - begun))
-        return found, ""
+        return found
 
     async def _recompute(self, branch: Branch, why: str) -> Snapshot:
         begun = time.perf_counter()
@@ -148,9 +174,9 @@ class Recovery:
         steps: list[StateOrigin] = []
         for made in reversed(branch.made):
             known = self._made_again.get(made.snapshot.id, made.snapshot)
-            whole, _ = await self._here_or_fetched(known, branch.path)
-            if whole is not None:
-                return whole, steps
+            found = await self._here_or_fetched(known, branch.path)
+            if not isinstance(found, _Lost):
+                return found, steps
             steps.insert(0, made)
         raise Unrecoverable(
             f"snapshot {branch.snapshot.id[:12]} of branch {branch.path} cannot be recovered ({why}), nor can any "

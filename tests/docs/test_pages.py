@@ -37,6 +37,8 @@ WHY = {
     "verifiers": "needs verifiers (its tests: tests/integrations)",
     "deepagents": "needs deepagents (its tests: tests/integrations)",
     "ray": "needs a Ray cluster (its tests: tests/fleet)",
+    "dbos": "needs DBOS (its test: tests/docs/test_queues.py)",
+    "procrastinate": "needs procrastinate and a PostgreSQL server",
     "namespaces": "needs worlds in namespaces, where pages are run on copies",
     "network": "installs packages",
     "terminal": "needs a terminal",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,11 @@ class Raylets:
         self.cluster.remove_node(raylet, allow_graceful=False)
 
 
-@pytest.fixture(scope="session")
-def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
-    """Two nodes of this version of Ramify."""
+@contextmanager
+def two_raylets(folder: Path) -> Iterator[Raylets]:
     pytest.importorskip("ray", reason="needs Ray (ramify[ray]; .ci/run ray installs it)")
     from ray.cluster_utils import Cluster
 
-    folder = tmp_path_factory.mktemp("raylets")
     found = Raylets(Cluster(), folder, folder / "bucket")
     try:
         found.add()
@@ -66,6 +65,20 @@ def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
         yield found
     finally:
         found.cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
+    """Two nodes of this version of Ramify."""
+    with two_raylets(tmp_path_factory.mktemp("raylets")) as found:
+        yield found
+
+
+@pytest.fixture
+def own_raylets(tmp_path: Path) -> Iterator[Raylets]:
+    """A cluster for a test that breaks it."""
+    with two_raylets(tmp_path / "raylets") as found:
+        yield found
 
 
 @dataclass

@@ -12,13 +12,15 @@ import pytest
 
 from ramify import Runtime
 from ramify.fleet.carried_errors import carried
-from ramify.fleet.errors import FleetError
+from ramify.fleet.errors import ClusterUnreachable, FleetClosed, FleetError
 from ramify.fleet.fleet import Fleet
+from ramify.fleet.fleet_world import FleetWorld
 from ramify.fleet.nodes import _closed
 from ramify.fleet.placement import Asked, Member
 from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
 from ramify.fleet.run_host import Ended
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId, Shared
+from ramify.fleet.world_host import WorldSetup
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import LeaseHeld
 from ramify.runtime.records import RunId
@@ -179,6 +181,58 @@ async def test_an_answer_that_cannot_be_decoded_is_not_the_death_of_its_node(
     )
     with pytest.raises(told, match="of Ray"):
         await RayHost(ray, None)._answer(answer())
+
+
+async def test_no_call_waits_for_a_head_that_is_away() -> None:
+    """Ray would end this process while it waits."""
+
+    def kill(actor: object) -> None:
+        raise AssertionError("it asks the head")
+
+    away = SimpleNamespace(gcs_address="127.0.0.1:1")
+    ray = SimpleNamespace(get_runtime_context=lambda: away, kill=kill, nodes=lambda: kill(None))
+    await RayHost(ray, None).kill()
+    cluster = RayCluster("auto")
+    cluster._ray = ray
+    with pytest.raises(ClusterUnreachable, match="does not answer"):
+        await cluster.nodes()
+
+
+def world_of(fleet: Fleet) -> FleetWorld:
+    setup = WorldSetup("copy", "/w", {}, None)
+    return FleetWorld(fleet._nodes, fleet.runtime, setup, Needs(), SnapshotId("last"))
+
+
+async def test_a_closed_fleet_says_so_at_once(tmp_path: Path) -> None:
+    fleet = Fleet(Runtime(home=tmp_path), patience=3600)
+    await fleet._nodes._close_hosts(None, None, None)
+    world = world_of(fleet)
+    with pytest.raises(FleetClosed, match=r'snapshot="last"\) is its last state: the fleet is closed'):
+        await world.exec("true")
+    await world.close()
+
+
+async def test_a_head_that_stays_silent_ends_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would end this process a little later, without an error."""
+
+    class Silent:
+        silence_s = 0.05
+
+        async def nodes(self) -> list[Node]:
+            raise ClusterUnreachable("away")
+
+    monkeypatch.setattr("ramify.fleet.nodes.LOOK_S", 0.01)
+    fleet = Fleet(Runtime(home=tmp_path), patience=3600)
+    fleet._nodes._cluster = Silent()  # type: ignore[assignment]
+    fleet._nodes.queue.add(member(host := Host()))
+    calls = [asyncio.create_task(fleet._on_nodes(RunId(name), ANY)) for name in ("works", "waits")]
+    await host.began.wait()
+    await fleet._nodes._watch()
+    for call in calls:
+        with pytest.raises(ClusterUnreachable, match=r"`ramify resume (works|waits)` continues it: the head"):
+            await call
+    with pytest.raises(ClusterUnreachable, match="is its last state: the head"):
+        await world_of(fleet).exec("true")
 
 
 def test_passwords_are_not_shown() -> None:

@@ -183,7 +183,7 @@ async def test_a_run_goes_on_after_its_node_was_killed(
 
 
 async def test_a_run_that_kills_its_nodes_ends(raylets: Any, shared: Runtime, heard: Any) -> None:
-    async with Fleet(shared, raylets.address, observer=heard.events.append) as fleet:
+    async with Fleet(shared, raylets.address, observer=heard.events.append, patience=120) as fleet:
         with pytest.raises(NodesDied, match="may be the cause") as died:
             await fleet.run(fleet_app.dies)
     assert len(died.value.nodes) == len(heard.of(NodeLost)) == MOST_DEATHS

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -24,21 +21,15 @@ if TYPE_CHECKING:
     from ramify.runtime.worlds.garbage_collection import Collected
 
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-
-
-BUDGET_VARIABLE = "RAMIFY_DISK_BUDGET"
-_OFF = "off"
-
-
 def _size(context: click.Context | None, parameter: click.Parameter | None, value: str | None) -> int | None:
     if value is None:
         return None
-    found = _SIZE.fullmatch(value.strip())
-    if found is None:
-        raise click.BadParameter(f"{value!r} is not a size: write 500M, 2G, or a number of bytes", context, parameter)
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    from ramify.home_collection import byte_size
+
+    try:
+        return byte_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
 
 
 @click.command("gc")
@@ -86,7 +77,9 @@ def gc_command(home: Home, budget: int | None, auto: bool, dry_run: bool, remote
         return
     if auto and (budget is not None or dry_run):
         raise click.UsageError("--auto takes its budget from $RAMIFY_DISK_BUDGET: leave out --budget and --dry-run")
-    done = run_async(_collect_if_due(home) if auto else _collect(home, budget, dry_run))
+    from ramify.home_collection import collect_home
+
+    done = run_async(_collect_if_due(home) if auto else collect_home(home, budget, dry_run))
     if done is None and not as_json:
         say("not due")
         return
@@ -102,21 +95,24 @@ def collect_at_the_end(home: Home) -> None:
     done = run_async(_collect_if_due(home))
     if done is not None and done.snapshots:
         say(
-            f"the disk is nearly full, or above ${BUDGET_VARIABLE}: deleted {count(done.snapshots, 'snapshot')}, "
-            f"{byte_count(done.bytes)}. {BUDGET_VARIABLE}={_OFF} turns this off",
+            f"the disk is nearly full, or above $RAMIFY_DISK_BUDGET: deleted {count(done.snapshots, 'snapshot')}, "
+            f"{byte_count(done.bytes)}. RAMIFY_DISK_BUDGET=off turns this off",
             err=True,
         )
 
 
 async def _collect_if_due(home: Home) -> Collected | None:
-    from ramify.runtime.worlds.automatic_collection import DiskPolicy, collect_if_due
+    from ramify.home_collection import automatic_policy, collect_home
+    from ramify.runtime.worlds.automatic_collection import collect_if_due
 
-    said = os.environ.get(BUDGET_VARIABLE, "")
-    if said == _OFF or not home.has_runs:
+    try:
+        policy = automatic_policy()
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if policy is None or not home.has_runs:
         return None
-    policy = DiskPolicy(budget=_size(None, None, said or None))
     return await collect_if_due(
-        home.folder, policy, lambda budget, dry_run: _collect(home, budget, dry_run, wait=False), clock=time.time
+        home.folder, policy, lambda budget, dry_run: collect_home(home, budget, dry_run, wait=False), clock=time.time
     )
 
 
@@ -125,29 +121,6 @@ def _has_only_worlds(home: Home) -> bool:
     database here, the runs are in another database, and a collection would delete their snapshots."""
     locks = paths.locks(home.folder)
     return paths.snapshots(home.folder).is_dir() and not any(locks.glob("*.lock"))
-
-
-async def _collect(home: Home, budget: int | None, dry_run: bool, *, wait: bool = True) -> Collected:
-    from ramify.fork_engine.gc_pins import Pins
-    from ramify.images.catalogue import Catalogue
-    from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-    from ramify.worlds.ancestry import Ancestry
-    from ramify.worlds.references import References
-
-    pins, marks = Pins(paths.locks(home.folder)), EvictionMarks(paths.evicted(home.folder))
-    worlds, images = References(paths.references(home.folder)), Catalogue(paths.images(home.folder))
-
-    snapshots = home.snapshots()
-
-    def named() -> set[SnapshotId]:
-        ancestry, states = Ancestry(snapshots, paths.references(home.folder)), worlds.snapshots()
-        if (heads := states | pins.kept()) and not dry_run:  # worlds without a name merge too, while they live
-            ancestry.remember(heads)
-        return states | ancestry.merge_bases(states) | images.snapshots()
-
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(home.store()) if home.has_runs else None
-        return await collect(store, snapshots, pins, marks, budget=budget, dry_run=dry_run, named=named, wait=wait)
 
 
 def _show_collected(done: Collected, dry_run: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -30,12 +30,18 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-async def gc(runtime: Runtime, budget: int | None = None, *, dry_run: bool = False, grace_s: float = 0) -> Collected:
+async def gc(
+    runtime: Runtime,
+    budget: int | None = None,
+    *,
+    dry_run: bool = False,
+    grace_s: float = 0,
+    in_bucket: Collection[SnapshotId] = (),
+) -> Collected:
     home = runtime.home
     pins, marks = Pins(paths.locks(home)), EvictionMarks(paths.evicted(home))
-    return await collect(
-        runtime.store, runtime.snapshots, pins, marks, budget=budget, dry_run=dry_run, grace_s=grace_s
-    )
+    how = {"budget": budget, "dry_run": dry_run, "grace_s": grace_s, "in_bucket": in_bucket}
+    return await collect(runtime.store, runtime.snapshots, pins, marks, **how)
 
 
 async def fsck_agrees(runtime: Runtime) -> None:
@@ -76,6 +82,19 @@ async def test_under_a_budget_the_first_and_last_state_of_a_run_are_kept(
     await fsck_agrees(runtime)
     assert await runtime.resume(run.id) == wanted
     assert await runtime.run(reuse_app.tools, "a", workspace=workspace) == wanted
+
+
+async def test_under_a_budget_what_the_bucket_has_goes_unless_a_run_that_can_continue_names_it(
+    runtime: Runtime, workspace: Path
+) -> None:
+    await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    every = set(runtime.snapshots.present())
+    assert (await gc(runtime, budget=1 << 40, in_bucket=every)).evicted == ()  # all fits
+    (workspace / "more").touch()
+    waiting = await runtime.create(reuse_app.tools, ("b",), {}, workspace=workspace)
+    await gc(runtime, budget=0, in_bucket=every | {waiting.base_snapshot})
+    assert set(runtime.snapshots.present()) == {waiting.base_snapshot}
+    await fsck_agrees(runtime)
 
 
 async def test_a_run_that_can_continue_keeps_all_states(runtime: Runtime, workspace: Path) -> None:
