@@ -5,7 +5,8 @@ Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, o
 - `address.py`: where a database is; `engines.py`: connections to it; `database_errors.py`: its errors, with advice.
 - `tables.py`: the present tables; `migrate.py`, `upgrade.py` and `versions/` bring a database to them.
 - `rows.py`: records to rows and back; `stored_texts.py`, `blobs.py`: long texts, each stored once.
-- `statements.py`: what is written; `run_committer.py`: the thread that writes, in group commits; `retries.py`.
+- `commit_jobs.py`: what a commit writes; `run_committer.py`: the thread that writes, in group commits; `retries.py`.
+- `batch_writer.py`: writes a batch, by `raw_sql_commits.py` (the usual commits) or by `statements.py` (all others).
 - `store_queries.py`: what RunStore reads.
 - `run_store.py`: RunStore; `reader.py`: its read methods for short commands, without SQLAlchemy; `run_counts.py`.
 - `run_locks.py`, `leases.py`, `lease_keeper.py`, `lease_query.py`: one process per run, by file lock and lease.
