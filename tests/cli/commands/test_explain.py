@@ -20,7 +20,7 @@ from ramify.runtime.estimates.recorded_runs import RecordedEstimates, observed
 from ramify.runtime.records import WARM, OpStatus
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 
 def by_op(said: Any) -> dict[str, Any]:
