@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramify.code_changes import is_from_current_files, placed
 from ramify.compiler.plan import Plan
-from ramify.decorators import Workflow
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import BadArguments, PlanMismatch
-from ramify.runtime.estimates.recent_runs import RecentRuns
-from ramify.runtime.estimates.recorded_runs import learned
+from ramify.runtime.estimates.recent_runs import RecentRuns, learned
 from ramify.runtime.execution.driver import Launch
 from ramify.runtime.store import RunStore
+
+if TYPE_CHECKING:
+    from ramify.decorators import Workflow
 
 
 async def launch_of(
