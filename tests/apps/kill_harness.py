@@ -21,9 +21,9 @@ from typing import Any
 import daring
 import search_app
 
+import ramify.new_runs
 import ramify.runtime.execution.driver
 import ramify.serving.testing
-import ramify.new_runs
 from ramify import Runtime
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.serving.client import LLMClient
