@@ -63,17 +63,18 @@ $(VENV)/.web-test: pyproject.toml | $(VENV)/.dev
 test-web: $(VENV)/.web-test
 	@$(BIN)/python -m pytest tests/browse/web $(ARGS)
 
-# All four run, whatever the others find; each says how to mend what it found.
+# All four run, whatever the others find, the import contracts beside the others; each says how to mend what it found.
 lint: $(VENV)/.dev links
-	@failed=0; \
+	@failed=0; imports=$$(mktemp); \
+	  PYTHONPATH=.dev $(BIN)/lint-imports --config importlinter.toml >$$imports 2>&1 & contracts=$$!; \
 	  $(BIN)/ruff check . || { failed=1; echo "lint: make format mends some of these"; }; \
 	  $(BIN)/ruff format --check . || { failed=1; echo "lint: make format formats these files"; }; \
 	  $(BIN)/mypy || failed=1; \
-	  imports=$$(PYTHONPATH=.dev $(BIN)/lint-imports --config importlinter.toml 2>&1) && echo "$$imports" | tail -n 1 || { \
-	    failed=1; echo "$$imports" | sed -n '/^Broken contracts/,$$p' | grep . || echo "$$imports"; \
+	  wait $$contracts && tail -n 1 $$imports || { \
+	    failed=1; sed -n '/^Broken contracts/,$$p' $$imports | grep . || cat $$imports; \
 	    echo "lint: importlinter.toml lists the layers of each package, upper layers first. For a new module, add its name"; \
 	    echo "to the layers of the contract that is named above; for a forbidden import, move the code to a lower layer."; }; \
-	  exit $$failed
+	  rm $$imports; exit $$failed
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
