@@ -57,7 +57,7 @@ sys.dont_write_bytecode = False  # pytest keeps the asserts that it rewrote: hal
 # of its own must name too_slow as well.
 settings.register_profile(
     "shared",
-    max_examples=sample(30, 100),
+    max_examples=sample(15, 100),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=os.environ.get("RAMIFY_TEST_EXPLORE") != "1",
