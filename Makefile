@@ -42,8 +42,10 @@ criu: $(VENV)/.demo
 
 # One process more than there are cores (tests/conftest.py), at most four; the tests of a file stay together, in their order. xdist would begin with the files
 # of many tests: the few long ones would come last, and one process would wait for the other.
+# What needs more than Python has a command or a tier of .ci/run of its own, which runs it once.
+NEEDS_MORE = model or postgres or registry or docker or criu or browser or vllm or ray or agents
 test: $(VENV)/.dev lint
-	@$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -m 'not ($(NEEDS_MORE))' -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Lint, types, and the tests of what differs from the commit SINCE: for every commit on the way.
 SINCE ?= HEAD
@@ -53,7 +55,7 @@ check: $(VENV)/.dev lint
 	  else echo "no tests of a changed file"; fi
 
 test-postgres: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m postgres tests/runtime $(ARGS)
+	@$(BIN)/python -m pytest -m postgres $(ARGS)
 
 $(VENV)/.web-test: pyproject.toml | $(VENV)/.dev
 	@$(PIP) -e '.[web-test]'
