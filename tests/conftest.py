@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,8 +90,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["RAMIFY_TEST_LOOP"] = "uvloop"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE / "loops"), os.environ.get("PYTHONPATH"))))
     if not hasattr(config, "workerinput"):  # once, before xdist's workers start
-        for package in PACKAGES:
-            compileall.compile_dir(HERE.parent / package, quiet=2)  # each process that a test starts took 2 s for it
+        compile_all()
+
+
+def compile_all() -> None:
+    """Compile what the processes that tests start import: each of them took 2 s for it. pytest keeps the code of the
+    tests themselves."""
+    folders = [HERE.parent / name for name in (*PACKAGES, "benchmarks", "examples", "tests")]
+    files = [path for folder in folders for path in folder.rglob("*.py") if not path.name.startswith("test_")]
+    with ProcessPoolExecutor() as pool:
+        for _ in pool.map(partial(compileall.compile_file, quiet=2), files, chunksize=32):
+            pass
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
