@@ -41,7 +41,7 @@ STARTING_HELPERS = (  # whose tests start helper processes as users do
     *("crash", "docs", "fleet", "worlds/test_world.py", "worlds/test_dumpable_worlds.py"),
     *(
         f"sandboxes/{name}"
-        for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py", "test_contract.py")
+        for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py")
     ),
     *(
         f"sandboxes/backends/{name}"
