@@ -39,10 +39,7 @@ HERE = Path(__file__).parent
 LONG = ("crash/test_matrix.py", "docs/test_pages.py", "edits", "examples", "worlds", "sandboxes")
 STARTING_HELPERS = (  # whose tests start helper processes as users do
     *("crash", "docs", "fleet", "worlds/test_world.py", "worlds/test_dumpable_worlds.py"),
-    *(
-        f"sandboxes/{name}"
-        for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py")
-    ),
+    *(f"sandboxes/{name}" for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py")),
     *(
         f"sandboxes/backends/{name}"
         for name in ("docker", "test_opening.py", "namespaces/test_backend_namespaces.py")
