@@ -110,6 +110,7 @@ def pytest_collection_finish() -> None:
     """The collector ignores the tests themselves from now on, and their modules: hundreds of megabytes."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)  # tests make many objects, and few cycles
     gc.enable()
 
 
