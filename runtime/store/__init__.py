@@ -4,9 +4,10 @@ Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, o
 
 - `address.py`: where a database is; `engines.py`: connections to it; `database_errors.py`: its errors, with advice.
 - `tables.py`: the present tables; `migrate.py`, `upgrade.py` and `versions/` bring a database to them.
+- `commit_jobs.py`: a commit, as a job for the thread that writes; `batch_writer.py`: writes a batch of such jobs, the
+  usual ones by `raw_sql_commits.py`.
 - `rows.py`: records to rows and back; `stored_texts.py`, `blobs.py`: long texts, each stored once.
-- `commit_jobs.py`: what a commit writes; `run_committer.py`: the thread that writes, in group commits; `retries.py`.
-- `batch_writer.py`: writes a batch, by `raw_sql_commits.py` (the usual commits) or by `statements.py` (all others).
+- `statements.py`: what is written; `run_committer.py`: the thread that writes, in group commits; `retries.py`.
 - `store_queries.py`: what RunStore reads.
 - `run_store.py`: RunStore; `reader.py`: its read methods for short commands, without SQLAlchemy; `run_counts.py`.
 - `run_locks.py`, `leases.py`, `lease_keeper.py`, `lease_query.py`: one process per run, by file lock and lease.

@@ -14,8 +14,6 @@ import linecache
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from functools import partial
-from operator import is_
 from types import ModuleType
 
 from ramify.compiler.errors import WorkflowError
@@ -153,9 +151,6 @@ def _may_call_anything(function: Function, nodes: Iterable[ast.AST]) -> bool:
     return False
 
 
-_STANDARD_LIBRARY = sys.stdlib_module_names - {"__main__"}
-
-
 class WorldCallers:
     """Knows whether code that is loaded beside a step calls `current_sandbox`. A registry, an argument or an object
     may bring a step to it, without a name in the step's code."""
@@ -174,7 +169,7 @@ class WorldCallers:
 
     def _is_caller(self, package: str, folder: str, name: str, module: object) -> bool:
         top = name.partition(".")[0]
-        if top == "ramify" or top in _STANDARD_LIBRARY or not isinstance(module, ModuleType):
+        if top == "ramify" or top in sys.stdlib_module_names - {"__main__"} or not isinstance(module, ModuleType):
             return False
         path = vars(module).get("__file__")
         if not isinstance(path, str) or not path.endswith(".py"):
@@ -189,7 +184,7 @@ def _has_ramify(module: ModuleType) -> bool:
     """Return whether Ramify, or `current_sandbox`, is among the globals of a module of another project."""
     ours = sys.modules.get("ramify")
     names = vars(module)
-    return "current_sandbox" in names or (ours is not None and any(map(partial(is_, ours), names.values())))
+    return "current_sandbox" in names or (ours is not None and any(value is ours for value in names.values()))
 
 
 def _brings_a_world(value: object) -> bool:
