@@ -42,8 +42,10 @@ criu: $(VENV)/.demo
 
 # One process more than there are cores (tests/conftest.py), at most four; the tests of a file stay together, in their order. xdist would begin with the files
 # of many tests: the few long ones would come last, and one process would wait for the other.
+# What needs more than Python has a command or a tier of .ci/run of its own, which runs it once.
+NEEDS_MORE = model or postgres or registry or docker or criu or browser or vllm or ray or agents
 test: $(VENV)/.dev lint
-	@$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -m 'not ($(NEEDS_MORE))' -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Lint, types, and the tests of what differs from the commit SINCE: for every commit on the way.
 SINCE ?= HEAD
@@ -53,7 +55,7 @@ check: $(VENV)/.dev lint
 	  else echo "no tests of a changed file"; fi
 
 test-postgres: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m postgres tests/runtime $(ARGS)
+	@$(BIN)/python -m pytest -m postgres $(ARGS)
 
 $(VENV)/.web-test: pyproject.toml | $(VENV)/.dev
 	@$(PIP) -e '.[web-test]'
@@ -63,17 +65,18 @@ $(VENV)/.web-test: pyproject.toml | $(VENV)/.dev
 test-web: $(VENV)/.web-test
 	@$(BIN)/python -m pytest tests/browse/web $(ARGS)
 
-# All four run, whatever the others find; each says how to mend what it found.
+# All four run, whatever the others find, the import contracts beside the others; each says how to mend what it found.
 lint: $(VENV)/.dev links
-	@failed=0; \
+	@failed=0; imports=$$(mktemp); \
+	  PYTHONPATH=.dev $(BIN)/lint-imports --config importlinter.toml >$$imports 2>&1 & contracts=$$!; \
 	  $(BIN)/ruff check . || { failed=1; echo "lint: make format mends some of these"; }; \
 	  $(BIN)/ruff format --check . || { failed=1; echo "lint: make format formats these files"; }; \
 	  $(BIN)/mypy || failed=1; \
-	  imports=$$(PYTHONPATH=.dev $(BIN)/lint-imports --config importlinter.toml 2>&1) && echo "$$imports" | tail -n 1 || { \
-	    failed=1; echo "$$imports" | sed -n '/^Broken contracts/,$$p' | grep . || echo "$$imports"; \
+	  wait $$contracts && tail -n 1 $$imports || { \
+	    failed=1; sed -n '/^Broken contracts/,$$p' $$imports | grep . || cat $$imports; \
 	    echo "lint: importlinter.toml lists the layers of each package, upper layers first. For a new module, add its name"; \
 	    echo "to the layers of the contract that is named above; for a forbidden import, move the code to a lower layer."; }; \
-	  exit $$failed
+	  rm $$imports; exit $$failed
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

@@ -10,36 +10,33 @@ from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
 from dataclasses import replace
 from functools import cache
-from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from ramify import paths
-from ramify.code_changes import Changes, CodeDiff, is_from_current_files, placed, preview, standing
+from ramify.chosen_settings import ChosenSettings
+from ramify.code_changes import Changes, CodeDiff, preview, standing
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, load_workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Resolver
+from ramify.new_runs import launch_of
 from ramify.open_bucket import OpenBucket
 from ramify.recorded_runs import NO_ANSWER, RecordedRuns, given_answers
-from ramify.resources import BackendChoice, Resources, environment, reuse_check_share, without_secrets
+from ramify.resources import BackendChoice, Resources, environment, reuse_check_share
 from ramify.run_forks import RunForks
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects import ledger
 from ramify.runtime.errors import (
-    BadArguments,
-    PlanMismatch,
     RunError,
     RuntimeClosed,
     StoreError,
     UsedAfterFork,
 )
 from ramify.runtime.estimates.recent_runs import RecentRuns
-from ramify.runtime.estimates.recorded_runs import RecordedEstimates, learned
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
 from ramify.runtime.records import (
@@ -99,17 +96,12 @@ class Runtime(RecordedRuns):
         env_sandbox, env_url, env_key = environment(os.environ)
         given = None if sandbox is None or isinstance(sandbox, str) else sandbox
         name = sandbox if isinstance(sandbox, str) else getattr(given, "name", "custom") if given else env_sandbox
-        self._chosen_sandbox = name  # None: not chosen
-        address = base_url or env_url
-        self._named_url = None if base_url is None else without_secrets(base_url)
-        whom = (None, None) if llm is None else getattr(llm, "whom", ("", None))
-        kept = None if address is None else without_secrets(address)
-        self._settings = Settings(name or "namespaces", kept, model, *whom)
+        self._chosen = ChosenSettings.of(name, base_url, env_url, model, llm)
         self._resources = Resources(
             self.home,
             backend=given,
             llm=llm,
-            address=address,
+            address=base_url or env_url,
             api_key=api_key or env_key,
             private=paths.private(self.home, self.database),
         )
@@ -134,8 +126,8 @@ class Runtime(RecordedRuns):
     async def __aenter__(self) -> Runtime:
         if self._entered:
             raise RunError("a Runtime is opened only once: create another one")
-        if self._chosen_sandbox is not None:  # otherwise it is known when a run is resumed
-            self._resources.require_backend(self._chosen_sandbox)
+        if self._chosen.sandbox is not None:  # otherwise it is known when a run is resumed
+            self._resources.require_backend(self._chosen.sandbox)
         self._entered = True
         async with AsyncExitStack() as stack:
             try:
@@ -219,8 +211,8 @@ class Runtime(RecordedRuns):
     ) -> Any:
         """As `run`, for a workflow whose parameters have the same names as those of `run`."""
         launch, code = await self._launch(workflow, args, kwargs, workspace, deadline, plan)
-        self._warm(launch.plan, self._settings)
-        services = self._services(self._settings)
+        self._warm(launch.plan, self._chosen.new)
+        services = self._services(self._chosen.new)
         return await driver.start(services, launch, workflow.__wrapped__, created=self._created, code=code)
 
     def _created(self, run: RunId) -> None:
@@ -239,7 +231,7 @@ class Runtime(RecordedRuns):
         """Store a new run with its workspace, and do not start it: `resume`, in any process, runs it. Returns its
         row."""
         launch, _ = await self._launch(workflow, args, kwargs, workspace, deadline, plan)
-        record, skipped = await driver.create(self._services(self._settings), launch)
+        record, skipped = await driver.create(self._services(self._chosen.new), launch)
         self._created(record.id)
         for one in skipped:
             self._emit(Noticed(record.id, f"left out of the snapshot: {one.path} ({one.reason})"))
@@ -254,37 +246,10 @@ class Runtime(RecordedRuns):
         deadline: Duration | None,
         plan: Plan | None,
     ) -> tuple[driver.Launch, dict[str, str]]:
-        """Return a run to start, and the digests of steps that changed since a given plan was made."""
         self._check_here()
-        try:
-            signature(workflow.__wrapped__).bind(*args, **kwargs)
-        except TypeError as error:
-            raise BadArguments(
-                f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
-            ) from None
-        refuse_unstorable_return(workflow.__wrapped__, f"workflow {workflow.__ramify_workflow__.name!r}")
-        folder = workspace if workspace is not None else workflow.workspace
-        code: dict[str, str] = {}
-        if plan is None:
-            seen = await learned(self.store, workflow.__ramify_workflow__.ref, folder, recent=self._recent)
-            plan = workflow.plans().plan(
-                workflow,
-                ref=workflow.__ramify_workflow__.ref,
-                deadline_s=workflow.__ramify_workflow__.deadline_s,
-                estimates=seen,
-                by_files=folder is not None,
-            )
-        else:
-            plan = Plan.from_json(plan.to_json())  # a plan made by hand is checked like one from a file
-            reuses = any(step.reuse for step in plan.steps)  # reuse compares the code that runs, not the plan's
-            if plan.name == workflow.__ramify_workflow__.name and (reuses or not is_from_current_files(plan)):
-                plan, found = placed(plan, workflow)
-                code = found.digests
-        if plan.name != workflow.__ramify_workflow__.name:
-            raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
-        limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
-        where = None if folder is None else Path(folder)
-        return driver.Launch(plan, args, dict(kwargs), where, limit), code
+        return await launch_of(
+            self.store, self._recent, workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan
+        )
 
     async def resume(
         self,
@@ -323,7 +288,7 @@ class Runtime(RecordedRuns):
         else:  # checked again under the run's lock; here before anything is undone
             held = await self.store.ops(record.id), await self.store.llm(record.id)
             stands.adopt(*held, await self.store.effects(record.id))
-        settings = self._resumed_settings(record.settings)
+        settings = self._chosen.to_resume(record.settings)
         if back_to is not None:
             checkpoint = await self.store.checkpoint(CheckpointId(back_to))
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
@@ -340,21 +305,6 @@ class Runtime(RecordedRuns):
             code=stands.digests,
             adopt=stands.adopt,
         )
-
-    def _resumed_settings(self, began: Settings) -> Settings:
-        """The settings to resume a run with: those it was started with, unless this runtime names others.
-
-        A run that was started with a client of its program, and is resumed without it, asks the same model of the
-        same server. The address in the environment is used only by runs that named none.
-        """
-        here = self._settings
-        sandbox = self._chosen_sandbox or began.sandbox
-        if began.client_url is None or here.client_url is not None:
-            base_url, model = here.base_url or began.base_url, here.model or began.model
-            return replace(here, sandbox=sandbox, base_url=base_url, model=model)
-        base_url = self._named_url or began.client_url or None
-        model = here.model or began.client_model
-        return Settings(sandbox, base_url, model, client_url="" if base_url is None else None)
 
     def _report_changed_steps(self, record: RunRecord, found: CodeDiff) -> None:
         if found.steps:
@@ -412,15 +362,15 @@ class Runtime(RecordedRuns):
     @property
     def sandbox(self) -> str:
         """The name of the sandbox backend of new runs."""
-        return self._settings.sandbox
+        return self._chosen.new.sandbox
 
     def sandbox_of(self, record: RunRecord) -> str:
         """The name of the sandbox backend with which `resume` would continue a run."""
-        return self._resumed_settings(record.settings).sandbox
+        return self._chosen.to_resume(record.settings).sandbox
 
     def services(self) -> driver.Services:
         """What a run is made of, for a front end that starts its own runs. Valid while the runtime is open."""
-        return self._services(self._settings)
+        return self._services(self._chosen.new)
 
     def _services(self, settings: Settings) -> driver.Services:
         async def backend() -> Backend:
@@ -466,13 +416,3 @@ def _traces() -> Observer:
     from ramify.telemetry import Traces
 
     return Traces()
-
-
-def compile_plan(workflow: Workflow[..., Any], seen: RecordedEstimates | None = None) -> Plan:
-    """The plan of a workflow as its code is now, with the durations of recorded runs. Imports the compiler."""
-    from ramify.compiler.pipeline import compile_workflow
-
-    info = workflow.__ramify_workflow__
-    return compile_workflow(
-        workflow, ref=info.ref, deadline_s=info.deadline_s, estimates=seen or RecordedEstimates(())
-    ).plan

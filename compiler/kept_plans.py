@@ -59,9 +59,9 @@ class KeptPlans:
 
 
 def _read(function: Callable[..., Any], ref: str, deadline_s: float | None) -> tuple[Spec, Callable[[], bool]]:
-    from ramify.compiler.frontend.python.readings import reading
+    from ramify.compiler.frontend.python.spec_inputs import recorded_inputs
     from ramify.compiler.frontend.python.workflow_reader import read_workflow
 
-    with reading() as readings:
+    with recorded_inputs() as inputs:
         spec = read_workflow(function, ref=ref, deadline_s=deadline_s)
-    return spec, readings.still_hold
+    return spec, inputs.unchanged

@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,10 +39,7 @@ HERE = Path(__file__).parent
 LONG = ("crash/test_matrix.py", "docs/test_pages.py", "edits", "examples", "worlds", "sandboxes")
 STARTING_HELPERS = (  # whose tests start helper processes as users do
     *("crash", "docs", "fleet", "worlds/test_world.py", "worlds/test_dumpable_worlds.py"),
-    *(
-        f"sandboxes/{name}"
-        for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py", "test_contract.py")
-    ),
+    *(f"sandboxes/{name}" for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py")),
     *(
         f"sandboxes/backends/{name}"
         for name in ("docker", "test_opening.py", "namespaces/test_backend_namespaces.py")
@@ -57,7 +56,7 @@ sys.dont_write_bytecode = False  # pytest keeps the asserts that it rewrote: hal
 # of its own must name too_slow as well.
 settings.register_profile(
     "shared",
-    max_examples=sample(30, 100),
+    max_examples=sample(15, 100),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=os.environ.get("RAMIFY_TEST_EXPLORE") != "1",
@@ -88,8 +87,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["RAMIFY_TEST_LOOP"] = "uvloop"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE / "loops"), os.environ.get("PYTHONPATH"))))
     if not hasattr(config, "workerinput"):  # once, before xdist's workers start
-        for package in PACKAGES:
-            compileall.compile_dir(HERE.parent / package, quiet=2)  # each process that a test starts took 2 s for it
+        compile_all()
+
+
+def compile_all() -> None:
+    """Compile what the processes that tests start import: each of them took 2 s for it. pytest keeps the code of the
+    tests themselves."""
+    folders = [HERE.parent / name for name in (*PACKAGES, "benchmarks", "examples", "tests")]
+    files = [path for folder in folders for path in folder.rglob("*.py") if not path.name.startswith("test_")]
+    with ProcessPoolExecutor() as pool:
+        for _ in pool.map(partial(compileall.compile_file, quiet=2), files, chunksize=32):
+            pass
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -102,6 +110,7 @@ def pytest_collection_finish() -> None:
     """The collector ignores the tests themselves from now on, and their modules: hundreds of megabytes."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)  # tests make many objects, and few cycles
     gc.enable()
 
 

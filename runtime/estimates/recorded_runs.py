@@ -18,13 +18,11 @@ from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, VolatileGlobs
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
-from ramify.runtime.estimates.recent_runs import RecentRuns
-from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
+from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId
 from ramify.serving.types import ChatResult
 
 if TYPE_CHECKING:
-    from ramify.runtime.store import RunStore
-    from ramify.runtime.store.reader import Reader
+    pass
 
 FILES = "wrote_files"  # a JSON list
 CHANNELS = "wrote_channels"  # one a line
@@ -262,54 +260,4 @@ def _median_stage(same: Sequence[StagePlan]) -> StagePlan:
         median(stage.tools_s for stage in same),
         median(stage.seconds for stage in same),
         median(stage.share for stage in same),
-    )
-
-
-async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None = None) -> RecordedEstimates:
-    """Return estimates from the latest runs of a workflow. `but`: a run to leave out."""
-    runs = await store.latest_runs(workflow, among=RECENT, most=LATEST + 1)
-    return await _estimates_of(store, [run for run in runs if run.id != but][:LATEST], RecentRuns())
-
-
-async def learned(
-    store: RunStore | Reader, workflow: str, workspace: str | Path | None = None, *, recent: RecentRuns | None = None
-) -> RecordedEstimates:
-    """Return the estimates for the next plan of a workflow: from its latest finished runs, empty while they are few.
-
-    workspace: the folder with which the next run begins. recent: what this process has read before; its estimates
-    serve for a second.
-    """
-    if recent is None:
-        return (await _learned(store, workflow, workspace, RecentRuns()))[0]
-    folder = None if workspace is None else str(workspace)
-    if (kept := recent.estimates(workflow, folder)) is not None:
-        return kept
-    async with recent.reading:
-        if (kept := recent.estimates(workflow, folder)) is not None:
-            return kept
-        found, is_enough = await _learned(store, workflow, workspace, recent)
-        if is_enough:
-            recent.keep(workflow, folder, found)
-        return found
-
-
-async def _learned(
-    store: RunStore | Reader, workflow: str, workspace: str | Path | None, recent: RecentRuns
-) -> tuple[RecordedEstimates, bool]:
-    """Return the estimates, and whether there are enough runs."""
-    runs = await store.latest_runs(workflow, among=RECENT, most=LATEST, status=RunStatus.DONE)
-    if len(runs) < LEARN_AFTER:
-        return (_NOTHING if workspace is None else _NOTHING.on(workspace)), False
-    return (await _estimates_of(store, runs, recent)).on(workspace), True
-
-
-_NOTHING = RecordedEstimates(())
-
-
-async def _estimates_of(store: RunStore | Reader, runs: Sequence[RunRecord], recent: RecentRuns) -> RecordedEstimates:
-    found = [await recent.read(store, run) for run in runs]
-    return RecordedEstimates(
-        [row for one in found for row in one.ops],
-        [row for one in found for row in one.llm],
-        {one.run.id: Code.of(one.run.plan_json) for one in found},
     )

@@ -4,6 +4,8 @@ Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, o
 
 - `address.py`: where a database is; `engines.py`: connections to it; `database_errors.py`: its errors, with advice.
 - `tables.py`: the present tables; `migrate.py`, `upgrade.py` and `versions/` bring a database to them.
+- `commit_jobs.py`: a commit, as a job for the thread that writes; `batch_writer.py`: writes a batch of such jobs, the
+  usual ones by `raw_sql_commits.py`.
 - `rows.py`: records to rows and back; `stored_texts.py`, `blobs.py`: long texts, each stored once.
 - `statements.py`: what is written; `run_committer.py`: the thread that writes, in group commits; `retries.py`.
 - `store_queries.py`: what RunStore reads; `plain_queries.py`: the rows of a run, without SQLAlchemy's statements.

@@ -8,7 +8,7 @@ statement another session is refused by all.
 A session is identified by the pid of its server process, which the protocol reports when a client connects. If the
 server reports the same pid by SQL, there is no pooler. Otherwise the pooler is tested: two connections must have
 different pids, and each must keep its pid in all transactions. A pooler in session mode passes. Where sessions are
-not shared, each later batch checks the pid again (`run_committer.py`).
+not shared, each later batch checks the pid again (`batch_writer.py`).
 """
 
 from __future__ import annotations

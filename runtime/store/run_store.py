@@ -32,18 +32,18 @@ from ramify.runtime.records import (
     RunId,
     RunRecord,
     RunRows,
-    RunStatus,
     RunUpdate,
 )
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import leases, rows, statements, tables
+from ramify.runtime.store.commit_jobs import Barrier, Job, commit_of_run
 from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
 from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.migrate import bring_up_to_date
-from ramify.runtime.store.plain_rows import PlainRows
 from ramify.runtime.store.pooler_check import shares_sessions
-from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, Barrier, Job, RunCommitter
+from ramify.runtime.store.raw_sql_commits import SimpleCommit
+from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, RunCommitter
 from ramify.runtime.store.store_queries import StoreQueries
 from ramify.runtime.store.stored_texts import Packed
 
@@ -136,10 +136,10 @@ class RunStore(StoreQueries):
             statements.put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
 
         new = {tables.runs: [rows.run_row(run)], tables.checkpoints: [rows.checkpoint_row(base)]}
-        plain = PlainRows(run.id, new, taken=lock.folder)
+        simple = SimpleCommit(run.id, new, taken=lock.folder)
         texts = rows.texts(tables.runs, run)
         try:
-            await self._write(Job(work, run.id, texts, plain=plain, takes=lock, begins=True))
+            await self._write(Job(work, run.id, texts, simple=simple, takes=lock, begins=True))
             yield
         finally:
             await self._let_go(run.id)
@@ -297,10 +297,22 @@ class RunStore(StoreQueries):
         RUNNING loses its error. Raises `RunNotFound`, and `StoreError` for an illegal change of status, a row of
         another run, or a sequence number that is taken.
         """
-        job = self._job(
-            run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked, amended
+        job = commit_of_run(
+            run_id,
+            self._clock,
+            ops=ops,
+            llm=llm,
+            checkpoints=checkpoints,
+            effects=effects,
+            undone_after=undone_after,
+            unasked=unasked,
+            amended=amended,
+            update=update,
+            barrier=barrier,
+            begin=begin,
         )
-        await self._write(replace(job, leaves=leaves, plain=job.plain and replace(job.plain, left=leaves)), coming)
+        simple = job.simple and replace(job.simple, left=leaves)
+        await self._write(replace(job, leaves=leaves, simple=simple), coming)
 
     def commit_soon(
         self,
@@ -314,9 +326,8 @@ class RunStore(StoreQueries):
         linger_s: float,
     ) -> asyncio.Future[None]:
         """Like `commit`, without waiting: the rows become durable with the next commit, after `linger_s` at the
-        latest.
-        Returns a future that is done then."""
-        job = self._job(run_id, ops, (), checkpoints, (), None, update, barrier)
+        latest. Returns a future that is done then."""
+        job = commit_of_run(run_id, self._clock, ops=ops, checkpoints=checkpoints, update=update, barrier=barrier)
         durable = asyncio.wrap_future(self._opened().submit(replace(job, linger_s=linger_s), coming))
         return asyncio.ensure_future(self._wait(durable))
 
@@ -327,57 +338,6 @@ class RunStore(StoreQueries):
             return self._opened() if other.url == self.address.url else None
         same = other.file.exists() and self.address.file.exists() and other.file.samefile(self.address.file)
         return self._opened() if same else None
-
-    def _job(
-        self,
-        run_id: RunId,
-        ops: Sequence[OpRecord],
-        llm: Sequence[LLMRecord],
-        checkpoints: Sequence[CheckpointRecord],
-        effects: Sequence[EffectRecord],
-        undone_after: int | None,
-        update: RunUpdate | None,
-        barrier: Barrier | None,
-        begin: RunRecord | None = None,
-        unasked: Sequence[str] = (),
-        amended: Sequence[OpRecord] = (),
-    ) -> Job:
-        owners = (
-            {op.run_id for op in (*ops, *amended)}
-            | {call.run_id for call in llm}
-            | {one.run_id for one in checkpoints}
-        )
-        owners |= {effect.run_id for effect in effects}
-        strangers = owners - {run_id}
-        if strangers:
-            raise StoreError(f"a commit of run {run_id} holds rows of {', '.join(sorted(strangers))}")
-        change = update or RunUpdate()
-        long_texts = [text for op in ops for text in rows.texts(tables.ops, op)]
-        long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
-        long_texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
-        long_texts += [text for text in (change.result_json, change.plan_json) if text is not None]
-        long_texts += [] if begin is None else rows.texts(tables.runs, begin)
-
-        def work(connection: Connection) -> None:
-            if begin is not None:
-                statements.put(connection, tables.runs, [rows.run_row(begin)])
-            statements.update_run(connection, run_id, change, self._clock)
-            if undone_after is not None:
-                connection.execute(statements.void_answers_after(run_id, undone_after))
-                connection.execute(statements.undo(run_id, undone_after))
-            if unasked:
-                connection.execute(statements.unask(run_id, unasked))
-            for op in amended:
-                connection.execute(statements.amend(op))
-            statements.put(connection, tables.ops, [rows.op_row(op) for op in ops])
-            statements.put(connection, tables.llm, [rows.llm_row(call) for call in llm])
-            statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
-            statements.put_effects(connection, effects)
-
-        begins = begin is not None or change.plan_json is not None
-        general = begin is not None or effects or undone_after is not None or unasked or amended
-        plain = None if general else _plain(run_id, ops, llm, checkpoints, change)
-        return Job(work, run_id, long_texts, barrier, plain=plain, begins=begins)
 
     async def put_answers(self, run_id: RunId, answers: Sequence[AnswerRecord]) -> AnswerRecord | None:
         """Store answers to a run's questions durably. If one of the questions has an answer already, store none of
@@ -426,31 +386,6 @@ class RunStore(StoreQueries):
 
     def _refuse_when_closed(self) -> None:
         self._opened()
-
-
-def _plain(
-    run_id: RunId,
-    ops: Sequence[OpRecord],
-    llm: Sequence[LLMRecord],
-    checkpoints: Sequence[CheckpointRecord],
-    change: RunUpdate,
-) -> PlainRows | None:
-    """Return what a commit writes, if it only adds rows and touches or ends the run."""
-    if change.updated_at is None or change.consumed_s is None:
-        return None
-    ends = RunUpdate(
-        RunStatus.DONE, change.result_json, "", consumed_s=change.consumed_s, updated_at=change.updated_at
-    )
-    touches = RunUpdate(consumed_s=change.consumed_s, updated_at=change.updated_at)
-    if change != touches and (change != ends or change.result_json is None):
-        return None
-    new = {
-        tables.ops: [rows.op_row(op) for op in ops],
-        tables.llm: [rows.llm_row(call) for call in llm],
-        tables.checkpoints: [rows.checkpoint_row(one) for one in checkpoints],
-    }
-    result = None if change.result_json is None else rows.digest(change.result_json)
-    return PlainRows(run_id, new, touched=(change.updated_at, change.consumed_s), done=result)
 
 
 class _Taken(Exception):

@@ -11,7 +11,7 @@ import tools_app as app
 from ramify import Runtime, Sandbox, tool
 from ramify.compiler.plan import Effect, OpKind
 from ramify.runtime.errors import BadArguments, NotInARun, RunFailed
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 
 def test_schema_omits_the_sandbox() -> None:

@@ -21,9 +21,9 @@ from typing import Any
 import daring
 import search_app
 
+import ramify.new_runs
 import ramify.runtime.execution.driver
 import ramify.serving.testing
-import ramify.session
 from ramify import Runtime
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.serving.client import LLMClient
@@ -103,7 +103,7 @@ def trial(folder: Path, sandbox: str, kill_after_s: float) -> dict[str, Any]:
 def main() -> None:
     folder, sandbox, trials, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     if sys.argv[5:] == ["learned"]:
-        ramify.session.learned = daring.learned  # type: ignore[assignment]
+        ramify.new_runs.learned = daring.learned  # type: ignore[assignment]
     chance = random.Random(seed)
     whole = trial(folder / "whole", sandbox, 0.0)
     print(json.dumps(whole), flush=True)

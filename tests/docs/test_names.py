@@ -1,56 +1,17 @@
-"""Pages name nothing that is not there: commands, options, exported names, files."""
+"""Pages name nothing that is not there: exported names, decisions, files; and each page can be found."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from pathlib import Path
 
-import click
 import pytest
 
 import ramify
-from ramify.cli.main import cli
 
 sys.path.insert(0, str(Path(__file__).parent))
 from blocks import ALL_PAGES, ROOT, agrees, blocks, commands
-
-LINE = re.compile(r"(?:^|[\s`(&;|])(?:\$ )?ramify((?: +[^\s`#&;|<>)]+)+)")
-
-
-def said(page: Path) -> list[str]:
-    """What stands after `ramify` in a page's code, inline or in blocks."""
-    inline = re.findall(r"`(ramify [^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
-    lines = [
-        line
-        for block in blocks(page)
-        if block.language in {"console", "sh", "text"}
-        for line in block.text.splitlines()
-    ]
-    return [match[1] for text in [*inline, *lines] for match in LINE.finditer(text)]
-
-
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_and_option_exists(page: Path) -> None:
-    for text in said(page):
-        try:
-            words = shlex.split(text)
-        except ValueError:
-            words = text.split()
-        command: click.Command = cli
-        while words:
-            word = words.pop(0)
-            if word == "--":  # what follows is the command of another program
-                break
-            if word.startswith("-") and not re.fullmatch(r"-\d*", word):
-                known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-                known |= {"-h", "--help"}
-                assert all(one.split("=")[0] in known for one in re.split(r"\|", word)), f"ramify{text}: {word}"
-            elif isinstance(command, click.Group) and re.fullmatch(r"[a-z]+", word):
-                found = command.get_command(click.Context(command), word)
-                assert found is not None, f"ramify{text}: there is no command {word}"
-                command = found
 
 
 def test_all_that_is_exported_is_in_the_reference() -> None:

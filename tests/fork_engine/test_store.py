@@ -23,6 +23,7 @@ from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt, SnapshotNot
 from ramify.fork_engine.filesystem import file_content
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import EntryKind, Processes, ProcessTier, Snapshot, SnapshotId
+from tests.samples import sample
 
 NAMES = st.sampled_from(["a", "b", "a.py", "a-b", "0", "\udcff"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
@@ -40,7 +41,9 @@ OPERATIONS = st.one_of(
 )
 SCRIPTS = st.lists(OPERATIONS, max_size=12)
 PROPERTY = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=sample(8, 20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -52,7 +52,7 @@ def overlay(lower: object, upper: object) -> object:
     return merged
 
 
-@settings(max_examples=sample(60, 300), deadline=None)
+@settings(max_examples=sample(30, 300), deadline=None)
 @given(st.dictionaries(NAMES, TREES), st.lists(st.dictionaries(NAMES, UPPERS), max_size=4))
 def test_stacking_is_what_overlayfs_shows(base: Tree, uppers: list[Tree]) -> None:
     view, model = View(Manifest(flatten(base), TOP)), base
@@ -67,7 +67,7 @@ def test_stacking_is_what_overlayfs_shows(base: Tree, uppers: list[Tree]) -> Non
             assert set(view.below(folder)) == below
 
 
-@settings(max_examples=sample(60, 300), deadline=None)
+@settings(max_examples=sample(30, 300), deadline=None)
 @given(
     st.dictionaries(NAMES, TREES), st.dictionaries(NAMES, TREES), st.lists(st.dictionaries(NAMES, UPPERS), max_size=2)
 )
@@ -82,7 +82,7 @@ def test_the_layer_between_two_views_leads_from_one_to_the_other(base: Tree, goa
     assert dict(before.stacked(layer)) == dict(after)
 
 
-@settings(max_examples=sample(60, 300), deadline=None)
+@settings(max_examples=sample(30, 300), deadline=None)
 @given(
     st.dictionaries(NAMES, TREES),
     st.lists(st.dictionaries(NAMES, UPPERS), max_size=2),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind, Snapshot
 from ramify.inspect.patch import LARGEST, FilePatch, file_patch, patches, stat_lines
+from tests.samples import sample
 
 FILE, PROGRAM, LINK = (Entry(EntryKind.FILE, 0o644), Entry(EntryKind.FILE, 0o755), Entry(EntryKind.SYMLINK, 0o777))
 
@@ -62,7 +63,7 @@ TEXT = st.builds(lambda lines, end: b"\n".join(lines) + end, LINES, st.sampled_f
 SIDE = st.tuples(st.sampled_from([FILE, PROGRAM]), TEXT)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sample(20, 60), deadline=None)
 @given(SIDE, SIDE)
 def test_git_applies_what_changed_in_a_file(before: tuple[Entry, bytes], after: tuple[Entry, bytes]) -> None:
     check("file.txt", before, after)

@@ -9,12 +9,12 @@ import effects_app
 import pytest
 from daring import learned
 
-import ramify.session
+import ramify.new_runs
 
 
 @pytest.fixture
 def learned_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ramify.session, "learned", learned)
+    monkeypatch.setattr(ramify.new_runs, "learned", learned)
 
 
 @pytest.fixture(params=["by the code", "learned"])

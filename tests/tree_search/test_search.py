@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ramify import MCTS, Beam, BestOf, search
 from ramify.tree_search.errors import NoScore, NothingProposed, SearchError
 from ramify.tree_search.types import StepResult, Stopped, Turn
+from tests.samples import sample
 
 OPEN: set[Digits] = set()
 
@@ -141,7 +142,7 @@ async def test_parallel_simulations_find_the_same_best() -> None:
         assert found.best.score == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=sample(10, 30), deadline=None)
 @given(st.integers(0, 999), st.integers(1, 10), st.sampled_from([Beam(2), BestOf(), MCTS(20), MCTS(20, walk=False)]))
 def test_every_method_closes_what_it_opened(target: int, width: int, method: Any) -> None:
     async def run() -> None:

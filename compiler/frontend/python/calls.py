@@ -29,10 +29,10 @@ from ramify.compiler.frontend.python.name_resolution import (
     workflow_info,
 )
 from ramify.compiler.frontend.python.prompt_prefixes import prefix_of
-from ramify.compiler.frontend.python.readings import static_attribute
 from ramify.compiler.frontend.python.set_order import SetOrder
 from ramify.compiler.frontend.python.set_types import returns_nothing
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources, in_same_project
+from ramify.compiler.frontend.python.spec_inputs import static_attribute
 from ramify.compiler.frontend.python.statements import StatementReader, operations
 from ramify.compiler.frontend.python.step_checks import refuse_unawaited, refuse_unentered_fork
 from ramify.compiler.spec import Adopt, Body, CallLlm, Inlined, Item, StepCall

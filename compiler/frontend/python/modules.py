@@ -24,8 +24,8 @@ from types import MappingProxyType, ModuleType
 from weakref import WeakKeyDictionary
 
 from ramify.compiler.frontend.python.names import dotted_name, nodes_in
-from ramify.compiler.frontend.python.readings import folder_was_listed, is_file, loaded_module, values_were_read
 from ramify.compiler.frontend.python.sources import Function, Sources, in_same_project, root_of
+from ramify.compiler.frontend.python.spec_inputs import folder_was_listed, is_file, loaded_module, values_were_read
 
 
 @dataclass(frozen=True, slots=True, eq=False)

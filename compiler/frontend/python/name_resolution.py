@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.frontend.python.names import arguments_of, names_bound_by
-from ramify.compiler.frontend.python.readings import static_attribute, values_were_read
 from ramify.compiler.frontend.python.sources import Definition, Function
+from ramify.compiler.frontend.python.spec_inputs import static_attribute, values_were_read
 
 
 class Unresolved:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ramify.compiler.declarations import StepInfo
 from ramify.compiler.frontend.python.name_resolution import annotations_of, plain_function
-from ramify.compiler.frontend.python.readings import noted
+from ramify.compiler.frontend.python.spec_inputs import noted
 
 _SETS = re.compile(
     r"^(?:[\w.]+\.)?(?:set|frozenset|Set|FrozenSet|AbstractSet|MutableSet)(?:\[\s*(?P<item>.*?)\s*\])?$", re.DOTALL

@@ -22,7 +22,7 @@ from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import plain_text
 from ramify.compiler.frontend.python.names import dotted_name, nodes_in
 from ramify.compiler.frontend.python.parsing import shared_tree_of, tree_of
-from ramify.compiler.frontend.python.readings import (
+from ramify.compiler.frontend.python.spec_inputs import (
     closure_was_read,
     code_was_read,
     file_was_read,

@@ -21,7 +21,6 @@ from types import ModuleType
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.python.modules import used_names
 from ramify.compiler.frontend.python.name_resolution import is_world, is_world_annotation, step_info
-from ramify.compiler.frontend.python.readings import loaded_module, loaded_modules, values_were_read
 from ramify.compiler.frontend.python.sources import (
     Definition,
     Function,
@@ -31,6 +30,7 @@ from ramify.compiler.frontend.python.sources import (
     project_folder,
     walk_definitions,
 )
+from ramify.compiler.frontend.python.spec_inputs import loaded_module, loaded_modules, values_were_read
 
 CURRENT_SANDBOX = frozenset({"current_sandbox"})
 _WORLDS = CURRENT_SANDBOX | {"Sandbox", "SyncSandbox"}

@@ -7,7 +7,6 @@ is restarted (see `supervisor`), and the next one does its calls, except for the
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -17,8 +16,8 @@ from ramify.serving.gateway.engines.constraint_budget import SHAPES, TOO_COSTLY,
 from ramify.serving.gateway.errors import ApiError
 
 if TYPE_CHECKING:
-    from ramify.serving.gateway.engines.upstream import Upstream
     from ramify.serving.gateway.records.calls import Call
+    from ramify.serving.stall_clock import StallAwareClock
 
 STOOD_STILL = "engine_stood_still"
 _MOST = 2  # a call with a constraint that was in so many stuck engines is not tried again
@@ -68,20 +67,20 @@ class ConstrainedCalls:
 
 
 @asynccontextmanager
-async def limited(upstream: Upstream, call: Call, body: Mapping[str, object], *, loops: bool) -> AsyncIterator[None]:
-    """Enter while an engine works on a call. In an engine with one loop, a call with an output constraint gets only
-    `whole_s` seconds, because each of its tokens may cost everybody seconds. Raises ApiError."""
+async def limited(
+    shaped: ConstrainedCalls, awake: StallAwareClock, call: Call, body: Mapping[str, object], *, whole_s: float
+) -> AsyncIterator[None]:
+    """Enter while an engine works on a call. A call with an output constraint gets only `whole_s` seconds: in an
+    engine with one loop each of its tokens may cost everybody seconds. Raises ApiError."""
     if not has_shape(body):
         yield
         return
-    with upstream.shaped.inside(call):
+    with shaped.inside(call):
         try:
-            async with upstream.awake.timeout(upstream.whole_s if loops else math.inf):
+            async with awake.timeout(whole_s):
                 yield
         except TimeoutError:
-            raise _too_costly(
-                body, f"no whole answer with this constraint came within {upstream.whole_s:g} s"
-            ) from None
+            raise _too_costly(body, f"no whole answer with this constraint came within {whole_s:g} s") from None
 
 
 def _too_costly(body: Mapping[str, object], why: str) -> ApiError:

@@ -10,6 +10,7 @@ stopped.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -214,7 +215,8 @@ class Endpoint:
                     api = at_engine(self._api, llama_cpp=replica.traits.llama_cpp)
                     work.body, work.dialect = api.request(work.asked), api.dialect
                     work.format = work.format if call.chunks else api.answer(work.asked)
-                    async with limited(upstream, call, work.body, loops=replica.traits.llama_cpp):
+                    whole_s = upstream.whole_s if replica.traits.llama_cpp else math.inf
+                    async with limited(upstream.shaped, upstream.awake, call, work.body, whole_s=whole_s):
                         await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
             gateway.metrics.preempted()

@@ -16,7 +16,7 @@ from tests.samples import sample
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "examples" / "repair" / "programs"
-KILLS = sample(2, 4)
+KILLS = sample(1, 4)
 
 
 @pytest.mark.slow

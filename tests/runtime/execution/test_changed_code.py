@@ -16,7 +16,7 @@ from ramify import Runtime
 from ramify.compiler.frontend.python.workflow_reader import format_3_digests, read_workflow
 from ramify.runtime.errors import StepFailed, WorkflowChanged
 from ramify.runtime.events import Noticed
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 HELPERS = """
 SCALE = 2

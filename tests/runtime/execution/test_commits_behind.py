@@ -25,7 +25,7 @@ from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 
 def client_of(model: ScriptedModel) -> LLMClient:

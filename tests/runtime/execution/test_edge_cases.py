@@ -27,7 +27,7 @@ from ramify.runtime.events import Noticed
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import DeadlineInfeasible
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 
 from ramify import Runtime
 from ramify.runtime.errors import RunWaiting
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 from tests.samples import sample
 
 ROUNDS = 3

@@ -20,7 +20,7 @@ from ramify.runtime.events import Event, Noticed, OpDone
 from ramify.runtime.execution import question_waits
 from ramify.runtime.journal.inbox import OpenQuestion
 from ramify.runtime.records import OpStatus, RunStatus
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 from tests.samples import sample
 
 NAMES = ["staging", "production", "archive"]

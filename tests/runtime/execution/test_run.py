@@ -17,7 +17,7 @@ from ramify.compiler.plan import OpKind, Plan
 from ramify.fork_engine.errors import MergeConflict, WorkspaceError
 from ramify.runtime.errors import NotInARun, RunFailed, StepFailed
 from ramify.runtime.records import OpStatus, RunId, RunRecord, RunStatus
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import NotSerialisable, RunFailed, RunWaiting
 from ramify.runtime.execution.streaming import streamed
 from ramify.runtime.records import RunStatus
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from ramify import Runtime
 from ramify.blocking_stream import BlockingStream
 from ramify.runtime.errors import RunFailed, RunWaiting, WouldBlock
 from ramify.runtime.records import RunStatus
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 from tests.samples import sample
 
 

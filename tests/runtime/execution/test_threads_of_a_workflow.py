@@ -14,7 +14,7 @@ import pytest
 from ramify import Runtime, step, workflow
 from ramify.compiler.frontend.python.workflow_reader import read_workflow
 from ramify.runtime.errors import CallNotTold, RunError, StepFailed
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 DONE: list[str] = []
 

@@ -200,7 +200,7 @@ async def test_a_pooler_that_changes_its_mode_later_is_noticed(
     """By each batch: it is written in the session that has our settings, or not at all."""
     async with RunStore(one_database, clock=time.time) as store:
         await store.create_run(a_run())
-        committer = store._opened()
-        monkeypatch.setattr(committer, "_session", committer._session + 1)
+        writer = store._opened()._writer
+        monkeypatch.setattr(writer, "_session", writer._session + 1)
         with pytest.raises(SessionsShared):
             await store.commit(a_run().id)

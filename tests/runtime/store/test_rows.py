@@ -58,7 +58,7 @@ RECORDS = st.tuples(
 )
 
 
-@settings(max_examples=sample(20, 40), deadline=None)
+@settings(max_examples=sample(10, 40), deadline=None)
 @given(RECORDS)
 def test_every_record_is_read_as_it_was_written(records: Any) -> None:
     run, ops, llm, checkpoints = records

@@ -15,7 +15,7 @@ from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.records import ROOT, WARM, BranchPath
 from ramify.runtime.worlds.warm_states import NOTHING, WarmStates
 from ramify.sandboxes.contract import KeptReady, WorldSpec
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 
 PLAN = compile_plan(behind_app.forks_after_the_model)
 SPEC = WorldSpec(Path("/tmp/workspace"))

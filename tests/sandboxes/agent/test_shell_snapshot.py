@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ramify.sandboxes.agent import shell_report
 from ramify.sandboxes.agent.shell_report import Report, words
 from ramify.sandboxes.agent.shell_snapshot import BASH_MANAGED, ShellSnapshot, environment_without, quoted
+from tests.samples import sample
 
 values = st.binary(max_size=40).map(lambda data: data.replace(b"\0", b""))
 
@@ -39,7 +40,7 @@ def again(kept: ShellSnapshot, tree: str = "/nowhere") -> ShellSnapshot:
 
 
 @given(st.lists(values, max_size=5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=sample(10, 25), deadline=None)
 def test_words_reads_what_bash_quotes(items: list[bytes]) -> None:
     given_words = b" ".join(map(quoted, items))
     told_words = bash(b"set -- " + given_words + b'\nprintf " %q" "$#" "$@"')
@@ -47,7 +48,7 @@ def test_words_reads_what_bash_quotes(items: list[bytes]) -> None:
 
 
 @given(values)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=sample(10, 25), deadline=None)
 def test_any_value_is_restored(value: bytes) -> None:
     script = b"; ".join(name + b"=" + quoted(value) for name in (b"plain", b"export exported", b"declare -r fixed"))
     script += b"; declare -A map; map[" + quoted(value or b"k") + b"]=" + quoted(value)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.lengths.calibration import ALPHA, Calibration, allowed_misses, calibrate_by_length
+from tests.samples import sample
 
 GRID = np.unique(np.concatenate([np.linspace(0, 2_000, 160), np.geomspace(2_000, 60_000, 60)]))
 
@@ -91,7 +92,7 @@ def test_cut_answer_does_not_count_as_a_hit() -> None:
     assert told.factors[0] < naive.factors[0] - 0.05
 
 
-@settings(deadline=None, max_examples=30)  # the first draw imports scipy
+@settings(deadline=None, max_examples=sample(10, 30))  # the first draw imports scipy
 @given(st.integers(1, 3_000))
 def test_allowed_misses_imply_the_target(survivors: int) -> None:
     from scipy.stats import beta

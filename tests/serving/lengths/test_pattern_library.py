@@ -21,6 +21,7 @@ from ramify.serving.lengths.pattern_graph import (
 )
 from ramify.serving.lengths.pattern_library import Library, Matching, k_medoids, kernel, similarities
 from ramify.serving.lengths.types import Estimates, Split
+from tests.samples import sample
 
 nodes = st.builds(
     Node,
@@ -218,7 +219,7 @@ def test_medoids_are_cluster_centres() -> None:
     assert sorted(k_medoids(distance, np.ones(7), 3).tolist()) == [1, 4, 6]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=sample(10, 30))
 @given(st.lists(graphs, min_size=1, max_size=6))
 def test_similarity_is_symmetric_and_one_to_itself(some: list[PatternGraph]) -> None:
     library = Library()

@@ -9,6 +9,7 @@ from ramify.cli.commands.serving import serve_command
 from ramify.serving.policy.registry import POLICIES, OptionValue, UnknownPolicy, make_policy
 from ramify.serving.policy.stream_lending import StreamLending
 from ramify.serving.policy.types import RequestId, RequestView, SloClass, State, View
+from tests.samples import sample
 from tests.serving.policy.views import NOW, capacity, situations
 
 
@@ -16,7 +17,7 @@ from tests.serving.policy.views import NOW, capacity, situations
     ("name", "options"), [*((name, {}) for name in sorted(POLICIES)), ("concord", {"goodput": "token"})]
 )
 @given(situations())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sample(20, 60), deadline=None)
 def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, OptionValue], seen: View) -> None:
     policy = make_policy(name, **options)
     verdict = policy.decide(seen, NOW)

@@ -15,6 +15,7 @@ from benchmarks.replay.bounds.shares import brought
 from benchmarks.replay.errors import NoBound
 from benchmarks.replay.types import Call, Program, ProgramId, Setting, Stage
 from ramify.serving.policy.types import SloClass
+from tests.samples import sample
 
 ONE_SLOT = Setting(step=UNIT, slots=1, seconds=100.0, warm=0.0, cool=0.0)
 
@@ -37,7 +38,7 @@ jobs = st.lists(
 
 
 @given(jobs, st.sampled_from([0.5, 1.0, 7.0]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=sample(10, 30), deadline=None)
 def test_no_schedule_exceeds_the_bound(work: list[Job], bin_s: float) -> None:
     programs = [due(i, float(job.at), job.length, float(job.due - job.at)) for i, job in enumerate(work)]
     bound = request_bound(programs, ONE_SLOT, bin_s)

@@ -13,7 +13,7 @@ from ramify.runtime.errors import (
     StepFailed,
     WorkflowChanged,
 )
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 from tests.runtime.execution.edited_code.files import DONE, ONCE, THREE, App
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ramify.compiler.frontend.python.workflow_reader import read_workflow
 from ramify.runtime.errors import StepFailed, WorkflowChanged
-from ramify.session import compile_plan
+from tests.plans import compile_plan
 from tests.runtime.execution.edited_code.files import App
 
 CLASSES = """

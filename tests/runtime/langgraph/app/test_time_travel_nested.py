@@ -29,7 +29,7 @@ from tests.samples import PATIENT, sample
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 BOUNDED = settings(
-    max_examples=200 if "RAMIFY_DEEP" in os.environ else sample(5, 8),
+    max_examples=200 if "RAMIFY_DEEP" in os.environ else sample(3, 8),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

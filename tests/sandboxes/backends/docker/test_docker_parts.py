@@ -22,6 +22,7 @@ from ramify.sandboxes.backends.docker.images import RootFs, write_folder
 from ramify.sandboxes.backends.docker.portable_python import PLACE, is_loader, libraries, make_portable_python
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.linux.cgroups import kills_for_memory
+from tests.samples import sample
 
 Tree = dict[str, "str | Tree"]  # a folder's entries: a file's text, or a folder
 
@@ -114,7 +115,7 @@ trees: st.SearchStrategy[Tree] = st.recursive(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=sample(10, 30), deadline=None)
 @given(image=trees, first=trees, second=trees)
 def test_captured_and_applied_changes_give_the_same_tree(image: Tree, first: Tree, second: Tree) -> None:
     with tempfile.TemporaryDirectory() as temporary:

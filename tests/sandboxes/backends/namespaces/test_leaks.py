@@ -27,7 +27,7 @@ from ramify.sandboxes.linux.cgroups import Groups
 
 pytestmark = pytest.mark.linux_ns
 
-FORKS = int(os.environ.get("RAMIFY_LEAK_FORKS", "100"))
+FORKS = int(os.environ.get("RAMIFY_LEAK_FORKS", "60"))
 AT_ONCE = 20
 PATIENCE_S = 60.0
 

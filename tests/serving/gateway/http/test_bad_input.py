@@ -22,6 +22,7 @@ from ramify.serving.gateway.http.slow_clients import MAX_HEAD, SlowClientProtoco
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.protocol.tags import HEADER
 from ramify.serving.testing import ScriptedModel, ScriptedServer
+from tests.samples import sample
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 FIELDS = (
@@ -57,7 +58,9 @@ def well_shaped(response: httpx.Response) -> bool:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=sample(20, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.sampled_from(PATHS), bodies, st.none() | st.text('{}[]":,0123456789abcslo_deadline\x7f', max_size=40))
 def test_any_body_gets_an_answer_or_a_well_formed_error(
@@ -78,7 +81,7 @@ def test_any_body_gets_an_answer_or_a_well_formed_error(
     asyncio.run(ask())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=sample(25, 100), deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
 def test_any_bytes_get_a_well_formed_error(content: bytes) -> None:
     async def ask() -> None:

@@ -17,6 +17,7 @@ from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import EngineSpec, GatewaySettings
 from ramify.serving.pacing import PacedDelivery, Pacer
 from ramify.serving.testing import ScriptedModel, ScriptedServer
+from tests.samples import sample
 from tests.serving.gateway.virtual_time import Engine, Served, run
 
 STREAM: dict[str, Any] = {"vllm_xargs": {"slo_class": "stream", "slo_tbt_s": 0.5}}
@@ -168,7 +169,7 @@ def test_a_gateway_that_stops_sends_what_it_holds():
     tbt_s=st.sampled_from((0.05, 0.4)),
     most=st.integers(1, 40),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=sample(15, 50), deadline=None)
 def test_events_keep_their_order_and_no_more_than_the_limit_is_held(gaps: list[float], tbt_s: float, most: int):
     async def work() -> None:
         loop = asyncio.get_running_loop()

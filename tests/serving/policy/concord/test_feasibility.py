@@ -52,7 +52,7 @@ def crowd(chance: random.Random, old: dict[int, RequestView], now: float, anew: 
     st.sampled_from([0.2, 0.03]),
 )
 @example(3391265013, Reserve(0.1, 20.0, 0.1), 0.98, 1.0, 0.03)  # a job with no time to spare, and nothing before it
-@settings(max_examples=sample(50, 150), deadline=None)
+@settings(max_examples=sample(25, 150), deadline=None)
 def test_the_fast_algorithm_keeps_what_the_plain_one_keeps(
     seed: int, reserve: Reserve, step_s: float, slower: float, anew: float
 ) -> None:

@@ -29,6 +29,7 @@ from ramify.serving.policy.types import (
     Verdict,
     View,
 )
+from tests.samples import sample
 from tests.serving.policy.views import NOW, view
 
 _MADE_WITH = (0.5, 0.1, 120.0, 0.25)
@@ -124,7 +125,7 @@ def said(book: JobIndex, calls: View) -> dict[str, object]:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=sample(8, 25), deadline=None)
 def test_the_index_equals_one_built_from_scratch(chance: random.Random) -> None:
     host, kept = Host(chance), JobIndex(*_MADE_WITH)
     for decision in range(25):
@@ -158,7 +159,7 @@ class ForgetfulPlas(Plas):
     ],
 )
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=sample(8, 20), deadline=None)
 def test_policies_decide_as_without_their_caches(kind: Any, forgetful: Any, options: Any, seed: int) -> None:
     chance, now = random.Random(seed), NOW
     host, kept, anew = Host(chance), kind(options), forgetful(options)

@@ -26,6 +26,7 @@ from ramify.serving.policy.types import (
     View,
 )
 from ramify.serving.protocol.length_sketch import LengthSketch
+from tests.samples import sample
 from tests.serving.policy.views import NOW, capacity, running, situations, view
 
 
@@ -314,7 +315,7 @@ def test_the_prompt_budget_protects_the_tightest_stream(
 
 
 @given(situations(), situations(), st.floats(0, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sample(20, 60), deadline=None)
 def test_earlier_views_do_not_change_a_verdict(before: View, seen: View, later: float) -> None:
     """What is kept between decisions could be computed again, except the time that prompts took."""
     fresh, used = (Concord(ConcordOptions.from_names(prompts_s=0.0)) for _ in range(2))

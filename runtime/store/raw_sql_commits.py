@@ -1,4 +1,4 @@
-"""Write the usual commits of a run without SQLAlchemy, whose overhead is longer than the database's own time.
+"""Write the usual commits of a run by SQL of our own. SQLAlchemy's overhead would be longer than the database's time.
 
 Almost every commit of a run adds rows and touches the run's own row. On PostgreSQL a whole batch of such commits is
 one statement: its own transaction, and one round trip. A count that is not as it should be (a lease that is lost, a
@@ -29,8 +29,8 @@ INSERTED = (tables.runs, tables.ops, tables.llm, tables.checkpoints)
 
 
 @dataclass(frozen=True, slots=True)
-class PlainRows:
-    """What one commit of a run writes.
+class SimpleCommit:
+    """What a commit of a run writes that only adds rows and touches, begins or ends the run.
 
     rows: new rows, by table. touched: `updated_at` and `consumed_s` of the run's own row. done: the digest of its
     result, if the run ends. taken: the folder of the run's file lock, if the run is new and its lease is taken. left:
@@ -65,7 +65,7 @@ class _Batch:
     left: Mapping[RunId, int]
 
 
-def _batch(found: Sequence[PlainRows], texts: Mapping[Digest, Packed], tokens: Mapping[RunId, int]) -> _Batch:
+def _batch(found: Sequence[SimpleCommit], texts: Mapping[Digest, Packed], tokens: Mapping[RunId, int]) -> _Batch:
     begun = {one.run for one in found if one.rows.get(tables.runs)}
     if any(one.run in begun and one.touched is not None for one in found):
         raise Refused  # one statement does not see its own new rows
@@ -85,7 +85,7 @@ def _batch(found: Sequence[PlainRows], texts: Mapping[Digest, Packed], tokens: M
 
 def write_to_file(
     connection: Connection,
-    found: Sequence[PlainRows],
+    found: Sequence[SimpleCommit],
     texts: Mapping[Digest, Packed],
     tokens: Mapping[RunId, int],
     owner: Owner,
@@ -124,7 +124,7 @@ def _one(cursor: sqlite3.Cursor) -> None:
 
 def write_to_server(
     connection: Connection,
-    found: Sequence[PlainRows],
+    found: Sequence[SimpleCommit],
     texts: Mapping[Digest, Packed],
     tokens: Mapping[RunId, int],
     owner: Owner,

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ramify.runtime.errors import LeaseLost, StoreError
 from ramify.runtime.records import CheckpointId, CheckpointRecord, RunId, RunRecord, RunStatus, RunUpdate
-from ramify.runtime.store import RunStore, leases, run_committer
-from ramify.runtime.store.run_committer import RunCommitter
+from ramify.runtime.store import RunStore, batch_writer, leases
+from ramify.runtime.store.batch_writer import BatchWriter
 from tests.runtime.store.conftest import CHECKPOINT, LLM, OP, RUN
 
 BASE = replace(CHECKPOINT, seq=0)
@@ -28,19 +28,19 @@ DONE = replace(TOUCH, status=RunStatus.DONE, result_json='"it is\\ud800 done"', 
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """In which way each batch was written."""
     found: list[str] = []
-    general, plain = RunCommitter._write, RunCommitter._write_plain
+    general, simple = BatchWriter._write_general, BatchWriter._write_simple
 
-    def write(self: RunCommitter, *args: Any) -> None:
+    def write(self: BatchWriter, *args: Any) -> None:
         found.append("general")
         general(self, *args)
 
-    def write_plain(self: RunCommitter, *args: Any) -> bool:
-        done = plain(self, *args)
-        found.extend(["plain"] if done else [])
+    def write_simple(self: BatchWriter, *args: Any) -> bool:
+        done = simple(self, *args)
+        found.extend(["simple"] if done else [])
         return done
 
-    monkeypatch.setattr(RunCommitter, "_write", write)
-    monkeypatch.setattr(RunCommitter, "_write_plain", write_plain)
+    monkeypatch.setattr(BatchWriter, "_write_general", write)
+    monkeypatch.setattr(BatchWriter, "_write_simple", write_simple)
     return found
 
 
@@ -56,15 +56,15 @@ async def a_whole_run(store: RunStore, run: RunRecord, base: CheckpointRecord) -
 
 
 async def test_both_ways_write_the_same(store: RunStore, ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = await a_whole_run(store, RUN, BASE)
-    assert ways == ["plain"] * 4
+    simple = await a_whole_run(store, RUN, BASE)
+    assert ways == ["simple"] * 4
     await store.delete_run(RUN.id)
     ways.clear()
-    monkeypatch.setattr(RunCommitter, "_write_plain", lambda *_: False)
-    assert await a_whole_run(store, RUN, BASE) == plain
+    monkeypatch.setattr(BatchWriter, "_write_simple", lambda *_: False)
+    assert await a_whole_run(store, RUN, BASE) == simple
     assert ways == ["general"] * 4
-    assert plain[0].status is RunStatus.DONE
-    assert plain[-2] is None  # the lease was given back
+    assert simple[0].status is RunStatus.DONE
+    assert simple[-2] is None  # the lease was given back
 
 
 async def test_nothing_is_written_without_the_lease(store: RunStore, change_leases: Callable[[str], None]) -> None:
@@ -91,13 +91,13 @@ async def test_a_batch_whose_answer_was_lost_is_not_written_again(
 ) -> None:
     if not store.address.on_server:
         pytest.skip("the answer of a file is not lost")
-    written = run_committer.write_to_server
+    written = batch_writer.write_to_server
 
     def lose(*args: Any) -> int:
         written(*args)
-        raise run_committer.Refused
+        raise batch_writer.Refused
 
-    monkeypatch.setattr(run_committer, "write_to_server", lose)
+    monkeypatch.setattr(batch_writer, "write_to_server", lose)
     async with store.beginning(RUN, BASE):
         await store.commit(RUN.id, ops=[OP], update=TOUCH)
     assert ways == ["general"] * 2
@@ -110,7 +110,7 @@ async def test_a_run_whose_end_was_committed_has_not_lost_its_lease(
     """The answer to the commit that gives the lease back is lost, and the lease is renewed before the second try."""
     if not store.address.on_server:
         pytest.skip("the answer of a file is not lost")
-    committer, written = store._opened(), run_committer.write_to_server
+    committer, written = store._opened(), batch_writer.write_to_server
     answers = iter([True, False, True])
 
     def lose(*args: Any) -> int:
@@ -119,7 +119,7 @@ async def test_a_run_whose_end_was_committed_has_not_lost_its_lease(
             raise OperationalError("", {}, Exception("the connection broke"), connection_invalidated=True)
         return session
 
-    monkeypatch.setattr(run_committer, "write_to_server", lose)
+    monkeypatch.setattr(batch_writer, "write_to_server", lose)
     monkeypatch.setattr(committer, "_sleep", lambda _: committer.keeper.renew())
     async with store.beginning(RUN, BASE):
         await store.commit(RUN.id, ops=[OP], update=DONE, leaves=True)

@@ -1,7 +1,7 @@
-"""Record what the front end read to make a Spec, besides syntax: files, modules, values and attributes. While these
-objects stay the same, the Spec stays valid.
+"""Record the inputs of a Spec: what the front end read to make it, besides syntax. These are files, modules, values
+and attributes. While these objects stay the same, the Spec stays valid.
 
-`reading` records what is read in its block. The functions below it look something up, and note it there.
+`recorded_inputs` records what is read in its block. The functions below it look something up, and note it there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 
-class Readings:
+class SpecInputs:
     """What was read. It keeps the objects alive, so that no other object is taken for one of them."""
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class Readings:
         self._loaded: int | None = None  # the number of loaded modules
         self._steady = True
 
-    def still_hold(self) -> bool:
+    def unchanged(self) -> bool:
         """Whether all that was read is found again as it was."""
         try:
-            return self._holds()
+            return self._all_same()
         except RuntimeError:  # another thread changes a container at this moment
             return False
 
-    def _holds(self) -> bool:
+    def _all_same(self) -> bool:
         return (
             self._steady
             and self._loaded in (None, len(sys.modules))
@@ -59,13 +59,13 @@ class Readings:
 
 
 _MISSING = object()
-_now: ContextVar[Readings | None] = ContextVar("ramify_readings", default=None)
+_now: ContextVar[SpecInputs | None] = ContextVar("ramify_spec_inputs", default=None)
 
 
 @contextmanager
-def reading() -> Iterator[Readings]:
+def recorded_inputs() -> Iterator[SpecInputs]:
     """Record what is read in this block."""
-    token = _now.set(made := Readings())
+    token = _now.set(made := SpecInputs())
     try:
         yield made
     finally:
@@ -74,70 +74,70 @@ def reading() -> Iterator[Readings]:
 
 def file_was_read(path: str) -> None:
     """Note that the lines of a file were taken from `linecache`."""
-    if (readings := _now.get()) is not None:
-        readings._files[path] = linecache.cache.get(path)
+    if (inputs := _now.get()) is not None:
+        inputs._files[path] = linecache.cache.get(path)
 
 
 def values_were_read(values: Mapping[str, object]) -> None:
     """Note that the names of a module were looked up."""
-    if (readings := _now.get()) is not None:
-        readings._namespace(values)
+    if (inputs := _now.get()) is not None:
+        inputs._namespace(values)
 
 
 def code_was_read(function: FunctionType) -> None:
     """Note that the code of a function was looked up. Tools that reload code replace it in place."""
-    if (readings := _now.get()) is not None:
-        readings._code[id(function)] = function, function.__code__
+    if (inputs := _now.get()) is not None:
+        inputs._code[id(function)] = function, function.__code__
 
 
 def noted(ask: Callable[[], bool]) -> bool:
     """Return the answer to a question about values that code may change in place. A second look asks again."""
     answer = ask()
-    if (readings := _now.get()) is not None:
-        readings._answers.append((ask, answer))
+    if (inputs := _now.get()) is not None:
+        inputs._answers.append((ask, answer))
     return answer
 
 
 def closure_was_read(look: Callable[[], Mapping[str, object]], values: Mapping[str, object]) -> None:
     """Note the values of a closure. `look` finds them again."""
-    if values and (readings := _now.get()) is not None:
-        readings._closures.append((look, values))
+    if values and (inputs := _now.get()) is not None:
+        inputs._closures.append((look, values))
 
 
 def loaded_module(name: str) -> ModuleType | None:
     """Return what is loaded as a module of that name."""
     found = sys.modules.get(name)
-    if (readings := _now.get()) is not None:
-        readings._modules[name] = found
+    if (inputs := _now.get()) is not None:
+        inputs._modules[name] = found
     return found
 
 
 def loaded_modules() -> list[tuple[str, ModuleType]]:
     """Return all modules that are loaded, by name."""
-    if (readings := _now.get()) is not None:
-        readings._loaded = len(sys.modules)
+    if (inputs := _now.get()) is not None:
+        inputs._loaded = len(sys.modules)
     return list(sys.modules.items())
 
 
 def is_file(path: Path) -> bool:
     found = path.is_file()
-    if (readings := _now.get()) is not None:
-        readings._found[path] = found
+    if (inputs := _now.get()) is not None:
+        inputs._found[path] = found
     return found
 
 
 def static_attribute(owner: object, name: str, default: Any) -> Any:
     """Return an attribute, without running code of its owner."""
     found = _static(owner, name)
-    if (readings := _now.get()) is not None:
-        readings._attributes.append((owner, name, found))
+    if (inputs := _now.get()) is not None:
+        inputs._attributes.append((owner, name, found))
     return default if found is _MISSING else found
 
 
 def folder_was_listed() -> None:
     """Note that a folder was listed: what was read may be another thing the next time."""
-    if (readings := _now.get()) is not None:
-        readings._steady = False
+    if (inputs := _now.get()) is not None:
+        inputs._steady = False
 
 
 def _static(owner: object, name: str) -> object:

@@ -1,0 +1,175 @@
+"""Write a batch of jobs in one transaction, on a connection of the committing thread's own.
+
+If all jobs are simple commits, SQL of our own writes them (`raw_sql_commits.py`). Else, and if that is refused, each
+job does its work in the general way, with SQLAlchemy, which raises what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from ramify.fork_engine import crash_points
+from ramify.runtime.records import RunId
+from ramify.runtime.store import leases, statements
+from ramify.runtime.store.blobs import RecentTexts
+from ramify.runtime.store.commit_jobs import Job
+from ramify.runtime.store.database_errors import is_busy, is_connection_lost
+from ramify.runtime.store.engines import driver_errors
+from ramify.runtime.store.lease_keeper import LeaseKeeper
+from ramify.runtime.store.pooler_check import refused, session_of
+from ramify.runtime.store.raw_sql_commits import Refused, in_transactions, write_to_file, write_to_server
+from ramify.runtime.store.stored_texts import Digest, Packed
+
+_MUCH = 8 << 20  # characters in one transaction
+
+
+class BatchWriter:
+    """Writes one batch at a time.
+
+    keeper: has the leases of this process; a batch is written only with those of its runs. clock: returns Unix
+    seconds. pooled: a pooler gives each transaction another session.
+    """
+
+    def __init__(self, engine: Engine, keeper: LeaseKeeper, *, clock: Callable[[], float], pooled: bool) -> None:
+        self._engine, self._keeper, self._clock, self._pooled = engine, keeper, clock, pooled
+        self._on_server = engine.dialect.name == "postgresql"
+        self._batches = 0
+        self._new_leases: dict[RunId, int] = {}  # the token of each lease that the present batch takes
+        self._connection: Connection | None = None
+        self._session = 0  # the connection's session on the server, which has our settings
+        self._recent = RecentTexts()
+
+    def next_batch(self) -> None:
+        """Count a batch. Until the next call, `write` writes the same batch, at most once."""
+        self._batches += 1
+        self._new_leases = {}
+
+    def write(self, jobs: Sequence[Job]) -> None:
+        """Write the batch, and commit."""
+        by_saver = any(job.by_saver for job in jobs)
+        tokens = self._keeper.tokens({job.run for job in jobs}, every=by_saver)
+        leaving = {job.run for job in jobs if job.leaves and job.run in tokens}
+        connection = self._connected()
+        for job in jobs:
+            if job.begins and job.run is not None:
+                self._recent.forget(job.run)
+        texts = dict(self._recent.packed(job.run, long) for job in jobs for long in job.texts)
+        with self._keeper.leaving(leaving):
+            if not self._write_simple(connection, jobs, texts, tokens):
+                self._write_general(connection, jobs, texts, tokens)
+        for job in jobs:
+            if job.takes is not None and job.run is not None:
+                self._keeper.took(job.run, self._new_leases.get(job.run, 1))
+            self._recent.named(job.run, job.texts)
+        if not self._on_server and sum(len(long) for job in jobs for long in job.texts) > _MUCH:
+            self.disconnect()  # SQLite keeps the values of a statement until it gets others
+
+    def disconnect(self) -> None:
+        """Give the connection up. The next batch gets a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _write_general(
+        self, connection: Connection, jobs: Sequence[Job], texts: Mapping[Digest, Packed], tokens: Mapping[RunId, int]
+    ) -> None:
+        owner = self._keeper.owner
+        if self._on_server:
+            in_transactions(connection)
+        with connection.begin() as transaction:
+            crash_points.point("transaction begun")
+            if not self._may_write(connection, tokens):
+                transaction.rollback()  # this batch was committed before; only the answer was lost
+                return
+            statements.put_blobs(connection, texts)
+            for job in jobs:
+                job.work(connection)
+                if (run := job.run) is None:
+                    continue
+                if job.takes is not None:
+                    self._new_leases[run] = leases.take(connection, run, owner, job.takes, self._clock())
+                if job.leaves and run in tokens:
+                    leases.release(connection, run, owner, tokens[run])
+            crash_points.point("rows written")
+
+    def _write_simple(
+        self, connection: Connection, jobs: Sequence[Job], texts: Mapping[Digest, Packed], tokens: Mapping[RunId, int]
+    ) -> bool:
+        """Write a batch of simple commits. Returns False, with nothing written, if that does not do."""
+        found = [job.simple for job in jobs if job.simple is not None]
+        if len(found) < len(jobs) or self._pooled:
+            return False
+        owner, now = self._keeper.owner, self._clock()
+        crash_points.point("transaction begun")
+        try:
+            if not self._on_server:
+                before_commit = partial(crash_points.point, "rows written")
+                write_to_file(connection, found, texts, tokens, owner, now, before_commit)
+                return True
+            session = write_to_server(connection, found, texts, tokens, owner, (owner.writer, self._batches, now))
+        except Refused:
+            return False
+        except DBAPIError as error:
+            if is_connection_lost(error) or is_busy(error):
+                raise
+            return False  # the general way raises what is wrong
+        if session != self._session:
+            raise refused(self._engine.url.render_as_string())
+        return True
+
+    def _may_write(self, connection: Connection, tokens: Mapping[RunId, int]) -> bool:
+        """Check that the leases are ours until the commit, and on a server write the batch's number. Returns False if
+        the number is there already. Raises `LeaseLost`."""
+        if not self._on_server:
+            if tokens:
+                own: Any = connection.connection.dbapi_connection
+                with driver_errors(connection):
+                    ours = own.execute(*leases.fence(self._keeper.owner, tokens)).fetchall()
+                if len(ours) < len(tokens):
+                    self._keeper.note_lost(connection, tokens)
+            return True
+        values = {"id": self._keeper.owner.writer, "batch": self._batches, "at": self._clock()}
+        query = f"{_BATCH_NUMBER}, 0"
+        if tokens:
+            fence, more = leases.fence(self._keeper.owner, tokens)
+            values |= more
+            query = f"WITH ours AS ({fence} FOR SHARE) {_BATCH_NUMBER}, (SELECT count(*) FROM ours)"
+        found = connection.execute(text(query), values).first()
+        if found is None:
+            return False
+        session, ours = found
+        if not self._pooled and session != self._session:
+            raise refused(self._engine.url.render_as_string())
+        if ours < len(tokens):
+            self._keeper.note_lost(connection, tokens)
+        return True
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            connection = self._engine.connect()
+            try:
+                if self._on_server:
+                    with connection.begin():
+                        self._session = session_of(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+
+_BATCH_NUMBER = (
+    "INSERT INTO writers (id, batch, at) VALUES (:id, :batch, :at) "
+    "ON CONFLICT (id) DO UPDATE SET batch = excluded.batch, at = excluded.at WHERE writers.batch < excluded.batch "
+    "RETURNING pg_backend_pid()"
+)
