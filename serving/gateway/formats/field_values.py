@@ -67,6 +67,32 @@ def check_characters(body: Json) -> None:
             raise bad_request(name, f"{name}: nested too deeply") from None
 
 
+def check_prompt_length(body: Json, most: int | None) -> None:
+    """Raises ApiError for a prompt of more than `most` characters, which cannot fit the model's context.
+
+    Only the texts of messages count, or the longest of several prompts: there is no doubt that they are all read.
+    """
+    if most is None:
+        return
+    name = "messages" if "messages" in body else "prompt"
+    said = body.get(name)
+    lengths = [_characters(one) for one in said] if isinstance(said, list) else [_characters(said)]
+    length = sum(lengths) if name == "messages" else max(lengths, default=0)
+    if length > most:
+        message = f"{name}: {length} characters, and at most {most} can fit the model's context: shorten it"
+        raise ApiError(400, "context_length_exceeded", message, name)
+
+
+def _characters(of: object) -> int:
+    """Of a prompt, a message or a part of its content."""
+    if isinstance(of, str):
+        return len(of)
+    if not isinstance(of, Mapping):
+        return 0
+    content = of.get("content", of.get("text"))
+    return sum(map(_characters, content)) if isinstance(content, list) else _characters(content)
+
+
 def _in_range(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
