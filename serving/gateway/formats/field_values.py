@@ -25,6 +25,7 @@ _WHOLE: Mapping[str, int] = {  # the least
     "n": 1,
     "top_logprobs": 0,
 }
+_LARGEST = 2**31 - 1  # llama.cpp takes a larger number for the rest of its division by 2^32
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -36,8 +37,8 @@ def check_values(body: Json) -> None:
             raise bad_request(name, f"{name}: must be a number from {low} to {high}")
     for name, least in _WHOLE.items():
         value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise bad_request(name, f"{name}: must be a whole number from {least} on")
+        if value is not None and not (type(value) is int and least <= value <= _LARGEST):
+            raise bad_request(name, f"{name}: must be a whole number from {least} to {_LARGEST}")
     _check_stop(body.get("stop"))
     _check_logprobs(body)
     _check_format(body.get("response_format"))
