@@ -31,7 +31,9 @@ def longest_token(gguf_file: Path) -> int | None:
             for _ in range(fields):
                 name, kind = _text(file), _number(file)
                 if name == _TOKENS and kind == _ARRAY and _number(file) == _STRING:
-                    return max((len(_text(file).decode("utf-8", "replace")) for _ in range(_length(file))), default=None)
+                    return max(
+                        (len(_text(file).decode("utf-8", "replace")) for _ in range(_length(file))), default=None
+                    )
                 _skip(file, kind)
     except (OSError, struct.error, KeyError, OverflowError, MemoryError):
         pass  # the engine says what is wrong with the file
