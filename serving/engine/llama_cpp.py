@@ -24,6 +24,7 @@ from ramify.serving.engine.contract import log_tail
 from ramify.serving.errors import EngineFailed
 from ramify.serving.stall_clock import StallAwareClock
 
+CONTEXT = 4096  # tokens of a call's prompt and answer
 MAX_THREADS = 8  # a model this small gains nothing from more
 _START_TIMEOUT_S = 60.0
 _STOP_S = 5.0
@@ -46,7 +47,7 @@ class LocalEngine:
         *,
         alias: str | None = None,
         slots: int = 1,
-        context: int = 4096,
+        context: int = CONTEXT,
         threads: int | None = None,
         prompt_cache: bool = False,
         log: Path | None = None,

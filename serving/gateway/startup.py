@@ -15,7 +15,8 @@ import uvicorn
 from ramify import paths
 from ramify.serving.engine import models
 from ramify.serving.engine.contract import Engine, EngineKind, EngineSpec
-from ramify.serving.engine.llama_cpp import LocalEngine
+from ramify.serving.engine.gguf_vocabulary import longest_token
+from ramify.serving.engine.llama_cpp import CONTEXT, LocalEngine
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.elastic_replicas import ElasticReplicas
@@ -258,4 +259,11 @@ def _maker(
         return vllm, EngineTraits(
             reads_tags=True, keeps_prefixes="--no-enable-prefix-caching" not in settings.vllm_args
         )
-    return local, EngineTraits(can_resume=settings.can_resume, keeps_prefixes=settings.keeps_prompts, llama_cpp=True)
+    assert isinstance(weights, Path)
+    longest = longest_token(weights)
+    return local, EngineTraits(
+        can_resume=settings.can_resume,
+        keeps_prefixes=settings.keeps_prompts,
+        most_characters=None if longest is None else CONTEXT * longest,
+        llama_cpp=True,
+    )

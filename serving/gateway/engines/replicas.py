@@ -38,6 +38,7 @@ class EngineTraits:
     # It keeps the prompts that it has read for the next call. None: unknown; its server may be a gateway, which
     # knows.
     keeps_prefixes: bool | None = None
+    most_characters: int | None = None  # a longer prompt cannot fit its context; None: unknown
     llama_cpp: bool = False  # it cannot cope with some output constraints that others can (see constraint_checks)
 
 
@@ -185,6 +186,13 @@ class Replicas:
     def llama_cpp(self) -> bool:
         """True if a call may go to a llama.cpp."""
         return any(r.traits.llama_cpp for r in self.all)
+
+    @property
+    def most_characters(self) -> int | None:
+        """A longer prompt fits none of them; None if that is unknown."""
+        each = [r.traits.most_characters for r in self.all]
+        known = [most for most in each if most is not None]
+        return max(known) if len(known) == len(each) else None
 
     def usable(self, now: float) -> list[Replica]:
         """The replicas that are up; if there are none, those that have a process: their error is then the answer."""

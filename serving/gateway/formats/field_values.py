@@ -25,6 +25,7 @@ _WHOLE: Mapping[str, int] = {  # the least
     "n": 1,
     "top_logprobs": 0,
 }
+_LARGEST = 2**31 - 1  # llama.cpp takes a larger number for the rest of its division by 2^32
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -36,8 +37,8 @@ def check_values(body: Json) -> None:
             raise bad_request(name, f"{name}: must be a number from {low} to {high}")
     for name, least in _WHOLE.items():
         value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise bad_request(name, f"{name}: must be a whole number from {least} on")
+        if value is not None and not (type(value) is int and least <= value <= _LARGEST):
+            raise bad_request(name, f"{name}: must be a whole number from {least} to {_LARGEST}")
     _check_stop(body.get("stop"))
     _check_logprobs(body)
     _check_format(body.get("response_format"))
@@ -65,6 +66,32 @@ def check_characters(body: Json) -> None:
             raise bad_request(name, f"{name}: holds half of a surrogate pair, which is no character") from None
         except RecursionError:
             raise bad_request(name, f"{name}: nested too deeply") from None
+
+
+def check_prompt_length(body: Json, most: int | None) -> None:
+    """Raises ApiError for a prompt of more than `most` characters, which cannot fit the model's context.
+
+    Only the texts of messages count, or the longest of several prompts: there is no doubt that they are all read.
+    """
+    if most is None:
+        return
+    name = "messages" if "messages" in body else "prompt"
+    said = body.get(name)
+    lengths = [_characters(one) for one in said] if isinstance(said, list) else [_characters(said)]
+    length = sum(lengths) if name == "messages" else max(lengths, default=0)
+    if length > most:
+        message = f"{name}: {length} characters, and at most {most} can fit the model's context: shorten it"
+        raise ApiError(400, "context_length_exceeded", message, name)
+
+
+def _characters(of: object) -> int:
+    """Of a prompt, a message or a part of its content."""
+    if isinstance(of, str):
+        return len(of)
+    if not isinstance(of, Mapping):
+        return 0
+    content = of.get("content", of.get("text"))
+    return sum(map(_characters, content)) if isinstance(content, list) else _characters(content)
 
 
 def _in_range(value: object, low: float, high: float) -> bool:

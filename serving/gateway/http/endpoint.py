@@ -45,6 +45,7 @@ from ramify.serving.gateway.errors import (
     infeasible,
 )
 from ramify.serving.gateway.formats.apis import AnswerFormat, Api, ChunkFormat, at_engine
+from ramify.serving.gateway.formats.field_values import check_prompt_length
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import (
     ClientResponse,
@@ -152,7 +153,9 @@ class Endpoint:
             check_constraints(body, llama_cpp=llama_cpp)
             if flag_in(body, "background"):
                 raise bad_request("background", "background: not supported: a call here ends with its connection")
-            at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+            for_engine = at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+            # An engine would count the tokens of a prompt that is far too long while the call holds its slot.
+            check_prompt_length(for_engine, self._gateway.replicas.most_characters)
         except ApiError as error:
             raise self._api.named(error) from error
         return body

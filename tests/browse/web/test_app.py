@@ -9,8 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from story import STARTED, call
+from story import story as recorded
 
 from ramify.browse.web.app import STATIC
+from ramify.browse.web.views import moment_row
+from ramify.compiler.plan import OpKind
+from ramify.inspect.history import Moment
+from ramify.runtime.records import ROOT
+from ramify.serving.types import Ledger
 
 
 @pytest.fixture
@@ -40,6 +47,13 @@ async def test_the_runs(client: httpx.AsyncClient, run: str) -> None:
         "id": run, "name": "browsed", "status": "done", "forks": 3, "merges": 1, "failed": 1, "llm_calls": 1,
         "deadline_s": 300.0,
     }  # fmt: skip
+
+
+def test_a_stream_has_its_quality_of_experience() -> None:
+    rows = [call(2, Ledger(0.1, 0.2, 2.0, qoe=0.8125), stage=0, width=1), *recorded().llm[:1]]
+    moments = [Moment(row.seq, ROOT, OpKind.CALL_LLM, "", "", STARTED, STARTED, llm=row) for row in rows]
+    told = [moment_row(one).call for one in moments]
+    assert [one and one.qoe for one in told] == [0.8125, None]
 
 
 async def test_history_page_and_then_only_new_rows(client: httpx.AsyncClient, run: str) -> None:

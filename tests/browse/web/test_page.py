@@ -12,16 +12,18 @@ from typing import Any
 import browsed_app
 import pytest
 import pytest_asyncio
-from story import fork_result, op, seal, story
+from story import call, fork_result, op, seal, story
 
 from ramify import Runtime, paths
 from ramify.browse.web.server import serving
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.store import SnapshotStore
+from ramify.runtime.codec import codec
 from ramify.runtime.records import ROOT, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest, Ledger, user
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -226,4 +228,17 @@ async def test_ten_thousand_states_scroll(page: Any, tmp_path: Path) -> None:
             await graph.evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
             await page.get_by_text("try 99.49").wait_for()
             assert await page.get_by_role("option").count() < 80
+            await page.goto("about:blank")  # before its server ends
+
+
+async def test_a_stream_says_how_it_was_to_read(page: Any, tmp_path: Path) -> None:
+    told, asked = story(), codec.encode(ChatRequest(user("Tell me.")))
+    stream = call(1, Ledger(0.1, 0.2, 2.0, qoe=0.8125), stage=0, width=1, request_json=asked)
+    async with RunStore(tmp_path / "runs.db", clock=time.time) as store:
+        await store.create_run(told.run)
+        await store.commit(told.run.id, llm=[stream], checkpoints=told.checkpoints[:1])
+        async with serving(store, SnapshotStore(tmp_path / "store"), status) as url:
+            await page.goto(f"{url}#/{told.run.id}/graph")
+            await page.get_by_role("option").filter(has_text="model call").click()
+            await page.get_by_text("0.81 of 1 while it was read").wait_for()
             await page.goto("about:blank")  # before its server ends

@@ -33,6 +33,8 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         ({"lora": [{"id": 0}]}, "lora"),
         ({"invented": 1}, "invented"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**32 + 3}, "max_tokens"),  # llama.cpp would read 3
+        ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
         ({"stop": ["a", ""]}, "stop"),
         ({"stop": 3}, "stop"),

@@ -202,6 +202,44 @@ async def test_character_that_the_embedded_engine_cannot_read_is_refused_by_fiel
     assert "surrogate" in answer.json()["error"]["message"]
 
 
+CHAT, TEXT, ANSWERS, MESSAGES = (f"/v1/{at}" for at in ("chat/completions", "completions", "responses", "messages"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 6}] * 2}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 11}]}]}, "messages"),
+        (TEXT, {"prompt": "x" * 11}, "prompt"),
+        (TEXT, {"prompt": ["x", "x" * 11]}, "prompt"),
+        (ANSWERS, {"input": "x" * 11}, "input"),
+        (MESSAGES, {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x" * 11}]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 5}] * 2}, ""),
+        (TEXT, {"prompt": ["x" * 10, "x" * 10]}, ""),
+        (TEXT, {"prompt": list(range(40))}, ""),
+    ],
+)
+async def test_prompt_that_cannot_fit_takes_no_slot(path: str, body: dict[str, Any], param: str | None) -> None:
+    """llama.cpp would count its tokens first, for many seconds."""
+    asked: list[str] = []
+
+    def engine(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return httpx.Response(200, json={"id": "x", "choices": []})
+
+    upstream = Upstream("http://engine/v1", transport=httpx.MockTransport(engine))
+    app = create_gateway([Replica(0, 1, upstream, EngineTraits(llama_cpp=True, most_characters=10))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        answer = await client.post(path, json=body)
+    if param == "":
+        assert (answer.status_code, len(asked)) == (200, 1)
+        return
+    error = answer.json()["error"]
+    assert (answer.status_code, asked) == (400, [])
+    assert "at most 10 can fit" in error["message"]
+    assert path == MESSAGES or (error["code"], error["param"]) == ("context_length_exceeded", param)
+
+
 @asynccontextmanager
 async def on_a_port(home: Path) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, str]]:
     """A gateway, and a raw connection to it."""
