@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ramify.fork_engine.errors import ImageError
 from ramify.fork_engine.filesystem.tar_headers import UNREADABLE, BoundedHeaders, members_of
+from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.images import documents, layout
 from ramify.images.documents import Platform
 from ramify.images.errors import DamagedImage, ImageNotFound, TooLarge
@@ -120,7 +121,7 @@ def _plain(path: Path, aside: Path, limits: ImageLimits) -> Path:
             if file.read(2) != _GZIP:
                 return path
         plain = aside / "archive.tar"
-        with gzip.open(path) as packed, plain.open("wb") as out:
+        with translate_disk_errors(aside), gzip.open(path) as packed, plain.open("wb") as out:
             while chunk := packed.read(1 << 20):
                 if out.tell() + len(chunk) > limits.image_bytes:
                     raise TooLarge(f"{path}: it unpacks to more than {limits.image_bytes} bytes. Raise ImageLimits")

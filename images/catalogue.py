@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify import paths
+from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.fork_engine.types import LayerId, SnapshotId
 from ramify.images.documents import ImageConfig, Platform
 from ramify.images.errors import BadReference, DamagedImage, ImageNotFound
@@ -153,16 +154,17 @@ class Catalogue:
         return self.folder / "layers" / f"{diff_id.removeprefix('sha256:')}.json"
 
     def _write(self, path: Path, fields: object) -> None:
-        paths.make_private(path.parent)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(fields, file)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        with translate_disk_errors(self.folder):
+            paths.make_private(path.parent)
+            handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+            try:
+                with os.fdopen(handle, "w") as file:
+                    json.dump(fields, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(temporary).replace(path)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
 
 
 def _full(name: str) -> str:

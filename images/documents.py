@@ -154,11 +154,11 @@ def config_of(data: bytes, wanted: Platform, what: str) -> ImageConfig:
     if not isinstance(use, dict):
         raise _malformed(what, "its configuration is not an object")
     pairs = [one.partition("=") for one in _texts(use, "Env", what)]
-    if any("\0" in name + value for name, _, value in pairs):
-        raise _malformed(what, "a variable has a NUL byte")
+    if any(_is_no_text(name + value) for name, _, value in pairs):
+        raise _malformed(what, "a variable has a NUL byte, or half of a character")
     workdir, user = _text(use, "WorkingDir", what), _text(use, "User", what)
-    if "\0" in workdir + user:
-        raise _malformed(what, "its WorkingDir or User has a NUL byte")
+    if _is_no_text(workdir + user):
+        raise _malformed(what, "its WorkingDir or User has a NUL byte, or half of a character")
     exposed = use.get("ExposedPorts") or {}
     return ImageConfig(
         diff_ids,
@@ -170,6 +170,11 @@ def config_of(data: bytes, wanted: Platform, what: str) -> ImageConfig:
         _texts(use, "Cmd", what),
         tuple(sorted(map(str, exposed))) if isinstance(exposed, dict) else (),
     )
+
+
+def _is_no_text(value: str) -> bool:
+    """Whether no process can be given it: JSON can spell a lone half of a UTF-16 pair."""
+    return "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _descriptor(entry: object, what: str) -> Descriptor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from ramify.fork_engine import errors as fork_errors
-from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
+from ramify.fork_engine.filesystem.stacked_folders import is_folder_in_stack
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.layer_import import implied_modes
 from ramify.fork_engine.store import SnapshotStore
@@ -140,8 +140,7 @@ class ImageLibrary:
     def _save(self, source: SourceImage, layers: list[StoredLayer], name: str) -> Image:
         stack = [one.layer for one in layers]
         workdir = source.config.workdir.strip("/")
-        there = find_in_stack(self._store.layer_dirs(stack), workdir)
-        cwd = f"/{workdir}" if there is not None and there.is_dir() else "/"
+        cwd = f"/{workdir}" if is_folder_in_stack(self._store.layer_dirs(stack), workdir) else "/"
         snapshot = self._store.save_image(stack, source.config.env, cwd)
         image = Image(source.id, snapshot.id, source.config, tuple(layers), self._clock(), (name,))
         self.catalogue.put(image, name)

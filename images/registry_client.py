@@ -7,6 +7,7 @@ never in an error.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import ipaddress
@@ -24,6 +25,7 @@ import httpx
 
 from ramify.images import documents
 from ramify.images.errors import (
+    BadReference,
     ImageNotFound,
     LoginRefused,
     RegistryError,
@@ -100,7 +102,12 @@ class RegistryClient:
     ) -> None:
         self.what, self._login, self._clock, self._stall_s = str(reference), login, clock, stall_s
         host = DOCKER_HUB if reference.registry == DEFAULT_REGISTRY else reference.registry
-        self._base = httpx.URL(f"{'http' if on_this_machine(host) else 'https'}://{host}")
+        try:
+            self._base = _address(f"{'http' if on_this_machine(host) else 'https'}://{host}")
+        except httpx.InvalidURL:
+            raise BadReference(
+                f"{reference}: {host!r} is no address of a registry. Write HOST/NAME or HOST:PORT/NAME"
+            ) from None
         self._path, self._scope = f"/v2/{reference.repository}", f"repository:{reference.repository}:pull"
         self._authorization = ""
         self._http = httpx.AsyncClient(
@@ -155,7 +162,7 @@ class RegistryClient:
         for _ in range(_REDIRECTS + 2):
             home = _origin(url) == _origin(self._base)
             given = {**headers, **({"Authorization": self._authorization} if home and self._authorization else {})}
-            response = await self._http.send(self._http.build_request("GET", url, headers=given), stream=True)
+            response = await self._sent(self._http.build_request("GET", url, headers=given))
             if response.status_code == 401 and home:
                 await response.aclose()
                 if asked_login:
@@ -169,8 +176,19 @@ class RegistryClient:
                 return response
         raise RegistryError(f"{self.what}: the registry redirects more than {_REDIRECTS} times. Ask its operator")
 
+    async def _sent(self, request: httpx.Request) -> httpx.Response:
+        """The answer, with its body unread. Raises `RegistryStalled`, also if the headers drip for ever: the client's
+        own limit is for each of its reads."""
+        try:
+            async with asyncio.timeout(self._stall_s + CONNECT_S):
+                return await self._http.send(request, stream=True)
+        except TimeoutError:
+            raise self._stalled() from None
+        except UnicodeError:  # httpx looks at a redirect before it returns it
+            raise httpx.InvalidURL("a host that is none") from None
+
     def _redirected(self, url: httpx.URL, location: str) -> httpx.URL:
-        to = url.join(location)
+        to = _address(location, url)
         if to.scheme not in ("http", "https") or (to.scheme == "http" and not on_this_machine(to.netloc.decode())):
             raise RegistryError(
                 f"{self.what}: the registry redirects to {to.scheme}://{to.host}, which is not over TLS. Ask its "
@@ -190,7 +208,7 @@ class RegistryClient:
             return self._login.basic
         if scheme.lower() != "bearer" or "realm" not in said:
             raise LoginRefused(f"{self.what}: the registry asks for a login of an unknown kind")
-        realm = httpx.URL(said["realm"])
+        realm = _address(said["realm"])
         local = on_this_machine(realm.netloc.decode()) and on_this_machine(self._base.netloc.decode())
         if realm.scheme != "https" and not (realm.scheme == "http" and local):
             raise LoginRefused(
@@ -202,7 +220,7 @@ class RegistryClient:
         }
         headers = {} if self._login is None else {"Authorization": self._login.basic}
         request = self._http.build_request("GET", realm.copy_merge_params(query), headers=headers)
-        response = await self._http.send(request, stream=True)
+        response = await self._sent(request)
         try:
             if response.status_code != 200:
                 raise self._login_refused()
@@ -274,6 +292,18 @@ def on_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _address(text: str, base: httpx.URL | None = None) -> httpx.URL:
+    """An address, relative to `base` if there is one. Raises `httpx.InvalidURL`, also for a host or a port that none
+    can have."""
+    try:
+        url = httpx.URL(text) if base is None else base.join(text)
+        if url.host and 0 < (url.port or 443) < 1 << 16:
+            return url
+    except ValueError:  # of IDNA
+        pass
+    raise httpx.InvalidURL("no host, or no such port")
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.fork_engine.types import Snapshot
 from ramify.integrations.errors import FileAccessFailed, NotStarted
 from ramify.integrations.world_access import pack, read_file, unpack, write_file
 from ramify.worlds.errors import WorldNotFound
@@ -198,7 +197,6 @@ class WorldSandboxClient(BaseSandboxClient[WorldSandboxOptions | None]):
 
     def __init__(self, *, instrumentation: Instrumentation | None = None) -> None:
         self._instrumentation = instrumentation or Instrumentation()
-        self._starts: dict[str, Snapshot] = {}  # of forks; to hold them keeps them from `ramify gc`
 
     async def create(
         self,
@@ -229,11 +227,11 @@ class WorldSandboxClient(BaseSandboxClient[WorldSandboxOptions | None]):
     async def fork(self, session: SandboxSession, n: int = 1) -> list[SandboxSession]:
         """Make `n` sessions whose worlds start at the state of now of a running session."""
         inner = _inner(session)
-        start = await inner.world.snapshot()
-        self._starts[start.id] = start
-        options = inner.state.options.model_copy(update={"folder": None, "snapshot": start.id})
-        manifest = inner.state.manifest
-        return [await self.create(manifest=manifest, options=options) for _ in range(n)]
+        options = inner.state.options.model_copy(update={"folder": None, "image": None, "snapshot": None})
+        made = [await self.create(manifest=inner.state.manifest, options=options) for _ in range(n)]
+        for world in await inner.world.fork(n, names=[_inner(one).state.world for one in made]):
+            await world.close()  # its name keeps its state until the session opens it, or is deleted
+        return made
 
     async def delete(self, session: SandboxSession) -> SandboxSession:
         inner = _inner(session)

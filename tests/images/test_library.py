@@ -208,13 +208,37 @@ async def test_a_malformed_manifest_is_refused(
         await library.pull(str(write_layout(tmp_path / "layout", image)))
 
 
-@pytest.mark.parametrize("settings", [{"WorkingDir": "/a\0b"}, {"User": "a\0"}, {"Env": ["A=\0"]}])
-async def test_a_nul_byte_in_a_configuration_is_refused(
+@pytest.mark.parametrize(
+    "settings", [{"WorkingDir": "/a\0b"}, {"User": "a\0"}, {"Env": ["A=\0"]}, {"Env": ["A=\ud800"]}]
+)
+async def test_what_no_process_can_be_given_in_a_configuration_is_refused(
     library: Any, store: Any, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(DamagedImage, match="NUL byte"):
         await library.pull(str(write_layout(tmp_path / "layout", built(BASE, settings=settings))))
     assert nothing_made(store, library)
+
+
+@pytest.mark.parametrize(
+    ("workdir", "there"),
+    [
+        ("/srv/app", True), ("/run/app", True), ("/link/..", True), ("/../../srv", True), ("/loop", False),
+        ("/out", False), ("/up/ramify-outside", False), ("/file", False), ("/gone", False),
+    ],
+)  # fmt: skip
+async def test_a_working_directory_is_looked_for_in_the_image_alone(
+    library: Any, store: Any, tmp_path: Path, workdir: str, there: bool
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    links = {"run": "/srv", "link": "srv/app", "loop": "loop", "out": str(outside), "up": "../../../../../../../tmp"}
+    files: dict[str, Any] = {"srv": None, "srv/app": None, "file": "", "gone": None}
+    for name, target in links.items():
+        files[name] = tarfile.TarInfo(name)
+        files[name].type, files[name].linkname = tarfile.SYMTYPE, target
+    image = built(files, {".wh.gone": ""}, settings={"WorkingDir": workdir})
+    made = await library.pull(str(write_layout(tmp_path / "layout", image)))
+    assert store.get(made.snapshot).cwd == (f"/{workdir.strip('/')}" if there else "/")
 
 
 @pytest.mark.parametrize("time", ["nan", "inf", "-1e30", "1e300", "yesterday"])

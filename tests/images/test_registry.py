@@ -13,6 +13,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ import pytest
 from ramify.fork_engine.errors import StoreUnusable
 from ramify.fork_engine.gc_pins import Pins
 from ramify.images import registry as registries
+from ramify.images import registry_client
 from ramify.images.catalogue import Catalogue
 from ramify.images.documents import Platform
 from ramify.images.errors import (
+    BadReference,
     DigestMismatch,
     ImageNotFound,
     LoginRefused,
@@ -216,7 +219,45 @@ async def test_a_redirect_gets_no_login(library: Any, registry: Registry, image:
         assert elsewhere.requests and all("authorization" not in map(str.lower, h) for _, h in elsewhere.requests)
 
 
-@pytest.mark.parametrize("to", ["http://example.com/x", "file:///etc/passwd", "http://[", "/v2/a/manifests/1"])
+@pytest.mark.parametrize("drop", [b"X-More: 1\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n"])
+async def test_a_registry_whose_headers_never_end_stalls(
+    new_library: Any, registry: Registry, image: BuiltImage, monkeypatch: pytest.MonkeyPatch, drop: bytes
+) -> None:
+    name, over = registry.add(image), threading.Event()
+
+    def drip(handler: Handler) -> bool:
+        with suppress(OSError):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\n" if drop.startswith(b"X") else b"")
+            while not over.wait(0.05):
+                handler.wfile.write(drop)
+        return True
+
+    registry.before = drip
+    monkeypatch.setattr(registry_client, "CONNECT_S", 0.3)
+    try:
+        with pytest.raises(RegistryStalled):
+            await new_library(pulling=quick(stall_s=0.3)).pull(name)
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("name", ["localhost:99999/a", "[1:2]/a", "xn--.com/a"])
+async def test_a_registry_that_has_no_address(library: Any, name: str) -> None:
+    with pytest.raises(BadReference, match="no address of a registry"):
+        await library.pull(name)
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "http://example.com/x",
+        "file:///etc/passwd",
+        "http://[",
+        "http://localhost:99999/",
+        "https://xn--.com/",
+        "/v2/a/manifests/1",
+    ],
+)
 async def test_redirects_that_are_refused(library: Any, registry: Registry, image: BuiltImage, to: str) -> None:
     name = registry.add(image)
 

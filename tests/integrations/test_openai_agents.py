@@ -19,7 +19,9 @@ from agents.sandbox.entries import File
 from agents.usage import Usage
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
+from ramify import paths
 from ramify.integrations.openai_agents import WorldSandboxClient, WorldSandboxOptions
+from ramify.worlds.references import Kind, References
 
 
 @pytest.fixture
@@ -85,6 +87,21 @@ async def test_fork_and_restore(options: WorldSandboxOptions) -> None:
             assert (await output(session, "ls"), await output(fork, "ls")) == ("main.py\n", "more.txt\n")
             await client.delete(fork)
         await client.delete(session)
+
+
+async def test_a_fork_has_a_world_that_keeps_its_state(options: WorldSandboxOptions, tmp_path: Path) -> None:
+    client = WorldSandboxClient()
+    async with await client.create(options=options) as session:
+        await session.exec("echo more > more.txt")
+        (fork,) = await client.fork(session)
+        stored = client.serialize_session_state(fork.state)
+        await client.delete(session)
+    (kept,) = References(paths.references(tmp_path / "home")).all(Kind.WORLD)
+    assert kept.name == fork.state.world
+    client = WorldSandboxClient()
+    async with await client.resume(client.deserialize_session_state(stored)) as fork:
+        assert await output(fork, "ls") == "main.py\nmore.txt\n"
+        await client.delete(fork)
 
 
 class Scripted(Model):
