@@ -211,9 +211,17 @@ class CommandObservation(Observation):
     snapshot: str = ""
 
 
+MOST_KEPT = 10_000
 _kept: dict[str, Snapshot] = {}
-"""The snapshots that environments of this process have given out: a client names no others. To hold them keeps them
-from `ramify gc`."""
+"""The snapshots that environments of this process have given out, the last used at the end: a client names no others.
+To hold them keeps them from `ramify gc`. Of more than `MOST_KEPT`, the first are forgotten."""
+
+
+def _keep(snapshot: Snapshot) -> None:
+    _kept.pop(snapshot.id, None)
+    _kept[snapshot.id] = snapshot
+    while len(_kept) > MOST_KEPT:
+        _kept.pop(next(iter(_kept)), None)
 
 
 class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
@@ -254,8 +262,13 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
     ) -> CommandObservation:
         """Begin an episode where the world began, or at a snapshot that an observation named. Raises `ValueError` for
         another snapshot."""
-        if snapshot is not None and snapshot not in _kept:
-            raise ValueError(f"no observation of this server named the snapshot {snapshot!r}: pass one that did")
+        if snapshot is not None:
+            if (known := _kept.get(snapshot)) is None:
+                raise ValueError(
+                    f"this server keeps no snapshot {snapshot!r}: pass one of the last {MOST_KEPT:,} that its "
+                    "observations named"
+                )
+            _keep(known)
         self.world.restore(snapshot or self._start)
         self._state = State(episode_id=episode_id or str(uuid.uuid4()))
         self._reset_rubric()
@@ -290,7 +303,7 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
     def snapshot(self, tag: str | None = None) -> str:
         """Keep the world and its shell as they are now. Returns the id, for `restore` and `reset`."""
         kept = self.world.snapshot(tag)
-        _kept[kept.id] = kept
+        _keep(kept)
         return kept.id
 
     def fork(self, n: int = 1) -> list[WorldEnvironment]:

@@ -20,6 +20,7 @@ from openenv.core import GenericEnvClient
 from openenv.core.env_server.http_server import create_app
 from openenv.core.rubrics import Rubric
 
+from ramify.integrations import openenv as openenv_adapter
 from ramify.integrations.errors import NotStarted
 from ramify.integrations.openenv import CommandAction, CommandObservation, WorldEnvironment, WorldProvider
 from ramify.sandboxes import doctor
@@ -147,7 +148,7 @@ def test_an_environment_that_is_a_world(environment: WorldEnvironment) -> None:
     assert environment.step(CommandAction(command="ls; echo $WORD")).output == "main.py\n\n"
     assert environment.state.step_count == 1
     assert "stopped after 0.2 seconds" in environment.step(CommandAction(command="sleep 60"), timeout_s=0.2).output
-    with pytest.raises(ValueError, match="no observation of this server named"):
+    with pytest.raises(ValueError, match="this server keeps no snapshot 'another'"):
         environment.reset(snapshot="another")
 
 
@@ -166,6 +167,25 @@ def test_the_first_state_is_kept_while_the_environment_lives(environment: WorldE
         fork.close()
         with opened.home.pins.collecting():
             assert start not in opened.home.pins.kept()
+
+
+def test_a_server_keeps_the_snapshots_that_were_used_last(
+    environment: WorldEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openenv_adapter, "_kept", {})
+    monkeypatch.setattr(openenv_adapter, "MOST_KEPT", 2)
+
+    def keep(number: int) -> str:
+        return environment.step(CommandAction(command=f"echo {number} > note", keep=True)).snapshot
+
+    first, second = keep(1), keep(2)
+    environment.reset(snapshot=first)
+    third = keep(3)
+    with pytest.raises(ValueError, match="one of the last 2 "):
+        environment.reset(snapshot=second)
+    environment.reset(snapshot=third)
+    environment.reset(snapshot=first)
+    assert environment.step(CommandAction(command="cat note")).output == "1\n"
 
 
 def client_of(url: str) -> Any:
