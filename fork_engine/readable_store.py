@@ -111,8 +111,8 @@ class ReadableStore:
         return self._layers.size(layer)
 
     def bytes_needed(self, snapshot: Snapshot) -> dict[str, int]:
-        """Return the bytes of the layers, blobs and process images that a snapshot needs, by names that snapshots which
-        share them have in common. Raises `SnapshotCorrupt` if something is missing."""
+        """Return the bytes of the layers, blobs and process images that a snapshot needs, by names that are equal
+        for snapshots that share them. Raises `SnapshotCorrupt` if something is missing."""
         return self._parts.bytes_needed(snapshot)
 
     def layer_files(self, layer: LayerId) -> list[str]:

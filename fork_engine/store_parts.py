@@ -38,7 +38,7 @@ class OpenStore:
         return ((Part.LAYERS, self.layers), (Part.IMAGES, self.images))
 
     def bytes_needed(self, snapshot: Snapshot) -> dict[str, int]:
-        """Return the bytes of everything that a snapshot needs, by names that snapshots which share it have in common.
+        """Return the bytes of everything that a snapshot needs, by names that are equal for snapshots that share it.
 
         A layer or a blob has one name. Process images share files by hard links, so each of their files has its own.
         Raises `SnapshotCorrupt` if something is missing.

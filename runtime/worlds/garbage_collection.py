@@ -201,7 +201,8 @@ def choose(
     """Choose candidates to evict until at most `budget` bytes are held: fewest seconds per byte first.
 
     `objects`: the layers, blobs and process images that each snapshot holds. Greedy. The size of an object is divided
-    by the number of snapshots that hold it, because it is deleted only with the last of them. The seconds of a state include those of evicted states from which it would be recomputed.
+    by the number of snapshots that hold it, because it is deleted only with the last of them. The seconds
+    of a state include those of evicted states from which it would be recomputed.
     """
     users = Counter(one for id in alive.all for one in set(objects.get(id, ())))
     needed = {one for id in alive.roots for one in objects.get(id, ())}

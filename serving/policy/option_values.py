@@ -24,7 +24,10 @@ def make_options(values: Mapping[str, object], *kinds: type[Any]) -> tuple[Any, 
 
 
 def _names(kind: type[Any]) -> list[str]:
-    return [name for one, hint in _fields(kind) for name in (_names(hint) if is_dataclass(hint) else [one.name])]
+    names: list[str] = []
+    for one, hint in _fields(kind):
+        names += _names(hint) if isinstance(hint, type) and is_dataclass(hint) else [one.name]
+    return names
 
 
 def _fields(kind: type[Any]) -> list[tuple[Field[Any], Any]]:

@@ -23,7 +23,8 @@ OptionValue = str | int | float | bool | None | dict[str, float]
 
 
 class UnknownPolicy(ValueError):
-    """No policy has this name, or the policy has no such option or refuses its value. The message says what there is."""
+    """No policy has this name, or the policy has no such option or refuses its value. The message says what is
+    allowed."""
 
 
 def _calm(**options: OptionValue) -> Policy:

@@ -186,7 +186,12 @@ def _edf() -> Policy:
     return edf(displace=True)
 
 
-ONE_SLOT_POLICIES: Mapping[str, Callable[[], Policy]] = {"concord": Concord, "calm-thesis": calm, "srpt": _srpt, "edf": _edf}
+ONE_SLOT_POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "concord": Concord,
+    "calm-thesis": calm,
+    "srpt": _srpt,
+    "edf": _edf,
+}
 
 
 @dataclass(frozen=True, slots=True)

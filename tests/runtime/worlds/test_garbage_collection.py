@@ -209,7 +209,9 @@ async def test_what_snapshots_keep_of_processes_counts(tmp_path: Path) -> None:
         ids = {one.id for one in named}
         return await collect(None, store, pins, marks, dry_run=True, grace_s=0, named=lambda: ids)
 
-    held = {count: (await dry_run(*snapshots)).held for count, snapshots in enumerate([(), (first,), (first, second)])}
+    held = {
+        count: (await dry_run(*snapshots)).held for count, snapshots in enumerate([(), (first,), (first, second)])
+    }
     assert held == {0: 0, 1: 101_500, 2: 103_000}  # files that process images share by hard links count once
     assert (await dry_run(first)).bytes == 1500 and (await dry_run()).bytes == 103_000
 
