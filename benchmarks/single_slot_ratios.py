@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.replay.bounds.one_slot import POLICIES, Ratios, Spread, ratios
+from benchmarks.replay.bounds.one_slot import ONE_SLOT_POLICIES, Ratios, Spread, ratios
 from benchmarks.rows import Row, options, report, row
 
 DENSITIES, SLACKS = (1.0, 2.0, 10.0, 100.0), (1.0, 1.5, 2.0, 4.0)
@@ -27,7 +27,7 @@ def main() -> None:
     given = parser.parse_args()
     cases = given.cases or (200 if given.quick else 2000)
     rows = []
-    print(f"{'density':>8}{'slack':>7}" + "".join(f"{name:>19}" for name in POLICIES))
+    print(f"{'density':>8}{'slack':>7}" + "".join(f"{name:>19}" for name in ONE_SLOT_POLICIES))
     for density in DENSITIES:
         for slack in SLACKS:
             found = ratios(Spread(density, slack), cases, given.seed)

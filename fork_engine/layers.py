@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import threading
 import weakref
 from collections import OrderedDict
@@ -96,6 +97,15 @@ class Layers:
             return decode(read_store_file(path), layer)
         except (FileNotFoundError, NotADirectoryError):
             raise _missing(layer, path) from None
+
+    def size(self, layer: LayerId) -> int:
+        """Return the bytes of a layer's files, with hard links counted once. Raises `SnapshotCorrupt`."""
+        return sum(entry.size for entry in self.manifest(layer).entries.values() if not entry.link)
+
+    def files(self, layer: LayerId) -> dict[int, int]:
+        """Return the bytes of a layer's files by inode. Raises `SnapshotCorrupt` if the layer is missing."""
+        found = [path.lstat() for path in self.fs(layer).rglob("*")]
+        return {one.st_ino: one.st_size for one in found if stat.S_ISREG(one.st_mode)}
 
     def write(self, manifest: Manifest, place: Place) -> Manifest:
         """Create a layer from its manifest, unless it exists. `place` supplies the files."""

@@ -12,12 +12,12 @@ from ramify.fork_engine import view as diff
 from ramify.fork_engine.active_files import SET_ID, without_active_files
 from ramify.fork_engine.errors import CheckoutRefused
 from ramify.fork_engine.filesystem.write import Place
-from ramify.fork_engine.fsck.check import OpenStore
 from ramify.fork_engine.fsck.repair import verify_unflushed
 from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
 from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, StackViews, VolatileGlobs, base_digest, content_key
 from ramify.fork_engine.snapshots import Blobs, Snapshots
 from ramify.fork_engine.store_folder import StoreFolder, translate_disk_errors
+from ramify.fork_engine.store_parts import OpenStore
 from ramify.fork_engine.types import Change, ContentKey, Entry, EntryKind, LayerId, Snapshot, SnapshotId, Written
 from ramify.fork_engine.view import HostOverlayView, View
 
@@ -108,7 +108,12 @@ class ReadableStore:
 
     def layer_bytes(self, layer: LayerId) -> int:
         """Return the bytes of a layer's files, with hard links counted once. Raises `SnapshotCorrupt`."""
-        return sum(entry.size for entry in self._layers.manifest(layer).entries.values() if not entry.link)
+        return self._layers.size(layer)
+
+    def bytes_needed(self, snapshot: Snapshot) -> dict[str, int]:
+        """Return the bytes of the layers, blobs and process images that a snapshot needs, by names that are equal
+        for snapshots that share them. Raises `SnapshotCorrupt` if something is missing."""
+        return self._parts.bytes_needed(snapshot)
 
     def layer_files(self, layer: LayerId) -> list[str]:
         """Return the paths that a layer changes or removes, sorted, without folders and volatile paths."""

@@ -218,10 +218,17 @@ class Blobs:
         try:
             data = read_store_file(self._folder / digest)
         except FileNotFoundError:
-            raise SnapshotCorrupt(f"blob {digest} is missing. Delete the snapshots that name it") from None
+            raise _missing(digest) from None
         if digest_bytes(data) != digest:
             raise SnapshotCorrupt(f"blob {digest} does not match its digest. Delete the snapshots that name it")
         return data
+
+    def size(self, digest: str) -> int:
+        """Return a blob's size. Raises `SnapshotCorrupt` if it is missing."""
+        try:
+            return (self._folder / digest).stat().st_size
+        except FileNotFoundError:
+            raise _missing(digest) from None
 
     def remove_unnamed(self, named: set[str]) -> int:
         """Delete the blobs that are not in `named` and return the bytes freed. The caller holds the store's lock
@@ -235,3 +242,7 @@ class Blobs:
                 crash_points.point("removed")
                 freed += status.st_blocks * 512
         return freed
+
+
+def _missing(digest: str) -> SnapshotCorrupt:
+    return SnapshotCorrupt(f"blob {digest} is missing. Delete the snapshots that name it")

@@ -46,7 +46,8 @@ PIPELINE = (
     Pass("effects", effects, needed=True),
     # The paths that both sides of a merge write.
     Pass("conflicts", conflicts, needed=True),
-    # A snapshot after each step that may change its world, and the base of each fork.
+    # Places snapshots (SEAL): after each step that may change its world, and as the base of each fork. It finds no
+    # forks: the front ends make the FORK operations.
     Pass("fork_points", fork_points, needed=True),
     # No snapshot where running the step again is cheaper.
     Pass("placement", placement),

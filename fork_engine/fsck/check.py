@@ -22,23 +22,10 @@ from ramify.fork_engine.fsck.permissions import owner, wrong_permissions
 from ramify.fork_engine.importer import read_index
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.snapshots import Blobs, Snapshots
-from ramify.fork_engine.store_folder import StoreFolder
+from ramify.fork_engine.store_parts import OpenStore, Part, needed_by
 from ramify.fork_engine.types import ContentKey, Entry, LayerId, Snapshot, SnapshotId
 
 ID = re.compile(r"[0-9a-f]{64}")
-
-
-class Part(StrEnum):
-    """The parts of a store, by the names of their folders."""
-
-    LAYERS = "layers"
-    IMAGES = "images"
-    BLOBS = "blobs"
-    SNAPSHOTS = "snapshots"
-    INDEX = "index"
-    TMP = "tmp"
-    STORE = "store"  # the top folder itself
 
 
 class Damage(StrEnum):
@@ -84,20 +71,6 @@ class CheckFindings:
     def bad(self, part: Part) -> set[str]:
         """Return the names in a part that have a problem."""
         return {p.name for p in self.problems if p.part is part}
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStore:
-    """The open parts of a store."""
-
-    folder: StoreFolder
-    layers: Layers
-    images: Layers
-    blobs: Blobs
-    snapshots: Snapshots
-
-    def trees(self) -> tuple[tuple[Part, Layers], ...]:
-        return ((Part.LAYERS, self.layers), (Part.IMAGES, self.images))
 
 
 _TOP = {part.value for part in Part if part is not Part.STORE} | {"unflushed", "damaged", "lock"}
@@ -243,16 +216,6 @@ def check_record(parts: OpenStore, name: str, found: CheckFindings) -> list[Prob
     except (SnapshotCorrupt, SnapshotNotFound, OSError) as error:
         return [Problem(Part.SNAPSHOTS, id, Damage.RECORD, detail=str(error).split(". ")[0])]
     return []
-
-
-def needed_by(snapshot: Snapshot) -> set[tuple[Part, str]]:
-    """Return every object that a snapshot needs to be restored."""
-    trees = set(snapshot.all_layers)
-    kept = {(Part.LAYERS, str(layer)) for layer in trees}
-    if snapshot.processes.image:
-        kept.add((Part.IMAGES, snapshot.processes.image))
-    kept |= {(Part.BLOBS, blob) for blob in snapshot.processes.blobs}
-    return kept
 
 
 def missing_objects(parts: OpenStore, found: CheckFindings) -> list[Problem]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from ramify.fork_engine.errors import RemoteObjectAltered, RemoteObjectMissing
 from ramify.fork_engine.filesystem.file_content import digest_bytes
 from ramify.fork_engine.filesystem.openat import remove_tree
-from ramify.fork_engine.fsck.check import Part, needed_by
 from ramify.fork_engine.remote import records
 from ramify.fork_engine.remote.layer_stream import ExactReader, read_manifest, write_layer
 from ramify.fork_engine.remote.records import Member, PackedAt, RemoteRecord
 from ramify.fork_engine.remote.remote_store import RemoteStore
+from ramify.fork_engine.store_parts import Part, needed_by
 from ramify.fork_engine.types import LayerId, SnapshotId
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.errors import RemoteUnusable
-from ramify.fork_engine.fsck.check import Part
 from ramify.fork_engine.manifest import MALFORMED
 from ramify.fork_engine.remote.records import Member, PackedAt
 from ramify.fork_engine.store_folder import flush_folder
+from ramify.fork_engine.store_parts import Part
 
 
 @dataclass(frozen=True, slots=True)

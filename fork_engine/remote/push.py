@@ -16,13 +16,13 @@ from typing import TypeVar
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import RemoteUnusable
-from ramify.fork_engine.fsck.check import Part, needed_by
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.remote import records
 from ramify.fork_engine.remote.layer_stream import encoded, most_bytes
 from ramify.fork_engine.remote.records import Member, PackedAt
 from ramify.fork_engine.remote.remote_store import RemoteStore
+from ramify.fork_engine.store_parts import Part, needed_by
 from ramify.fork_engine.types import LayerId, SnapshotId
 
 SMALL = 4 << 20

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from ramify.fork_engine.errors import RemoteObjectAltered, SnapshotCorrupt
 from ramify.fork_engine.filesystem.file_content import digest_bytes
-from ramify.fork_engine.fsck.check import Part
 from ramify.fork_engine.manifest import MALFORMED, canonical_json
 from ramify.fork_engine.snapshots import decode
+from ramify.fork_engine.store_parts import Part
 from ramify.fork_engine.types import Snapshot, SnapshotId
 
 FORMAT = 1

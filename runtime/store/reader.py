@@ -142,8 +142,11 @@ class Reader:
         return self._records(plain_queries.ledger(table), (run_id,), rows.effect_record)
 
     async def live_snapshots(self, runs: Collection[RunId] | None = None) -> set[SnapshotId]:
-        """Return every snapshot that a column of a row names (the state before a merge, `attrs["ours"]`, is not
-        among them), of all runs or of these."""
+        """Return the snapshots that columns of rows name, of all runs or of these.
+
+        A row of a merge also names a snapshot in its attributes (`ours`), which is not among them: `named_snapshots`
+        of `journal/run_transfer.py` returns all that the rows of one run name.
+        """
         if runs is None:
             query = " UNION ".join(f"SELECT {column} AS name FROM {table}" for table, column in _NAMES_SNAPSHOTS)
             return {SnapshotId(row["name"]) for row in self._rows(query) if row["name"] is not None}

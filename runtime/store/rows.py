@@ -137,8 +137,11 @@ def checkpoint_row(checkpoint: CheckpointRecord) -> dict[str, Any]:
 
 
 def names_in(found: Sequence[Row]) -> set[str]:
-    """Return the digests of the texts that the rows of one query name. Raises `TypeError` if a value in one of these
-    rows has another type than its column."""
+    """Return the digests of the texts that the rows of one query name.
+
+    The rows have the same columns, without `n`, the order in which they were written. Raises `TypeError` if a value
+    in one of them has another type than its column.
+    """
     _check_types(found)
     columns = _blob_columns(found)
     return {row[column] for row in found for column in columns if row[column] is not None}

@@ -29,7 +29,7 @@ from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import LayerId, SnapshotId
+from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.records import ROOT, CheckpointRecord, EffectRecord, OpRecord, OpStatus, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import sync_folder
@@ -136,7 +136,7 @@ class Collected:
     snapshots: int  # number of snapshots deleted
     bytes: int  # bytes freed; in a dry run, estimated from the sizes of files
     kept: int  # number of snapshots kept
-    held: int  # bytes of files in the layers that are kept
+    held: int  # bytes of the layers, blobs and process images that are kept
     evicted: tuple[Eviction, ...] = ()
     budget: int | None = None
     young: int = 0  # number of unnamed snapshots still in their grace period
@@ -201,21 +201,22 @@ def _add_candidate(found: LiveStates, row: OpRecord, parent: SnapshotId, id: Sna
 
 
 def choose(
-    alive: LiveStates, layers: Mapping[SnapshotId, Sequence[LayerId]], sizes: Mapping[LayerId, int], budget: int
+    alive: LiveStates, objects: Mapping[SnapshotId, Collection[str]], sizes: Mapping[str, int], budget: int
 ) -> list[Eviction]:
     """Choose candidates to evict until at most `budget` bytes are held: fewest seconds per byte first.
 
-    Greedy. The size of a layer is divided by the number of snapshots that hold it, because it is deleted only with
-    the last of them. The seconds of a state include those of evicted states from which it would be recomputed.
+    `objects`: the layers, blobs and process images that each snapshot holds. Greedy. The size of an object is divided
+    by the number of snapshots that hold it, because it is deleted only with the last of them. The seconds
+    of a state include those of evicted states from which it would be recomputed.
     """
-    users = Counter(layer for id in alive.all for layer in set(layers.get(id, ())))
-    needed = {layer for id in alive.roots for layer in layers.get(id, ())}
-    held = sum(sizes[layer] for layer in users)
+    users = Counter(one for id in alive.all for one in set(objects.get(id, ())))
+    needed = {one for id in alive.roots for one in objects.get(id, ())}
+    held = sum(sizes[one] for one in users)
     gone: dict[SnapshotId, Eviction] = {}
     queue: list[tuple[float, SnapshotId]] = []
 
     def put(id: SnapshotId) -> None:
-        share = sum(sizes[layer] / users[layer] for layer in set(layers.get(id, ())) - needed)
+        share = sum(sizes[one] / users[one] for one in set(objects.get(id, ())) - needed)
         if share > 0:
             heapq.heappush(queue, (_recomputation_seconds(id, alive.candidates, gone) / share, id))
 
@@ -228,11 +229,11 @@ def choose(
         put(id)  # its share and cost may have changed since it was queued: take it only if it is still first
         if queue[0] != (score, id):
             continue
-        frees = sum(sizes[layer] for layer in set(layers[id]) if users[layer] == 1)
+        frees = sum(sizes[one] for one in set(objects[id]) if users[one] == 1)
         gone[id] = Eviction(id, frees, _recomputation_seconds(id, alive.candidates, gone))
         held -= frees
-        users.subtract(set(layers[id]))
-        users += Counter()  # drops layers without holders
+        users.subtract(set(objects[id]))
+        users += Counter()  # drops objects without holders
     return list(gone.values())
 
 
@@ -309,14 +310,14 @@ async def collect(
             needed = kept | living(one for one in every if one.run.status is not RunStatus.DONE).all
             alive.may_go((alive.roots - needed) & set(in_bucket))
             marked -= alive.candidates.keys()  # they were fetched again
-        layers = _layers(snapshots, alive.all - marked)
-        sizes = {layer: snapshots.layer_bytes(layer) for layer in {one for stack in layers.values() for one in stack}}
-        evicted = [] if budget is None else choose(alive, layers, sizes, budget)
+        objects, sizes = _objects(snapshots, alive.all - marked)
+        evicted = [] if budget is None else choose(alive, objects, sizes, budget)
         keep = alive.all - {one.id for one in evicted} - (marked - alive.roots)
-        held = sum(sizes[layer] for layer in {one for id in keep for one in layers.get(id, ())})
+        still_held = {one for id in keep for one in objects.get(id, ())}
+        held = sum(sizes[one] for one in still_held)
         if dry_run:
             gone = set(snapshots.present(older_than_s=grace_s)) - keep
-            freed = _bytes_of(snapshots, gone, {one for id in keep for one in layers.get(id, ())})
+            freed = sum(size for one, size in _objects(snapshots, gone)[1].items() if one not in still_held)
             young = len(set(snapshots.present()) - keep - gone)
             return Collected(len(gone), freed, len(keep), held, tuple(evicted), budget, young)
         marks.add(one.id for one in evicted)
@@ -327,20 +328,18 @@ async def collect(
         return Collected(removed, freed, len(keep), held, tuple(evicted), budget, young)
 
 
-def _layers(snapshots: SnapshotStore, ids: Iterable[SnapshotId]) -> dict[SnapshotId, tuple[LayerId, ...]]:
-    """Return the layers of each snapshot. Missing and damaged ones are left out; `ramify fsck` reports them."""
-    found: dict[SnapshotId, tuple[LayerId, ...]] = {}
+def _objects(
+    snapshots: SnapshotStore, ids: Iterable[SnapshotId]
+) -> tuple[dict[SnapshotId, frozenset[str]], dict[str, int]]:
+    """Return the layers, blobs and process images of each snapshot, and the bytes of each of them. Snapshots that are
+    missing or damaged are left out; `ramify fsck` reports them."""
+    objects: dict[SnapshotId, frozenset[str]] = {}
+    sizes: dict[str, int] = {}
     for id in ids:
         try:
-            stack = snapshots.get(id).all_layers
-            for layer in stack:
-                snapshots.layer_bytes(layer)
+            needed = snapshots.bytes_needed(snapshots.get(id))
         except (SnapshotNotFound, SnapshotCorrupt):
             continue
-        found[id] = stack
-    return found
-
-
-def _bytes_of(snapshots: SnapshotStore, gone: set[SnapshotId], kept: set[LayerId]) -> int:
-    stacks = _layers(snapshots, gone).values()
-    return sum(snapshots.layer_bytes(layer) for layer in {one for stack in stacks for one in stack} - kept)
+        objects[id] = frozenset(needed)
+        sizes |= needed
+    return objects, sizes

@@ -21,7 +21,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ramify.serving.policy.cost_model import Goodput, LengthPrior, is_latency, pace_s, prefill_s, remaining, worth
-from ramify.serving.policy.types import Finished, Refusal, RequestId, RequestView, SloClass, Verdict, View
+from ramify.serving.policy.limits import not_admitted
+from ramify.serving.policy.types import Finished, RequestId, RequestView, SloClass, Verdict, View
 
 CANDIDATES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5)
 _EXPLORE_EVERY = 8
@@ -94,6 +95,14 @@ class CalmOptions:
     fair: Fairness = lambda view, now: now - view.arrived
     cutoff: float | None = None  # p; None: it is adapted
     appendix: bool = True  # the filter of appendix B, and the threshold of equation D.5
+
+    def __post_init__(self) -> None:
+        if self.frame_steps < 1:
+            raise ValueError(f"frame_steps is {self.frame_steps}: it must be at least 1")
+        for name in ("quantile", "fairness", "cutoff"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value:g}: it must be from 0 to 1")
 
 
 _NEVER = float("inf")
@@ -170,7 +179,7 @@ class Calm:
             order=tuple(order),
             preempt=tuple(preempt),
             resume=tuple(call.id for call in view.paused[: max(0, view.capacity.free - len(admit))]),
-            drop=tuple([_not_admitted(one) for one in late]),
+            drop=tuple([not_admitted(one.view, one.admit_by) for one in late]),
             wake_at=min([at for at in wakes if now < at < _NEVER], default=None),
         )
 
@@ -271,10 +280,6 @@ def _due(call: RequestView) -> float:
     compound = call.compound
     ends = [call.deadline, *(() if compound is None else (compound.deadline, compound.due))]
     return _NEVER if is_latency(call) else min([at for at in ends if at is not None], default=_NEVER)
-
-
-def _not_admitted(one: _Known) -> Refusal:
-    return Refusal(one.view.id, f"it was not admitted within {one.admit_by - one.view.arrived:.3f} s")
 
 
 def window(queue: list[Ranked], size: int, cutoff: float) -> set[RequestId]:

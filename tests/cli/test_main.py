@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from ramify import __version__
-from ramify.cli.main import cli
 from tests.cli.commands_of import every_command
 
 RAMIFY = [sys.executable, "-m", "ramify.cli.main"]
@@ -65,16 +63,6 @@ def test_a_command_that_is_not_there_is_answered_with_those_that_may_be_meant(
 
 def test_a_word_like_no_command_gets_no_suggestion(ramify: Any) -> None:
     assert "Did you mean" not in ramify("zzzz").err
-
-
-LISTINGS = ("ls", "inbox", "log", "show", "tree", "diff", "effects", "explain", "doctor", "fsck", "gc")
-
-
-@pytest.mark.parametrize("name", LISTINGS)
-def test_listing_commands_have_json_output(name: str) -> None:
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    assert "--json" in [option for parameter in command.params for option in parameter.opts]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -128,7 +128,7 @@ def _show_collected(done: Collected, dry_run: bool) -> None:
     say(f"{would} {count(done.snapshots, 'snapshot')}, {byte_count(done.bytes)}")
     for one in done.evicted:
         say(f"  {one.id[:12]}: {byte_count(one.frees)}, {one.seconds:.1f} s to compute again", style="dim")
-    say(f"{count(done.kept, 'snapshot')} kept, {byte_count(done.held)} in files")
+    say(f"{count(done.kept, 'snapshot')} kept, {byte_count(done.held)}")
     if done.young:
         say(f"{count(done.young, 'snapshot')} of the last 5 minutes: left for a later `ramify gc`")
     if not done.within_budget and done.budget is not None:

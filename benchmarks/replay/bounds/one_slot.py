@@ -186,7 +186,12 @@ def _edf() -> Policy:
     return edf(displace=True)
 
 
-POLICIES: Mapping[str, Callable[[], Policy]] = {"concord": Concord, "calm-thesis": calm, "srpt": _srpt, "edf": _edf}
+ONE_SLOT_POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "concord": Concord,
+    "calm-thesis": calm,
+    "srpt": _srpt,
+    "edf": _edf,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +222,12 @@ def draw(spread: Spread, chance: Random, most: int = 6) -> list[Job]:
 
 
 def ratios(spread: Spread, cases: int, seed: int = 0) -> dict[str, Ratios]:
-    """Return the ratios of each of POLICIES over the same random cases."""
+    """Return the ratios of each of ONE_SLOT_POLICIES over the same random cases."""
     chance = Random(f"{spread}/{seed}")
-    found: dict[str, list[float]] = {name: [] for name in POLICIES}
+    found: dict[str, list[float]] = {name: [] for name in ONE_SLOT_POLICIES}
     for _ in range(cases):
         jobs = draw(spread, chance)
         best = optimum(jobs)
-        for name, policy in POLICIES.items():
+        for name, policy in ONE_SLOT_POLICIES.items():
             found[name].append(earned(policy(), jobs) / best)
     return {name: Ratios(min(of), fmean(of)) for name, of in found.items()}

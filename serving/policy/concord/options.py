@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from math import isnan
+from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.serving.policy.cost_model import Goodput
+from ramify.serving.policy.option_values import make_options
 from ramify.serving.policy.types import SloClass
 
 _AT_LEAST_0 = ("queue_s", "headroom", "reserve", "reserve_s", "client_share")
@@ -17,7 +17,7 @@ _AT_LEAST_0 = ("queue_s", "headroom", "reserve", "reserve_s", "client_share")
 class ConcordTuning:
     """Parameters found by replay (docs/evaluation.md). An operator needs none of them.
 
-    Raises ValueError, naming the option, if a value is no number or out of range.
+    Raises ValueError, naming the option, if a value is out of range.
     """
 
     # Quantiles of the answer's length
@@ -52,10 +52,6 @@ class ConcordTuning:
     protect_tbt: bool = True  # limit the prompt tokens of a step by the tightest time between tokens
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.type == "float" and not _is_number(value):
-                raise ValueError(f"{one.name} is {value!r}: it must be a number")
         for name in _AT_LEAST_0:
             if getattr(self, name) < 0.0:
                 raise ValueError(f"{name} is {getattr(self, name):g}: it must not be below 0")
@@ -76,16 +72,7 @@ class ConcordOptions:
     def from_names(cls, **options: Any) -> ConcordOptions:
         """Make options from flat names, as users write them: those of ConcordTuning stand beside the three.
 
-        Raises TypeError for an unknown name, ValueError for a value out of range.
+        Raises ValueError for an unknown name or a bad value.
         """
-        known = {one.name for one in fields(ConcordTuning)}
-        tuning = {name: value for name, value in options.items() if name in known}
-        return cls(**{k: v for k, v in options.items() if k not in known}, tuning=ConcordTuning(**tuning))
-
-
-def _is_number(value: object) -> bool:
-    """Is it a number that a double can hold? True and False are not."""
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
-    except OverflowError:
-        return False
+        (made,) = make_options(options, cls)
+        return made  # type: ignore[no-any-return]

@@ -36,6 +36,7 @@ from ramify.serving.policy.concord.feasibility import Reserve, StartForecast, fe
 from ramify.serving.policy.concord.job import NEVER, Job
 from ramify.serving.policy.concord.job_index import JobIndex
 from ramify.serving.policy.concord.options import ConcordOptions
+from ramify.serving.policy.limits import not_admitted
 from ramify.serving.policy.types import (
     Capacity,
     Finished,
@@ -317,7 +318,7 @@ def _refusal(job: Job, wait_s: float, now: float, token_s: float) -> Refusal:
     binding = job.binding
     earliest_s = round(job.before_s + wait_s, 3)
     if now >= job.admit_by:
-        return Refusal(job.id, f"it was not admitted within {job.admit_by - job.view.arrived:.3f} s", earliest_s)
+        return not_admitted(job.view, job.admit_by, earliest_s)
     if binding.due <= now:
         return Refusal(job.id, f"its deadline passed {now - binding.due:.3f} s ago", earliest_s)
     reason = f"its deadline is in {binding.due - now:.3f} s and it needs at least {earliest_s:.3f} s"

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import ForkEngineError, SnapshotCorrupt, SnapshotNotFound, StoreUnusable
-from ramify.fork_engine.fsck.check import Damage, Part
+from ramify.fork_engine.fsck.check import Damage
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.store_folder import boot_id
+from ramify.fork_engine.store_parts import Part
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
 from tests.samples import sample
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from ramify import Runtime, paths
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.gc_pins import Pins
-from ramify.fork_engine.types import LayerId, SnapshotId
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Processes, ProcessTier, Snapshot, SnapshotId
 from ramify.runtime.records import CheckpointId
 from ramify.runtime.worlds.garbage_collection import Candidate, Collected, EvictionMarks, LiveStates, choose, collect
 
@@ -202,21 +203,53 @@ def _gc_elsewhere(home: Path) -> None:
     asyncio.run(work())
 
 
-layer_ids = st.sampled_from([LayerId(name) for name in "abcdef"])
+async def test_what_snapshots_keep_of_processes_counts(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "store")
+    (tmp_path / "work").mkdir()
+    base = store.import_tree(tmp_path / "work").snapshot
+
+    def sealed(name: str, like: str, shared: Path | None) -> Snapshot:
+        dump = tmp_path / name
+        dump.mkdir()
+        (dump / "own").write_bytes(name.encode() * 1000)
+        if shared is None:
+            (dump / "pages").write_bytes(b"p" * 100_000)
+        else:
+            (dump / "pages").hardlink_to(shared)
+        image = store.adopt_process_image(dump, like)
+        ran = Processes(ProcessTier.REPL, shell=store.put_blob(name.encode() * 500), image=image)
+        return store.seal_tree(tmp_path / "work", base, env={}, env_unset=(), cwd="", processes=ran)
+
+    first = sealed("1", "", None)
+    second = sealed("2", first.processes.image, store.image_dir(first.processes.image) / "pages")
+    pins, marks = Pins(tmp_path / "locks"), EvictionMarks(tmp_path / "evicted")
+
+    async def dry_run(*named: Snapshot) -> Collected:
+        ids = {one.id for one in named}
+        return await collect(None, store, pins, marks, dry_run=True, grace_s=0, named=lambda: ids)
+
+    held = {
+        count: (await dry_run(*snapshots)).held for count, snapshots in enumerate([(), (first,), (first, second)])
+    }
+    assert held == {0: 0, 1: 101_500, 2: 103_000}  # files that process images share by hard links count once
+    assert (await dry_run(first)).bytes == 1500 and (await dry_run()).bytes == 103_000
+
+
+object_names = st.sampled_from(list("abcdef"))
 
 
 @given(
-    stacks=st.lists(st.lists(layer_ids, min_size=1, max_size=4, unique=True), min_size=1, max_size=6),
+    stacks=st.lists(st.lists(object_names, min_size=1, max_size=4, unique=True), min_size=1, max_size=6),
     seconds=st.lists(st.floats(0, 100), min_size=6, max_size=6),
     roots=st.integers(0, 2),
     budget=st.integers(0, 40),
 )
 def test_the_choice_meets_the_budget_or_evicts_all_candidates(
-    stacks: list[list[LayerId]], seconds: list[float], roots: int, budget: int
+    stacks: list[list[str]], seconds: list[float], roots: int, budget: int
 ) -> None:
     ids = [SnapshotId(str(at)) for at in range(len(stacks))]
     layers = dict(zip(ids, stacks, strict=True))
-    sizes = {LayerId(name): 2 ** (at % 3) for at, name in enumerate("abcdef")}
+    sizes = {name: 2 ** (at % 3) for at, name in enumerate("abcdef")}
     alive = LiveStates(
         roots=set(ids[:roots]),
         candidates={id: Candidate(id, ids[0], seconds[at]) for at, id in enumerate(ids) if at >= roots},
@@ -233,8 +266,8 @@ def test_the_choice_meets_the_budget_or_evicts_all_candidates(
 
 def test_the_cheapest_state_per_byte_is_evicted_first() -> None:
     cheap, dear, base = (SnapshotId(name) for name in ("cheap", "dear", "base"))
-    layers = {base: [LayerId("0")], cheap: [LayerId("0"), LayerId("1")], dear: [LayerId("0"), LayerId("2")]}
-    sizes = {LayerId("0"): 5, LayerId("1"): 10, LayerId("2"): 10}
+    layers = {base: ["0"], cheap: ["0", "1"], dear: ["0", "2"]}
+    sizes = {"0": 5, "1": 10, "2": 10}
     alive = LiveStates({base}, {cheap: Candidate(cheap, base, 1.0), dear: Candidate(dear, base, 50.0)})
     (gone,) = choose(alive, layers, sizes, budget=15)
     assert (gone.id, gone.frees, gone.seconds) == (cheap, 10, 1.0)

@@ -108,5 +108,18 @@ def test_a_waiting_best_effort_call_is_passed_only_by_calls_due_before_it_has_ag
     assert all(deadlines[i] <= mine.arrived + policy.best_effort_s for i in passed_by)
 
 
+def test_a_first_token_that_is_late_is_refused_although_the_answer_could_still_be_in_time() -> None:
+    """As the other policies and vLLM's scheduler read the limits: each of them binds."""
+    both = {"ttft": NOW - 1, "deadline": NOW + 60}
+    waiting, begun = (
+        RequestView(RequestId(1), NOW - 9, **both),
+        RequestView(RequestId(2), NOW - 9, generated=3, **both),
+    )
+    verdict = decided((waiting, begun))
+    assert verdict.order == (2,) and [one.id for one in verdict.drop] == [1]
+    assert verdict.wake_at == NOW + 60
+    assert order(call(1, NOW + 30), RequestView(RequestId(2), NOW, ttft=NOW + 5, deadline=NOW + 60)) == (2, 1)
+
+
 def test_capacity_is_never_negative() -> None:
     assert (Capacity(2, 1).free, Capacity(2, 5).free) == (1, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 
@@ -57,6 +59,42 @@ def test_an_unknown_policy_or_option_lists_what_there_is() -> None:
         make_policy("fifo")
     with pytest.raises(UnknownPolicy, match=r"policy concord: .*wait"):
         make_policy("concord", wait=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "said"),
+    [
+        ("edf", "best_effort_s", "soon", "'soon': it must be a number"),
+        ("edf", "best_effort_s", -1, "it must not be below 0"),
+        ("edf", "foresee", False, "there is no option foresee: there are best_effort_s"),
+        ("calm-thesis", "quantile", "high", "it must be a number"),
+        ("calm-thesis", "quantile", 1.5, "it must be from 0 to 1"),
+        ("calm-thesis", "frame_steps", 0, "it must be at least 1"),
+        ("calm-thesis", "cutoff", float("nan"), "it must be a number"),
+        ("calm-thesis", "fair", 1, "there is no option fair"),
+        ("calm-thesis", "appendix", "no", "it must be true or false"),
+        ("andes", "batch_sizes", 1.5, "it must be a whole number"),
+        ("andes", "horizon_s", "long", "it must be a number"),
+        ("concord", "goodput", "worst", "it must be one of"),
+        ("concord", "lend_s", "long", "it must be a number"),
+        ("concord", "refuse", "no", "it must be true or false"),
+        ("concord", "tuning", 3, "there is no option tuning"),
+        ("concord", "floors", 3, "it must be a JSON object"),
+        ("concord", "floors", {"latency": "x"}, "floors.latency is 'x': it must be a number"),
+        ("concord", "floors", {"fast": 0.5}, "it must be one of"),
+    ],
+)
+def test_an_option_that_is_not_there_or_has_a_bad_value_is_refused_before_the_first_verdict(
+    name: str, option: str, value: OptionValue, said: str
+) -> None:
+    with pytest.raises(UnknownPolicy, match=re.escape(said)) as raised:
+        make_policy(name, **{option: value})
+    assert f"policy {name}: " in str(raised.value) and option in str(raised.value)
+
+
+def test_options_may_be_left_out_or_have_none_where_that_has_a_meaning() -> None:
+    make_policy("calm-thesis", waiting_s=None, goodput="request", preempt_margin=float("inf"))
+    make_policy("concord", floors={"latency": 1}, lend_s=2, foresee=True)
 
 
 def test_the_help_of_serve_names_every_policy() -> None:

@@ -49,6 +49,7 @@ def situations(draw: st.DrawFn) -> View:
         kind = draw(st.sampled_from(list(SloClass)))
         started = state is not State.WAITING
         generated = draw(st.integers(1, 50)) if started else 0
+        prompt = draw(st.integers(0, 20) | st.integers(0, 30_000))
         due = NOW + draw(st.floats(-5, 60))
         compound = CompoundView(f"c{draw(st.integers(0, 2))}", draw(st.integers(0, 1)), deadline=due)
         group = GroupView(f"g{draw(st.integers(0, 1))}", 4, 2)
@@ -57,6 +58,7 @@ def situations(draw: st.DrawFn) -> View:
             kind,
             draw(st.floats(1, 500)),
             arrived=NOW - draw(st.floats(0, 200)),
+            prompt_tokens=prompt,
             deadline=due if kind is SloClass.DEADLINE else None,
             ttft=due if kind is SloClass.LATENCY else None,
             tbt=draw(st.none() | st.just(0.1)) if kind is SloClass.LATENCY else None,
@@ -64,7 +66,7 @@ def situations(draw: st.DrawFn) -> View:
             compound=compound if kind is SloClass.COMPOUND else None,
             group=group if draw(st.booleans()) else None,
             generated=generated,
-            computed=100 + generated if state in (State.RUNNING, State.PAUSED) else 0,
+            computed=prompt + generated if state in (State.RUNNING, State.PAUSED) else 0,
             weight=draw(st.sampled_from([1.0, 5.0])),
             state=state,
         )
