@@ -28,10 +28,20 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.pool_scaling.contenders import ALL, BLIND, ORACLE, OURS, QUART, RULES, WHOLE, Contender  # noqa: E402
+from benchmarks.pool_scaling.contenders import (  # noqa: E402
+    ALL,
+    BLIND,
+    ORACLE,
+    OURS,
+    PACKED,
+    QUART,
+    RULES,
+    WHOLE,
+    Contender,
+)
 from benchmarks.pool_scaling.real_bursts import burst, vllm_burst  # noqa: E402
 from benchmarks.pool_scaling.replica_starts import Starts, measured  # noqa: E402
-from benchmarks.pool_scaling.simulation import Outcome, Simulation  # noqa: E402
+from benchmarks.pool_scaling.simulation import Outcome, Servers, Simulation  # noqa: E402
 from benchmarks.pool_scaling.two_models import BUDGET, contenders, pipelines  # noqa: E402
 from benchmarks.pool_scaling.warm_worlds import AT_ONCE, first_commands  # noqa: E402
 from benchmarks.pool_scaling.workloads import workload  # noqa: E402
@@ -45,6 +55,7 @@ from ramify.serving.errors import ServingError  # noqa: E402
 
 STORED = ROOT / "benchmarks" / "data" / "replica-starts.json"
 REPLICAS, LOAD = 24, 0.3
+SERVERS = (12, 8, 4)  # places of each, where the replicas are not all on one
 FIRST_SEED = 1000  # 100 to 105 served to choose the rule
 PEERS = (WHOLE, *RULES)
 
@@ -174,6 +185,7 @@ def outcome(
     seconds: float,
     cv: float = 1.0,
     trace: Trace | None = None,
+    servers: Servers | None = None,
 ) -> Outcome:
     """Means over the workflows of all seeds; the greatest control loop and use."""
     runs = [
@@ -184,6 +196,7 @@ def outcome(
             start_s,
             foresight=contender.foresight,
             oracle=contender.oracle,
+            servers=servers,
         ).run()
         for seed in seeds
     ]
@@ -194,7 +207,31 @@ def outcome(
 
     most = max(run.most_used for run in runs)
     assert most <= REPLICAS, f"{contender.name} used {most} replicas of {REPLICAS}"
-    return Outcome(mean("latency_s"), mean("goodput"), mean("late_s"), max(run.control for run in runs), total, most)
+    return Outcome(
+        mean("latency_s"),
+        mean("goodput"),
+        mean("late_s"),
+        max(run.control for run in runs),
+        total,
+        most,
+        sum(run.starts for run in runs),
+        sum(run.cold for run in runs),
+    )
+
+
+def placement_rows(starts: Starts, seeds: Sequence[int], seconds: float) -> Iterator[Row]:
+    """The same capacity on several servers: what QUART's placement of replicas makes of it."""
+    servers = Servers(SERVERS, starts.warm)
+    spread, packed = (outcome(one, starts.cold, seeds, seconds, 4.0, servers=servers) for one in (QUART, PACKED))
+    yield row(
+        f"QUART on {len(SERVERS)} servers, CV 4: starts on a server that must load the weights first",
+        spread.cold / spread.starts,
+        "share",
+        peer="packed",
+        peer_value=packed.cold / packed.starts,
+        note=f"{spread.starts} starts, packed {packed.starts}; average latency {spread.latency_s:.1f} s, "
+        f"packed {packed.latency_s:.1f} s",
+    )
 
 
 def rows_of(where: str, found: dict[str, dict[bool, Outcome]], targets: bool) -> Iterator[Row]:
@@ -256,6 +293,7 @@ def simulation_rows(starts: Starts, quick: bool, traces: Sequence[Path]) -> Iter
         }
         control = max(control, *(found[OURS.name][warm].control for warm in (False, True)))
         yield from rows_of(where, found, targets=cv >= 4)
+    yield from placement_rows(starts, seeds, seconds)
     yield row("control loop, share of a core", control, "share", target=0.01)
 
 

@@ -45,6 +45,16 @@ class QueueRule:
         return Scaling(within_budget(wanted, {pool.name: pool.limits.least for pool in pools}, self._budget))
 
 
+class Packed:
+    """The decisions of another controller, without its placement: all replicas are packed."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def decide(self, pools: Sequence[PoolLoad], future: Sequence[FutureCalls], now: float) -> Scaling:
+        return self._controller.decide(pools, future, now)
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     name: str
@@ -56,6 +66,7 @@ class Contender:
 OURS = Contender("ours, with plans", Lookahead, foresight=True)
 BLIND = Contender("ours, without plans", Lookahead)
 QUART = Contender("QUART: M/M/c + PID", Quart)
+PACKED = Contender("QUART, packed", lambda budget: Packed(Quart(budget)))
 WHOLE = Contender("the whole pipeline", WholePipeline)
 RULES = tuple(
     Contender(f"queue rule, window {window:g} s", lambda budget, w=window: QueueRule(budget, window_s=w))  # type: ignore[misc]

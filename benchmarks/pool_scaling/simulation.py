@@ -2,6 +2,10 @@
 
 A replica serves one call at a time. A replica that starts, or drains its last call, takes its place in the capacity.
 A running call is never cut: a pool that shrinks gives up replicas that start, then idle ones; busy ones end theirs.
+
+With several servers, each has places of its own. A replica starts warm where the server's memory has the pool's
+weights: while a loaded replica of the pool is there, and afterwards for as long as the controller lists the pool as
+a key stage. The controller says where replicas start if it is a `Placer`; else they are packed.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from itertools import count
 from benchmarks.pool_scaling.workloads import POOLS, Stage, Workflow, planned_service_s
 from ramify.serving.scaling.lookahead import LiveWorkflow, PlannedStage, future_calls
 from ramify.serving.scaling.observation import Observation
+from ramify.serving.scaling.placement import Placer, Server, dense
 from ramify.serving.scaling.types import Controller, FutureCalls, PoolLimits, PoolLoad, Scaling
 
 PERIOD_S = 0.5
@@ -32,6 +37,16 @@ class Outcome:
     control: float
     workflows: int
     most_used: int  # replicas at once
+    starts: int  # of replicas
+    cold: int  # of these, where the server's memory did not have the weights
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The replicas that each server has room for, and the seconds of a start where its memory has the weights."""
+
+    places: tuple[int, ...]
+    warm_s: float
 
 
 @dataclass(slots=True)
@@ -48,17 +63,19 @@ class _Pool:
     name: str
     seen: Observation
     limits: PoolLimits
-    idle: int = 0
+    held: list[int]  # replicas by server, with those that start or drain
+    loaded: set[int] = field(default_factory=set)  # the servers whose memory has the weights
+    idle: list[int] = field(default_factory=list)  # the server of each idle replica
     busy: int = 0
     draining: int = 0  # of the busy ones
-    starting: set[int] = field(default_factory=set)
+    starting: dict[int, int] = field(default_factory=dict)  # the server of each
     queue: deque[tuple[_Live, float]] = field(default_factory=deque)
     width: float = 1.0
     desired: int = 0
 
     @property
     def used(self) -> int:
-        return self.idle + self.busy + len(self.starting)
+        return len(self.idle) + self.busy + len(self.starting)
 
     @property
     def replicas(self) -> int:
@@ -66,7 +83,10 @@ class _Pool:
 
 
 class Simulation:
-    """One run. foresight: the controller gets the calls of live workflows' plans; oracle: those that will be made."""
+    """One run. foresight: the controller gets the calls of live workflows' plans; oracle: those that will be made.
+
+    servers: where the capacity is; without, one server, on which each start takes `start_s`.
+    """
 
     def __init__(
         self,
@@ -77,19 +97,30 @@ class Simulation:
         *,
         foresight: bool = False,
         oracle: bool = False,
+        servers: Servers | None = None,
     ) -> None:
         self._workflows, self._controller, self._capacity = workflows, controller, capacity
         self._start_s, self._foresight, self._oracle = start_s, foresight, oracle
+        self._servers = servers or Servers((capacity,), start_s)
+        assert sum(self._servers.places) == capacity
+        self._starts = self._cold = 0
+        self._keys: tuple[str, ...] = ()
+        self._now = 0.0
         self._planned_s = planned_service_s(workflows)
         limits = PoolLimits(1, capacity, start_s)
-        self._pools = {name: _Pool(name, Observation(self._planned_s), limits) for name in POOLS}
+        none = [0] * len(self._servers.places)
+        self._pools = {name: _Pool(name, Observation(self._planned_s), limits, list(none)) for name in POOLS}
         for pool in self._pools.values():
-            pool.idle = pool.desired = capacity // len(POOLS)
+            pool.desired = capacity // len(POOLS)
+            for _ in range(pool.desired):
+                where = self._place(pool)
+                pool.held[where] += 1
+                pool.idle.append(where)
+                pool.loaded.add(where)
         self._events: list[tuple[float, int, str, object]] = []
         self._order = count()
         self._live: dict[int, _Live] = {}
         self._latency: list[tuple[float, float]] = []
-        self._now = 0.0
 
     def run(self) -> Outcome:
         control_s, most = 0.0, 0
@@ -102,8 +133,11 @@ class Simulation:
                 begun = time.perf_counter()
                 scaling = self._decide()
                 control_s += time.perf_counter() - begun
+                self._keys = scaling.key
                 for pool in self._pools.values():
                     pool.desired = scaling.replicas[pool.name]
+                    if pool.name not in self._keys:
+                        pool.loaded = {where for where in pool.loaded if pool.held[where]}
                 if len(self._latency) < len(self._workflows):
                     self._at(self._now + PERIOD_S, "decide", None)
             else:
@@ -118,6 +152,8 @@ class Simulation:
             control=control_s / self._now,
             workflows=done,
             most_used=most,
+            starts=self._starts,
+            cold=self._cold,
         )
 
     def _at(self, when: float, what: str, subject: object) -> None:
@@ -137,14 +173,15 @@ class Simulation:
             pool.seen.arrived(self._now)
             pool.queue.append((live, service_s))
 
-    def _answered(self, subject: tuple[_Pool, _Live, float]) -> None:
-        pool, live, service_s = subject
+    def _answered(self, subject: tuple[_Pool, _Live, float, int]) -> None:
+        pool, live, service_s, where = subject
         pool.seen.served(service_s)
         pool.busy -= 1
         if pool.draining:
             pool.draining -= 1
+            pool.held[where] -= 1
         else:
-            pool.idle += 1
+            pool.idle.append(where)
         live.left -= 1
         if live.left:
             return
@@ -158,8 +195,9 @@ class Simulation:
     def _started(self, subject: tuple[_Pool, int]) -> None:
         pool, number = subject
         if number in pool.starting:
-            pool.starting.remove(number)
-            pool.idle += 1
+            where = pool.starting.pop(number)
+            pool.idle.append(where)
+            pool.loaded.add(where)
 
     def _reconcile(self) -> None:
         for pool in self._pools.values():
@@ -167,25 +205,46 @@ class Simulation:
                 pool.draining -= 1
             while pool.replicas > pool.desired:
                 if pool.starting:
-                    pool.starting.pop()
+                    pool.held[pool.starting.popitem()[1]] -= 1
                 elif pool.idle:
-                    pool.idle -= 1
+                    pool.held[pool.idle.pop()] -= 1
                 else:
                     pool.draining += 1
         free = self._capacity - sum(pool.used for pool in self._pools.values())
         short = [pool for pool in self._pools.values() if pool.replicas < pool.desired]
         while free > 0 and short:
             pool = max(short, key=lambda one: (len(one.queue) / one.width, one.desired - one.replicas))
-            number = next(self._order)
-            pool.starting.add(number)
-            self._at(self._now + self._start_s, "started", (pool, number))
+            self._start(pool)
             free -= 1
             short = [one for one in short if one.replicas < one.desired]
         for pool in self._pools.values():
             while pool.idle and pool.queue:
                 live, service_s = pool.queue.popleft()
-                pool.idle, pool.busy = pool.idle - 1, pool.busy + 1
-                self._at(self._now + service_s, "answered", (pool, live, service_s))
+                where, pool.busy = pool.idle.pop(), pool.busy + 1
+                self._at(self._now + service_s, "answered", (pool, live, service_s, where))
+
+    def _start(self, pool: _Pool) -> None:
+        number, where = next(self._order), self._place(pool)
+        warm = where in pool.loaded
+        pool.starting[number] = where
+        pool.held[where] += 1
+        self._starts, self._cold = self._starts + 1, self._cold + (not warm)
+        self._at(self._now + (self._servers.warm_s if warm else self._start_s), "started", (pool, number))
+
+    def _place(self, pool: _Pool) -> int:
+        """The server for one more replica."""
+        held = [(one.name in self._keys, one.held) for one in self._pools.values()]
+        servers = [
+            Server(
+                places - sum(by_server[where] for _, by_server in held),
+                sum(by_server[where] for key, by_server in held if key),
+                where in pool.loaded,
+            )
+            for where, places in enumerate(self._servers.places)
+        ]
+        if isinstance(self._controller, Placer):
+            return self._controller.place(pool.name, servers, self._now)
+        return dense(servers)
 
     def _decide(self) -> Scaling:
         loads = {

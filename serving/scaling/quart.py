@@ -1,5 +1,5 @@
 """QUART's controller, with its published formulas corrected: correct by M/M/c and PID, then smooth by CV, within a
-budget of replicas.
+budget of replicas. Where the replicas start is in `placement`.
 
 Where the paper leaves something open: a pool's target is `target` times its service time; replicas that no correction
 asks for are those with which GI/G/c keeps the target at the CV that Whitt's formula propagates; a pool is taken back
@@ -13,20 +13,24 @@ What is corrected:
   must be added; here e = (T - T_target) / T_target, so that one set of gains fits pools of any speed. The paper
   gives neither gains nor limits. The error is clamped, since T is infinite for an overloaded pool, and the integral
   stands still while the output is at its limit.
-- Equation 4 of the smoother (§5.2) adds θ·CV_i to every logit of the softmax over j, where it cancels; `attention`
-  uses CV_j. The paper leaves β open; `weight` is CV / (1 + CV): 0 for a stage without bursts, which then takes its
-  neighbours' mean, and towards 1 for a bursty one, which keeps what it has. The CPU compensator (§5.3) adds cores
-  for replicas that were taken back.
+- The smoother (§5.2) predicts CVs with an attention over the neighbours (equations 4 to 6), of which the paper gives
+  neither the features nor the trained weights, and whose θ·CV_i is in every logit of a softmax over j, where it
+  cancels. Algorithm 1 needs only the CV of the stage before: `departure_cv` propagates it.
+- The paper leaves β of equation 7 open; `weight` is CV / (1 + CV): 0 for a stage without bursts, which then takes its
+  neighbours' mean, and towards 1 for a bursty one, which keeps what it has.
+- The CPU compensator (§5.3) adds cores for replicas that were taken back. Algorithm 1 returns within its loop, after
+  the first stage; here each stage is looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, exp, inf, sqrt
+from math import ceil, inf, sqrt
 
 from ramify.serving.errors import BadPool, NoRoom
 from ramify.serving.scaling.key_stages import KeyStages
+from ramify.serving.scaling.placement import Server, dense, spread
 from ramify.serving.scaling.types import FutureCalls, PoolLoad, Scaling
 
 
@@ -143,14 +147,6 @@ def smoothed(wanted: Sequence[float], cvs: Sequence[float]) -> list[float]:
     return out
 
 
-def attention(similarity: Sequence[float], cvs: Sequence[float], theta: float) -> list[float]:
-    """Equation 4 for one stage: α_j over its neighbours, from their similarity to it and their CV."""
-    logits = [(s if s > 0 else 0.01 * s) + theta * cv for s, cv in zip(similarity, cvs, strict=True)]
-    highest = max(logits, default=0.0)
-    weights = [exp(logit - highest) for logit in logits]
-    return [w / sum(weights) for w in weights]
-
-
 @dataclass(frozen=True, slots=True)
 class CpuProfile:
     """Service seconds by cores, as measured offline. Raises BadPool for fewer than two different counts."""
@@ -236,6 +232,10 @@ class Quart:
         wanted, cpus = self._smoothed(pools, corrected)
         least = {pool.name: pool.limits.least for pool in pools}
         return Scaling(within_budget(wanted, least, self._budget), self._keys.list(now), cpus or None)
+
+    def place(self, pool: str, servers: Sequence[Server], now: float) -> int:
+        """The server on which a pool's next replica starts: key stages are spread, others packed (§6.2)."""
+        return spread(servers) if pool in self._keys.list(now) else dense(servers)
 
     def _corrected(self, pool: PoolLoad, now: float) -> float:
         """r' of the corrector (equations 1 to 3); a pool within its target keeps its replicas."""

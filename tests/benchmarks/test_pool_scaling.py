@@ -7,18 +7,31 @@ from statistics import mean, pstdev
 
 import pytest
 
-from benchmarks.pool_scaling.contenders import ALL, ORACLE, OURS, Contender
-from benchmarks.pool_scaling.simulation import Outcome, Simulation
+from benchmarks.pool_scaling.contenders import ALL, ORACLE, OURS, PACKED, QUART, Contender
+from benchmarks.pool_scaling.simulation import Outcome, Servers, Simulation
 from benchmarks.pool_scaling.two_models import BUDGET, DRAFT, PLAN, Pipeline, Share
 from benchmarks.pool_scaling.workloads import workload
 from ramify.serving.scaling.lookahead import Lookahead
 from ramify.serving.scaling.types import PoolLimits, PoolLoad
 
 
-def run(contender: Contender, *, cv: float = 4.0, load: float = 0.4, start_s: float = 2.0) -> Outcome:
+def run(
+    contender: Contender,
+    *,
+    cv: float = 4.0,
+    load: float = 0.4,
+    start_s: float = 2.0,
+    servers: Servers | None = None,
+) -> Outcome:
     made = workload(7, 150.0, 20, load, cv=cv)
     simulation = Simulation(
-        made, contender.make(20), 20, start_s, foresight=contender.foresight, oracle=contender.oracle
+        made,
+        contender.make(20),
+        20,
+        start_s,
+        foresight=contender.foresight,
+        oracle=contender.oracle,
+        servers=servers,
     )
     out = simulation.run()
     assert out.workflows == len(made), "every workflow ends: no call is cut or lost"
@@ -39,6 +52,14 @@ def test_an_almost_empty_system_takes_the_time_of_the_work_alone() -> None:
 
 def test_slow_starts_make_it_worse() -> None:
     assert run(OURS, start_s=0.1).latency_s < run(OURS, start_s=8.0).latency_s
+
+
+def test_the_controller_chooses_the_server_and_no_server_holds_too_many() -> None:
+    """A server with more replicas than places is BadPool."""
+    servers = Servers((11, 6, 3), warm_s=0.2)
+    spread, packed = run(QUART, servers=servers), run(PACKED, servers=servers)
+    assert 0 < spread.cold < spread.starts and 0 < packed.cold < packed.starts
+    assert (spread.cold, spread.latency_s) != (packed.cold, packed.latency_s)
 
 
 @pytest.mark.parametrize("cv", [0.1, 1.0, 4.0])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.errors import BadPool
-from ramify.serving.scaling.quart import Compensation, CpuProfile, attention, compensate, smoothed
+from ramify.serving.scaling.quart import Compensation, CpuProfile, compensate, smoothed
 
 
 @given(st.lists(st.tuples(st.floats(1, 50), st.floats(0, 8)), min_size=1, max_size=8))
@@ -21,13 +21,6 @@ def test_smoothing_stays_between_the_pool_and_its_neighbours(stages: list[tuple[
 def test_a_calm_stage_takes_its_neighbours_mean_and_a_bursty_one_keeps_its_own() -> None:
     assert smoothed([2.0, 9.0, 4.0], [0.0, 0.0, 0.0])[1] == 3.0
     assert smoothed([2.0, 9.0, 4.0], [0.0, 1e9, 0.0])[1] == pytest.approx(9.0)
-
-
-def test_attention_sees_the_neighbours_cv() -> None:
-    """With CV_i in place of CV_j, as printed, θ would have no effect."""
-    calm, bursty = attention([1.0, 1.0], [0.5, 4.0], theta=1.0)
-    assert bursty > 0.9 > calm and calm + bursty == pytest.approx(1.0)
-    assert attention([1.0, 1.0], [0.5, 4.0], theta=0.0) == [0.5, 0.5]
 
 
 def test_cores_by_regression_over_their_inverse() -> None:
