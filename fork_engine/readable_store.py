@@ -92,6 +92,16 @@ class ReadableStore:
         """Return the changes between two snapshots, sorted by path. A change of times only is not one."""
         return diff.changes(self._view(before.layers), self._view(after.layers))
 
+    def world_changes(self, before: Snapshot, after: Snapshot) -> list[Change]:
+        """As `changes`. If both stand over one image, then come its other changes, with absolute paths."""
+        if before.image is None and after.image is not None:
+            before = over_image_of(before, after)  # an imported tree names no image
+        found = self.changes(before, after)
+        if after.image is not None and before.image_stack == after.image_stack:
+            outside = diff.changes(self._outside(before), self._outside(after))
+            found += (replace(change, path=f"/{change.path}") for change in outside)
+        return found
+
     def read(self, snapshot: Snapshot, path: str) -> bytes:
         """Return a file's bytes. Raises `PathNotFound`, or `SnapshotCorrupt` if they differ from what was sealed."""
         with LayerReader(self._layers) as reader:
@@ -236,3 +246,9 @@ class ReadableStore:
         if image is not None and len(layers) == of_image:
             return self._make_outside((image, layers, 0)).flattened((image, *layers))
         return self._outside_view((image, layers[:-1], of_image)).stacked(self._layers.manifest(layers[-1]))
+
+
+def over_image_of(base: Snapshot, other: Snapshot) -> Snapshot:
+    """Put a snapshot that names no image over that of another one."""
+    count = other.image_layers
+    return replace(base, image=other.image, outside=(*other.outside[:count], *base.outside), image_layers=count)

@@ -20,7 +20,7 @@ from ramify.fork_engine.importer import import_folder, import_image, import_proc
 from ramify.fork_engine.layer_import import ImportedLayer, empty_layer, import_layer
 from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.merge.apply import merge_snapshots
-from ramify.fork_engine.readable_store import ReadableStore
+from ramify.fork_engine.readable_store import ReadableStore, over_image_of
 from ramify.fork_engine.seal import (
     LastSeal,
     ReadUpper,
@@ -231,7 +231,7 @@ class SnapshotStore(ReadableStore):
         if theirs.id == base.id:
             return ours
         if base.image is None and ours.image == theirs.image:
-            base = _over_image_of(base, ours)  # an imported tree names no image: the worlds of both sides set it
+            base = over_image_of(base, ours)  # an imported tree names no image: the worlds of both sides set it
         snapshots = (base, ours, theirs)
         if len({one.image_stack for one in snapshots}) > 1:
             raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they use different images"),))
@@ -402,12 +402,6 @@ def _stack_of(snapshot: Snapshot, outside: bool) -> tuple[LayerId, ...]:
 def _added(below: tuple[LayerId, ...], stack: tuple[LayerId, ...]) -> tuple[LayerId, ...] | None:
     """Return the layers that `stack` has above `below`, or None if it does not stand on it."""
     return stack[len(below) :] if stack[: len(below)] == below else None
-
-
-def _over_image_of(base: Snapshot, other: Snapshot) -> Snapshot:
-    """Put a snapshot that names no image over that of another one."""
-    count = other.image_layers
-    return replace(base, image=other.image, outside=(*other.outside[:count], *base.outside), image_layers=count)
 
 
 def _draft(layers: tuple[LayerId, ...], image: LayerId | None) -> Snapshot:

@@ -133,10 +133,11 @@ class WorldSnapshots(ABC):
             self._keep(state)
 
     async def diff(self, other: WorldSnapshots | Snapshot | str | None = None) -> list[Change]:
-        """What changed from `other` to now, sorted by path. Without `other`: since the world was made or opened."""
+        """What changed from `other` to now, sorted by path. Without `other`: since the world was made or opened. Over
+        an image, changes outside the workspace follow, with absolute paths."""
         now = await self._sealed(flush=False)
         before = self._origin if other is None else await self._state_of(other)
-        return await asyncio.to_thread(self._home.store.changes, before, now)
+        return await asyncio.to_thread(self._home.store.world_changes, before, now)
 
     async def merge(
         self,

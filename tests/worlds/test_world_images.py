@@ -121,6 +121,16 @@ async def test_forks_over_an_image_merge(home: WorldHome, layout: Path) -> None:
             assert (await one.exec("cat /workspace/a /workspace/b one two main")).stdout == "1\n2\n1\n2\none\n"
 
 
+async def test_a_diff_over_an_image_has_changes_outside_the_workspace(home: WorldHome, layout: Path) -> None:
+    async with World.create(image=str(layout), home=home) as world:
+        assert await world.diff() == []
+        start = await world.snapshot()
+        await world.exec("echo 1 > /app/one; echo 2 >> main; echo 3 > /workspace/three", check=True)
+        paths = [(change.kind.value, change.path) for change in await world.diff(start)]
+        assert paths == [("added", "three"), ("modified", "/app/main"), ("added", "/app/one")]
+        assert [(change.kind.value, change.path) for change in await world.diff()] == paths
+
+
 async def test_an_image_that_is_here_is_found_by_name_and_id(home: WorldHome, layout: Path) -> None:
     image = await home.images.pull(str(layout))
     async with World.create(image=image.id[:19], home=home) as world:

@@ -118,14 +118,15 @@ def diff_command(home: Home, before: str, after: str, as_json: bool, nul: bool) 
     """List the paths that differ between two states.
 
     BEFORE and AFTER are worlds, tags or ids of snapshots. The letters are A (added), D (removed), M (contents), T
-    (type) and P (permissions). Unusual paths are quoted, as by git.
+    (type) and P (permissions). Unusual paths are quoted, as by git. Over an image, changes of its own files follow;
+    their paths begin with a slash.
 
     \b
     Example: ramify world diff before one
     """
 
     async def act(opened: WorldHome) -> list[Change]:
-        return opened.store.changes(opened.resolve(before), opened.resolve(after))
+        return opened.store.world_changes(opened.resolve(before), opened.resolve(after))
 
     found = in_home(home, act)
     if as_json:
