@@ -56,6 +56,7 @@ from ramify.serving.errors import ServingError  # noqa: E402
 STORED = ROOT / "benchmarks" / "data" / "replica-starts.json"
 REPLICAS, LOAD = 24, 0.3
 SERVERS = (12, 8, 4)  # places of each, where the replicas are not all on one
+PUBLISHED_COLD_S, PUBLISHED_WARM_S = 45.0, 0.8  # QUART's weights from disk, and from the server's memory
 FIRST_SEED = 1000  # 100 to 105 served to choose the rule
 PEERS = (WHOLE, *RULES)
 
@@ -219,18 +220,19 @@ def outcome(
     )
 
 
-def placement_rows(starts: Starts, seeds: Sequence[int], seconds: float) -> Iterator[Row]:
-    """The same capacity on several servers: what QUART's placement of replicas makes of it."""
-    servers = Servers(SERVERS, starts.warm)
-    spread, packed = (outcome(one, starts.cold, seeds, seconds, 4.0, servers=servers) for one in (QUART, PACKED))
+def placement_rows(seeds: Sequence[int], seconds: float) -> Iterator[Row]:
+    """QUART on several servers, with the paper's start times: ours are too short for the server to matter."""
+    servers = Servers(SERVERS, PUBLISHED_WARM_S)
+    spread, packed = (outcome(one, PUBLISHED_COLD_S, seeds, seconds, 4.0, servers=servers) for one in (QUART, PACKED))
     yield row(
-        f"QUART on {len(SERVERS)} servers, CV 4: starts on a server that must load the weights first",
-        spread.cold / spread.starts,
-        "share",
+        f"QUART on {len(SERVERS)} servers, its published start times, CV 4: average latency, key stages spread",
+        spread.latency_s,
+        "s",
         peer="packed",
-        peer_value=packed.cold / packed.starts,
-        note=f"{spread.starts} starts, packed {packed.starts}; average latency {spread.latency_s:.1f} s, "
-        f"packed {packed.latency_s:.1f} s",
+        peer_value=packed.latency_s,
+        times_faster=True,
+        note=f"{spread.cold / spread.starts:.0%} of {spread.starts} starts load the weights from disk, "
+        f"packed {packed.cold / packed.starts:.0%} of {packed.starts}",
     )
 
 
@@ -293,7 +295,7 @@ def simulation_rows(starts: Starts, quick: bool, traces: Sequence[Path]) -> Iter
         }
         control = max(control, *(found[OURS.name][warm].control for warm in (False, True)))
         yield from rows_of(where, found, targets=cv >= 4)
-    yield from placement_rows(starts, seeds, seconds)
+    yield from placement_rows(seeds, seconds)
     yield row("control loop, share of a core", control, "share", target=0.01)
 
 
