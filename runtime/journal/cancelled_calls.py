@@ -43,7 +43,7 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
 async def cancelled_as_before(
     journal: Journal, key: str, what: str, row: Callable[[], OpRecord]
 ) -> AsyncIterator[None]:
-    """In the block an operation is performed, or served; the block is left in the result's turn. If an earlier process
+    """In the block an operation is performed, or served; it is left in the result's turn. If an earlier process
     cancelled the operation, wait until it is cancelled again: before the block, or after it if the operation had been
     done by then, so that its branch comes into the state after it. A cancellation is recorded.
 

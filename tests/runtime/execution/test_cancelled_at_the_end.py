@@ -90,7 +90,11 @@ async def test_a_stage_of_which_an_earlier_process_got_a_part_is_cancelled_again
             await asyncio.Event().wait()
         return "said"
 
-    monkeypatch.setattr(crash_points, "at", lambda name: name == "answer durable" and first_is_recorded.set())
+    def note(name: str) -> None:
+        if name == "answer durable":
+            first_is_recorded.set()
+
+    monkeypatch.setattr(crash_points, "at", note)
     async with (
         LLMClient("http://model.test/v1", transport=ScriptedModel(script), retries=0) as client,
         Runtime(home=home, sandbox="copy", llm=client) as runtime,
