@@ -83,6 +83,9 @@ class BranchTree:
             return
         self._seen.add(row.seq)
         branch = self._branch(row.branch)
+        if row.status is OpStatus.FAILED and row.kind in (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE):
+            branch.entries.append(_step(row))  # the workflow cancelled it
+            return
         match row.kind:
             case OpKind.FORK:
                 place, count = _place_and_count(row)

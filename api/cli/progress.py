@@ -174,6 +174,8 @@ def _op_line(row: OpRecord) -> str | None:
 
 def _op_text(row: OpRecord) -> str | None:
     """Each kind has an arm that returns, so that mypy reports a missing kind."""
+    if row.status is OpStatus.FAILED and row.kind in (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE):
+        return f"{FAILED} {printable(row.op_id)}: {printable(row.summary)}"  # the workflow cancelled it
     match row.kind:
         case OpKind.RUN | OpKind.CALL_TOOL | OpKind.BREAK:
             mark = {OpStatus.FAILED: f"{FAILED} "}.get(row.status, f"{REUSED} " if row.reused_from else "")

@@ -19,8 +19,8 @@ from ramify.runtime.execution.fork_arguments import HasStep, as_list, check_step
 from ramify.runtime.execution.merges import Merge
 from ramify.runtime.execution.run import RunScope, new_row, refuse_inside_step
 from ramify.runtime.execution.steps import begin_step
-from ramify.runtime.journal.cancelled_calls import cancelled_as_before
-from ramify.runtime.records import BranchPath, EffectStatus
+from ramify.runtime.journal.cancelled_calls import cancelled_as_before, record_cancelled, until_cancelled_again
+from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
@@ -56,10 +56,14 @@ class Fork(Generic[T]):
         if self._branches is not None:
             raise BranchReleased("a fork is entered once: call fork() again")
         run, parent = self._scope.run, self._scope.branch
-        blank = new_row(self._scope, OpKind.FORK, self.op.id, self._key)
-        what = f"the fork at {self._where}"
-        cancelled = cancelled_as_before(run.journal, self._key, what, lambda: replace(blank, ended_at=run.clock()))
-        async with cancelled, run.journal.turns.of(self._key), run.busy(), parent.lock:
+        what, began = f"the fork at {self._where}", run.clock()
+        cancelled = cancelled_as_before(
+            run.journal,
+            self._key,
+            what,
+            lambda: new_row(self._scope, OpKind.FORK, self.op.id, self._key, started_at=began),
+        )
+        async with cancelled, run.busy(), parent.lock:
             if parent.released:
                 raise BranchReleased(f"branch {parent.path} was released, so it cannot be forked")
             row = run.journal.served(self._key, at=parent.snapshot)
@@ -135,8 +139,14 @@ class Fork(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        async with self._scope.run.busy():
-            await self._leave(kind)
+        began = self._scope.run.clock()
+        try:
+            async with self._scope.run.busy():
+                await self._leave(kind)
+        except asyncio.CancelledError as cancelled:
+            if not _ends_early(kind):
+                await record_cancelled(self._scope.run.journal, self._release_row(started_at=began), cancelled)
+            raise
 
     async def _leave(self, kind: type[BaseException] | None) -> None:
         run, branches = self._scope.run, self._branches or []
@@ -147,31 +157,34 @@ class Fork(Generic[T]):
         run.calls.release([branch.line.path for branch in branches])
         await run.worlds.end_ready(self._scope.branch.path)
         run.worlds.released(self.base.snapshot.id, [BranchPath(branch.path) for branch in branches])
-        if (kind is not None and not issubclass(kind, Exception)) or run.journal.stopped is not None:
-            return  # cancelled or stopped: a resume continues from here
-        key = f"{self._key}|RELEASE"
+        if _ends_early(kind) or run.journal.stopped is not None:
+            return  # a resume continues from here
+        key, what = self._release_key, f"the end of the fork at {self._where}"
         for branch in branches:  # also after an earlier exit by an error: the resumed run may have done more since
             if not branch.adopted:
                 await self._compensate(branch.line.path)
         async with run.journal.turns.of(key):
+            await until_cancelled_again(run.journal, key, what)
             if run.journal.served(key) is None:
-                await self._record_release(key)
+                await self._record_release()
 
-    async def _record_release(self, key: str) -> None:
+    @property
+    def _release_key(self) -> str:
+        return f"{self._key}|RELEASE"
+
+    def _release_row(self, **changes: Any) -> OpRecord:
+        release = self._scope.run.plan.release_of(self.op) or self.op
+        return new_row(self._scope, OpKind.RELEASE, release.id, self._release_key, **changes)
+
+    async def _record_release(self) -> None:
         run, branches = self._scope.run, self._branches or []
-        release = run.plan.release_of(self.op) or self.op
         adopted = sum(b.adopted for b in branches)
-        now = run.clock()
         count = len(branches)
         await run.journal.record(
-            new_row(
-                self._scope,
-                OpKind.RELEASE,
-                release.id,
-                key,
+            self._release_row(
                 result_json=codec.encode({"children": count, "place": self._place}),
                 result_digest=codec.digest(count),
-                started_at=now,
+                started_at=run.clock(),
                 summary=f"{count - adopted} released" + (f", {adopted} merged" if adopted else ""),
             )
         )
@@ -235,8 +248,10 @@ class Branch(Generic[T]):
         return start_on_run_loop("adopt() was called", lambda: self._adopt(op, asked))
 
     async def _adopt(self, op: PlanOp, strategy: MergeStrategy | Resolver) -> None:
-        await Merge(self.parent, self._fork.base, self.line, strategy).perform(op)
-        self.adopted = True
+        try:
+            await Merge(self.parent, self._fork.base, self.line, strategy).perform(op)
+        finally:  # also if it was cancelled when the parent had the changes
+            self.adopted = self.adopted or self.line.path in self.parent.branch.adopted
 
 
 class Entered(Generic[T]):
@@ -262,6 +277,11 @@ class Entered(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
+
+
+def _ends_early(kind: type[BaseException] | None) -> bool:
+    """Whether a block is left because its task is cancelled or its process ends, not by the workflow's own way."""
+    return kind is not None and not issubclass(kind, Exception)
 
 
 def _wait_for(what: str, begin: Callable[[], Awaitable[R]]) -> R:

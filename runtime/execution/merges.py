@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
@@ -29,20 +29,27 @@ class Merge:
         """Merge, or take the merge from the journal. Raises `MergeConflict`, `BranchReleased` and `EffectUndone`."""
         run, parent = self.scope.run, self.scope.branch
         key = run.journal.key(parent.path, op.id, self.theirs.path, self._strategy_name())
-        what, blank = f"the merge of {self.theirs.path}", new_row(self.scope, OpKind.MERGE, op.id, key)
-        cancelled = cancelled_as_before(run.journal, key, what, lambda: replace(blank, ended_at=run.clock()))
-        async with cancelled, run.journal.turns.of(key), run.busy(), parent.lock, self.theirs.lock:
+        what, began = f"the merge of {self.theirs.path}", run.clock()
+        cancelled = cancelled_as_before(
+            run.journal, key, what, lambda: new_row(self.scope, OpKind.MERGE, op.id, key, started_at=began)
+        )
+        async with cancelled, run.busy(), parent.lock, self.theirs.lock:
             if self.theirs.released or parent.released:
                 raise BranchReleased(f"branch {self.theirs.path} was released: adopt it inside its fork's block")
             row = run.journal.served(key, at=parent.snapshot)
             if row is not None and row.snapshot_out is not None and row.attrs["theirs_at"] == self.theirs.snapshot.id:
                 merged = await run.recovery.get(row.snapshot_out, row.result_digest)
-                parent.stands(self._made(merged))
+                self._adopted(merged)
                 parent.checkpoint = run.journal.checkpoint_of(row)
             else:
                 self._refuse_what_was_undone()
                 await self._merge(op, key)
-            parent.adopted |= {self.theirs.path, *self.theirs.adopted}
+
+    def _adopted(self, merged: Snapshot) -> None:
+        """Note that the parent has the branch's changes."""
+        parent = self.scope.branch
+        parent.stands(self._made(merged))
+        parent.adopted |= {self.theirs.path, *self.theirs.adopted}
 
     def _refuse_what_was_undone(self) -> None:
         """Raise `EffectUndone` if effects of this branch were undone, because an error left the fork. A resumed run
@@ -81,7 +88,7 @@ class Merge:
                 await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.theirs.path}"))
             finally:
                 if run.journal.knows(key):  # also if it was cancelled while it was committed
-                    parent.stands(self._made(merged))
+                    self._adopted(merged)
 
     def _row(
         self,

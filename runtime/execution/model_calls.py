@@ -182,7 +182,8 @@ class LLMCalls:
             self._journal.followers.told(error, RaisedBy(failed, None, rows[0].branch))
             raise
         except asyncio.CancelledError as error:
-            await record_cancelled(self._journal, row_of(rows[0], begun, self._clock()), error)
+            enough = sum(self._journal.was_recorded(row.key) for row in rows) >= len(rows) - stage.spare
+            await record_cancelled(self._journal, row_of(rows[0], begun, self._clock()), error, had_result=enough)
             raise
 
     async def _streamed(self, request: ChatRequest, row: LLMRecord, stage: _Stage, pace_s: float | None) -> Answered:

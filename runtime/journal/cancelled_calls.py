@@ -43,34 +43,38 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
 async def cancelled_as_before(
     journal: Journal, key: str, what: str, row: Callable[[], OpRecord]
 ) -> AsyncIterator[None]:
-    """In the block an operation is performed, or served. If an earlier process cancelled it, wait until it is
-    cancelled again: before the block, or after it if the operation had been done by then, so that its branch comes
-    into the state after it. A cancellation is recorded.
+    """In the block an operation is performed, or served; it is left in the result's turn. If an earlier process
+    cancelled the operation, wait until it is cancelled again: before the block, or after it if the operation had been
+    done by then, so that its branch comes into the state after it. A cancellation is recorded.
 
-    what: the operation, for observers. row: returns a row for it.
+    what: the operation, for observers. row: returns a row for it, which ends now.
     """
     done = journal.knows(key)
     try:
-        if not done:
-            await until_cancelled_again(journal, key, what)
-        yield
-        if done:
-            await until_cancelled_again(journal, key, what)
+        async with journal.turns.of(key):  # what was recorded after the cancellation waits for it
+            if not done:
+                await until_cancelled_again(journal, key, what)
+            yield
+            if done:
+                await until_cancelled_again(journal, key, what)
     except asyncio.CancelledError as error:
         await record_cancelled(journal, row(), error)
         raise
 
 
-async def record_cancelled(journal: Journal, row: OpRecord, error: asyncio.CancelledError | None) -> None:
+async def record_cancelled(
+    journal: Journal, row: OpRecord, error: asyncio.CancelledError | None, *, had_result: bool | None = None
+) -> None:
     """Record that the workflow cancelled the call of this row. Does nothing if the run itself is being stopped.
 
     error: how the call was told. None: the workflow left it, as it had enough; that stands, unless the run fails
         and called nothing more.
+    had_result: whether an earlier process recorded the result of the call. None: the row's key tells.
     """
-    if journal.unwinds or journal.stopped is not None:
+    if journal.unwinds or journal.stopped is not None or journal.is_over:
         return
     if journal.cancelled_s(row.key) is None:
-        if journal.was_recorded(row.key):
+        if journal.was_recorded(row.key) if had_result is None else had_result:
             return  # an earlier process got its result
         attrs = {**row.attrs, STANDS: "yes", CANCELLED: f"{journal.age_s():.3f}"}
         said = "CancelledError: the workflow cancelled it"

@@ -204,6 +204,8 @@ class Journal(RecordedRun):
     ) -> None:
         done = [row for row in numbered if row.status is OpStatus.DONE]
         self._ops.update({row.key: self._without_long_result(row) for row in done})
+        for row in done:
+            self._failed.pop(row.key, None)  # as `standing_failures` reads these rows
         self._failed.update({row.key: row for row in numbered if row.attrs.get(STANDS) == "yes"})
         self._computed.update({row.lineage_key: row for row in done if row.lineage_key is not None})
         if checkpoint is not None:
@@ -270,6 +272,8 @@ class Journal(RecordedRun):
         await self._store.commit(self._run.id, llm=[numbered], update=self._touch())
         crash_points.point("answer durable")
         self._llm[numbered.key] = numbered
+        if self.cancelled_s(numbered.key) is not None:
+            del self._failed[numbered.key]  # as `standing_failures` reads these rows
         self._emit(LLMDone(numbered))
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from ramify import Sandbox, fork, llm, step, workflow
 
 PAID: list[str] = []
 LIMITS: list[asyncio.Timeout] = []
+PASSED = asyncio.Event()
 STOPS = False
 PATIENCE_S = 60.0
 
@@ -109,5 +110,62 @@ async def of_a_merge() -> str:
         except TimeoutError:
             why = "late"
     why = await pay(f"{await names()} {why}")
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_release() -> str:
+    why = "in time"
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit, fork(["a", "b"]) as branches:
+            await branches.map(attempt)
+            LIMITS.append(limit)
+    except TimeoutError:
+        why = "late"
+    why = await pay(f"{await names()} {why}")
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_stage() -> str:
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit:
+            LIMITS.append(limit)
+            why = " ".join(await llm.propose("?", n=2))
+    except TimeoutError:
+        why = "late"
+    why = await pay(why)
+    await stop()
+    return why
+
+
+@step(effect="pure")
+async def after() -> str:
+    await PASSED.wait()
+    return "after"
+
+
+@workflow
+async def of_two_tasks() -> str:
+    """The step ends because the fork's timeout has passed."""
+    order = list[str]()
+
+    async def forks() -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S) as limit:
+                LIMITS.append(limit)
+                async with fork(["a", "b"]) as branches:
+                    await branches.map(attempt)
+        except TimeoutError:
+            order.append("late")
+            PASSED.set()
+
+    async def steps() -> None:
+        order.append(await after())
+
+    await asyncio.gather(forks(), steps())
+    why = await pay(", ".join(order))
     await stop()
     return why

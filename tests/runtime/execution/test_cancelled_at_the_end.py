@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.runtime.errors import RunFailed
+from ramify.runtime.journal import cancelled_calls
 from ramify.runtime.records import OpStatus
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest
 
 TEXT = " ".join(["word"] * 40)
 
@@ -28,6 +32,8 @@ TEXT = " ".join(["word"] * 40)
         (late_app.of_a_reader, "answer durable"),
         (late_app.of_a_fork, "rows durable"),
         (late_app.of_a_merge, "rows durable"),
+        (late_app.of_a_release, "rows durable"),
+        (late_app.of_two_tasks, "rows durable"),
     ],
 )
 async def test_a_timeout_during_the_commit_passes_again_at_a_resume(
@@ -36,6 +42,7 @@ async def test_a_timeout_during_the_commit_passes_again_at_a_resume(
     """The workflow went on because of the timeout, and paid."""
     late_app.PAID.clear()
     late_app.LIMITS.clear()
+    monkeypatch.setattr(late_app, "PASSED", asyncio.Event())
 
     def pass_now(name: str) -> None:
         if name == point and late_app.LIMITS:
@@ -53,11 +60,97 @@ async def test_a_timeout_during_the_commit_passes_again_at_a_resume(
         assert not late_app.LIMITS, "the timeout passed at the point"
         run, paid = str(runtime.last_run_id), list(late_app.PAID)
         assert len(paid) == 1
-        assert paid[0].endswith("late")
+        assert paid[0].endswith("late, after" if flow is late_app.of_two_tasks else "late")
         monkeypatch.setattr(late_app, "STOPS", False)
         monkeypatch.setattr(late_app, "PATIENCE_S", 0.3)
         monkeypatch.setattr(crash_points, "at", None)
         assert await runtime.resume(run) == paid[0]
         assert paid == late_app.PAID
-        rows = [row.status for row in await runtime.journal(run) if row.kind is OpKind.RUN and row.step == "write"]
+        journal = await runtime.journal(run)
+    rows = [row.status for row in journal if row.kind is OpKind.RUN and row.step == "write"]
     assert rows == ([OpStatus.DONE, OpStatus.FAILED] if flow is late_app.of_a_step else [])
+    assert all(0 < row.started_at <= row.ended_at for row in journal), "what shows a run's times can draw them"
+    if flow is late_app.of_a_merge:
+        ends = [row.summary for row in journal if row.kind is OpKind.RELEASE]
+        assert ends == ["1 released, 1 merged"], "the parent has the changes"
+
+
+async def test_a_stage_of_which_an_earlier_process_got_a_part_is_cancelled_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_app.PAID.clear()
+    late_app.LIMITS.clear()
+    monkeypatch.setattr(late_app, "STOPS", True)
+    process, first_is_recorded = 1, asyncio.Event()
+
+    async def script(request: ChatRequest) -> str:
+        if request.seed == 1 and process < 3:
+            if process == 2:
+                late_app.LIMITS.pop().reschedule(0)
+            await asyncio.Event().wait()
+        return "said"
+
+    def note(name: str) -> None:
+        if name == "answer durable":
+            first_is_recorded.set()
+
+    monkeypatch.setattr(crash_points, "at", note)
+    async with (
+        LLMClient("http://model.test/v1", transport=ScriptedModel(script), retries=0) as client,
+        Runtime(home=home, sandbox="copy", llm=client) as runtime,
+    ):
+        running = asyncio.ensure_future(runtime.run(late_app.of_a_stage))
+        await first_is_recorded.wait()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        run = str(runtime.last_run_id)
+        assert len(await runtime.llm_calls(run)) == 1
+        process = 2
+        late_app.LIMITS.clear()
+        with pytest.raises(RunFailed, match="not yet"):
+            await runtime.resume(run)
+        assert late_app.PAID == ["late"]
+        process = 3
+        monkeypatch.setattr(late_app, "STOPS", False)
+        monkeypatch.setattr(late_app, "PATIENCE_S", 0.3)
+        assert await runtime.resume(run) == "late"
+    assert late_app.PAID == ["late"]
+
+
+async def test_a_call_that_is_begun_again_and_cancelled_at_its_end_is_cancelled_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_app.PAID.clear()
+    late_app.LIMITS.clear()
+    monkeypatch.setattr(late_app, "STOPS", True)
+    answers = False
+
+    async def script(request: ChatRequest) -> str:
+        if not answers:
+            late_app.LIMITS.pop().reschedule(0)
+            await asyncio.Event().wait()
+        return "said"
+
+    def pass_now(name: str) -> None:
+        if name == "answer numbered" and late_app.LIMITS:
+            late_app.LIMITS.pop().reschedule(0)
+
+    async with (
+        LLMClient("http://model.test/v1", transport=ScriptedModel(script), retries=0) as client,
+        Runtime(home=home, sandbox="copy", llm=client) as runtime,
+    ):
+        with pytest.raises(RunFailed, match="not yet"):
+            await runtime.run(late_app.of_a_model_call)
+        run, answers = str(runtime.last_run_id), True
+        with monkeypatch.context() as patched:
+            patched.setattr(cancelled_calls, "_SLACK", 0.0)
+            patched.setattr(cancelled_calls, "_LEAST_S", 0.0)
+            patched.setattr(crash_points, "at", pass_now)
+            with pytest.raises(RunFailed, match="not yet"):
+                await runtime.resume(run)
+        assert len(await runtime.llm_calls(run)) == 1
+        monkeypatch.setattr(late_app, "STOPS", False)
+        monkeypatch.setattr(late_app, "PATIENCE_S", 0.3)
+        assert await runtime.resume(run) == "late"
+    assert late_app.PAID == ["late"]
