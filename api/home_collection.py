@@ -11,8 +11,9 @@ from ramify import paths
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import SnapshotId
 from ramify.inspect.home import Home
+from ramify.runtime.store.address import parse
 from ramify.runtime.worlds.automatic_collection import DiskPolicy
-from ramify.runtime.worlds.garbage_collection import Collected, EvictionMarks, collect
+from ramify.runtime.worlds.garbage_collection import Collected, EvictionMarks, collect, histories, living
 
 BUDGET_VARIABLE = "RAMIFY_DISK_BUDGET"
 OFF = "off"
@@ -38,7 +39,8 @@ def automatic_policy() -> DiskPolicy | None:
 async def collect_home(
     home: Home, budget: int | None, dry_run: bool, *, in_bucket: Collection[SnapshotId] = (), wait: bool = True
 ) -> Collected:
-    """As `garbage_collection.collect`. Keeps what worlds, tags and images name."""
+    """As `garbage_collection.collect`. Keeps what worlds, tags and images name, and all that runs in the home's own
+    database name, if its runs of now are in another one."""
     from ramify.images.catalogue import Catalogue  # commands that only ask whether a collection is due need none
     from ramify.worlds.ancestry import Ancestry
     from ramify.worlds.references import References
@@ -51,7 +53,7 @@ async def collect_home(
         ancestry, states = Ancestry(snapshots, paths.references(home.folder)), worlds.snapshots()
         if (heads := states | pins.kept()) and not dry_run:  # worlds without a name merge too, while they live
             ancestry.remember(heads)
-        return states | ancestry.merge_bases(states) | images.snapshots()
+        return states | ancestry.merge_bases(states) | images.snapshots() | _of_own_database(home)
 
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(home.store()) if home.has_runs else None
@@ -66,3 +68,12 @@ async def collect_home(
             in_bucket=in_bucket,
             wait=wait,
         )
+
+
+def _of_own_database(home: Home) -> set[SnapshotId]:
+    """What runs in the home's own database name, if the home is used with another one: a node of a fleet may be the
+    machine of somebody who also works without the fleet."""
+    own, used = home.folder / "ramify.db", parse(home.database).file
+    if not own.is_file() or (used is not None and used.absolute().resolve() == own.resolve()):
+        return set()
+    return living(Home(home.folder, database_given=str(own)).read(histories)).all

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ramify import paths
 from ramify.fork_engine.errors import RemoteError
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.types import SnapshotId
 from ramify.home_collection import automatic_policy, collect_home
@@ -40,9 +41,10 @@ class NodeDisk:
         self._last: float | None = None
 
     async def ready(self) -> None:
-        """Wait for a collection that is under way. A run that begins meanwhile might begin with what is deleted."""
-        if self._collecting is not None:
-            await asyncio.wait({self._collecting})
+        """Wait for a collection that is deciding or deleting, also one of another fleet in this home: it may not have
+        seen a run that begins now, and delete what that begins with."""
+        async with Pins(paths.locks(self._home)).held():
+            return
 
     def look(self, database: str) -> None:
         """Begin a collection if it is due."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -66,8 +67,33 @@ class RayCluster:
         return float(os.environ.get(_RAY_ENDS, RAY_ENDS_S)) / 2
 
     async def nodes(self) -> list[Node]:
-        """Return the nodes that live. Raises `ClusterUnreachable`; may wait for a head that went just now."""
-        return await asyncio.to_thread(self._nodes)
+        """Return the nodes that live. Raises `ClusterUnreachable`; may wait for a head that went just now.
+
+        In a thread of its own: the program may keep those of `asyncio.to_thread` busy, and must not wait at its end
+        for one that waits for the head.
+        """
+        loop = asyncio.get_running_loop()
+        listed: asyncio.Future[list[Node]] = loop.create_future()
+
+        def tell(found: list[Node] | Exception) -> None:
+            if listed.done():
+                return  # its caller was cancelled
+            if isinstance(found, Exception):
+                listed.set_exception(found)
+            else:
+                listed.set_result(found)
+
+        def look() -> None:
+            found: list[Node] | Exception
+            try:
+                found = self._nodes()
+            except Exception as error:  # noqa: BLE001  # raised to the caller
+                found = error
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(tell, found)
+
+        threading.Thread(target=look, name="ramify-nodes", daemon=True).start()
+        return await listed
 
     async def start_host(self, node: Node) -> RayHost:
         """Start an actor on a node. It ends with this process at the latest."""

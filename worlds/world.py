@@ -242,9 +242,9 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             pass  # it was deleted meanwhile
         finally:
             self._closed = True
+            self._forget_foreseen()
             try:
                 await self._live.close()
-                self._forget_foreseen()
             finally:
                 try:  # what goes on may move the name, whose lock is held
                     await finish_before_cancelling(self._all_ended())

@@ -10,8 +10,8 @@ LangGraph thread keeps all of its states, because recomputing them needs its che
 commit (`fork_engine/gc_pins.py`). Snapshots younger than a grace period are kept as well, for front ends that hold no
 pins. An
 eviction is first marked durably: the rows still name the snapshot, and `ramify fsck` must not report it as lost.
-After a kill, the next collection deletes the marked snapshots. An evicted snapshot that is needed again is recomputed
-(`recovery.py`), which removes the mark.
+After a kill, the next collection deletes the marked snapshots. An evicted snapshot that is needed again is fetched or
+recomputed (`recovery.py`). Its mark stays until no row names it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramify import paths
 from ramify.compiler.plan import OpId, OpKind, Plan
@@ -33,6 +34,9 @@ from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.records import ROOT, CheckpointRecord, EffectRecord, OpRecord, OpStatus, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import sync_folder
+
+if TYPE_CHECKING:
+    from ramify.runtime.store.reader import Reader
 
 _MAKES_NONE = (OpKind.FORK, OpKind.RELEASE, OpKind.PREFORK, OpKind.COMMAND)  # a command's state belongs to its step
 Dies = dict[OpId, frozenset[str]]
@@ -271,7 +275,7 @@ class EvictionMarks:
             (self._folder / id).unlink(missing_ok=True)
 
 
-async def histories(store: RunStore) -> list[RunHistory]:
+async def histories(store: RunStore | Reader) -> list[RunHistory]:
     return [
         RunHistory(run, await store.ops(run.id), await store.checkpoints(run.id), await store.effects(run.id))
         for run in await store.runs()
@@ -310,7 +314,7 @@ async def collect(
             needed = kept | living(one for one in every if one.run.status is not RunStatus.DONE).all
             alive.may_go((alive.roots - needed) & set(in_bucket))
             marked -= alive.candidates.keys()  # they were fetched again
-        objects, sizes = _objects(snapshots, alive.all - marked)
+        objects, sizes = _objects(snapshots, alive.all - (marked - alive.roots))  # a marked root may be here again
         evicted = [] if budget is None else choose(alive, objects, sizes, budget)
         keep = alive.all - {one.id for one in evicted} - (marked - alive.roots)
         still_held = {one for id in keep for one in objects.get(id, ())}

@@ -200,7 +200,7 @@ class WorldLifecycle(ABC):
             self._first_snapshot = ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot()
             self._first_blob = shell
         whole = self._snapshot.tier.whole
-        self._inspection = None if whole else Inspection(b"", b"", 0)
+        self._inspection = None if whole or start.sessions else Inspection(b"", b"", 0)
         self._only_shell = not whole
         self._running = dict.fromkeys(self._snapshot.processes.commands, -1) if whole else {}
         self._commands_started = whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,6 +197,21 @@ async def test_no_call_waits_for_a_head_that_is_away() -> None:
     cluster._ray = ray
     with pytest.raises(ClusterUnreachable, match="does not answer"):
         await cluster.nodes()
+
+
+async def test_the_head_is_asked_although_the_program_keeps_all_threads_busy() -> None:
+    class Here(RayCluster):
+        def _nodes(self) -> list[Node]:
+            return [member(Host()).node]
+
+    loop, goes_on = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, goes_on.wait)
+    try:
+        assert [node.id for node in await Here("auto").nodes()] == ["a"]
+    finally:
+        goes_on.set()
+        await busy
 
 
 def world_of(fleet: Fleet) -> FleetWorld:

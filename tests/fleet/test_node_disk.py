@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from ramify import Runtime, paths
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.fleet import _shared
-from ramify.fleet.node_disk import collect_node
+from ramify.fleet.node_disk import NodeDisk, collect_node
 from ramify.fleet.run_host import RunHost
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.inspect.home import Home
 from ramify.runtime.records import RunId
@@ -53,7 +55,8 @@ async def test_a_full_node_drops_what_the_bucket_has_and_fetches_it_again(
         monkeypatch.setenv("RAMIFY_DISK_BUDGET", "0")
         host._disk._last = None
         host._look_at_disk()
-        await host._disk.ready()
+        assert host._disk._collecting is not None
+        await host._disk._collecting
         assert base not in store.present()
         second = await placed()
         assert (await host.go_on(second, "copy", "m")).error is None
@@ -64,6 +67,14 @@ async def test_a_full_node_drops_what_the_bucket_has_and_fetches_it_again(
         await collect_node(Home(node, database_given=shared.database))
         assert base in store.present()  # it was fetched again, and fits
         assert await host.close() is None
+
+
+async def test_a_run_that_begins_waits_for_a_collection_of_its_home(tmp_path: Path) -> None:
+    with Pins(paths.locks(tmp_path)).collecting():
+        ready = asyncio.create_task(NodeDisk(tmp_path).ready())
+        await asyncio.sleep(0)
+        assert not ready.done()
+    await ready
 
 
 async def test_a_budget_that_is_no_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,8 +130,11 @@ class NamespaceBackend(AgentBackend):
         return self._prepared.expect_again(kind)
 
     def foresee(self, snapshot: Snapshot, spec: WorldSpec, forks: int) -> KeptReady:
-        lowers = self._store.lower_dirs(snapshot)
-        return self._prepared.foresee(snapshot, spec, forks, lowers, self._images_of(snapshot, spec))
+        try:
+            lowers = self._store.lower_dirs(snapshot)
+            return self._prepared.foresee(snapshot, spec, forks, lowers, self._images_of(snapshot, spec))
+        except (ForkEngineError, OSError) as error:  # a layer is missing, or too many files are open
+            return KeptReady(0, str(error))
 
     def _images_of(self, snapshot: Snapshot, spec: WorldSpec) -> str | None:
         """The folder of the processes that a snapshot kept, "" for none; None if they cannot be restored here."""

@@ -184,7 +184,7 @@ class PreparedPlaces:
             pattern = pattern.at(snapshot, lowers, images)
         self._foreseen, self._foreseen_of = (pattern.kind, forks), snapshot.id
         self.expect(pattern)
-        places = min(max(forks, OF_A_KIND), room := self._room())
+        places = min(self._wanted(pattern.kind), room := self._room())
         return KeptReady(places, f"memory has room for {room}" if places < forks else "")
 
     def forget(self, snapshots: Collection[SnapshotId]) -> int:
@@ -208,12 +208,17 @@ class PreparedPlaces:
 
     async def _make(self) -> None:
         await asyncio.sleep(AFTER_S)
-        kinds = [pattern.kind for pattern in self._patterns]
-        self._discard([one for one in self._ready if one[0] not in kinds or _outdated(one[1])])
-        self._discard(list(self._surplus()))
+        self._discard([one for one in self._ready if _outdated(one[1])])
+        self._discard_unwanted()
         with suppress(SandboxError, ForkEngineError, OSError):  # a world that starts its own agent reports it
             while (pattern := self._missing()) is not None:
-                await finish_before_cancelling(self._prepare(pattern))
+                try:
+                    await finish_before_cancelling(self._prepare(pattern))
+                except (SandboxError, ForkEngineError, OSError):
+                    if pattern.kind.warm is None:
+                        raise
+                    self._patterns = [one for one in self._patterns if one is not pattern]  # others can be prepared
+                self._discard_unwanted()  # it may have been forgotten meanwhile
 
     def _missing(self) -> Pattern | None:
         """The kind that lacks a place most urgently; None if memory has room for no more."""
@@ -258,6 +263,11 @@ class PreparedPlaces:
             for descriptor in given:
                 os.close(descriptor)
         self._ready.append((pattern.kind, place))
+
+    def _discard_unwanted(self) -> None:
+        kinds = [pattern.kind for pattern in self._patterns]
+        self._discard([one for one in self._ready if one[0] not in kinds])
+        self._discard(self._surplus())
 
     def _discard(self, unwanted: Iterable[tuple[Kind, Place]]) -> None:
         gone = list(unwanted)

@@ -54,6 +54,23 @@ def test_unneeded_snapshots_are_deleted_after_the_grace_period(
     assert not record.exists() and ramify("fsck").status == 0
 
 
+def test_runs_in_the_homes_own_database_keep_their_states_whatever_database_is_named(
+    ramify: Any, run: None, place: Path, tmp_path: Path
+) -> None:
+    async def create() -> None:
+        async with Runtime(home=place, database=tmp_path / "other.db", sandbox="copy"):
+            pass
+
+    asyncio.run(create())
+    records = list((paths.snapshots(place) / "snapshots").iterdir())
+    for record in records:
+        os.utime(record, (1, 1))
+    gc = ("gc", "--budget", "0", "--json")
+    assert ramify("--database", tmp_path / "other.db", *gc).json["snapshots"] == 0
+    assert all(record.exists() for record in records)
+    assert ramify("--database", place / "ramify.db", *gc).json["snapshots"] > 0
+
+
 def test_budget_deletes_states_that_can_be_recomputed(ramify: Any, run: None, place: Path) -> None:
     for record in (paths.snapshots(place) / "snapshots").iterdir():
         os.utime(record, (1, 1))

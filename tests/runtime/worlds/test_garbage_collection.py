@@ -98,6 +98,18 @@ async def test_under_a_budget_what_the_bucket_has_goes_unless_a_run_that_can_con
     await fsck_agrees(runtime)
 
 
+async def test_what_was_fetched_again_counts_as_held(runtime: Runtime, workspace: Path) -> None:
+    (workspace / "large").write_text("x" * 5000)
+    await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    base = (await runtime.record()).base_snapshot
+    await gc(runtime, budget=0, in_bucket=set(runtime.snapshots.present()))
+    assert (await gc(runtime, dry_run=True)).held == 0
+    assert runtime.snapshots.import_tree(workspace).snapshot.id == base
+    assert (await gc(runtime, dry_run=True)).held >= 5000
+    await gc(runtime, budget=0, in_bucket={base})
+    assert base not in runtime.snapshots.present()
+
+
 async def test_a_run_that_can_continue_keeps_all_states(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(reuse_app.tools, "a", workspace=workspace)
     run = await runtime.record()

@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 
+from ramify.fork_engine.errors import SnapshotCorrupt
 from ramify.fork_engine.types import ProcessTier, Snapshot
-from ramify.sandboxes.agent.messages import Message, Run, Thaw
+from ramify.sandboxes.agent.messages import Message, Run, Start, Thaw
 from ramify.sandboxes.agent.prepared_shell import can_take_over, takeover_script
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.backends.namespaces.prepared_places import OF_A_KIND, PLACE_BYTES, SHARE, Kind
 from ramify.sandboxes.backends.namespaces.world import NamespaceWorld
 from ramify.sandboxes.contract import KeptReady, World, WorldSpec
+from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.linux import ptrace
@@ -291,6 +293,8 @@ async def test_processes_of_a_foreseen_fork_are_restored_ahead_and_stand_still(
     with monkeypatch.context() as patched:
         patched.setattr(ForkServerClient, "spawn", spawn_nothing)
         children = await namespaces.fork(snapshot, spec, 2)
+    (unused,) = await namespaces.fork(snapshot, spec, 1)
+    assert (await unused.seal()).tier is snapshot.tier
     for number, child in enumerate(children):
         session = await child.python()
         assert (await session.run(f"n += {number}; n")).value == str(1 + number)
@@ -317,3 +321,46 @@ async def test_a_state_that_nothing_goes_back_to_is_not_kept(
     await world.seal()
     await ready(namespaces)
     assert warm not in [kind for kind, _ in namespaces._prepared._ready]
+
+
+async def test_a_state_that_is_forgotten_while_it_is_prepared_does_not_wait(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    await out(world, "kept=1")
+    snapshot = await world.seal()
+    await ready(namespaces)
+    spawn = ForkServerClient.spawn
+
+    async def forget_and_spawn(helper: ForkServerClient, *given: Any) -> AgentLink:
+        assert namespaces.forget([snapshot.id]) == 0
+        return await spawn(helper, *given)
+
+    monkeypatch.setattr(ForkServerClient, "spawn", forget_and_spawn)
+    assert namespaces.foresee(snapshot, spec, 1) == KeptReady(1)
+    await ready(namespaces)
+    assert [kind.warm for kind, _ in namespaces._prepared._ready] == [None] * OF_A_KIND
+
+
+async def test_a_state_that_cannot_be_prepared_keeps_no_other_from_that(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
+) -> None:
+    spawn = ForkServerClient.spawn
+
+    async def refuse_frozen(helper: ForkServerClient, start: Start, *given: Any) -> AgentLink:
+        if start.frozen:
+            raise WorldStartFailed("its processes cannot be restored")
+        return await spawn(helper, start, *given)
+
+    world = await namespaces.materialise(base, spec)
+    await out(world, "kept=1")
+    monkeypatch.setattr(ForkServerClient, "spawn", refuse_frozen)
+    snapshot = await world.seal()
+    namespaces.foresee(snapshot, spec, 2)
+    assert await ready(namespaces) == OF_A_KIND
+
+    def damaged(_: Snapshot) -> tuple[Path, ...]:
+        raise SnapshotCorrupt("a layer is missing")
+
+    monkeypatch.setattr(namespaces._store, "lower_dirs", damaged)
+    assert namespaces.foresee(snapshot, spec, 2) == KeptReady(0, "a layer is missing")
