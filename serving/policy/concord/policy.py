@@ -91,7 +91,7 @@ class Concord:
         next_late = index.next_late(now)
         late: list[RequestId] = []
         drop: tuple[Refusal, ...] = ()
-        if too_late := index.late(now):
+        if too_late := self._too_late(now):
             late = [job.id for job in too_late]
             queue = list(filterfalse(set(late).__contains__, queue))
             if self.options.refuse:
@@ -124,6 +124,12 @@ class Concord:
         if self._tuning.foresee:
             self._since.update(dict.fromkeys([*verdict.admit, *verdict.resume], (None, now)))
         return verdict
+
+    def _too_late(self, now: float) -> list[Job]:
+        """Return the jobs that cannot be in time any more. Of those without a deadline, only the ones to refuse: the
+        others keep their places."""
+        refuse = self.options.refuse
+        return [job for job in self._index.late(now) if job.counts or (refuse and job.view.generated == 0)]
 
     def _contested(
         self, queue: list[RequestId], too_late: list[Job], capacity: Capacity, now: float
@@ -224,8 +230,9 @@ class Concord:
             if owed <= 0 or share <= 0:
                 continue
             if slo_class is SloClass.BEST_EFFORT:
-                if overdue := self._index.overdue(now)[:owed]:
-                    first += [job.id for job in overdue]
+                there = set(queue)  # without those that are refused
+                if overdue := [job.id for job in self._index.overdue(now) if job.id in there][:owed]:
+                    first += overdue
                     looked_at = len(queue)
                 continue
             places = (at for at, job in enumerate(self._index.jobs(queue)) if job.view.slo_class is slo_class)

@@ -78,7 +78,8 @@ print(json.dumps([rows, [m for m in sys.modules if m.startswith("ramify.compiler
     assert shown.returncode == 0, shown.stderr
     rows, compiler = json.loads(shown.stdout)
     assert rows == wanted
-    assert not [m for m in compiler if not m.startswith(("ramify.compiler.plan", "ramify.compiler.declarations"))]
+    shared = ("ramify.compiler.plan", "ramify.compiler.declarations", "ramify.compiler.concurrent_parsing")
+    assert not [m for m in compiler if not m.startswith(shared)]
 
 
 async def test_a_retry_starts_from_the_entry_state(runtime: Runtime, workspace: Path, flag: Path) -> None:

@@ -162,6 +162,17 @@ def test_a_call_is_refused_when_it_has_waited_as_long_as_it_may(slo_class: SloCl
     assert "it was not admitted within" in refusal.reason
 
 
+@pytest.mark.parametrize("refuse", [True, False])
+def test_a_call_whose_turn_has_come_by_its_age_is_not_refused_and_begun_at_once(refuse: bool) -> None:
+    old = view(1, SloClass.BEST_EFFORT, arrived=NOW - 1e5, length=4000, admit_by=NOW)
+    calls = [old, *(view(i, deadline=NOW + 3, length=200) for i in range(2, 9))]
+    verdict = Concord(ConcordOptions.from_names(refuse=refuse)).decide(View(capacity(1), calls), NOW)
+    refused = [refusal.id for refusal in verdict.drop]
+    assert sorted([*verdict.order, *refused]) == list(range(1, 9))
+    assert (1 in refused) is refuse
+    assert (verdict.order[0] == 1) is not refuse
+
+
 def test_best_effort_goes_first_after_its_default_deadline() -> None:
     old = view(1, SloClass.BEST_EFFORT, arrived=NOW - 1e5, length=4000)
     calls = [old, *(view(i, deadline=NOW + 3, length=200) for i in range(2, 9))]
