@@ -1,8 +1,8 @@
 """The disk of a node as a bounded cache of the bucket.
 
-A node fetches the states that its runs and worlds begin with, and keeps what they made. If these take more than
-$RAMIFY_DISK_BUDGET there, or if its disk is nearly full, those go that can be had again: first what the bucket has
-and only finished runs name, then what is cheap to recompute. A run that needs such a state later fetches it.
+A node keeps the states that its runs and worlds begin with, and those that they make. If these take more than the
+node's $RAMIFY_DISK_BUDGET, or if its disk is nearly full, the node deletes states: first those that the bucket has
+and only finished runs name, then those that are cheap to recompute. A run that needs a deleted state fetches it.
 
 A collection blocks, so it has a process of its own: `python -m ramify.fleet.node_disk`, with the home and the
 database in the environment.
@@ -80,7 +80,7 @@ class NodeDisk:
 
 
 async def collect_node(home: Home) -> None:
-    """Delete what does not fit."""
+    """Delete snapshots until the home is within its budget."""
     policy = automatic_policy()
     if policy is None:
         return

@@ -93,7 +93,8 @@ class ReadableStore:
         return diff.changes(self._view(before.layers), self._view(after.layers))
 
     def world_changes(self, before: Snapshot, after: Snapshot) -> list[Change]:
-        """As `changes`. If both stand over one image, then come its other changes, with absolute paths."""
+        """Return `changes`. If both states stand over the same image, the changes of its own files follow, with
+        absolute paths."""
         if before.image is None and after.image is not None:
             before = over_image_of(before, after)  # an imported tree names no image
         found = self.changes(before, after)

@@ -119,7 +119,7 @@ class LiveStates:
             del self.candidates[id]
 
     def may_go(self, ids: set[SnapshotId]) -> None:
-        """Make these roots candidates that cost nothing to have again."""
+        """Make these roots candidates for eviction: the bucket has them, so they need no recomputation."""
         self.roots -= ids
         self.candidates |= {id: Candidate(id, id, 0.0) for id in ids}
 
