@@ -9,7 +9,8 @@ same object in the same run. `matching` simulates the set-up of Venn's evaluatio
 (benchmarks/fleet_matching/workloads.py says what is from the paper and what is not); values are mean completion times
 of random matching over those of a rule, per seed. The seeds are not those with which the exponent of ours was chosen
 (100 to 102). `throughput` has 1, 2 and 4 worker processes run workflows at once, beside DBOS in the same run
-(fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server. `search`
+(fleet_throughput.py). `memory` has one worker process do as many runs as it gets in an hour (fleet_memory.py). Both
+need PostgreSQL, which they start themselves unless `--postgres` names a server. `search`
 and `ray` start a Ray cluster of raylets on this machine and use its nodes (fleet_search.py, fleet_ray.py). So does
 `kills`, which kills nodes, their processes, the head, the database and the object store at random moments
 (fleet_kills.py); with `--quick` only one process and one node. Chunks in the background add up to one figure:
@@ -36,7 +37,7 @@ sys.path.insert(1, str(ROOT / "tests"))
 
 import postgres  # noqa: E402
 
-from benchmarks import fleet_kills, fleet_ray, fleet_throughput  # noqa: E402
+from benchmarks import fleet_kills, fleet_memory, fleet_ray, fleet_throughput  # noqa: E402
 from benchmarks.fleet_matching.simulation import Device, Job, Outcome, simulate  # noqa: E402
 from benchmarks.fleet_matching.workloads import GROUPS, LOAD, STRATA, Workload, devices, jobs, rates_for  # noqa: E402
 from benchmarks.rows import Row, median_row, not_measured, options, row, show  # noqa: E402
@@ -54,7 +55,7 @@ from ramify.serving.matching.types import JobId, Matching, Rates  # noqa: E402
 from ramify.serving.matching.venn import Venn  # noqa: E402
 from ramify.worlds.home import WorldHome  # noqa: E402
 
-PARTS = ("travel", "matching", "throughput", "search", "kills", "ray")
+PARTS = ("travel", "matching", "throughput", "memory", "search", "kills", "ray")
 MEBIBYTE = 1 << 20
 SIZE = 100 * MEBIBYTE
 PUBLISHED = {
@@ -237,6 +238,13 @@ def throughput_rows(quick: bool, given: str | None) -> list[Row]:
         return list(fleet_throughput.rows(quick, lambda: postgres.new_database(server)))
 
 
+def memory_rows(quick: bool, given: str | None) -> list[Row]:
+    if not given and (why := postgres.why_not()):
+        return [not_measured("memory of a worker", "MB", why)]
+    with postgres.server() if not given else nullcontext(given) as server:
+        return list(fleet_memory.rows(quick, lambda: postgres.new_database(server)))
+
+
 def ray_rows(quick: bool, given: str | None, parts: Collection[str]) -> list[Row]:
     if given is None and postgres.why_not():
         with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as folder:
@@ -270,6 +278,8 @@ def main() -> None:
             rows += [*fairness_rows(seeds), tier_row(seeds)]
     if "throughput" in parts:
         rows += throughput_rows(asked.quick, asked.postgres)
+    if "memory" in parts:
+        rows += memory_rows(asked.quick, asked.postgres)
     on_ray = [one for one in ("search", "kills", "ray") if one in parts and (asked.quick or one != "kills")]
     if on_ray:
         rows += ray_rows(asked.quick, asked.postgres, on_ray)

@@ -43,7 +43,7 @@ async def ticks(count: int) -> int:
     return total
 
 
-async def _in_lanes(run: Callable[[], Awaitable[object]], workflows: int) -> None:
+async def in_lanes(run: Callable[[], Awaitable[object]], workflows: int) -> None:
     """Run that many workflows, `AT_ONCE` at a time."""
     left = iter(range(workflows))
 
@@ -66,7 +66,7 @@ async def work_ours(address: str, home: Path, workflows: int, steps: int) -> flo
         await runtime.run(ticks, steps)
         _when_all_are_ready()
         begun = time.perf_counter()
-        await _in_lanes(lambda: runtime.run(ticks, steps), workflows)
+        await in_lanes(lambda: runtime.run(ticks, steps), workflows)
         return time.perf_counter() - begun
 
 
@@ -93,7 +93,7 @@ async def work_dbos(address: str, workflows: int, steps: int) -> float:
         await dbos_ticks(steps)
         _when_all_are_ready()
         begun = time.perf_counter()
-        await _in_lanes(lambda: dbos_ticks(steps), workflows)
+        await in_lanes(lambda: dbos_ticks(steps), workflows)
         return time.perf_counter() - begun
     finally:
         DBOS.destroy(destroy_registry=True)
