@@ -162,6 +162,7 @@ def _back(ref: Ref, start: CheckpointRecord, run: RunRecord | None, mine: Sequen
     for gone in range(ref.back):
         earlier = by_id.get(here.parents[0]) if here.parents else None
         if earlier is None:
-            raise RunNotFound(f"{ref.text}: there are only {gone} checkpoints before that one")
+            there = "is only 1 checkpoint" if gone == 1 else f"are only {gone} checkpoints"
+            raise RunNotFound(f"{ref.text}: there {there} before it")
         here = earlier
     return Place(here.snapshot_id, here, run)

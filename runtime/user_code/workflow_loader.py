@@ -41,7 +41,7 @@ def load_target(ref: str) -> Any:
     themselves where the fault is.
     """
     where, _, name = ref.rpartition(":")
-    if not where or not name:
+    if not where or not name or (where.startswith(".") and not where.endswith(".py")):
         raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
     try:
         module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @click.command("ls")
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many runs; 0: all."
+    "-n", "--limit", type=click.IntRange(0, sys.maxsize), default=20, show_default=True, help="How many runs; 0: all."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 @pass_home
@@ -104,7 +105,7 @@ _LOOKS = {"merged": "green", "released": "bright_black", "open": "cyan"}
 
 @click.command("log")
 @click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
-@click.option("-n", "--max-count", type=click.IntRange(0), metavar="N", help="At most N checkpoints.")
+@click.option("-n", "--max-count", type=click.IntRange(0, sys.maxsize), metavar="N", help="At most N checkpoints.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, newest first.")
 @pass_home
 def log_command(home: Home, state: str, max_count: int | None, as_json: bool) -> None:

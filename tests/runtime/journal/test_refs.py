@@ -107,7 +107,7 @@ def test_a_snapshot_by_its_prefix() -> None:
         ("a:b:c", "does not name a run"),
         ("beef~x", "does not name a run"),
         ("beef:nowhere", "there is root, root/o7.0.0"),
-        ("beef~9", "only 2 checkpoints before"),
+        ("beef~9", "only 2 checkpoints before it"),
         ("sn-lonely~1", "ramify ls"),
     ],
 )

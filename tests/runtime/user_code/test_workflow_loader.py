@@ -42,6 +42,7 @@ def test_a_file_named_like_a_known_module_is_not_mistaken_for_it(tmp_path: Path)
     ("ref", "said"),
     [
         ("app.py", "FILE.py:NAME"),
+        (".:x", "FILE.py:NAME"),
         ("nowhere.py:x", "no such file"),
         ("no_such_module:x", "no module"),
         ("json:nope", "nope"),
