@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramify.compiler.estimates import Estimates
-from ramify.compiler.pipeline import compile_spec
 from ramify.compiler.plan import PLAN_VERSION, Plan
 from ramify.compiler.spec import Spec
 
@@ -56,6 +55,8 @@ class KeptPlans:
         spec, before = self.spec(function, ref=ref, deadline_s=deadline_s), self._kept
         if before is not None and before.spec is spec and before.estimates is estimates and not by_files:
             return before.plan
+        from ramify.compiler.pipeline import compile_spec  # not needed where code is only compared with a plan
+
         plan = compile_spec(spec, estimates=estimates).plan
         self._kept = _Kept(spec, plan, estimates)
         return plan

@@ -215,18 +215,30 @@ async def runtime(home: Path, model: LLMClient) -> AsyncIterator[Runtime]:
 WARM = (
     "aiosqlite",
     "ramify.blocking_stream",
+    "ramify.cli.commands.diff",
+    "ramify.cli.commands.effects",
+    "ramify.cli.commands.explain",
     "ramify.cli.commands.inbox",
     "ramify.cli.commands.listings",
     "ramify.cli.commands.resume",
     "ramify.cli.commands.run",
     "ramify.cli.commands.storage",
     "ramify.cli.commands.world",
+    "ramify.cli.main",
     "ramify.cli.progress",
+    "ramify.cli.targets",
     "ramify.code_changes",
     "ramify.compiler.change_impact",
     "ramify.compiler.frontend.python.workflow_reader",
+    "ramify.compiler.kept_plans",
     "ramify.compiler.pipeline",
+    "ramify.compiler.plan_matching",
+    "ramify.home_collection",
+    "ramify.inspect.inbox",
+    "ramify.run_functions",
+    "ramify.runtime.execution.fork_arguments",
     "ramify.runtime.execution.merges",
+    "ramify.runtime.langgraph.value_summary",
     "ramify.runtime.store.reader",
     "ramify.runtime.store.upgrade",
     "ramify.sandboxes.backends.copying",
@@ -245,7 +257,8 @@ def warm() -> Iterator[WarmInterpreter]:
 @pytest.fixture(scope="session")
 def warm_langgraph() -> Iterator[WarmInterpreter]:
     """The same with LangGraph and the adapter."""
-    with WarmInterpreter(*WARM, "ramify.graph") as opened:
+    more = ("compiler.frontend.langgraph.graph_reader", "graph", "runtime.langgraph.thread.stored_thread")
+    with WarmInterpreter(*WARM, *(f"ramify.{name}" for name in more)) as opened:
         yield opened
 
 
