@@ -112,10 +112,10 @@ def read_code(
 
     Durations and other measurements are left out: they may have changed since.
     """
-    from ramify.compiler.frontend.python.workflow_reader import read_workflow
-
-    ref = workflow.__ramify_workflow__.ref
-    return read_workflow(workflow, ref=ref, version=plan.version, minor=minor, without=without)
+    info = workflow.__ramify_workflow__
+    return workflow.plans().spec(
+        workflow, ref=info.ref, deadline_s=info.deadline_s, version=plan.version, minor=minor, without=without
+    )
 
 
 _MANY = 12  # lines that an error names

@@ -205,7 +205,7 @@ class Workflow(Generic[P, R]):
         return result
 
     def plans(self) -> KeptPlans:
-        """The plan that was compiled last in this process. Imports the compiler."""
+        """What was read and compiled last in this process."""
         from ramify.compiler.kept_plans import KeptPlans
 
         self._plans = self._plans or KeptPlans()

@@ -1,5 +1,5 @@
-"""The plan of a workflow that a process runs often: it is compiled again only if something that it is made from has
-changed."""
+"""The plan of a workflow that a process runs or resumes often: its code is read and compiled again only if something
+that the plan is made from has changed."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramify.compiler.estimates import Estimates
-from ramify.compiler.pipeline import compile_spec
-from ramify.compiler.plan import Plan
+from ramify.compiler.plan import PLAN_VERSION, Plan
 from ramify.compiler.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Reading:
     """holds: whether a second reading would give the same Spec."""
 
     spec: Spec
     holds: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    spec: Spec
     plan: Plan
     estimates: Estimates
 
 
 class KeptPlans:
-    """What was compiled last for one workflow. Keep it with the workflow: it keeps the workflow's code alive."""
+    """What was read and compiled last for one workflow. Keep it with the workflow: it keeps the workflow's code
+    alive."""
 
     def __init__(self) -> None:
+        self._reading: tuple[object, _Reading] | None = None
         self._kept: _Kept | None = None
 
     def plan(
@@ -46,22 +52,40 @@ class KeptPlans:
         Raises:
             CompileError: The workflow cannot be compiled.
         """
-        before = self._kept
-        if before is None or not before.holds():
-            spec, holds = _read(function, ref, deadline_s)
-        elif before.estimates is estimates and not by_files:
+        spec, before = self.spec(function, ref=ref, deadline_s=deadline_s), self._kept
+        if before is not None and before.spec is spec and before.estimates is estimates and not by_files:
             return before.plan
-        else:
-            spec, holds = before.spec, before.holds
+        from ramify.compiler.pipeline import compile_spec  # not needed where code is only compared with a plan
+
         plan = compile_spec(spec, estimates=estimates).plan
-        self._kept = _Kept(spec, holds, plan, estimates)
+        self._kept = _Kept(spec, plan, estimates)
         return plan
 
+    def spec(
+        self,
+        function: Callable[..., Any],
+        *,
+        ref: str,
+        deadline_s: float | None,
+        version: int = PLAN_VERSION,
+        minor: int | None = None,
+        without: frozenset[str] = frozenset(),
+    ) -> Spec:
+        """Return the workflow as `read_workflow` reads it. It is the one before if the code and what it refers to are
+        the same objects.
 
-def _read(function: Callable[..., Any], ref: str, deadline_s: float | None) -> tuple[Spec, Callable[[], bool]]:
-    from ramify.compiler.frontend.python.spec_inputs import recorded_inputs
-    from ramify.compiler.frontend.python.workflow_reader import read_workflow
+        Raises:
+            CompileError: The workflow cannot be read.
+        """
+        how, before = (ref, deadline_s, version, minor, without), self._reading
+        if before is not None and before[0] == how and before[1].holds():
+            return before[1].spec
+        from ramify.compiler.frontend.python.spec_inputs import recorded_inputs
+        from ramify.compiler.frontend.python.workflow_reader import read_workflow
 
-    with recorded_inputs() as inputs:
-        spec = read_workflow(function, ref=ref, deadline_s=deadline_s)
-    return spec, inputs.unchanged
+        with recorded_inputs() as inputs:
+            spec = read_workflow(
+                function, ref=ref, deadline_s=deadline_s, version=version, minor=minor, without=without
+            )
+        self._reading = how, _Reading(spec, inputs.unchanged)
+        return spec

@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine
 
 from ramify import Runtime
-from ramify.fork_engine import store_folder
 from ramify.paths import home as ramify_home
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import engines, migrate, run_store
@@ -30,6 +29,7 @@ from ramify.serving.engine import models
 from ramify.serving.errors import ModelMissing
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
+from tests import flushes
 from tests.changed import PACKAGES
 from tests.samples import sample
 from tests.warm_helpers import WarmHelpers
@@ -126,11 +126,16 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Do not flush: no test cuts the power, and a flush of the whole file system waits for what all others here
-    wrote."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_folder, "sync_file_system", lambda _: None)
+        for owner, name, value in flushes.left_out():
+            patch.setattr(owner, name, value)
         yield
+
+
+@pytest.fixture
+def flushed_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Databases that are opened from now on are flushed as users' are."""
+    monkeypatch.setattr(engines, "PRAGMAS", engines.PRAGMAS[:-1])
 
 
 @pytest.fixture(scope="session")
@@ -210,18 +215,30 @@ async def runtime(home: Path, model: LLMClient) -> AsyncIterator[Runtime]:
 WARM = (
     "aiosqlite",
     "ramify.blocking_stream",
+    "ramify.cli.commands.diff",
+    "ramify.cli.commands.effects",
+    "ramify.cli.commands.explain",
     "ramify.cli.commands.inbox",
     "ramify.cli.commands.listings",
     "ramify.cli.commands.resume",
     "ramify.cli.commands.run",
     "ramify.cli.commands.storage",
     "ramify.cli.commands.world",
+    "ramify.cli.main",
     "ramify.cli.progress",
+    "ramify.cli.targets",
     "ramify.code_changes",
     "ramify.compiler.change_impact",
     "ramify.compiler.frontend.python.workflow_reader",
+    "ramify.compiler.kept_plans",
     "ramify.compiler.pipeline",
+    "ramify.compiler.plan_matching",
+    "ramify.home_collection",
+    "ramify.inspect.inbox",
+    "ramify.run_functions",
+    "ramify.runtime.execution.fork_arguments",
     "ramify.runtime.execution.merges",
+    "ramify.runtime.langgraph.value_summary",
     "ramify.runtime.store.reader",
     "ramify.runtime.store.upgrade",
     "ramify.sandboxes.backends.copying",
@@ -240,7 +257,8 @@ def warm() -> Iterator[WarmInterpreter]:
 @pytest.fixture(scope="session")
 def warm_langgraph() -> Iterator[WarmInterpreter]:
     """The same with LangGraph and the adapter."""
-    with WarmInterpreter(*WARM, "ramify.graph") as opened:
+    more = ("compiler.frontend.langgraph.graph_reader", "graph", "runtime.langgraph.thread.stored_thread")
+    with WarmInterpreter(*WARM, *(f"ramify.{name}" for name in more)) as opened:
         yield opened
 
 

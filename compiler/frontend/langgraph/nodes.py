@@ -23,6 +23,7 @@ from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.file_access import files_of
 from ramify.compiler.frontend.python.modules import dependencies
 from ramify.compiler.frontend.python.name_resolution import plain_function, step_info, takes_world
+from ramify.compiler.frontend.python.names import nodes_in
 from ramify.compiler.frontend.python.part_digests import digest_of
 from ramify.compiler.frontend.python.sources import Definition, Function, Sources, own_nodes
 from ramify.compiler.plan import Effect
@@ -128,7 +129,7 @@ def _reads(definition: Definition, state: str) -> frozenset[str] | None:
     body: list[ast.AST] = [definition.body] if isinstance(definition, ast.Lambda) else list(definition.body)
     named: set[str] = set()
     known: set[ast.expr] = set()
-    for node in (inner for part in body for inner in ast.walk(part)):
+    for node in (inner for part in body for inner in nodes_in(part)):
         match node:
             case (
                 ast.Subscript(value=ast.Name(id=name) as used, slice=ast.Constant(value=str(key)), ctx=ast.Load())

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from ramify.compiler.frontend.python.modules import bound_names
+from ramify.compiler.frontend.python.names import nodes_in
 from ramify.compiler.frontend.python.sources import Function, Sources
 from ramify.compiler.frontend.python.world_access import may_use_current_sandbox, world_parameters
 from ramify.compiler.spec import FileAccess
@@ -68,7 +69,7 @@ class _FileReader:
 
     def read(self) -> bool:
         """Read the function. Return whether every use of the world, and of a path in it, was understood."""
-        nodes = [node for part in self.definition.body for node in ast.walk(part)]
+        nodes = [node for part in self.definition.body for node in nodes_in(part)]
         if any(isinstance(node, ast.Name) and node.id == self.world and _is_bound(node) for node in nodes):
             return False
         self._bind(nodes)
@@ -237,7 +238,7 @@ class _FileReader:
 
     def _is_all_seen(self) -> bool:
         """Return whether only its own lines run: no foreign decorator, and no call of an unknown function."""
-        for node in ast.walk(self.definition):
+        for node in nodes_in(self.definition):
             match node:
                 case ast.Call(func=ast.Attribute(value=inner)) if self._path(inner) is not None:
                     continue

@@ -263,7 +263,8 @@ def project_folder(path: str) -> Path:
 
 def without_patches(tree: ast.Module, names: frozenset[str]) -> ast.Module:
     """Return the tree with each `if patched(name)` replaced by its `else`, for these names. Positions are kept."""
-    changed = _PatchRemover(patched_aliases(tree), names).visit(tree)
+    aliases = patched_aliases(ast.walk(tree))  # not `nodes_in`, since the tree is changed afterwards
+    changed = _PatchRemover(aliases, names).visit(tree)
     assert isinstance(changed, ast.Module)
     return changed
 
@@ -275,10 +276,10 @@ def patch_names_in(tree: ast.AST, aliases: frozenset[str]) -> Iterator[str]:
             yield name
 
 
-def patched_aliases(tree: ast.Module) -> frozenset[str]:
-    """Return the names under which a module imports `ramify.patched`."""
+def patched_aliases(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """Return the names under which a module with these nodes imports `ramify.patched`."""
     found: set[str] = set()
-    for node in ast.walk(tree):  # not `nodes_in`, since the tree may be changed afterwards
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {f"{each.asname or each.name}.{PATCHED}" for each in node.names if each.name == "ramify"}
         elif isinstance(node, ast.ImportFrom) and node.module == "ramify" and not node.level:

@@ -17,7 +17,7 @@ from ramify.compiler.frontend.python.code_parts import CodeIndex, Key
 from ramify.compiler.frontend.python.file_access import files_of
 from ramify.compiler.frontend.python.modules import dependencies, digest, used_names
 from ramify.compiler.frontend.python.name_resolution import is_llm, is_wrapped, workflow_info
-from ramify.compiler.frontend.python.names import Position, Use, names_passed
+from ramify.compiler.frontend.python.names import Position, Use, names_passed, nodes_in
 from ramify.compiler.frontend.python.part_digests import digest_of, digest_of_parts, writer_for
 from ramify.compiler.frontend.python.prompt_prefixes import first_prefix
 from ramify.compiler.frontend.python.sources import (
@@ -161,7 +161,7 @@ def _patches(index: CodeIndex, sources: Sources) -> tuple[str, ...]:
         path = part.module.path
         for node in filter(may_ask_for_patches, part.nodes):
             if path not in aliases:
-                aliases[path] = patched_aliases(sources.tree(path))
+                aliases[path] = patched_aliases(nodes_in(sources.tree(path)))
             found.update(patch_names_in(node, aliases[path]))
     return tuple(sorted(found))
 

@@ -17,10 +17,12 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import repeat
 from operator import is_
 from types import ModuleType
+from weakref import WeakKeyDictionary
 
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.python.modules import used_names
 from ramify.compiler.frontend.python.name_resolution import is_world, is_world_annotation, step_info
+from ramify.compiler.frontend.python.names import nodes_in
 from ramify.compiler.frontend.python.sources import (
     Definition,
     Function,
@@ -45,7 +47,7 @@ def world_parameters(node: Definition) -> set[str]:
 
 
 def _arguments(node: Definition) -> Iterator[ast.arg]:
-    return (each for each in ast.walk(node.args) if isinstance(each, ast.arg))
+    return (each for each in nodes_in(node.args) if isinstance(each, ast.arg))
 
 
 def _is_annotated_world(argument: ast.arg) -> bool:
@@ -140,7 +142,7 @@ _IMPORTING = frozenset({"__import__", "eval", "exec", "getattr", "importlib", "i
 def _may_call_anything(function: Function, nodes: Iterable[ast.AST]) -> bool:
     """Return whether it is not known what all the code calls: it calls methods of values, or values by another name,
     or finds code while it runs."""
-    for node in (inner for part in nodes for inner in ast.walk(part)):
+    for node in (inner for part in nodes for inner in nodes_in(part)):
         match node:
             case ast.Attribute(ctx=ast.Load()) if function.lookup(node) is None:
                 return True
@@ -257,17 +259,29 @@ def _modules_used(names: frozenset[str], name: str, function: Function, sources:
 _EMPTY_MODULE = frozenset(vars(ModuleType("empty"))) | {"__file__", "__cached__", "__builtins__", "__path__"}
 
 
+_named: WeakKeyDictionary[ast.AST, dict[frozenset[str], bool]] = WeakKeyDictionary()
+_imports: WeakKeyDictionary[ast.AST, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+# kept with the syntax: several readings of a process search the same files
+
+
 def _are_named(names: frozenset[str], nodes: Iterable[ast.AST]) -> bool:
     for part in nodes:
-        for node in ast.walk(part):
-            match node:
-                case (
-                    ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.FunctionDef(name=name)
-                ) if name in names:
-                    return True
-                case ast.arg(annotation=ast.Constant(value=str(text))) if is_world_annotation(text):
-                    return True
+        known = _named.setdefault(part, {})
+        if names not in known:
+            known[names] = any(_is_named(names, node) for node in nodes_in(part))
+        if known[names]:
+            return True
     return False
+
+
+def _is_named(names: frozenset[str], node: ast.AST) -> bool:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.FunctionDef(name=name):
+            return name in names
+        case ast.arg(annotation=ast.Constant(value=str(text))):
+            return is_world_annotation(text)
+        case _:
+            return False
 
 
 def _module_of(value: object) -> str:
@@ -281,10 +295,18 @@ def _module_of(value: object) -> str:
 def _imported_modules(nodes: Iterable[ast.AST], here: str) -> Iterator[str]:
     """Yield the modules that import statements inside functions name."""
     for part in nodes:
-        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _modules_named(ast.walk(part), here)
-        elif isinstance(part, ast.Module | ast.ClassDef | ast.If | ast.Try | ast.With):
-            yield from _imported_modules(ast.iter_child_nodes(part), here)
+        known = _imports.setdefault(part, {})
+        if here not in known:
+            known[here] = tuple(_imported_inside(part, here))
+        yield from known[here]
+
+
+def _imported_inside(part: ast.AST, here: str) -> Iterator[str]:
+    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield from _modules_named(nodes_in(part), here)
+    elif isinstance(part, ast.Module | ast.ClassDef | ast.If | ast.Try | ast.With):
+        for inner in ast.iter_child_nodes(part):
+            yield from _imported_inside(inner, here)
 
 
 def _modules_named(nodes: Iterable[ast.AST], here: str) -> Iterator[str]:

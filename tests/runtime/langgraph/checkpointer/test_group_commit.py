@@ -290,6 +290,7 @@ def test_ctrl_c_in_a_commit_leaves_the_writer_usable(bench: Bench, nth: int) -> 
     assert [word for word in bench.rows() if word != "b"] == ["a", "c"]
 
 
+@pytest.mark.usefixtures("flushed_databases")
 def test_commits_are_flushed_to_the_disk(bench: Bench) -> None:
     found: list[Any] = []
     for pragma in ("synchronous", "journal_mode", "wal_autocheckpoint"):
