@@ -61,7 +61,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._closed = False
         self._pending = None
         self._forked: tuple[SnapshotId, int] | None = None  # the last fork
-        self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # what is told of forks to come
+        self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # the backend that prepares forks, and of what
         self._order, self._closing = asyncio.Lock(), asyncio.Lock()
         self._owner = os.getpid()
         self._pin = home.pins.ground()
@@ -167,12 +167,12 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
     ) -> Opening[World]:
-        """The world of this name, live again at the state in which it was left. Of its background processes, it has
-        those that its last snapshot kept.
+        """Start the world of this name at the state in which it was left. It has the background processes that its
+        last snapshot kept, and no others.
 
-        It may connect to what it last could. Credentials are never stored: give them again, or requests to their
-        hosts are refused. `egress`: another policy instead, which is recorded. Raises `WorldNotFound`, `BadName`, and
-        as `create` does."""
+        It may connect to the same hosts as before. Credentials are never stored: give them again, or requests to
+        their hosts are refused. `egress`: another policy instead, which is recorded. Raises `WorldNotFound`,
+        `BadName`, and as `create` does."""
         if egress is not None and credentials is not None:
             raise WorldError("put the credentials into Egress(…, credentials=…), or leave out egress=")
 
@@ -225,8 +225,8 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         await self.close()
 
     async def close(self) -> None:
-        """End the world's processes. What a named world changed is stored first. May be called twice, also
-        at once: the second call waits for the first."""
+        """End the world's processes. A named world first stores its changes. May be called twice, also at once: the
+        second call waits for the first."""
         if os.getpid() != self._owner:
             return
         async with self._closing:

@@ -1,4 +1,4 @@
-"""What a live world may connect to, and what it did connect to."""
+"""The network connections of a live world: its allow-list, and the log of its connections."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ engine is idle.
 
 `ReturnTimes` learns whether, and when, programs come back, by the product-limit estimator (Kaplan and Meier 1958): a
 program that is away still counts as one that has not come back yet, so those that never do lower the chance without
-ever being reported. A program that is said to be over does not count. What engines are told about returns is only a
-hint: a client that announces returns that never happen soon has little kept.
+ever being reported. A program that is said to be over does not count. Announced returns
+are only hints: the contexts of a client whose announced returns do not happen are soon given up.
 """
 
 from __future__ import annotations

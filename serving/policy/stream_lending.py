@@ -1,9 +1,9 @@
 """`StreamLending`: Concord for what has a deadline, Andes for streams, and slots that streams lend.
 
 A reader who has enough to read for the next seconds needs no slot. So Concord decides over all slots but those that
-streams need now, as if the others stood empty. Andes then serves the streams with what is left, and those stand aside
-that are furthest ahead. A stream that is itself due by a time (its own deadline, or its workflow's) is Concord's.
-Without streams the verdict is Concord's alone.
+streams need now, as if the others were empty. Andes then serves the streams with the other slots, and pauses the
+streams whose readers are furthest ahead. A stream that is itself due by a time (its own deadline, or its workflow's)
+is Concord's. Without streams the verdict is Concord's alone.
 """
 
 from __future__ import annotations
