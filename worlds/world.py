@@ -94,23 +94,33 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
     ) -> Opening[World]:
-        """Make a world from a folder, from a snapshot (its id, a tag, or another world's name), or empty. Use it as
-        `async with World.create(…) as world`, or `world = await World.create(…)` and close it.
+        """Make a world from a folder, from a snapshot, or empty. Use it as `async with World.create(…) as world`, or
+        `world = await World.create(…)` and close it.
 
-        The folder is never written to. `name` keeps the world after it was closed. `image`: an image instead of this
-        machine's root, which is pulled unless it is here (`python:3.12`, `oci:FOLDER`, `docker:NAME`); or a root file
-        system, a folder or a tar; or, with the docker backend, the engine's name of an image. Over an image, commands
-        have its variables, and without a folder they start in its WORKDIR. `mount_at`: where the tree stands inside
-        (default: the folder's own path, else /tmp/workspace, or /workspace over an image). `env`: variables, before
-        those of the image and of a snapshot's shell; a name keeps them. `secrets`: variables that are never stored.
-        `network=True`: the host's own network. `egress`: what the world may connect to, a list such as
-        `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with credentials; `[]` allows nothing
-        until `set_egress`. `dumpable`: snapshots and forks keep the processes that `run` has started; all run
-        without the filter of system calls, and `ramify doctor` says what it needs. `home`, `sandbox`: an open home,
-        or what `WorldHome` takes.
+        Args:
+            folder: A folder of this machine, which is never written to.
+            snapshot: A snapshot's id, a tag, or another world's name, in place of a folder.
+            name: Keeps the world after it was closed.
+            image: An image in place of this machine's root (`python:3.12`, `oci:FOLDER`, `docker:NAME`), which is
+                pulled unless it is here; or a root file system, a folder or a tar; or, with the docker backend, the
+                engine's name of an image. Over an image, commands have its variables, and without a folder they start
+                in its WORKDIR.
+            mount_at: The tree's path inside. Default: the folder's own path, else /tmp/workspace, or /workspace over
+                an image.
+            env: Variables. They go before those of the image and of a snapshot's shell. A named world keeps them.
+            secrets: Variables that are never stored.
+            network: Use the host's own network.
+            egress: The hosts that the world may connect to, such as
+                `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with credentials. `[]` allows
+                nothing until `set_egress`.
+            limits: Memory, processes, files and disk that the world may use.
+            dumpable: Snapshots and forks keep the processes that `run` has started. All run without the filter of
+                system calls; `ramify doctor` says what this needs.
+            home: An open home, or the folder of one.
+            sandbox: The backend, as for `WorldHome`.
 
-        Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
-        `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
+        Raises `WorldError`, `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`,
+        `Unsupported`, `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
         """
         if folder is not None and snapshot is not None:
             raise WorldError("a world is made from a folder or from a snapshot: name one of them")
@@ -277,7 +287,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         shells are started meanwhile, as far as memory allows. They are used if the world is not changed before.
 
         Returns how many will wait, and why not more. They wait until the forks are made, others are foreseen, or this
-        world is closed.
+        world is closed. Raises `ValueError`, `WorldDied`.
         """
         if n < 0:
             raise ValueError(f"a world cannot be forked {n} ways")

@@ -189,7 +189,7 @@ class WorldLifecycle(ABC):
     # Life
 
     async def begin(self) -> None:
-        """Start the world at the snapshot. Raises `WorldStartFailed`."""
+        """Start the world at the snapshot. Raises `WorldStartFailed`, `WorldDied`."""
         start = replace(await self._make(self._snapshot), bounds=Bounds(**asdict(self._spec.limits)))
         shell, blobs = self._snapshot.processes.shell, self._resources.blobs
         if shell:
