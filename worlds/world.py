@@ -97,27 +97,26 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         """Make a world from a folder, from a snapshot, or empty. Use it as `async with World.create(…) as world`, or
         `world = await World.create(…)` and close it.
 
-        Args:
-            folder: A folder of this machine, which is never written to.
-            snapshot: A snapshot's id, a tag, or another world's name, in place of a folder.
-            name: Keeps the world after it was closed.
-            image: An image in place of this machine's root (`python:3.12`, `oci:FOLDER`, `docker:NAME`), which is
-                pulled unless it is here; or a root file system, a folder or a tar; or, with the docker backend, the
-                engine's name of an image. Over an image, commands have its variables, and without a folder they start
-                in its WORKDIR.
-            mount_at: The tree's path inside. Default: the folder's own path, else /tmp/workspace, or /workspace over
-                an image.
-            env: Variables. They go before those of the image and of a snapshot's shell. A named world keeps them.
-            secrets: Variables that are never stored.
-            network: Use the host's own network.
-            egress: The hosts that the world may connect to, such as
-                `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with credentials. `[]` allows
-                nothing until `set_egress`.
-            limits: Memory, processes, files and disk that the world may use.
-            dumpable: Snapshots and forks keep the processes that `run` has started. All run without the filter of
-                system calls; `ramify doctor` says what this needs.
-            home: An open home, or the folder of one.
-            sandbox: The backend, as for `WorldHome`.
+        - `folder`: A folder of this machine, which is never written to.
+        - `snapshot`: A snapshot's id, a tag, or another world's name, in place of a folder.
+        - `name`: Keeps the world after it was closed.
+        - `image`: An image in place of this machine's root (`python:3.12`, `oci:FOLDER`, `docker:NAME`), which is
+          pulled unless it is here; or a root file system, a folder or a tar; or, with the docker backend, the
+          engine's name of an image. Over an image, commands have its variables, and without a folder they start
+          in its WORKDIR.
+        - `mount_at`: The tree's path inside. Default: the folder's own path, else /tmp/workspace, or /workspace over
+          an image.
+        - `env`: Variables. They go before those of the image and of a snapshot's shell. A named world keeps them.
+        - `secrets`: Variables that are never stored.
+        - `network`: Use the host's own network.
+        - `egress`: The hosts that the world may connect to, such as
+          `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with credentials. `[]` allows
+          nothing until `set_egress`.
+        - `limits`: Memory, processes, files and disk that the world may use.
+        - `dumpable`: Snapshots and forks keep the processes that `run` has started. All run without the filter of
+          system calls; `ramify doctor` says what this needs.
+        - `home`: An open home, or the folder of one.
+        - `sandbox`: The backend, as for `WorldHome`.
 
         Raises `WorldError`, `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`,
         `Unsupported`, `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
