@@ -120,20 +120,30 @@ def step(
     A parameter annotated `Sandbox` (`SyncSandbox` in a function that is not async) gets the step's world; callers
     omit it.
 
-    `effect`: what the step may do. By default, a step that takes a world is revertible, and any other is unknown. A
-    "readonly" step gets a copy of its branch's world, which is dropped after it: such steps run in parallel and need
-    no snapshot. A step without a declared effect whose own code writes no file runs like that, too, if it may run in
-    parallel with others (in `gather`, for example); if it turns out to write, it is run again, by itself.
-    `reuse=True` declares the step deterministic: with equal code, arguments and world, the result is taken from an
-    earlier run. `retry`: how often it is run again from its entry state after it raised. `timeout`: for each attempt.
+    - `effect`: what the step may do. By default, a step that takes a world is revertible, and any other is unknown. A
+      "readonly" step gets a copy of its branch's world, which is dropped after it: such steps run in parallel and
+      need no snapshot. A step without a declared effect whose own code writes no file runs like that, too, if it may
+      run in parallel with others (in `gather`, for example); if it turns out to write, it is run again, by itself.
+    - `reuse=True` declares the step deterministic: with equal code, arguments and world, the result is taken from an
+      earlier run.
+    - `retry`: how often it is run again from its entry state after it raised.
+    - `timeout`: for each attempt.
+    - `name`: the name under which results are recorded; by default the function's. Keep it when you rename the
+      function.
 
     The other arguments are for `effect="irreversible"`. An intent is stored before such a step starts. If a crash
-    leaves its outcome unknown, the step runs again only if `idempotent=True` says that the receiver honours
-    `ramify.idempotency_key()`. Otherwise `reconcile(key, **arguments)` is asked, which returns `Happened(result)` or
-    `DidNotHappen()`. Without it the run stops with `EffectInDoubt` until `ramify approve`. `compensate(key, result,
-    **arguments)` undoes the effect if the run goes back to before it, or if its branch is released. `in_fork`: what
-    happens on a branch of a fork, or in a run forked from another: "refuse" (the default), use the "recorded" result
-    for the same arguments, or run it and "leave" its effect. Each hook may be called more than once.
+    leaves its outcome unknown, these are tried in order; without them the run stops with `EffectInDoubt` until
+    `ramify approve`.
+
+    - `idempotent=True`: the receiver honours `ramify.idempotency_key()`, so the step runs again.
+    - `reconcile(key, **arguments)`: returns `Happened(result)` or `DidNotHappen()`.
+
+    Two arguments are for forks and for going back. Each hook may be called more than once.
+
+    - `compensate(key, result, **arguments)`: undoes the effect if the run goes back to before it, or if its branch is
+      released.
+    - `in_fork`: what happens on a branch of a fork, or in a run forked from another: "refuse" (the default), use the
+      "recorded" result for the same arguments, or run it and "leave" its effect.
     """
     outside = Outside(idempotent, reconcile, compensate, InFork(in_fork or "refuse"))
 

@@ -89,10 +89,13 @@ def compile(
     through a parameter annotated `Sandbox`, or from `ramify.current_sandbox()`. Worlds follow LangGraph's
     checkpoints: history, time travel, retries, interrupts, parallel nodes, subgraphs and `@task`s.
 
-    `deadline`: for each invocation, carried by its model calls; `ramify_deadline` in a config's `configurable` sets
-    it for one invocation. `checkpointer`, `store`, `cache`, `interrupt_*`, `name`, `debug`, `transformers`: as in
-    LangGraph's own `compile`; they override what a compiled graph already has. `plan`: use this plan instead of
-    compiling one. The other arguments are those of `Runtime`.
+    - `deadline`: for each invocation, carried by its model calls; `ramify_deadline` in a config's `configurable` sets
+      it for one invocation.
+    - `checkpointer`, `store`, `cache`, `interrupt_*`, `name`, `debug`, `transformers`: as in LangGraph's own
+      `compile`; they override what a compiled graph already has.
+    - `plan`: use this plan instead of compiling one.
+
+    The other arguments are those of `Runtime`.
 
     Any checkpointer works. `saver()` is Ramify's: it stores in the home's own database, with one commit per
     superstep. Other savers store every version of a channel whole, most cannot copy or prune threads, and after a

@@ -57,17 +57,22 @@ _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None
 class Runtime(RecordedRuns):
     """Everything that runs need, opened when the first run needs it.
 
-    `home`: where state is stored (see `ramify.paths.home`). `database`: another database than the one in the home.
-    `sandbox`: "namespaces" (the default), "docker", "copy" (no isolation), or a backend of your own. `base_url`: any
-    OpenAI-compatible server; without it the embedded model is started. A user and a password in the URL are not
-    stored: to resume elsewhere, name the whole address again. `model`, `api_key`: for that server. `llm`: a client of
-    your own. Its address and model are stored with its runs, without secrets, so that a resume without the client
-    asks the same server. `observer`: called with every event of every run. `check_reuse`: the share, from 0 to 1, of
-    reused results that are computed again and compared; `WrongReuse` if they differ. `reuse_answers`: reuse answers
-    for equal model calls whatever their temperature and seed; by default only at temperature 0 with a seed that the
-    server is known to honour. `remote`: a bucket (docs/how-to/fleet.md). Each state of a run is uploaded after it is
-    sealed, while the run goes on, and a state that this machine lacks is fetched. Closing waits for the uploads, and
-    raises `RemoteError` if one failed.
+    - `home`: where state is stored (see `ramify.paths.home`).
+    - `database`: another database than the one in the home.
+    - `sandbox`: "namespaces" (the default), "docker", "copy" (no isolation), or a backend of your own.
+    - `base_url`: any OpenAI-compatible server; without it the embedded model is started. A user and a password in the
+      URL are not stored: to resume elsewhere, name the whole address again.
+    - `model`, `api_key`: for that server.
+    - `llm`: a client of your own. Its address and model are stored with its runs, without secrets, so that a resume
+      without the client asks the same server.
+    - `observer`: called with every event of every run.
+    - `check_reuse`: the share, from 0 to 1, of reused results that are computed again and compared; `WrongReuse` if
+      they differ.
+    - `reuse_answers`: reuse answers for equal model calls whatever their temperature and seed; by default only at
+      temperature 0 with a seed that the server is known to honour.
+    - `remote`: a bucket (docs/how-to/fleet.md). Each state of a run is uploaded after it is sealed, while the run
+      goes on, and a state that this machine lacks is fetched. Closing waits for the uploads, and raises `RemoteError`
+      if one failed.
 
     $RAMIFY_SANDBOX, $RAMIFY_BASE_URL, $RAMIFY_API_KEY and $RAMIFY_CHECK_REUSE are the defaults of these arguments.
     $RAMIFY_OTEL=1 traces every run (see `ramify.telemetry`).

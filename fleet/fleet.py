@@ -1,11 +1,11 @@
 """`Fleet`: runs of a `Runtime` that go on on the nodes of a Ray cluster.
 
 A run is stored where the fleet is, with its workspace in the bucket, and then a node resumes it. So starting a run
-on a node, and going on with it on another one after the first died, are the same call. What Ray knows is never
-needed to recover: the journal is in the database, and `Runtime.resume` in any process would do as well.
+on a node, and going on with it on another one after the first died, are the same call. Recovery needs nothing that
+only Ray knows: the journal is in the database, and `Runtime.resume` in any process would do as well.
 
 If a node dies, its leases are ended at once, rather than waited for (docs/decisions/105). That is safe even if Ray is
-wrong and the node lives: each write of a run checks the lease, so what the node still wants to write is refused.
+wrong and the node lives: each write of a run checks the lease, so later writes of the node are refused.
 """
 
 from __future__ import annotations

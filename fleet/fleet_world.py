@@ -1,6 +1,6 @@
 """`FleetWorld`: a world whose commands run on a node of the fleet, and go on on another one if that node dies.
 
-The program keeps the id of the world's last state, which is in the bucket. A fork is a copy of that id. A world is
+The program knows the id of the world's last state, which is in the bucket. A fork is a copy of that id. A world is
 made on a node with its first command: where its parent lives if a slot is free there, else on the freest node. Then
 it stays there. If the node dies, the command that was under way begins again elsewhere, from the state before it.
 """
@@ -41,9 +41,9 @@ _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 class FleetWorld:
     """A world on a node. An async context manager: leaving it ends its processes. Made by `Fleet.world` and `fork`.
 
-    What an operation returned is kept: its state is in the bucket by then. An operation that raises changes nothing,
-    except `check=True`, which tells of a command that ended: as in `World`, what that changed stays. Operations of
-    one world wait for each other. Each raises what `World`'s does, `NoFitNode`, `NodesDied`, `ClusterUnreachable`,
+    An operation returns when its state is in the bucket. An operation that raises changes nothing, with one
+    exception: if a command fails under `check=True`, its changes stay, as in `World`. Operations of one world wait
+    for each other. Each raises what `World`'s does, `NoFitNode`, `NodesDied`, `ClusterUnreachable`,
     `FleetClosed`, `ForkEngineError` if the bucket cannot be used.
 
     state: the id of the last state. node: the name of the node where it lives; None before its first command.

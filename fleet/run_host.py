@@ -1,8 +1,8 @@
 """The process that works for a fleet on a node: it owns the node's home, continues runs that others stored, and runs
 commands in worlds.
 
-It is an actor of Ray, and does not know it. What it returns consists of plain values, so that a fleet of another
-version can read at least `describe`.
+It runs as an actor of Ray, and imports nothing of Ray. It returns plain values, so that a fleet of another version
+can read at least `describe`.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class NodeRefused:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node died, or its process for this fleet did. What it worked on goes on elsewhere."""
+    """A node died, or its process for this fleet did. Its work goes on elsewhere."""
 
     node: str
     reason: str

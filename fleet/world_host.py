@@ -1,8 +1,8 @@
 """The live worlds of a fleet on one node.
 
 An operation is a transaction. It begins with a state that the bucket has, and when it is answered, the bucket has the
-state that it led to. If it fails, or nobody hears its answer, the world is dropped, and the next operation makes it
-again from the state before, on whichever node.
+state that it led to. If it fails, or its answer is lost, the world is dropped, and the next operation makes it again
+from the state before, on any node.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class WorldHost:
         await self._stack.aclose()
 
     async def perform(self, order: WorldOrder) -> WorldAnswer:
-        """Do one operation of a world. It ends an earlier one that is still under way: nobody hears its answer any
-        more, because operations of one world come one after the other."""
+        """Do one operation of a world. It ends an earlier one that is still under way: operations of one world come
+        one after the other, so the caller of the earlier one is gone."""
         while order.world in self._working:
             await self.close(order.world)
         task = self._working[order.world] = asyncio.ensure_future(self._perform(order))

@@ -101,7 +101,7 @@ def _prefixed(kind: SourceKind, rest: str, text: str) -> ImageReference:
 def _of_registry(text: str) -> ImageReference:
     name, at, digest = text.partition("@")
     if at and not DIGEST.fullmatch(digest):
-        raise _bad(text, "after '@' stands sha256: and 64 hexadecimal digits")
+        raise _bad(text, "after '@' must come sha256: and 64 hexadecimal digits")
     first, slash, rest = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost" or first.startswith("[")):
         registry, name = first, rest
@@ -111,7 +111,7 @@ def _of_registry(text: str) -> ImageReference:
     if registry == DEFAULT_REGISTRY and "/" not in name:
         name = f"{DEFAULT_NAMESPACE}/{name}"
     if not _REGISTRY.fullmatch(registry):
-        raise _bad(text, f"{registry!r} is no address of a registry")
+        raise _bad(text, f"{registry!r} is not the address of a registry")
     if not _REPOSITORY.fullmatch(name):
         raise _bad(text, "a repository's name has lower-case letters, digits, and '.', '_', '-', '/' between them")
     if colon and not _TAG.fullmatch(tag):

@@ -106,7 +106,7 @@ class RegistryClient:
             self._base = _address(f"{'http' if on_this_machine(host) else 'https'}://{host}")
         except httpx.InvalidURL:
             raise BadReference(
-                f"{reference}: {host!r} is no address of a registry. Write HOST/NAME or HOST:PORT/NAME"
+                f"{reference}: {host!r} is not the address of a registry. Write HOST/NAME or HOST:PORT/NAME"
             ) from None
         self._path, self._scope = f"/v2/{reference.repository}", f"repository:{reference.repository}:pull"
         self._authorization = ""
@@ -185,7 +185,7 @@ class RegistryClient:
         except TimeoutError:
             raise self._stalled() from None
         except UnicodeError:  # httpx looks at a redirect before it returns it
-            raise httpx.InvalidURL("a host that is none") from None
+            raise httpx.InvalidURL("an invalid host") from None
 
     def _redirected(self, url: httpx.URL, location: str) -> httpx.URL:
         to = _address(location, url)
@@ -279,7 +279,7 @@ class _Explained:
                 "network"
             ) from None
         if isinstance(error, httpx.InvalidURL):
-            raise RegistryError(f"{what}: the registry names an address that is none. Ask its operator") from None
+            raise RegistryError(f"{what}: the registry names an invalid address. Ask its operator") from None
 
 
 def on_this_machine(host: str) -> bool:

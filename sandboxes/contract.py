@@ -187,7 +187,7 @@ def check_supported(capabilities: Capabilities, spec: WorldSpec) -> None:
             + ", ".join(_KERNELS_PLACES)
         )
     if spec.network and spec.egress is not None:
-        raise WorldStartFailed("a world with the host's network has no use for egress: choose one of them")
+        raise WorldStartFailed("a world with the host's network needs no egress=: choose one of them")
     for feature in required_features(spec):
         capabilities.require(feature)
 

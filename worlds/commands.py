@@ -58,10 +58,12 @@ async def run_to_end(
         code = await process.wait()
         out, err = await process.stdout.collected(), await process.stderr.collected()
     finally:
-        if feeding is not None:
-            feeding.cancel()
-            await asyncio.wait({feeding})
-        await process.close()
+        try:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.wait({feeding})
+        finally:  # also if the caller is cancelled again, while its own stream ends
+            await process.close()
     if feeding is not None and not feeding.cancelled() and (failed := feeding.exception()) is not None:
         raise failed  # the caller's own stream
     return RunResult(

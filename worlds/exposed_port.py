@@ -53,12 +53,12 @@ async def exposed(connect: Connect, host_port: int, unix_socket: Path | None) ->
         yield found
     finally:
         server.close()
+        if unix_socket is not None:
+            unix_socket.unlink(missing_ok=True)
         for task in list(clients):
             task.cancel()
         if clients:
             await asyncio.wait(set(clients))
-        if unix_socket is not None:
-            unix_socket.unlink(missing_ok=True)
 
 
 async def _listen(

@@ -20,6 +20,7 @@ from typing import Any
 
 from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
+from ramify.fork_engine.store_folder import flush_folder
 from ramify.fork_engine.types import SnapshotId
 from ramify.sandboxes.egress.connection_log import ConnectionFiles
 from ramify.worlds.errors import BadName, NameTaken, WorldError, WorldInUse, WorldNotFound
@@ -97,7 +98,7 @@ class References:
                 Path(temporary).replace(path)
         finally:
             Path(temporary).unlink(missing_ok=True)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
 
     def delete(self, kind: Kind, name: str) -> None:
         """Raises `WorldNotFound`. The snapshots stay until `ramify gc`."""
@@ -107,7 +108,7 @@ class References:
         path.with_suffix(".lock").unlink(missing_ok=True)
         if kind is Kind.WORLD:
             ConnectionFiles(self.connections(name)).remove()
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
 
     @contextmanager
     def held(self, name: str) -> Iterator[None]:
@@ -117,14 +118,13 @@ class References:
         paths.make_private(path.parent)
         handle = open_lock(path, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            close_lock(handle)
-            raise WorldInUse(
-                f"the world {name!r} is open elsewhere: close it there, or start another world "
-                f"from its last state: snapshot={name!r}"
-            ) from None
-        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise WorldInUse(
+                    f"the world {name!r} is open elsewhere: close it there, or start another world "
+                    f"from its last state: snapshot={name!r}"
+                ) from None
             yield
         finally:
             close_lock(handle)
@@ -160,11 +160,3 @@ def _parsed(text: str, path: Path) -> Reference:
         return Reference(**known)
     except (ValueError, TypeError) as error:
         raise WorldError(f"{path} is damaged: {error}. Delete it, or restore it from a backup") from error
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

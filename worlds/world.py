@@ -61,7 +61,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._closed = False
         self._pending = None
         self._forked: tuple[SnapshotId, int] | None = None  # the last fork
-        self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # what is told of forks to come
+        self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # the backend that prepares forks, and of what
         self._order, self._closing = asyncio.Lock(), asyncio.Lock()
         self._owner = os.getpid()
         self._pin = home.pins.ground()
@@ -94,23 +94,32 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
     ) -> Opening[World]:
-        """Make a world from a folder, from a snapshot (its id, a tag, or another world's name), or empty. Use it as
-        `async with World.create(…) as world`, or `world = await World.create(…)` and close it.
+        """Make a world from a folder, from a snapshot, or empty. Use it as `async with World.create(…) as world`, or
+        `world = await World.create(…)` and close it.
 
-        The folder is never written to. `name` keeps the world after it was closed. `image`: an image instead of this
-        machine's root, which is pulled unless it is here (`python:3.12`, `oci:FOLDER`, `docker:NAME`); or a root file
-        system, a folder or a tar; or, with the docker backend, the engine's name of an image. Over an image, commands
-        have its variables, and without a folder they start in its WORKDIR. `mount_at`: where the tree stands inside
-        (default: the folder's own path, else /tmp/workspace, or /workspace over an image). `env`: variables, before
-        those of the image and of a snapshot's shell; a name keeps them. `secrets`: variables that are never stored.
-        `network=True`: the host's own network. `egress`: what the world may connect to, a list such as
-        `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with credentials; `[]` allows nothing
-        until `set_egress`. `dumpable`: snapshots and forks keep the processes that `run` has started; all run
-        without the filter of system calls, and `ramify doctor` says what it needs. `home`, `sandbox`: an open home,
-        or what `WorldHome` takes.
+        - `folder`: A folder of this machine, which is never written to.
+        - `snapshot`: A snapshot's id, a tag, or another world's name, in place of a folder.
+        - `name`: Keeps the world after it was closed.
+        - `image`: An image in place of this machine's root (`python:3.12`, `oci:FOLDER`, `docker:NAME`), which is
+          pulled unless it is here; or a root file system, a folder or a tar; or, with the docker backend, the
+          engine's name of an image. Over an image, commands have its variables, and without a folder they start
+          in its WORKDIR.
+        - `mount_at`: The tree's path inside. Default: the folder's own path, else /tmp/workspace, or /workspace over
+          an image.
+        - `env`: Variables. They go before those of the image and of a snapshot's shell. A named world keeps them.
+        - `secrets`: Variables that are never stored.
+        - `network`: Use the host's own network.
+        - `egress`: The hosts that the world may connect to, such as
+          `["pypi.org", "*.github.com:443", "127.0.0.1:8000"]`, or an `Egress` with credentials. `[]` allows
+          nothing until `set_egress`.
+        - `limits`: Memory, processes, files and disk that the world may use.
+        - `dumpable`: Snapshots and forks keep the processes that `run` has started. All run without the filter of
+          system calls; `ramify doctor` says what this needs.
+        - `home`: An open home, or the folder of one.
+        - `sandbox`: The backend, as for `WorldHome`.
 
-        Raises `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`, `Unsupported`,
-        `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
+        Raises `WorldError`, `NameTaken`, `BadName`, `WorldNotFound`, `WorkspaceError`, `BackendUnavailable`,
+        `Unsupported`, `WorldStartFailed`, `BadEntry`, `BadCredential`, and for an image `ImagesError`.
         """
         if folder is not None and snapshot is not None:
             raise WorldError("a world is made from a folder or from a snapshot: name one of them")
@@ -167,12 +176,12 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         home: WorldHome | str | Path | None = None,
         sandbox: str | None = None,
     ) -> Opening[World]:
-        """The world of this name, live again at the state in which it was left. Of its background processes, it has
-        those that its last snapshot kept.
+        """Start the world of this name at the state in which it was left. It has the background processes that its
+        last snapshot kept, and no others.
 
-        It may connect to what it last could. Credentials are never stored: give them again, or requests to their
-        hosts are refused. `egress`: another policy instead, which is recorded. Raises `WorldNotFound`, `BadName`, and
-        as `create` does."""
+        It may connect to the same hosts as before. Credentials are never stored: give them again, or requests to
+        their hosts are refused. `egress`: another policy instead, which is recorded. Raises `WorldNotFound`,
+        `BadName`, and as `create` does."""
         if egress is not None and credentials is not None:
             raise WorldError("put the credentials into Egress(…, credentials=…), or leave out egress=")
 
@@ -225,8 +234,8 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         await self.close()
 
     async def close(self) -> None:
-        """End the world's processes. What a named world changed is stored first. May be called twice, also
-        at once: the second call waits for the first."""
+        """End the world's processes. A named world first stores its changes. May be called twice, also at once: the
+        second call waits for the first."""
         if os.getpid() != self._owner:
             return
         async with self._closing:
@@ -277,7 +286,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         shells are started meanwhile, as far as memory allows. They are used if the world is not changed before.
 
         Returns how many will wait, and why not more. They wait until the forks are made, others are foreseen, or this
-        world is closed.
+        world is closed. Raises `ValueError`, `WorldDied`.
         """
         if n < 0:
             raise ValueError(f"a world cannot be forked {n} ways")

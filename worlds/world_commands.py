@@ -47,8 +47,9 @@ class WorldCommands(ABC):
         timeout: float | None = None,
         check: bool = False,
     ) -> RunResult:
-        """Run one command in a process of its own, beside whatever else runs: a string by `bash -c`, a sequence as it
-        is. Nothing of it lasts but files and background processes, and nothing that a shell exported reaches it.
+        """Run one command in a process of its own, in parallel with others: a string by `bash -c`, a sequence as it
+        is. Its files and background processes stay; its directory and variables do not. It does not see variables
+        that a shell exported.
 
         stdin: text, bytes, a binary file, or an async iterable of bytes; None is an empty input. env: added to the
         variables that the world was made with. cwd: relative to the tree, or absolute; by default `workdir`. user: a
@@ -79,7 +80,7 @@ class WorldCommands(ABC):
                     ...
                 code = await process.wait()
 
-        Output is read as fast as it is asked for: a slow reader stops the writer, so nothing fills the memory. Read
+        Output is read only as fast as you read it: a slow reader stops the writer, so memory use is bounded. Read
         both outputs, or redirect one. Leaving the block kills the command and everything that it started, if it still
         runs. stdin: whether `write_stdin` will be called. Raises as `exec` does.
         """
@@ -127,7 +128,7 @@ class WorldCommands(ABC):
             async with world.expose(8000) as exposed:
                 httpx.get(exposed.url)
 
-        The world gets no way out by it. The server inside may start later: a connection that nothing answers is
+        The world still cannot connect out. The server inside may start later: a connection that nothing answers is
         closed. host_port: of 127.0.0.1; 0 is a free one. Every user of this machine can connect to it; unix_socket, a
         path instead, is this user's alone. Raises `PortUnavailable`, `ValueError`.
         """

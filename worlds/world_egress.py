@@ -1,4 +1,4 @@
-"""What a live world may connect to, and what it did connect to."""
+"""The network connections of a live world: its allow-list, and the log of its connections."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def recorded_egress(reference: Reference, credentials: Mapping[str, Header] | No
     """The egress with which a named world goes on. Raises `BadEntry`, `BadCredential`, `WorldError`."""
     if reference.egress is None:
         if credentials:
-            raise WorldError(f"the world {reference.name!r} was made without egress=, and has no use for credentials")
+            raise WorldError(
+                f"the world {reference.name!r} was made without egress=, so credentials have no effect: leave "
+                "them out, or make the world with egress=[]"
+            )
         return None
     return Egress(reference.egress, credentials or {}).without(reference.credentials)
 

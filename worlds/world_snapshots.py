@@ -60,7 +60,7 @@ class WorldSnapshots(ABC):
         Await the result before you report anything that depends on it. The state is that of a moment between this
         call and the next operation on the world, which waits until the state is taken. `fork`, `restore`, `diff`,
         `merge`, `checkout` and `close` wait until it is on disk. Do not use `path` before `taken()`. If the process
-        dies first, the world's name stands for the state before. Awaiting it raises as `snapshot` does.
+        dies first, a named world keeps its previous state. Awaiting the result raises as `snapshot` does.
         """
         async with self._order, AsyncExitStack() as held:
             await held.enter_async_context(self._home.pins.held())
@@ -88,7 +88,7 @@ class WorldSnapshots(ABC):
 
     @contextmanager
     def _pinned_if_cancelled(self) -> Iterator[None]:
-        """Keep the state that a cancelled seal has reached all the same: the world stands over it."""
+        """Keep the state that a seal reached although it was cancelled: the world's tree lies over it."""
         try:
             yield
         except asyncio.CancelledError:
@@ -133,8 +133,8 @@ class WorldSnapshots(ABC):
             self._keep(state)
 
     async def diff(self, other: WorldSnapshots | Snapshot | str | None = None) -> list[Change]:
-        """What changed from `other` to now, sorted by path. Without `other`: since the world was made or opened. Over
-        an image, changes outside the workspace follow, with absolute paths."""
+        """Return the changes from `other` to the current state, sorted by path. Without `other`: since the world was
+        made or opened. Over an image, changes outside the workspace follow, with absolute paths."""
         now = await self._sealed(flush=False)
         before = self._origin if other is None else await self._state_of(other)
         return await asyncio.to_thread(self._home.store.world_changes, before, now)
@@ -172,8 +172,9 @@ class WorldSnapshots(ABC):
         """Write the world's files into a folder of the host, missing or empty (with `force`, any). Raises
         `CheckoutRefused`.
 
-        What the world changed and what acts on entry (hooks and configuration of git, `.envrc`, editors' tasks) is
-        left out, unless `active_files`. The result is the list of what was written; its `withheld` names the rest.
+        Files that the world changed and that programs run by themselves (hooks and configuration of git, `.envrc`,
+        editors' tasks) are left out, unless `active_files`. The result is the list of what was written; its
+        `withheld` names the rest.
         """
         now = await self.snapshot()
         target = Path(folder).expanduser()
@@ -186,7 +187,8 @@ class WorldSnapshots(ABC):
         return await asyncio.to_thread(self._home.resolve, other)
 
     def _given(self, state: Snapshot) -> Snapshot:
-        """A state to give out: the result keeps it from `ramify gc`, and so does this world."""
+        """Return the state as a new object for the caller. `ramify gc` keeps the state as long as this object or this
+        world is in use."""
         given = replace(state)
         self._pin.gave(given.id)
         self._home.pins.keep_with(given, given.id)

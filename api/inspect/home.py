@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ramify import paths
-from ramify.runtime.errors import RunNotFound, StoreError
+from ramify.runtime.errors import RunError, RunNotFound, StoreError
 from ramify.runtime.journal import refs
-from ramify.runtime.records import DOUBTFUL, CheckpointRecord, EffectStatus, Lease, RunId, RunRecord, RunStatus
+from ramify.runtime.records import (
+    DOUBTFUL,
+    CheckpointId,
+    CheckpointRecord,
+    EffectStatus,
+    Lease,
+    RunId,
+    RunRecord,
+    RunStatus,
+)
 from ramify.runtime.store.run_locks import is_held, is_worked_on
 
 if TYPE_CHECKING:
@@ -215,3 +224,11 @@ async def require_run(store: RunStore | Reader, text: str) -> RunRecord:
     if run is None:
         raise RunNotFound(f"no run begins with {text!r}: `ramify ls` lists the runs")
     return run
+
+
+async def require_checkpoint(store: RunStore | Reader, text: str) -> CheckpointId:
+    """The checkpoint that `text` names. Raises `RunError` if it names a snapshot of no run, and as `find_state`."""
+    place = await find_state(store, text)
+    if place.checkpoint is None:
+        raise RunError(f"{text} is not a checkpoint: `ramify log` lists them")
+    return place.checkpoint.id

@@ -1,4 +1,4 @@
-"""The names and the records of a remote tier (docs/snapshot-format.md).
+"""The names and the records of a remote tier (docs/reference/remote-tier.md).
 
 **No name is used twice.** An object or a record has a random part in its name and is never written again. So a mark
 for deletion (`condemned/NAME`) is about one content for ever, and a push that sees it uploads a copy of its own under

@@ -103,7 +103,7 @@ class Decoder:
 
     def _ip(self, body: str, value: Any) -> Any:
         if value["t"] not in IPS:
-            raise NotSerialisable(f"a stored value names {value['t']!r} as an address, which it is not")
+            raise NotSerialisable(f"a stored value names {value['t']!r} as an address, but it is not a valid one")
         return getattr(ipaddress, value["t"])(body)
 
     def _pattern(self, body: Any, value: Any) -> re.Pattern[Any]:
@@ -140,7 +140,7 @@ class Decoder:
             return _is(cls, Enum, "enum")[body]
         except KeyError:
             raise NotSerialisable(
-                f"a stored value is {cls.__qualname__}.{body}, which it has not (any more)"
+                f"a stored value is {cls.__qualname__}.{body}, which the class does not have now"
             ) from None
 
     def _namedtuple(self, cls: Any, body: Any, value: Any) -> Any:
@@ -340,7 +340,7 @@ def _is(cls: Any, base: type, kind: str) -> Any:
 
 
 def _not_any_more(cls: Any, kind: str) -> NotSerialisable:
-    return NotSerialisable(f"a stored value names {cls!r} as a {kind}, which it is not (any more)")
+    return NotSerialisable(f"a stored value names {cls!r} as a {kind}, but it is not one now")
 
 
 _READERS: Mapping[str, Callable[[Decoder, Any, Any], Any]] = {

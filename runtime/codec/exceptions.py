@@ -76,7 +76,7 @@ def _pydantic_error_type(told: Any) -> Any:
 
 def decode_error(decoder: Decodes, cls: Any, body: Any, value: Any) -> Any:
     if not isinstance(cls, type) or not issubclass(cls, BaseException):
-        raise NotSerialisable(f"a stored value names {cls!r} as an error, which it is not (any more)")
+        raise NotSerialisable(f"a stored value names {cls!r} as an error, but it is not one now")
     args, state, *more = [decoder.decode(one) for one in body]  # earlier versions stored only these two
     # without the user's __init__, which may take other arguments than `args`
     base: Any = next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")

@@ -120,7 +120,7 @@ def resolve(ref: Ref, find: Callable[[str], Any] | None = None) -> Any:
     else:
         origin = resolve(ref["o"], find)
         if not isinstance(origin, type):
-            raise NotSerialisable(f"a stored value names {origin!r} as a generic class, which it is not (any more)")
+            raise NotSerialisable(f"a stored value names {origin!r} as a generic class, but it is not one now")
     return origin[args if len(args) != 1 else args[0]]
 
 

@@ -63,7 +63,8 @@ def journal_as_of(ops: Sequence[OpRecord], seq: int) -> list[OpRecord]:
 _CHECKPOINT_ATTRIBUTES = ("theirs_checkpoint", "checkpoint", "to")
 """Row attributes whose value is a checkpoint id of the row's own run."""
 
-_HAPPENED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATING, EffectStatus.COMPENSATED)
+_COPIED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATING, EffectStatus.COMPENSATED)
+"""Effects with these statuses are copied into a fork, if the fork's journal has their steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +113,7 @@ async def fork_run(
 
     Raises `RunError` if the checkpoint belongs to another run, or if a LangGraph run has no thread to copy.
     """
-    if at.run_id != record.id:
-        raise RunError(
-            f"checkpoint {at.id} is run {at.run_id}'s, not {record.id}'s: name one that `ramify log` shows"
-        )
-    if record.frontend != DECORATORS and (record.thread_id is None or thread is None):
-        raise RunError(
-            f"run {record.id} belongs to a LangGraph graph that kept no checkpoints: compile the graph with "
-            "checkpointer=ramify.graph.saver(), and invoke it with a thread_id"
-        )
+    _check_forkable(record, at, thread)
     ops, llm = await store.ops(record.id), await store.llm(record.id)
     checkpoints = await store.checkpoints(record.id)
     names = {one.id: checkpoint_id(new, one.seq) for one in checkpoints}
@@ -158,6 +151,19 @@ async def fork_run(
         effects=_effects(await store.effects(record.id), new, done),
     )
     return fork
+
+
+def _check_forkable(record: RunRecord, at: CheckpointRecord, thread: ThreadCopy | None) -> None:
+    """Raise `RunError` if a run cannot be forked at a checkpoint."""
+    if at.run_id != record.id:
+        raise RunError(
+            f"checkpoint {at.id} is run {at.run_id}'s, not {record.id}'s: name one that `ramify log` shows"
+        )
+    if record.frontend != DECORATORS and (record.thread_id is None or thread is None):
+        raise RunError(
+            f"run {record.id} belongs to a LangGraph graph that kept no checkpoints: compile the graph with "
+            "checkpointer=ramify.graph.saver(), and invoke it with a thread_id"
+        )
 
 
 def merge_base(ours: Iterable[CheckpointRecord], theirs: Iterable[CheckpointRecord]) -> SnapshotId | None:
@@ -244,4 +250,4 @@ def _start_checkpoint(stands: CheckpointRecord, said: OpRecord, theirs: Checkpoi
 def _effects(ledger: Iterable[EffectRecord], new: RunId, done: set[str]) -> list[EffectRecord]:
     """Copy the effects whose steps are done in the fork too, under their original idempotency keys. Earlier attempts
     stay with the original run."""
-    return [replace(one, run_id=new, attempt=1) for one in ledger if one.key in done and one.status in _HAPPENED]
+    return [replace(one, run_id=new, attempt=1) for one in ledger if one.key in done and one.status in _COPIED]

@@ -144,7 +144,7 @@ class Inbox:
         `SeveralQuestions` and `RunNotFound`."""
         keys = {self.question(id).key: text for id, text in given.by_id.items()}
         if len(keys) < len(given.by_id):
-            raise AmbiguousRef(f"run {self.run}: one question was given two answers")
+            raise AmbiguousRef(f"run {self.run}: one question was given two answers. Give one")
         if given.to_the_only is not None:
             keys[self._only().key] = given.to_the_only
         for key in keys:
@@ -193,7 +193,7 @@ class Inbox:
         by = f", by {before.answered_by}" if before.answered_by else ""
         return AlreadyAnswered(
             f"{why}question {question.id}{asked} of run {self.run} was answered already{when}{by}, "
-            f"with {_short(before.answer_json)}. That answer stands: `ramify resume {self.run}` continues with it",
+            f"with {_short(before.answer_json)}. That answer counts: `ramify resume {self.run}` continues with it",
             question_id=question.id,
             read_answer=partial(_value, before.answer_json),  # decoded on demand: it may import the user's modules
             answered_at=before.answered_at or None,

@@ -65,7 +65,10 @@ def parse(text: str) -> Ref:
 
 
 def find_run(ref: Ref, runs: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the run that the reference names, or None. `runs`: newest first. Raises `AmbiguousRef`."""
+    """Return the run that the reference names, or None. `runs`: newest first.
+
+    Raises `AmbiguousRef`, and `RunNotFound` for "@" if there are no runs.
+    """
     if ref.name == NEWEST:
         if not runs:
             raise RunNotFound("there are no runs yet: start one with `ramify run FILE.py:NAME`")

@@ -48,6 +48,7 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.engines import finish_despite_cancel
 from ramify.runtime.store.revisions import REVISIONS
 from ramify.runtime.store.run_locks import PushedRun, hold_run, note_brought_back, note_pushed, pushed_run
 
@@ -87,8 +88,8 @@ async def push_run(store: RunStore, remote: RemoteStore, pins: Pins, locks: Path
             )
         here = set(await asyncio.to_thread(remote.local.present))
         done = await asyncio.to_thread(push, remote, sorted(named_snapshots(rows) & here), pins)
-        if not store.address.on_server:
-            await asyncio.to_thread(_publish, remote, locks, rows)
+        if not store.address.on_server:  # a thread cannot be cancelled: hold the run until it has left
+            await finish_despite_cancel(asyncio.to_thread(_publish, remote, locks, rows))
         return done
 
 

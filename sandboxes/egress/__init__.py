@@ -1,7 +1,6 @@
-"""Egress: the connections that a world may make, made for it from outside by a broker.
+"""Egress: a broker outside a world makes the network connections that the world's allow-list permits.
 
-A world has no route. Inside it stands one listening socket, whose connections this process accepts. Read in this
-order:
+A world has no route. It has one listening socket, whose connections this process accepts. Read in this order:
 
 - `policy.py`: what is allowed: names, patterns, addresses, ports.
 - `credentials.py`: headers that the broker adds to requests, and the world never sees.

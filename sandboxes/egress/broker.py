@@ -99,7 +99,7 @@ class EgressBroker:
 
     async def apply(self, egress: Egress) -> None:
         """Go on with another policy: new connections follow it, and those that it does not allow are cut. Raises
-        `PortTaken`; all but that port is changed then."""
+        `PortTaken` for the first port that a command of the world uses, after everything else was changed."""
         self.egress = egress
         for flow in list(self._flows):
             if not still_permitted(egress.policy, flow.target, flow.record.address):
@@ -107,8 +107,14 @@ class EgressBroker:
         async with self._changing:
             wanted = {PORT, *self.egress.policy.local_ports}
             await _cancelled([self._accepting.pop(port) for port in set(self._accepting) - wanted])
+            taken: PortTaken | None = None
             for port in sorted(wanted - set(self._accepting)):
-                await self._open_port(port)
+                try:
+                    await self._open_port(port)
+                except PortTaken as error:
+                    taken = taken or error
+            if taken is not None:
+                raise taken
 
     async def _open_port(self, port: int) -> None:
         """Listen at one more port of a world that runs. Raises `PortTaken`."""

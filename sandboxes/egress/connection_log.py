@@ -1,4 +1,4 @@
-"""What became of every connection that a world tried to make: in memory, and for a named world in files.
+"""The log of the connections that a world made or tried to make: in memory, and for a named world in files.
 
 The log is bounded. What was allowed and what was refused have separate bounds, so that no flood of refused attempts
 drives out the record of a connection that was made. It holds no path, header or content.

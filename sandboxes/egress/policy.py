@@ -1,4 +1,5 @@
-"""What a world may connect to: an allow-list of names, patterns, addresses and networks, each with its ports.
+"""The hosts that a world may connect to: an allow-list of names, patterns, addresses and networks, each with its
+ports.
 
 An entry is one of:
 

@@ -340,7 +340,7 @@ class LazyAgentLink(AgentLink):
         return "the world was closed" if self._link is None else await self._link.loss_reason()
 
     async def start(self) -> AgentLink:
-        """Start the agent, unless it runs. Raises `WorldStartFailed`."""
+        """Start the agent, unless it runs. Raises `WorldStartFailed`, `WorldDied`."""
         async with self._starting:
             if self._link is not None:
                 return self._link

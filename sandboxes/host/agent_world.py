@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
@@ -37,6 +38,8 @@ from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.shell_commands import as_text, check_command
 from ramify.sandboxes.host.world_lifecycle import ShellState, T, tier_of
 from ramify.sandboxes.host.world_processes import WorldProcesses
+
+D = TypeVar("D", Dumped, DumpedSessions)
 
 
 class AgentWorld(WorldProcesses):
@@ -207,7 +210,7 @@ class AgentWorld(WorldProcesses):
         if not why:
             self._stopped = True
             try:
-                dumped = await self._dump()
+                dumped = await self._dump(Dump, Dumped)
                 why = dumped.reason
                 if not why:
                     return await self._seal_files(await self._with_dumped(state, dumped), others)
@@ -222,7 +225,7 @@ class AgentWorld(WorldProcesses):
             return await self._seal_files(state.with_reason(f"{state.processes.reason}; {why}"), others)
         self._stopped = True
         try:
-            dumped = await self._dump_sessions()
+            dumped = await self._dump(DumpSessions, DumpedSessions)
             if dumped.reason:
                 state = state.with_reason(f"{state.processes.reason}; {dumped.reason}")
             if dumped.taken:
@@ -241,12 +244,15 @@ class AgentWorld(WorldProcesses):
             self._resources.store.adopt_process_image, self._folder / "images", self._base_images.image
         )
 
-    async def _dump_sessions(self) -> DumpedSessions:
-        """Dump the Python sessions into `images`; afterwards all processes but the shell stand still."""
+    async def _dump(self, request: type[Dump | DumpSessions], reply: type[D]) -> D:
+        """Dump all processes (`Dump`) or the Python sessions (`DumpSessions`) into a new folder of images. All dumped
+        processes stand still afterwards, and so do the others except the shell, unless it fails."""
         images = await self._fresh_images()
-        dumped = await self._ask(DumpSessions(str(images), self._base_images.available()), DumpedSessions)
+        dumped = await self._ask(request(str(images), self._base_images.available()), reply)
         self._maps_files = dumped.maps_files
-        self._link_bases(images, dumped.taken)
+        for name, base in dumped.taken.items():
+            if base:  # pages of an earlier image, on which this one builds
+                self._base_images.link_into(base, images / name)
         return dumped
 
     async def _resume_processes(self) -> None:
@@ -255,20 +261,6 @@ class AgentWorld(WorldProcesses):
         await self._ask(Thaw(), Done)
         if self._flush:
             await asyncio.to_thread(self._resources.store.flush)
-
-    async def _dump(self) -> Dumped:
-        """Dump all processes into `images`, after which they stand still unless that fails."""
-        images = await self._fresh_images()
-        dumped = await self._ask(Dump(str(images), self._base_images.available()), Dumped)
-        self._maps_files = dumped.maps_files
-        self._link_bases(images, dumped.taken)
-        return dumped
-
-    def _link_bases(self, images: Path, taken: Mapping[str, int]) -> None:
-        """Let the images have the earlier files of pages that they build on."""
-        for name, base in taken.items():
-            if base:
-                self._base_images.link_into(base, images / name)
 
     async def _with_dumped(self, state: ShellState, dumped: Dumped) -> ShellState:
         """The state with all processes, which were dumped."""

@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 
 async def fork_all(backend: Backend, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
-    """Implement `Backend.fork` by `n` calls of `materialise`: all or none, even if cancelled."""
+    """Implement `Backend.fork` by `n` calls of `materialise`: all or none, even if cancelled. Raises as `materialise`
+    does, and `ValueError`."""
     if n < 0:
         raise ValueError(f"a world cannot be forked {n} ways")
     begun = asyncio.gather(*(backend.materialise(snapshot, spec) for _ in range(n)), return_exceptions=True)

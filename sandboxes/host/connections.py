@@ -15,7 +15,7 @@ MOST_PACKET = 1 << 12
 
 
 async def begin_connection(link: AgentLink, address: str, port: int) -> socket.socket | None:
-    """A connection that is under way; None if it was refused at once. Raises `WorldDied`."""
+    """A connection that is under way; None if it was refused at once. Raises `WorldDied`, `SandboxError`."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here:
         here.setblocking(False)

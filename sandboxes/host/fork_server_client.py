@@ -117,14 +117,14 @@ class ForkServerClient:
                 link.apply_limits(spare.group, start.bounds)
             try:
                 answer = await link.ask(start, passing)
+                if not isinstance(answer, Ready):
+                    raise SandboxError(f"its agent answered {type(answer).__name__} to the start")
             except SandboxError as error:
                 await link.close()
                 raise WorldStartFailed(f"a world could not be set up: {error}") from error
             except BaseException:
                 await link.close()
                 raise
-        if not isinstance(answer, Ready):
-            raise WorldStartFailed(f"a world's agent answered {type(answer).__name__} to its start")
         link.pid, link.made = answer.pid, answer.made
         return link
 

@@ -105,7 +105,7 @@ class MountServerClient:
 
     async def unmount(self, point: str, *, lazily: bool = False) -> bool:
         """Unmount a kept tree; False if this process has something open in it. Also True if the mount server is
-        gone."""
+        gone. Raises `SandboxError`."""
         try:
             answer, _ = await self._ask(Unmount(point, lazily))
         except WorldStartFailed:

@@ -96,8 +96,11 @@ class ProcessLine:
         return WorldDied(await self._lost())
 
     def hang_up(self) -> None:
-        """End the process, without waiting for that."""
+        """End the process, without waiting for that. Closes its terminal if nobody took that."""
         self._end(None)
+        if self.terminal >= 0:
+            os.close(self.terminal)
+            self.terminal = -1
 
 
 class LiveProcess:
@@ -268,9 +271,11 @@ async def _begin(link: AgentLink, message: StartProcess, theirs: list[int], line
         if message.rows and line.terminal < 0:
             raise SandboxError("the world's agent sent no terminal")
     except BaseException:
-        line.tell(SignalProcess())
-        await asyncio.wait({line.ended})
-        line.hang_up()
+        try:
+            line.tell(SignalProcess())
+            await asyncio.wait({line.ended})
+        finally:  # also if the caller is cancelled again
+            line.hang_up()
         raise
 
 

@@ -189,7 +189,7 @@ class WorldLifecycle(ABC):
     # Life
 
     async def begin(self) -> None:
-        """Start the world at the snapshot. Raises `WorldStartFailed`."""
+        """Start the world at the snapshot. Raises `WorldStartFailed`, `WorldDied`."""
         start = replace(await self._make(self._snapshot), bounds=Bounds(**asdict(self._spec.limits)))
         shell, blobs = self._snapshot.processes.shell, self._resources.blobs
         if shell:
@@ -258,7 +258,9 @@ class WorldLifecycle(ABC):
 
     def _require_link(self) -> AgentLink:
         if self._link is None:
-            raise WorldDied("the world was closed" if self._closed else "the world could not go on after an error")
+            raise WorldDied(
+                "the world was closed" if self._closed else "the world ended after an error: restore a snapshot"
+            )
         return self._link
 
     async def _ask(self, message: Message, kind: type[T], on_cancel: Callable[[], None] | None = None) -> T:

@@ -12,8 +12,8 @@ engine is idle.
 
 `ReturnTimes` learns whether, and when, programs come back, by the product-limit estimator (Kaplan and Meier 1958): a
 program that is away still counts as one that has not come back yet, so those that never do lower the chance without
-ever being reported. A program that is said to be over does not count. What engines are told about returns is only a
-hint: a client that announces returns that never happen soon has little kept.
+ever being reported. A program that is said to be over does not count. Announced returns
+are only hints: the contexts of a client whose announced returns do not happen are soon given up.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class CostAware:
         self._times = ReturnTimes()
 
     def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
-        return [one.program for one in idle if not one.waits and self._left(one, now)[1] < _HOPE]
+        return [one.program for one in idle if not one.waits and self._return(one, now)[1] < _HOPE]
 
     def left(self, program: str, at: float) -> None:
         self._times.left(program, at)
@@ -124,7 +124,7 @@ class CostAware:
                 break
             if one.waits and room.running and room.patient:
                 continue  # it starts itself as soon as there is a slot
-            left_s, chance = self._left(one, now)
+            left_s, chance = self._return(one, now)
             cost += chance * room.step.per_prefill_ms / 1000 * one.tokens
             gain = max(gain, left_s * spare)
             given.append(one.program)
@@ -132,7 +132,8 @@ class CostAware:
         pays = cost <= gain or not room.running or not room.patient
         return given if short <= 0 and pays else []
 
-    def _left(self, one: IdleContext, now: float) -> tuple[float, float]:
+    def _return(self, one: IdleContext, now: float) -> tuple[float, float]:
+        """Return the seconds until the program's next call, and the chance that this call comes."""
         if one.waits:
             return 0.0, 1.0
         if one.until is not None and now >= one.until:
@@ -148,7 +149,7 @@ class CostAware:
 
     def _density(self, one: IdleContext, step: StepModel, now: float) -> float:
         """What a token of the context saves for each second that it stays: least first."""
-        left_s, chance = self._left(one, now)
+        left_s, chance = self._return(one, now)
         return chance * step.per_prefill_ms / (1.0 + left_s)
 
     @staticmethod
@@ -164,8 +165,8 @@ class CostAware:
 
 _LATEST = 1024  # departures of which this is learnt
 _PRIOR = (2.5, 5.0, 10.0, 20.0, 40.0)  # seconds: programs that came back before any was seen
-_RENEW_S = 1.0  # the estimate is that old at most,
-_RENEW_LEFT = 16  # or so many programs have left since
+_RENEW_S = 1.0  # the estimate is made again when it is older than this,
+_RENEW_LEFT = 16  # or when this many programs have left or returned since
 
 
 @dataclass(slots=True)

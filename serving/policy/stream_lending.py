@@ -1,9 +1,9 @@
 """`StreamLending`: Concord for what has a deadline, Andes for streams, and slots that streams lend.
 
 A reader who has enough to read for the next seconds needs no slot. So Concord decides over all slots but those that
-streams need now, as if the others stood empty. Andes then serves the streams with what is left, and those stand aside
-that are furthest ahead. A stream that is itself due by a time (its own deadline, or its workflow's) is Concord's.
-Without streams the verdict is Concord's alone.
+streams need now, as if the others were empty. Andes then serves the streams with the other slots, and pauses the
+streams whose readers are furthest ahead. A stream that is itself due by a time (its own deadline, or its workflow's)
+is Concord's. Without streams the verdict is Concord's alone.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class StreamLending:
         streams, due, capacity = _part(view, streams=True), _part(view, streams=False), view.capacity
         held = len(due.running)
         elsewhere = capacity.running - len(view.running)  # the host may not show all that runs
-        slots = capacity.slots - self._kept(streams, due, now)
-        none = int(slots < 1)  # a policy needs a slot to price by: it is one that is taken
-        mine = replace(capacity, slots=slots + none * (1 - slots), running=held + elsewhere + none)
+        slots = capacity.slots - self._slots_for_streams(streams, due, now)
+        # A policy needs a slot to price by. If none is left, it gets one that is taken.
+        mine = replace(capacity, slots=max(1, slots), running=held + elsewhere + (slots < 1))
         first = self._concord.decide(replace(due, capacity=mine), now)
         held += elsewhere + len(first.admit) + len(first.resume) - len(first.pause)
         held -= len(set(first.preempt) & {call.id for call in due.running})
-        rest = replace(streams, capacity=_left(capacity, held, len(streams.running), due, first))
-        return _both(first, self._stream_policy().decide(rest, now))
+        rest = replace(streams, capacity=_capacity_for_streams(capacity, held, len(streams.running), due, first))
+        return _joined(first, self._stream_policy().decide(rest, now))
 
-    def _kept(self, streams: View, due: View, now: float) -> int:
+    def _slots_for_streams(self, streams: View, due: View, now: float) -> int:
         """Return how many slots are kept for streams: whose readers have soon read all, and who cannot be paused."""
         slots, until = streams.capacity.slots, now + self.options.lend_s
         calls = [*streams.waiting, *streams.running, *streams.paused]
@@ -66,7 +66,7 @@ class StreamLending:
         share = max(self.options.stream_share, len(calls) / (len(calls) + others))
         part = max(1, slots // _PARTS)
         needed = min(needy, round(share * slots))
-        return min(-(-max(needed, _stay(streams)) // part) * part, slots)
+        return min(-(-max(needed, _unpausable(streams)) // part) * part, slots)
 
     def _stream_policy(self) -> Andes:
         if self._andes is None:
@@ -90,7 +90,7 @@ def _is_stream(call: RequestView) -> bool:
     return call.reading is not None and call.deadline is None
 
 
-def _stay(streams: View) -> int:
+def _unpausable(streams: View) -> int:
     """Return how many running streams cannot stand aside: only a pause is free, and the engine has so much room."""
     capacity, running = streams.capacity, len(streams.running)
     if not capacity.can_pause:
@@ -98,7 +98,7 @@ def _stay(streams: View) -> int:
     return 0 if capacity.pause_room is None else max(0, running - capacity.pause_room)
 
 
-def _left(capacity: Capacity, held: int, running: int, due: View, first: Verdict) -> Capacity:
+def _capacity_for_streams(capacity: Capacity, held: int, running: int, due: View, first: Verdict) -> Capacity:
     """Return what the streams have: the other slots, and the KV that is free once Concord's calls have started."""
     kv_free = capacity.kv_free
     if kv_free is not None:
@@ -109,7 +109,7 @@ def _left(capacity: Capacity, held: int, running: int, due: View, first: Verdict
     return replace(capacity, slots=max(0, capacity.slots - held), running=running, kv_free=kv_free)
 
 
-def _both(first: Verdict, second: Verdict) -> Verdict:
+def _joined(first: Verdict, second: Verdict) -> Verdict:
     admit = first.admit + second.admit
     rest = first.order[len(first.admit) :] + second.order[len(second.admit) :]
     wakes = [at for at in (first.wake_at, second.wake_at) if at is not None]

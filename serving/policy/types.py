@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import NewType, Protocol, runtime_checkable
 
 from ramify.serving.protocol.length_sketch import LengthSketch
+from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.qoe import Reading
 
 RequestId = NewType("RequestId", int)
@@ -72,6 +73,14 @@ class GroupView:
     id: str
     size: int
     need: int
+
+    @classmethod
+    def of(cls, tags: SLOTags) -> GroupView | None:
+        """The group that a call's tags name; None if they name none."""
+        if tags.fork_group is None:
+            return None
+        size = tags.fork_size or 1
+        return cls(tags.fork_group, size, tags.fork_need or size)
 
 
 @dataclass(frozen=True, slots=True)

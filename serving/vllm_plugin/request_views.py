@@ -226,7 +226,7 @@ class RequestViews:
             sketch=sketch,
             weight=1.0 if tags.goodput_weight is None else tags.goodput_weight,
             compound=compound,
-            group=_group(tags),
+            group=GroupView.of(tags),
             max_tokens=request.max_tokens,
             reading=reading,
         )
@@ -273,13 +273,6 @@ def slo_class_of(tags: SLOTags) -> SloClass:
     if tags.slo_deadline_s is not None or tags.compound_deadline_at is not None:
         return SloClass.DEADLINE
     return SloClass.BEST_EFFORT if tags.slo_ttft_s is None and tags.slo_tbt_s is None else SloClass.LATENCY
-
-
-def _group(tags: SLOTags) -> GroupView | None:
-    if tags.fork_group is None:
-        return None
-    size = tags.fork_size or 1
-    return GroupView(tags.fork_group, size, tags.fork_need or size)
 
 
 def _after(start: float, seconds: float | None) -> float | None:

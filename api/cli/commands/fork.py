@@ -10,9 +10,8 @@ import click
 
 from ramify.cli.completion import state_names
 from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_json, say_withheld
-from ramify.inspect.home import Home, find_state
+from ramify.inspect.home import Home, find_state, require_checkpoint
 from ramify.inspect.text import count
-from ramify.runtime.errors import RunError
 
 if TYPE_CHECKING:
     from ramify.runtime.events import Event
@@ -48,7 +47,7 @@ def fork_command(home: Home, state: str, files: Path | None, for_real: bool, as_
     """
 
     async def work(runtime: Runtime) -> RunRecord:
-        return await runtime.fork(await _checkpoint(runtime, state), files=files, for_real=for_real)
+        return await runtime.fork(await require_checkpoint(runtime.store, state), files=files, for_real=for_real)
 
     _make(home, work, as_json)
 
@@ -81,7 +80,7 @@ def merge_command(
     from ramify.fork_engine.types import MergeStrategy
 
     async def work(runtime: Runtime) -> RunRecord:
-        mine, other = await _checkpoint(runtime, ours), await _checkpoint(runtime, theirs)
+        mine, other = await require_checkpoint(runtime.store, ours), await require_checkpoint(runtime.store, theirs)
         common = None if base is None else (await find_state(runtime.store, base)).snapshot
         return await runtime.merge(mine, other, base=common, strategy=MergeStrategy(strategy), for_real=for_real)
 
@@ -108,13 +107,6 @@ def _tell(event: Event) -> None:
 
     if isinstance(event, Noticed):
         say(event.what, err=True)
-
-
-async def _checkpoint(runtime: Runtime, text: str) -> str:
-    place = await find_state(runtime.store, text)
-    if place.checkpoint is None:
-        raise RunError(f"{text} is not a checkpoint: `ramify log` lists them")
-    return place.checkpoint.id
 
 
 @click.command("checkout")

@@ -25,7 +25,7 @@ from ramify.cli.commands.thread_resume import AnswersGiven, ThreadResume
 from ramify.cli.completion import run_names
 from ramify.cli.console import answer_text, pass_home, run_async, say, say_json
 from ramify.cli.errors import Interrupted
-from ramify.inspect.home import Home, find_state, require_run
+from ramify.inspect.home import Home, require_checkpoint, require_run
 from ramify.runtime.errors import RunError, RunNotFound
 from ramify.runtime.records import DECORATORS, RunRecord, RunStatus
 
@@ -187,7 +187,7 @@ def resume_command(
             async with choices.open_fleet(runtime) as fleet:
                 alone = {} if given.alone is None else {"answer": given.alone[0]}
                 return await fleet.resume(record.id, answers=given.by_id, **alone)
-        checkpoint = None if back_to is None else await _checkpoint(runtime, back_to)
+        checkpoint = None if back_to is None else await require_checkpoint(runtime.store, back_to)
         how: dict[str, Any] = {"deadline": deadline, "back_to": checkpoint, "accept_changes": accept_changes}
         if given.alone is not None:
             how["answer"] = given.alone[0]
@@ -253,16 +253,9 @@ async def _thread_to_the_end(
     from ramify.session import Runtime
 
     async with Runtime(home=home.folder, database=home.database) as runtime:
-        checkpoint = None if how.back_to is None else await _checkpoint(runtime, how.back_to)
+        checkpoint = None if how.back_to is None else await require_checkpoint(runtime.store, how.back_to)
         result = await go_on(graph, runtime, record, how, checkpoint)
         return await finish(runtime, result, record.id, choices)
-
-
-async def _checkpoint(runtime: Runtime, text: str) -> str:
-    place = await find_state(runtime.store, text)
-    if place.checkpoint is None:
-        raise RunError(f"{text} is not a checkpoint: `ramify log` lists them")
-    return place.checkpoint.id
 
 
 async def _unfinished(home: Home, store: Reader) -> RunRecord:

@@ -111,7 +111,7 @@ if TYPE_CHECKING:
               metavar="SECONDS", help="Restart local and vllm if they are silent for this long.")  # fmt: skip
 @click.option("--keepalive", "keepalive_s", type=click.FloatRange(min=0.1), metavar="SECONDS",
               help="Send a comment on a stream that is silent for this long: proxies would end it.")  # fmt: skip
-@click.option("--pace", is_flag=True, help="Give the text of calls of the class stream out at reading speed.")
+@click.option("--pace", is_flag=True, help="Send the text of calls of the class stream at reading speed.")
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long to wait for calls in progress when stopping.")  # fmt: skip
 @click.option(

@@ -48,7 +48,7 @@ def _group(layers: Sequence[Path], group: str) -> int:
 
 def _number(text: str, name: str) -> int:
     if not text.isdecimal() or len(text) > 10 or int(text) > _LARGEST_ID:
-        raise WorldStartFailed(f"the user or group {name!r} of the image has the id {text[:20]!r}, which is none")
+        raise WorldStartFailed(f"the user or group {name!r} of the image has an invalid id, {text[:20]!r}")
     return int(text)
 
 

@@ -184,7 +184,8 @@ class PreparedPlaces:
             pattern = pattern.at(snapshot, lowers, images)
         self._foreseen, self._foreseen_of = (pattern.kind, forks), snapshot.id
         self.expect(pattern)
-        places = min(self._wanted(pattern.kind), room := self._room())
+        room = self._room()
+        places = min(self._wanted(pattern.kind), room)
         return KeptReady(places, f"memory has room for {room}" if places < forks else "")
 
     def forget(self, snapshots: Collection[SnapshotId]) -> int:

@@ -279,16 +279,9 @@ class Call:
             weight=tags.goodput_weight or 1.0,
             state=State.RUNNING if running else State.PREEMPTED if self.chunks else State.WAITING,
             compound=None if self.compound is None else self.compound.view(tags),
-            group=_group(tags),
+            group=GroupView.of(tags),
             replica=self.replica,
             max_tokens=self.max_tokens,
             reading=reading,
             client=self.client,
         )
-
-
-def _group(tags: SLOTags) -> GroupView | None:
-    if tags.fork_group is None:
-        return None
-    size = tags.fork_size or 1
-    return GroupView(tags.fork_group, size, tags.fork_need or size)

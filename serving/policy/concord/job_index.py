@@ -79,7 +79,7 @@ class JobIndex:
         goodput: Goodput = Goodput.WORKFLOW,
     ) -> None:
         self._prior = LengthPrior()
-        self._reckoner = JobFactory(self._prior, median, optimistic, best_effort_s, best_effort_weight, goodput)
+        self._factory = JobFactory(self._prior, median, optimistic, best_effort_s, best_effort_weight, goodput)
         self.started_s = 0.0  # GPU time of the prompts that have started; the reader sets it back to 0
         self._reset()
 
@@ -124,7 +124,7 @@ class JobIndex:
             self._disturb()
         for call in fresh:
             old = jobs.get(call.id)
-            job = self._reckoner.job(call, capacity, self._token_s, old)
+            job = self._factory.job(call, capacity, self._token_s, old)
             if old is None:
                 self._add(job, dirty)
             elif old.waits or job.waits or old.unit != job.unit:
@@ -289,7 +289,7 @@ class JobIndex:
         price = sum([job.gpu_s for job in members]) + prefill + first.later.gpu_s
         worth = max([job.given for job in members])
         if first.own:
-            worth = self._reckoner.worth(first.view, worth, sum([job.own for job in members]), first.later)
+            worth = self._factory.worth(first.view, worth, sum([job.own for job in members]), first.later)
         density = worth / price
         if len(members) > 1 and abs(density - first.density) <= 0.01 * density:
             return  # a running sibling moved on a little: not worth moving them all

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,10 @@ from ramify.runtime.store.run_locks import RunLock, hold_run
 pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
 
 RUN = RunId("run-1")
+
+
+class Died(Exception):
+    """Stands for a kill: no code of ours catches it."""
 
 
 @dataclass
@@ -164,11 +170,11 @@ async def test_a_push_that_dies_before_the_upload_leaves_the_run_here(
     one, two, _ = places
 
     def dies(*_: object) -> bool:
-        raise KeyboardInterrupt
+        raise Died
 
     with monkeypatch.context() as patched:
         patched.setattr(one.remote.bucket, "create", dies)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Died):
             await one.push()
     assert not await one.works()
     with pytest.raises(RunNotFound):
@@ -215,3 +221,36 @@ async def test_rows_that_were_altered_or_are_of_another_version(
     monkeypatch.setattr(run_transfer, "REVISIONS", ("0001",))
     with pytest.raises(StoreError, match="same version"):
         decode(data, RUN)
+
+
+async def test_a_cancelled_push_holds_the_run_until_its_thread_has_ended(
+    places: list[Place], rows: RunRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the run could be resumed here, and the thread could still let it leave."""
+    publishing, go = asyncio.Event(), threading.Event()
+    happened: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    def slow_publish(*_: object) -> None:
+        loop.call_soon_threadsafe(publishing.set)
+        go.wait()
+        happened.append("published")
+
+    @asynccontextmanager
+    async def held(*_: object) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            happened.append("let go")
+
+    monkeypatch.setattr(run_transfer, "_publish", slow_publish)
+    monkeypatch.setattr(run_transfer, "hold_run", held)
+    pushing = asyncio.ensure_future(places[0].push())
+    await publishing.wait()
+    pushing.cancel()
+    for _ in range(20):  # turns of the loop, in which a push that does not wait would end
+        await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await pushing
+    assert happened == ["published", "let go"]

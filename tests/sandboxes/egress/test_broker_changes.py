@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
+from ramify.sandboxes.egress.broker import EgressBroker, Slots
+from ramify.sandboxes.egress.errors import PortTaken
 from ramify.sandboxes.egress.resolver import FixedResolver
-from ramify.sandboxes.egress.settings import Egress
+from ramify.sandboxes.egress.settings import PORT, Egress
 from tests.sandboxes.egress.brokered_hosts import local, log
 from tests.sandboxes.egress.conftest import Server, Start
 
@@ -84,3 +87,35 @@ async def test_the_worlds_end_ends_its_connections(start: Start, server: Server)
         await reader.read()
     writer.close()
     assert log(made) == [("connect", "ok.test", "cut")]
+
+
+class Ports:
+    """A world in which a command uses one port."""
+
+    def __init__(self, taken: int) -> None:
+        self.taken = taken
+        self.asked: list[int] = []
+        self.sockets: list[socket.socket] = []
+
+    def ask(self, port: int) -> asyncio.Future[socket.socket]:
+        self.asked.append(port)
+        answer = asyncio.get_running_loop().create_future()
+        if port == self.taken:
+            answer.set_exception(PortTaken(f"port {port} is taken"))
+        else:
+            self.sockets.append(socket.create_server(("127.0.0.1", 0)))
+            answer.set_result(self.sockets[-1])
+        return answer
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+
+
+async def test_one_taken_port_does_not_keep_the_others_closed() -> None:
+    broker, ports = EgressBroker(Egress([]), Slots(64), lambda: 0.0), Ports(7001)
+    broker.open_ports(ports)
+    with pytest.raises(PortTaken, match="7001"):
+        await broker.apply(Egress(["127.0.0.1:7001", "127.0.0.1:7002"]))
+    assert ports.asked == [PORT, 7001, 7002]
+    await broker.hang_up()
