@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import replace
 from functools import cache
@@ -39,6 +39,7 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.recent_runs import RecentRuns
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
+from ramify.runtime.execution.placed_steps import Places
 from ramify.runtime.records import (
     CheckpointId,
     RunId,
@@ -115,6 +116,7 @@ class Runtime(RecordedRuns):
         self._stack = AsyncExitStack()
         self._entered = self._closed = False
         self._owner = os.getpid()  # the process that opened this runtime
+        self._places: Callable[[RunRecord], Places] | None = None
         self._token: Token[Runtime | None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # the event loop that opened this runtime
 
@@ -391,7 +393,17 @@ class Runtime(RecordedRuns):
             check_reuse=self.check_reuse,
             reuse_answers=self.reuse_answers,
             fetch=self._fetch(),
+            places=self._places,
         )
+
+    @contextmanager
+    def placing(self, places: Callable[[RunRecord], Places]) -> Iterator[None]:
+        """Runs that start in this block have the steps of their branches placed by a fleet."""
+        before, self._places = self._places, places
+        try:
+            yield
+        finally:
+            self._places = before
 
     def _fetch(self) -> Fetch | None:
         return self._resources.fetch(self.snapshots)

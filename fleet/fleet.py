@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from ramify.compiler.plan import Plan
 from ramify.decorators import Workflow
+from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import FleetClosed, FleetError, NodesDied, NotShared
 from ramify.fleet.fleet_world import FleetWorld, world_on_nodes
@@ -78,6 +80,7 @@ class Fleet:
         self.runtime.check_open()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._nodes.opened(_shared(self.runtime), self.runtime.sandbox))
+            stack.enter_context(self.runtime.placing(partial(BranchPlaces, self._nodes, self.runtime)))
             self._stack = stack.pop_all()
         self._is_open = True
         return self

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -14,9 +15,12 @@ from typing import Any, Self
 from ramify.fleet.carried_errors import CarriedError
 from ramify.fleet.errors import ClusterUnreachable, FleetError, RayMissing
 from ramify.fleet.run_host import Ended, RunHost
+from ramify.fleet.step_calls import Told
+from ramify.fleet.step_host import StepReply
 from ramify.fleet.types import Node, NodeId, Shared
 from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder
-from ramify.runtime.records import RunId
+from ramify.runtime.execution.placed_steps import StepOrder
+from ramify.runtime.records import BranchPath, RunId
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 
 MOST_CALLS = 10_000
@@ -65,6 +69,11 @@ class RayCluster:
         """For how long the head may not answer: half of the time after which Ray ends the processes of a cluster that
         has none. The rest is for leaving."""
         return float(os.environ.get(_RAY_ENDS, RAY_ENDS_S)) / 2
+
+    @property
+    def here(self) -> NodeId:
+        """The node that this process belongs to."""
+        return NodeId(self._ray.get_runtime_context().get_node_id())
 
     async def nodes(self) -> list[Node]:
         """Return the nodes that live. Raises `ClusterUnreachable`; may wait for a head that went just now.
@@ -227,6 +236,23 @@ class RayHost:
 
     async def close_world(self, world: WorldKey) -> None:
         await self._answer(self._actor.close_world.remote(world))
+
+    async def begin_step(self, order: StepOrder, sandbox: str) -> StepReply:
+        reply: StepReply = await self._answer(self._actor.begin_step.remote(order, sandbox))
+        return reply
+
+    async def next_of_step(self, id: str) -> StepReply:
+        reply: StepReply = await self._answer(self._actor.next_of_step.remote(id))
+        return reply
+
+    async def tell_step(self, id: str, number: int, told: Told) -> None:
+        await self._answer(self._actor.tell_step.remote(id, number, told))
+
+    async def stop_step(self, id: str) -> None:
+        await self._answer(self._actor.stop_step.remote(id))
+
+    async def end_steps(self, run: RunId, branches: Sequence[BranchPath] | None) -> None:
+        await self._answer(self._actor.end_steps.remote(run, branches))
 
     async def close(self) -> CarriedError | None:
         answer: CarriedError | None = await self._answer(self._actor.close.remote())

@@ -1,5 +1,5 @@
 """The process that works for a fleet on a node: it owns the node's home, continues runs that others stored, and runs
-commands in worlds.
+commands in worlds and steps of branches.
 
 It is an actor of Ray, and does not know it. What it returns consists of plain values, so that a fleet of another
 version can read at least `describe`.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from ramify.fleet.carried_errors import CarriedError, carried
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.node_disk import NodeDisk
 from ramify.fleet.relayed_events import EventRelay
+from ramify.fleet.step_calls import Told
+from ramify.fleet.step_host import StepHost, StepReply
 from ramify.fleet.types import FileIdentity, HostFacts, Shared
 from ramify.fleet.world_host import WorldAnswer, WorldHost, WorldKey, WorldOrder
 from ramify.fork_engine.errors import ForkEngineError
@@ -28,7 +31,8 @@ from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store import SnapshotStore
 from ramify.home_collection import BUDGET_VARIABLE, automatic_policy
 from ramify.runtime.errors import RunNotFound
-from ramify.runtime.records import ROOT, RunId
+from ramify.runtime.execution.placed_steps import StepOrder
+from ramify.runtime.records import ROOT, BranchPath, RunId
 from ramify.runtime.store.address import parse
 from ramify.runtime.user_code.program_exits import work_for_others
 from ramify.sandboxes import doctor
@@ -58,6 +62,8 @@ class RunHost:
         self._runtimes: dict[str, Runtime] = {}  # by the name of the sandbox backend
         self._working: dict[RunId, asyncio.Task[Ended]] = {}
         self._world_hosts: dict[str, WorldHost] = {}  # as above
+        self._step_hosts: dict[str, StepHost] = {}  # as above
+        self._steps: dict[str, StepHost] = {}  # by the id of their order
         self._relay = EventRelay()
         self._disk = NodeDisk(self._home)
 
@@ -115,16 +121,57 @@ class RunHost:
         for host in self._world_hosts.values():
             await host.close(world)
 
+    async def begin_step(self, order: StepOrder, sandbox: str) -> StepReply:
+        """As `StepHost.perform`."""
+        host = self._steps[order.id] = await self._step_host(sandbox)
+        return await self._said(order.id, host.perform(order))
+
+    async def next_of_step(self, id: str) -> StepReply:
+        """As `StepHost.next`."""
+        return await self._said(id, self._steps[id].next(id))
+
+    async def tell_step(self, id: str, number: int, told: Told) -> None:
+        """As `StepHost.tell`."""
+        if (host := self._steps.get(id)) is not None:
+            host.tell(id, number, told)
+
+    async def stop_step(self, id: str) -> None:
+        """As `StepHost.stop`."""
+        if (host := self._steps.pop(id, None)) is not None:
+            await host.stop(id)
+
+    async def end_steps(self, run: RunId, branches: Sequence[BranchPath] | None) -> None:
+        """End the worlds of these branches of a run. None: of all."""
+        for host in self._step_hosts.values():
+            if branches is None:
+                await host.end(run)
+            else:
+                await host.release(run, branches)
+
     async def close(self) -> CarriedError | None:
         """End all work, upload what waits, and return what went wrong with that."""
         for run in list(self._working):
             await self.stop(run)
+        for host in self._step_hosts.values():
+            await host.close()
         await self._disk.close()
         try:
             await self._stack.aclose()
         except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
             return carried(error)
         return None
+
+    async def _said(self, id: str, working: Awaitable[StepReply]) -> StepReply:
+        reply = await working
+        if reply.answer is not None:
+            self._steps.pop(id, None)
+            self._look_at_disk()
+        return reply
+
+    async def _step_host(self, sandbox: str) -> StepHost:
+        runtime = await self._runtime(sandbox)
+        assert runtime.bucket is not None
+        return self._step_hosts.setdefault(sandbox, StepHost(runtime, runtime.bucket))
 
     async def _go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
         work_for_others()
