@@ -26,12 +26,17 @@ def tell(folder: str, file: str, word: str) -> None:
         log.write(f"{word}\n")
 
 
+async def gate(folder: str, item: int) -> None:
+    """Wait for the gate, or for that of one branch."""
+    while not any((Path(folder) / name).exists() for name in (GATE, f"{GATE}{item}")):
+        await asyncio.sleep(0.02)
+
+
 @step
 async def write(sandbox: Sandbox, item: int, folder: str) -> int:
     tell(folder, "begun", str(item))
     await sandbox.run(f"echo {item} >> words; echo {item} > own{item}", check=True)
-    while not (Path(folder) / GATE).exists():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    await gate(folder, item)
     return item
 
 
@@ -77,8 +82,7 @@ async def refuses(sandbox: Sandbox, item: int) -> int:
 async def ask(sandbox: Sandbox, item: int, folder: str) -> str:
     first = await llm.chat(f"first {item}")
     tell(folder, "asked", first.text)
-    while not (Path(folder) / GATE).exists():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    await gate(folder, item)
     second = await llm.propose(f"second {item}", n=2)
     await sandbox.run(f"echo {first.text} >> words")
     return " ".join([first.text, *second])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,32 +20,49 @@ from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.fleet import _shared
 from ramify.fleet.nodes import FleetNodes
 from ramify.fleet.placement import Member
+from ramify.fleet.ray_cluster import HostDied
 from ramify.fleet.run_host import RunHost
 from ramify.fleet.step_host import StepReply
-from ramify.fleet.types import FleetEvent, HostFacts, Node, NodeId
+from ramify.fleet.types import FleetEvent, HostFacts, Node, NodeId, StepStays
 from ramify.runtime.execution.placed_steps import StepOrder
-from ramify.runtime.records import OpRecord
+from ramify.runtime.errors import StepFailed
+from ramify.runtime.records import BranchPath, OpRecord, OpStatus
+from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest
 
 pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
 
+LONGEST_S = 60.0
 FACTS = HostFacts("0.2.0", "3.11.7", "m", 7, "boot", "/home", 8 << 30, {"copy": ""}, "no CRIU")
 
 
-@dataclass
 class Near(RunHost):
-    """The process of a node, in this process."""
+    """The process of a node, in this process. dead: as a fleet is told by Ray."""
 
-    orders: list[StepOrder] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.orders: list[StepOrder] = []
+        self.dead = asyncio.Event()
 
     async def begin_step(self, order: StepOrder, sandbox: str) -> StepReply:
         self.orders.append(order)
-        return await super().begin_step(order, sandbox)
+        return await self._until_dead(super().begin_step(order, sandbox))
+
+    async def next_of_step(self, id: str) -> StepReply:
+        return await self._until_dead(super().next_of_step(id))
 
     async def kill(self) -> None:
-        pass
+        for order in self.orders:
+            await self.stop_step(order.id)
+
+    async def _until_dead(self, working: Coroutine[Any, Any, StepReply]) -> StepReply:
+        task, death = asyncio.ensure_future(working), asyncio.ensure_future(self.dead.wait())
+        await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+        if self.dead.is_set():
+            raise HostDied("it is dead")
+        death.cancel()
+        return await task
 
 
 @dataclass
@@ -56,9 +75,9 @@ class Fleet:
     def here(self, slots: int) -> None:
         """This process is a node with so many slots."""
         self.nodes.here = NodeId("here")
-        self._add("here", None, slots)
+        self.add("here", None, slots)
 
-    def _add(self, name: str, host: Any, slots: int = 1) -> None:
+    def add(self, name: str, host: Any, slots: int = 1) -> None:
         self.nodes.queue.add(Member(Node(NodeId(name), name, {"CPU": 1.0}), FACTS, host, slots))
 
     async def rows(self) -> list[OpRecord]:
@@ -71,21 +90,34 @@ class Fleet:
         return [row.attrs.get("node", "").partition(" ")[0] for row in sorted(rows, key=lambda row: row.branch)]
 
 
-@pytest_asyncio.fixture
-async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
+@asynccontextmanager
+async def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> AsyncIterator[Fleet]:
     events: list[FleetEvent] = []
-    async with Runtime(home=tmp_path / "home", sandbox="copy", remote=tmp_path / "bucket") as runtime:
-        nodes, hosts = FleetNodes("none", slots=1, patience_s=5.0, observer=events.append), {}
+    async with Runtime(home=folder / "home", sandbox="copy", remote=folder / "bucket", **how) as runtime:
+        nodes, hosts = FleetNodes("none", slots=1, patience_s=5.0, observer=events.append), dict[str, Near]()
         made = Fleet(runtime, nodes, hosts, events)
         for name in ("a", "b"):
-            monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / name))
+            monkeypatch.setenv("RAMIFY_HOME", str(folder / name))
             host = hosts[name] = Near()
             assert await host.open(_shared(runtime), "copy", name) is None
-            made._add(name, host)
+            made.add(name, host)
         with runtime.placing(partial(BranchPlaces, nodes, runtime)):
             yield made
         for host in hosts.values():
             assert await host.close() is None
+
+
+@pytest_asyncio.fixture
+async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
+    async with opened(tmp_path, monkeypatch) as made:
+        yield made
+
+
+async def until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONGEST_S
+    while not there():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
 
 
 async def test_a_fork_is_spread_and_what_it_makes_is_as_if_it_were_not(fleet: Fleet, folder: Path) -> None:
@@ -96,3 +128,109 @@ async def test_a_fork_is_spread_and_what_it_makes_is_as_if_it_were_not(fleet: Fl
     assert set(await fleet.ran("write")) == {"a", "b"}
     assert set(await fleet.ran("square")) == {"a", "b"}
     assert await fleet.ran("send") == [""]
+
+
+async def test_a_small_fork_stays_where_its_run_is(fleet: Fleet, folder: Path) -> None:
+    (folder / branches_app.GATE).touch()
+    fleet.here(4)
+    await fleet.runtime.run(branches_app.grow, str(folder), 4)
+    assert await fleet.ran("write") == [""] * 4
+    assert not any(host.orders for host in fleet.hosts.values())
+
+
+async def test_a_larger_fork_uses_this_machine_too(fleet: Fleet, folder: Path) -> None:
+    fleet.here(1)
+    running = asyncio.create_task(fleet.runtime.run(branches_app.grow, str(folder), 3))
+    await until(lambda: len(branches_app.told(folder, "begun")) == 3)
+    (folder / branches_app.GATE).touch()
+    await running
+    assert await fleet.ran("write") == ["", "a", "b"]
+
+
+async def test_losers_are_stopped_and_leave_nothing(fleet: Fleet, folder: Path) -> None:
+    running = asyncio.create_task(fleet.runtime.run(branches_app.first_of, str(folder), 2))
+    await until(lambda: len(branches_app.told(folder, "begun")) == 2)
+    (folder / f"{branches_app.GATE}1").touch()
+    assert await running == [1]
+    assert not any(host._steps for host in fleet.hosts.values())
+
+
+async def test_a_node_that_dies_loses_nothing(fleet: Fleet, folder: Path) -> None:
+    running = asyncio.create_task(fleet.runtime.run(branches_app.grow, str(folder), 2))
+    await until(lambda: len(branches_app.told(folder, "begun")) == 2)
+    fleet.hosts["a"].dead.set()
+    await until(lambda: not fleet.hosts["a"].orders or len(fleet.nodes.queue.members) == 1)
+    (folder / branches_app.GATE).touch()
+    result = await running
+    assert result[0] == [0, 1]
+    assert result[-1] == "root\n1\nb\n"
+    assert await fleet.ran("write") == ["b", "b"]
+    assert sorted(branches_app.told(folder, "begun")) == ["0", "0", "1"]
+
+
+async def test_a_resume_repeats_no_branch_that_was_answered(fleet: Fleet, folder: Path) -> None:
+    """The first process is stopped between the branches."""
+    running = asyncio.create_task(fleet.runtime.run(branches_app.grow, str(folder), 4))
+    await until(lambda: len(branches_app.told(folder, "begun")) == 2)
+    (folder / branches_app.GATE).touch()
+    await until(lambda: len(branches_app.told(folder, "begun")) >= 3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    (run,) = await fleet.runtime.store.runs()
+    done = [row.branch for row in await fleet.rows() if row.step == "write" and row.status is OpStatus.DONE]
+    assert done
+    orders = sum(len(host.orders) for host in fleet.hosts.values())
+    result = await fleet.runtime.resume(run.id)
+    assert result[0] == [0, 1, 2, 3]
+    again = [one.branch for host in fleet.hosts.values() for one in host.orders if one.step == "write"][orders:]
+    assert not set(again) & {BranchPath(one) for one in done}
+
+
+async def test_a_step_is_tried_again_from_where_it_began(fleet: Fleet, folder: Path) -> None:
+    assert await fleet.runtime.run(branches_app.tries, str(folder)) == ["try\n", "try\n"]
+    assert branches_app.told(folder, "tries1") == ["once", "once"]
+
+
+async def test_errors_are_those_of_the_step(fleet: Fleet) -> None:
+    assert await fleet.runtime.run(branches_app.refused) == ["Wrong: branch 0", "Wrong: branch 1"]
+    failed = [row for row in await fleet.rows() if row.status is OpStatus.FAILED]
+    assert ["it stops here" in row.attrs["last_output"] for row in failed] == [True, True]
+
+
+@pytest.fixture
+def model() -> ScriptedModel:
+    return ScriptedModel(lambda request: f"<{request.messages[-1].content}>")
+
+
+async def test_model_calls_of_a_step_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, model: ScriptedModel
+) -> None:
+    async with (
+        LLMClient("http://model.test/v1", transport=model) as client,
+        opened(tmp_path, monkeypatch, llm=client) as fleet,
+    ):
+        running = asyncio.create_task(fleet.runtime.run(branches_app.asks, str(folder)))
+        await until(lambda: len(branches_app.told(folder, "asked")) == 2)
+        fleet.hosts["a"].dead.set()
+        await until(lambda: len(fleet.nodes.queue.members) == 1)
+        (folder / branches_app.GATE).touch()
+        said = [f"<first {n}> <second {n}> <second {n}>" for n in range(2)]
+        assert await running == said
+        assert len(model.calls) == 6
+        assert await fleet.ran("ask") == ["b", "b"]
+        (run,) = await fleet.runtime.store.runs()
+        assert len(await fleet.runtime.store.llm(run.id)) == 6
+        assert await fleet.runtime.resume(run.id) == said
+
+
+async def test_a_step_that_streams_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ScriptedModel
+) -> None:
+    async with (
+        LLMClient("http://model.test/v1", transport=model) as client,
+        opened(tmp_path, monkeypatch, llm=client) as fleet,
+    ):
+        assert await fleet.runtime.run(branches_app.reads_streams) == ["<stream 0>", "<stream 1>"]
+        assert await fleet.ran("streams") == ["", ""]
+        assert [str(event) for event in fleet.events if isinstance(event, StepStays)][0].startswith("step 'streams'")
