@@ -71,8 +71,8 @@ class Runtime(RecordedRuns):
     for equal model calls whatever their temperature and seed; by default only at temperature 0 with a seed that the
     server is known to honour. `remote`: a bucket (docs/how-to/fleet.md). Each state of a run is uploaded after it is
     sealed, while the run goes on, and a state that this machine lacks is fetched. Closing waits for the uploads, and
-    raises `RemoteError` if one failed. `fleet`: a Ray cluster, "auto" or HOST:PORT of its head, whose nodes run steps of
-    a fork's branches (docs/how-to/ray.md); `Runtime.fleet` is its `Fleet`. It needs `remote`.
+    raises `RemoteError` if one failed. `fleet`: a Ray cluster, "auto" or HOST:PORT of its head, whose nodes run steps
+    of a fork's branches (docs/how-to/ray.md); `Runtime.fleet` is its `Fleet`. It needs `remote`.
 
     $RAMIFY_SANDBOX, $RAMIFY_BASE_URL, $RAMIFY_API_KEY and $RAMIFY_CHECK_REUSE are the defaults of these arguments.
     $RAMIFY_OTEL=1 traces every run (see `ramify.telemetry`).
@@ -123,7 +123,7 @@ class Runtime(RecordedRuns):
         self._owner = os.getpid()  # the process that opened this runtime
         self.fleet: Fleet | None = None
         self._cluster = fleet
-        self._places: Callable[[RunRecord], Places] | None = None
+        self._places: Callable[[RunRecord], Places | None] | None = None
         self._token: Token[Runtime | None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # the event loop that opened this runtime
 
@@ -415,7 +415,7 @@ class Runtime(RecordedRuns):
         )
 
     @contextmanager
-    def placing(self, places: Callable[[RunRecord], Places]) -> Iterator[None]:
+    def placing(self, places: Callable[[RunRecord], Places | None]) -> Iterator[None]:
         """Runs that start in this block have the steps of their branches placed by a fleet."""
         before, self._places = self._places, places
         try:

@@ -1,7 +1,7 @@
-"""Where the steps of a run's branches run, if the program that works on the run has a fleet.
+"""Which nodes of a fleet run the steps of a run's branches.
 
-This process is the node that it belongs to. A step goes where its branch's state is, if a slot is free there, else to
-the freest node. So a fork with no more branches than this machine has free slots stays here.
+A step goes where its branch's state is, if a slot is free there, else to
+the freest node. So a fork with no more branches than the run's node has free slots stays there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ramify.fleet.step_host import StepReply
 from ramify.fleet.types import Needs, NodeId, StepMoved, StepStays
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.execution.placed_steps import Asking, Place, StepAnswer, StepOrder
-from ramify.runtime.records import BranchPath, RunRecord
+from ramify.runtime.records import BranchPath, RunId
 from ramify.runtime.worlds.recovery import missing
 from ramify.session import Runtime
 
@@ -31,12 +31,25 @@ _NO_STATE = SnapshotId("")
 
 
 class BranchPlaces:
-    """The places for one run (`Places`). On one event loop."""
+    """The places for one run (`Places`). On one event loop.
 
-    def __init__(self, nodes: FleetNodes, runtime: Runtime, record: RunRecord) -> None:
-        self.nodes, self.runtime, self.run = nodes, runtime, record.id
-        self.sandbox = runtime.sandbox_of(record)
-        self.refusal = f"no node can take a branch of run {record.id}. `ramify resume {record.id}` continues it:"
+    sandbox: the name of its backend. here: the node that works on the run, if that is one of the fleet. lends: the
+    run has a slot of that node, which a step may use, because the run waits for its branches.
+    """
+
+    def __init__(
+        self,
+        nodes: FleetNodes,
+        runtime: Runtime,
+        run: RunId,
+        sandbox: str,
+        *,
+        here: NodeId | None,
+        lends: bool = False,
+    ) -> None:
+        self.nodes, self.runtime, self.run, self.sandbox, self._here = nodes, runtime, run, sandbox, here
+        self._own = asyncio.Semaphore(1) if lends else None
+        self.refusal = f"no node can take a branch of run {run}. `ramify resume {run}` continues it:"
         self.died: dict[str, list[str]] = {}  # nodes, by the key of the step that they worked on
         self._where: dict[BranchPath, NodeId] = {}
         self._bound: set[BranchPath] = set()  # branches with processes on a node
@@ -56,12 +69,42 @@ class BranchPlaces:
         if queue.members and not queue.can_ever_place(asked):
             yield None  # a sandbox backend of the program's own, for example
             return
-        member = await self.nodes.place(asked, self.refusal)
+        member = await self._slot(asked)
         try:
-            self._where[branch] = member.node.id
-            yield None if member.node.id == self.nodes.here else _NodePlace(self, member)
+            home = self._here if member is None else member.node.id
+            if home is not None:
+                self._where[branch] = home
+            yield None if member is None or home == self._here else _NodePlace(self, member)
         finally:
-            queue.release(member)
+            if member is not None:
+                queue.release(member)
+            elif self._own is not None:
+                self._own.release()
+
+    async def _slot(self, asked: Asked) -> Member[RayHost] | None:
+        """Wait for a slot, and take it. None: the run's own."""
+        own, elsewhere = self._own, asked.stays and asked.near != self._here
+        if own is None or elsewhere:
+            return await self.nodes.place(asked, self.refusal)
+        if asked.near == self._here and not own.locked():
+            await own.acquire()
+            return None
+        lending = asyncio.ensure_future(own.acquire())
+        placing = asyncio.ensure_future(self.nodes.place(asked, self.refusal))
+        taken: asyncio.Future[Any] | None = None
+        try:
+            await asyncio.wait({lending, placing}, return_when=asyncio.FIRST_COMPLETED)
+            taken = lending if lending.done() else placing
+            return None if taken is lending else placing.result()
+        finally:
+            for one in (lending, placing):
+                if one is not taken:
+                    one.cancel()
+            await asyncio.gather(lending, placing, return_exceptions=True)
+            if taken is not lending and not lending.cancelled():
+                own.release()
+            if taken is not placing and not placing.cancelled() and placing.exception() is None:
+                self.nodes.queue.release(placing.result())
 
     def stays(self, step: str, why: str) -> None:
         if step not in self._stay:
@@ -127,7 +170,7 @@ class BranchPlaces:
             if (node := self._where.get(BranchPath(above))) is not None:
                 return node
             above = above.rpartition("/")[0]
-        return self.nodes.here
+        return self._here
 
     async def _end(self, member: Member[RayHost], branches: Sequence[BranchPath] | None) -> None:
         if self.nodes.lives(member):

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from ramify.fleet.carried_errors import CarriedError
 from ramify.fleet.errors import ClusterUnreachable, FleetError, RayMissing
+from ramify.fleet.relayed_places import Errand, SlotReply
 from ramify.fleet.run_host import Ended, RunHost
 from ramify.fleet.step_calls import Told
 from ramify.fleet.step_host import StepReply
@@ -21,7 +22,9 @@ from ramify.fleet.types import Node, NodeId, Shared
 from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder
 from ramify.runtime.execution.placed_steps import StepOrder
 from ramify.runtime.records import BranchPath, RunId
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.serving.types import ChatRequest
 
 MOST_CALLS = 10_000
 """Calls that an actor takes at the same time: a run is one."""
@@ -219,9 +222,25 @@ class RayHost:
         answer: CarriedError | None = await self._answer(self._actor.open.remote(shared, sandbox, node))
         return answer
 
-    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
-        ended: Ended = await self._answer(self._actor.go_on.remote(run, sandbox, node))
+    async def go_on(self, run: RunId, sandbox: str, node: str, slots: int) -> Ended:
+        ended: Ended = await self._answer(self._actor.go_on.remote(run, sandbox, node, slots))
         return ended
+
+    async def errands(self, run: RunId) -> tuple[Errand, ...] | None:
+        errands: tuple[Errand, ...] | None = await self._answer(self._actor.errands.remote(run))
+        return errands
+
+    async def reply_errand(self, run: RunId, slot: int, reply: SlotReply) -> None:
+        await self._answer(self._actor.reply_errand.remote(run, slot, reply))
+
+    async def make_calls(
+        self, run: RunId, slot: int, number: int, requests: tuple[ChatRequest, ...], said: CallSLO
+    ) -> Told:
+        told: Told = await self._answer(self._actor.make_calls.remote(run, slot, number, requests, said))
+        return told
+
+    async def cancel_calls(self, run: RunId, slot: int, number: int) -> None:
+        await self._answer(self._actor.cancel_calls.remote(run, slot, number))
 
     async def events(self, run: RunId) -> bytes | None:
         events: bytes | None = await self._answer(self._actor.events.remote(run))

@@ -22,6 +22,7 @@ from ramify.fleet.carried_errors import CarriedError, carried
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.node_disk import NodeDisk
 from ramify.fleet.relayed_events import EventRelay
+from ramify.fleet.relayed_places import Errand, RelayedPlaces, SlotReply
 from ramify.fleet.step_calls import Told
 from ramify.fleet.step_host import StepHost, StepReply
 from ramify.fleet.types import FileIdentity, HostFacts, Shared
@@ -34,10 +35,12 @@ from ramify.runtime.errors import RunNotFound
 from ramify.runtime.execution.placed_steps import StepOrder
 from ramify.runtime.records import ROOT, BranchPath, RunId
 from ramify.runtime.store.address import parse
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.program_exits import work_for_others
 from ramify.sandboxes import doctor
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.selection import NAMES
+from ramify.serving.types import ChatRequest
 from ramify.session import Runtime
 
 
@@ -62,6 +65,7 @@ class RunHost:
         self._runtimes: dict[str, Runtime] = {}  # by the name of the sandbox backend
         self._working: dict[RunId, asyncio.Task[Ended]] = {}
         self._world_hosts: dict[str, WorldHost] = {}  # as above
+        self._places: dict[RunId, RelayedPlaces] = {}
         self._step_hosts: dict[str, StepHost] = {}  # as above
         self._steps: dict[str, StepHost] = {}  # by the id of their order
         self._relay = EventRelay()
@@ -85,12 +89,16 @@ class RunHost:
             return carried(error)
         return None
 
-    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+    async def go_on(self, run: RunId, sandbox: str, node: str, slots: int = 0) -> Ended:
         """Continue a run until it ends in any way. Its result is in the database, its events are for `events`. A call
-        for a run that is worked on here waits for the same end."""
+        for a run that is worked on here waits for the same end.
+
+        slots: of the fleet that places its branches, which is told by `errands`. 0: they stay here."""
         task = self._working.get(run)
         if task is None or task.done():
             self._relay.watch(run)
+            if slots:
+                self._places[run] = RelayedPlaces(slots)
             task = self._working[run] = asyncio.ensure_future(self._go_on(run, sandbox, node))
         try:
             await asyncio.wait({task})
@@ -98,7 +106,31 @@ class RunHost:
             if self._working.get(run) is task:
                 del self._working[run]
                 self._relay.end(run)
+                if (places := self._places.pop(run, None)) is not None:
+                    await places.close()
         return Ended(cancelled=True) if task.cancelled() else task.result()
+
+    async def errands(self, run: RunId) -> tuple[Errand, ...] | None:
+        """Wait for what a run wants for its branches (`RelayedPlaces.take`)."""
+        return None if (places := self._places.get(run)) is None else await places.take()
+
+    async def reply_errand(self, run: RunId, slot: int, reply: SlotReply) -> None:
+        """As `RelayedPlaces.reply`."""
+        if (places := self._places.get(run)) is not None:
+            places.reply(slot, reply)
+
+    async def make_calls(
+        self, run: RunId, slot: int, number: int, requests: tuple[ChatRequest, ...], said: CallSLO
+    ) -> Told:
+        """As `RelayedPlaces.make_calls`."""
+        if (places := self._places.get(run)) is None:
+            return carried(asyncio.CancelledError())
+        return await places.make_calls(slot, number, requests, said)
+
+    async def cancel_calls(self, run: RunId, slot: int, number: int) -> None:
+        """As `RelayedPlaces.cancel_calls`."""
+        if (places := self._places.get(run)) is not None:
+            places.cancel_calls(slot, number)
 
     async def events(self, run: RunId) -> bytes | None:
         """Wait for the next events of a run (see `EventRelay.take`)."""
@@ -210,6 +242,7 @@ class RunHost:
                     reuse_answers=shared.reuse_answers,
                 )
                 runtime = await self._stack.enter_async_context(opening)
+                self._stack.enter_context(runtime.placing(lambda record: self._places.get(record.id)))
                 self._runtimes[sandbox] = runtime
             return runtime
 

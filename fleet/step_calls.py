@@ -79,12 +79,14 @@ class CallsOfSteps(LLMCalls):
         super().__init__(*given)
         self.asks: dict[str, StepAsks] = {}
 
-    def stage(
+    def stage(  # type: ignore[override]  # the place is known where they are made
         self, requests: list[ChatRequest], *, step_key: str | None, said: CallSLO, **place: Any
     ) -> Awaitable[list[ChatResult]]:
         return self._of(step_key).ask(requests, said)
 
-    def stream(self, request: ChatRequest, *, step_key: str | None, **place: Any) -> Answered:
+    def stream(  # type: ignore[override]  # as above
+        self, request: ChatRequest, *, step_key: str | None, **place: Any
+    ) -> Answered:
         self._of(step_key).refuse("it reads a model's answer as a stream, whose pieces do not travel")
         return _silent()
 

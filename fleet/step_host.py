@@ -167,8 +167,9 @@ class StepHost:
         if (making := self._runs.get(run)) is None or not making.done() or _failed(making):
             return
         there, above = making.result(), tuple(f"{one}/" for one in branches)
-        for path in [one for one in there.branches if f"{one}/".startswith(above)]:
-            await there.run.worlds.drop(there.branches.pop(path))
+        over = [one for one in there.branches if f"{one}/".startswith(above)]
+        for branch in [there.branches.pop(one) for one in over]:
+            await there.run.worlds.drop(branch)
 
     async def end(self, run: RunId) -> None:
         """End all worlds of a run."""

@@ -46,7 +46,7 @@ class Services:
     check_reuse: float = 0.0  # the share of reuse hits that are recomputed and compared, 0 to 1
     reuse_answers: bool = False  # reuse the answers of equal model calls at any temperature
     fetch: Fetch | None = None  # from the home's bucket
-    places: Callable[[RunRecord], Places] | None = None  # where steps of branches may run
+    places: Callable[[RunRecord], Places | None] | None = None  # where steps of branches may run
 
 
 def new_run_id() -> RunId:

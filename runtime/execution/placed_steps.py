@@ -1,8 +1,8 @@
 """Steps of a fork's branches that run on other machines.
 
 What travels is a step, not a branch. It begins with a sealed state of its branch, and its answer is the result and
-the sealed state that it led to, which the bucket has by then. The process that works on the run stays the only one that
-writes to its journal. So keys, order and rows do not depend on where a step ran, a machine that dies has changed
+the sealed state that it led to, which the bucket has by then. The process that works on the run stays the only one
+that writes to its journal. So keys, order and rows do not depend on where a step ran, a machine that dies has changed
 nothing, and code between the steps, questions, nested forks and merges are where they were (docs/decisions/121).
 """
 

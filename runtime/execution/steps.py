@@ -334,7 +334,7 @@ async def _execute_and_commit(
             if fence is None and query is None:
                 there = await perform_elsewhere(call, attempt, held, begun, on_world=on_world)
                 if there is not None:
-                    face, world, timings = there.face, None, {}
+                    face, world, timings = there.face, None, dict[str, str]()
                     done, sealed = there.result()
                     break
             own = StepWorld(call, attempt, held, restored) if on_world else None

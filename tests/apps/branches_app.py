@@ -28,7 +28,7 @@ def tell(folder: str, file: str, word: str) -> None:
 
 async def gate(folder: str, item: int) -> None:
     """Wait for the gate, or for that of one branch."""
-    while not any((Path(folder) / name).exists() for name in (GATE, f"{GATE}{item}")):
+    while not any((Path(folder) / name).exists() for name in (GATE, f"{GATE}{item}")):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
 

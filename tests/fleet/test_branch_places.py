@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ import branches_app
 import pytest
 import pytest_asyncio
 
-from ramify import Runtime
+from ramify import Runtime, Workflow
+from ramify.compiler.plan import OpKind
+from ramify.fleet.branch_errands import BranchErrands
 from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.fleet import _shared
 from ramify.fleet.nodes import FleetNodes
@@ -25,11 +26,9 @@ from ramify.fleet.run_host import RunHost
 from ramify.fleet.step_host import StepReply
 from ramify.fleet.types import FleetEvent, HostFacts, Node, NodeId, StepStays
 from ramify.runtime.execution.placed_steps import StepOrder
-from ramify.runtime.errors import StepFailed
-from ramify.runtime.records import BranchPath, OpRecord, OpStatus
+from ramify.runtime.records import OpRecord, OpStatus, RunRecord
 from ramify.serving.client import LLMClient
-from ramify.serving.testing import ScriptedModel
-from ramify.serving.types import ChatRequest
+from ramify.serving.testing import ScriptedModel, ScriptedServer
 
 pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
 
@@ -84,9 +83,14 @@ class Fleet:
         (run,) = await self.runtime.store.runs()
         return list(await self.runtime.store.ops(run.id))
 
+    async def done(self) -> set[str | None]:
+        """The steps that have a result."""
+        rows = [row for run in await self.runtime.store.runs() for row in await self.runtime.store.ops(run.id)]
+        return {row.step for row in rows if row.kind is OpKind.RUN and row.status is OpStatus.DONE}
+
     async def ran(self, step: str) -> list[str]:
         """Where the calls of a step ran, in the order of their branches; "" is here."""
-        rows = [row for row in await self.rows() if row.step == step and row.kind == "RUN"]
+        rows = [row for row in await self.rows() if row.step == step and row.kind is OpKind.RUN]
         return [row.attrs.get("node", "").partition(" ")[0] for row in sorted(rows, key=lambda row: row.branch)]
 
 
@@ -101,7 +105,11 @@ async def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> A
             host = hosts[name] = Near()
             assert await host.open(_shared(runtime), "copy", name) is None
             made.add(name, host)
-        with runtime.placing(partial(BranchPlaces, nodes, runtime)):
+
+        def places(record: RunRecord) -> BranchPlaces:
+            return BranchPlaces(nodes, runtime, record.id, "copy", here=nodes.here)
+
+        with runtime.placing(places):
             yield made
         for host in hosts.values():
             assert await host.close() is None
@@ -169,22 +177,21 @@ async def test_a_node_that_dies_loses_nothing(fleet: Fleet, folder: Path) -> Non
 
 
 async def test_a_resume_repeats_no_branch_that_was_answered(fleet: Fleet, folder: Path) -> None:
-    """The first process is stopped between the branches."""
+    """The run is stopped when one branch has its result and another one is at work."""
     running = asyncio.create_task(fleet.runtime.run(branches_app.grow, str(folder), 4))
-    await until(lambda: len(branches_app.told(folder, "begun")) == 2)
-    (folder / branches_app.GATE).touch()
-    await until(lambda: len(branches_app.told(folder, "begun")) >= 3)
+    (folder / f"{branches_app.GATE}1").touch()
+    while "write" not in await fleet.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    await until(lambda: "0" in branches_app.told(folder, "begun"))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    (run,) = await fleet.runtime.store.runs()
-    done = [row.branch for row in await fleet.rows() if row.step == "write" and row.status is OpStatus.DONE]
-    assert done
-    orders = sum(len(host.orders) for host in fleet.hosts.values())
-    result = await fleet.runtime.resume(run.id)
+    assert not any(host._steps for host in fleet.hosts.values())
+    (folder / branches_app.GATE).touch()
+    result = await fleet.runtime.resume(str(fleet.runtime.last_run_id))
     assert result[0] == [0, 1, 2, 3]
-    again = [one.branch for host in fleet.hosts.values() for one in host.orders if one.step == "write"][orders:]
-    assert not set(again) & {BranchPath(one) for one in done}
+    assert branches_app.told(folder, "begun").count("1") == 1
+    assert branches_app.told(folder, "begun").count("0") == 2
 
 
 async def test_a_step_is_tried_again_from_where_it_began(fleet: Fleet, folder: Path) -> None:
@@ -233,4 +240,56 @@ async def test_a_step_that_streams_stays(
     ):
         assert await fleet.runtime.run(branches_app.reads_streams) == ["<stream 0>", "<stream 1>"]
         assert await fleet.ran("streams") == ["", ""]
-        assert [str(event) for event in fleet.events if isinstance(event, StepStays)][0].startswith("step 'streams'")
+        assert {event.step for event in fleet.events if isinstance(event, StepStays)} == {"streams"}
+
+
+@asynccontextmanager
+async def on_a_node(fleet: Fleet, workflow: Workflow[..., Any], *args: object) -> AsyncIterator[asyncio.Task[Any]]:
+    """A run on node a, which has one slot, the run's own. The branches' steps are placed as `Fleet.run` does."""
+    runtime = fleet.runtime
+    run = await runtime.create(workflow, args, {})
+    assert runtime.bucket is not None
+    await runtime.bucket.upload(run.base_snapshot)
+    node = fleet.nodes.queue.members[0]
+    node.taken += 1
+    places = BranchPlaces(fleet.nodes, runtime, run.id, "copy", here=node.node.id, lends=True)
+
+    async def result() -> Any:
+        working = asyncio.ensure_future(fleet.hosts["a"].go_on(run.id, "copy", "a", 2))
+        serving = asyncio.create_task(BranchErrands(places, fleet.hosts["a"]).serve(working))  # type: ignore[arg-type]
+        ended = await working
+        await serving
+        assert ended.error is None, ended.error
+        return await runtime.resume(run.id)
+
+    task = asyncio.create_task(result())
+    yield task
+    task.cancel()
+
+
+async def test_branches_of_a_run_on_a_node_go_to_others(fleet: Fleet, folder: Path) -> None:
+    async with on_a_node(fleet, branches_app.grow, str(folder), 2) as running:
+        await until(lambda: len(branches_app.told(folder, "begun")) == 2)
+        (folder / branches_app.GATE).touch()
+        result = await running
+    words = "root\n1\nb\n"
+    assert result == [[0, 1], ["root\n1\na\n", words], words, words, [0, 1], words]
+    assert await fleet.ran("write") == ["", "b"]
+    assert not fleet.hosts["a"].orders
+    assert [member.taken for member in fleet.nodes.queue.members] == [1, 0]
+
+
+async def test_model_calls_of_a_run_on_a_node_are_in_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, model: ScriptedModel
+) -> None:
+    (folder / branches_app.GATE).touch()
+    async with ScriptedServer(model) as server:
+        monkeypatch.setenv("RAMIFY_BASE_URL", server.base_url)
+        async with (
+            opened(tmp_path, monkeypatch) as fleet,
+            on_a_node(fleet, branches_app.asks, str(folder)) as running,
+        ):
+            assert await running == [f"<first {n}> <second {n}> <second {n}>" for n in range(2)]
+            assert await fleet.ran("ask") == ["", "b"]
+            (run,) = await fleet.runtime.store.runs()
+            assert len(await fleet.runtime.store.llm(run.id)) == len(model.calls) == 6

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +12,6 @@ import branches_app
 import pytest
 
 from ramify import Runtime
-from ramify.fleet.types import NodeLost
 from ramify.runtime.records import OpKind, OpStatus
 
 pytestmark = [
