@@ -20,6 +20,7 @@ from ramify.fleet.ray_cluster import HostDied, RayHost
 from ramify.fleet.step_calls import ModelAsk, Told
 from ramify.fleet.step_host import StepReply
 from ramify.fleet.types import Needs, NodeId, StepMoved, StepStays
+from ramify.fleet.world_host import uploaded
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.execution.placed_steps import Asking, Place, StepAnswer, StepOrder
 from ramify.runtime.records import BranchPath, RunId
@@ -134,7 +135,7 @@ class BranchPlaces:
             return
         assert self.runtime.bucket is not None
         if await asyncio.to_thread(missing, self.runtime.snapshots, state) is None:
-            await self.runtime.bucket.upload(state)
+            await uploaded(self.runtime.bucket, state)
         self._there.add(state)
 
     def goes_to(self, member: Member[RayHost]) -> None:
