@@ -9,9 +9,10 @@ same object in the same run. `matching` simulates the set-up of Venn's evaluatio
 (benchmarks/fleet_matching/workloads.py says what is from the paper and what is not); values are mean completion times
 of random matching over those of a rule, per seed. The seeds are not those with which the exponent of ours was chosen
 (100 to 102). `throughput` has 1, 2 and 4 worker processes run workflows at once, beside DBOS in the same run
-(fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server. `search`
-and `ray` start a Ray cluster of raylets on this machine and use its nodes (fleet_search.py, fleet_ray.py). So does
-`kills`, which kills nodes, their processes, the head, the database and the object store at random moments
+(fleet_throughput.py). It needs PostgreSQL, which it starts itself unless `--postgres` names a server. `search` (with
+branches of a run) and `ray` start a Ray cluster of raylets on this machine and use its nodes (fleet_search.py,
+fleet_branches.py, fleet_ray.py). So does `kills`, which kills nodes, their processes, the head, the database and the
+object store at random moments
 (fleet_kills.py); with `--quick` only one process and one node. Chunks in the background add up to one figure:
 
     for seed in 1 2 3; do python benchmarks/fleet.py --only kills --kills 50 --seed $seed --tally FILE; done

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from ramify.fleet.nodes import FleetNodes
 from ramify.fleet.placement import Member
 from ramify.fleet.ray_cluster import HostDied
 from ramify.fleet.run_host import RunHost
-from ramify.fleet.step_host import StepReply
+from ramify.fleet.step_host import StepHost, StepReply
 from ramify.fleet.types import FleetEvent, HostFacts, Node, NodeId, StepStays
+from ramify.runtime.errors import StepFailed, WorkflowChanged
 from ramify.runtime.execution.placed_steps import StepOrder
 from ramify.runtime.records import OpRecord, OpStatus, RunRecord
 from ramify.serving.client import LLMClient
@@ -33,6 +34,7 @@ from ramify.serving.testing import ScriptedModel, ScriptedServer
 pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
 
 LONGEST_S = 60.0
+needs_time = pytest.mark.ray  # they need no Ray: they are left out of `make test`, which takes long enough
 FACTS = HostFacts("0.2.0", "3.11.7", "m", 7, "boot", "/home", 8 << 30, {"copy": ""}, "no CRIU")
 
 
@@ -138,14 +140,7 @@ async def test_a_fork_is_spread_and_what_it_makes_is_as_if_it_were_not(fleet: Fl
     assert await fleet.ran("send") == [""]
 
 
-async def test_a_small_fork_stays_where_its_run_is(fleet: Fleet, folder: Path) -> None:
-    (folder / branches_app.GATE).touch()
-    fleet.here(4)
-    await fleet.runtime.run(branches_app.grow, str(folder), 4)
-    assert await fleet.ran("write") == [""] * 4
-    assert not any(host.orders for host in fleet.hosts.values())
-
-
+@needs_time
 async def test_a_larger_fork_uses_this_machine_too(fleet: Fleet, folder: Path) -> None:
     fleet.here(1)
     running = asyncio.create_task(fleet.runtime.run(branches_app.grow, str(folder), 3))
@@ -155,6 +150,7 @@ async def test_a_larger_fork_uses_this_machine_too(fleet: Fleet, folder: Path) -
     assert await fleet.ran("write") == ["", "a", "b"]
 
 
+@needs_time
 async def test_losers_are_stopped_and_leave_nothing(fleet: Fleet, folder: Path) -> None:
     running = asyncio.create_task(fleet.runtime.run(branches_app.first_of, str(folder), 2))
     await until(lambda: len(branches_app.told(folder, "begun")) == 2)
@@ -163,6 +159,7 @@ async def test_losers_are_stopped_and_leave_nothing(fleet: Fleet, folder: Path) 
     assert not any(host._steps for host in fleet.hosts.values())
 
 
+@needs_time
 async def test_a_node_that_dies_loses_nothing(fleet: Fleet, folder: Path) -> None:
     running = asyncio.create_task(fleet.runtime.run(branches_app.grow, str(folder), 2))
     await until(lambda: len(branches_app.told(folder, "begun")) == 2)
@@ -176,6 +173,7 @@ async def test_a_node_that_dies_loses_nothing(fleet: Fleet, folder: Path) -> Non
     assert sorted(branches_app.told(folder, "begun")) == ["0", "0", "1"]
 
 
+@needs_time
 async def test_a_resume_repeats_no_branch_that_was_answered(fleet: Fleet, folder: Path) -> None:
     """The run is stopped when one branch has its result and another one is at work."""
     running = asyncio.create_task(fleet.runtime.run(branches_app.grow, str(folder), 4))
@@ -194,11 +192,13 @@ async def test_a_resume_repeats_no_branch_that_was_answered(fleet: Fleet, folder
     assert branches_app.told(folder, "begun").count("0") == 2
 
 
+@needs_time
 async def test_a_step_is_tried_again_from_where_it_began(fleet: Fleet, folder: Path) -> None:
     assert await fleet.runtime.run(branches_app.tries, str(folder)) == ["try\n", "try\n"]
     assert branches_app.told(folder, "tries1") == ["once", "once"]
 
 
+@needs_time
 async def test_errors_are_those_of_the_step(fleet: Fleet) -> None:
     assert await fleet.runtime.run(branches_app.refused) == ["Wrong: branch 0", "Wrong: branch 1"]
     failed = [row for row in await fleet.rows() if row.status is OpStatus.FAILED]
@@ -210,6 +210,7 @@ def model() -> ScriptedModel:
     return ScriptedModel(lambda request: f"<{request.messages[-1].content}>")
 
 
+@needs_time
 async def test_model_calls_of_a_step_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, model: ScriptedModel
 ) -> None:
@@ -231,6 +232,7 @@ async def test_model_calls_of_a_step_are_made_once(
         assert await fleet.runtime.resume(run.id) == said
 
 
+@needs_time
 async def test_a_step_that_streams_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ScriptedModel
 ) -> None:
@@ -267,6 +269,7 @@ async def on_a_node(fleet: Fleet, workflow: Workflow[..., Any], *args: object) -
     task.cancel()
 
 
+@needs_time
 async def test_branches_of_a_run_on_a_node_go_to_others(fleet: Fleet, folder: Path) -> None:
     async with on_a_node(fleet, branches_app.grow, str(folder), 2) as running:
         await until(lambda: len(branches_app.told(folder, "begun")) == 2)
@@ -279,6 +282,7 @@ async def test_branches_of_a_run_on_a_node_go_to_others(fleet: Fleet, folder: Pa
     assert [member.taken for member in fleet.nodes.queue.members] == [1, 0]
 
 
+@needs_time
 async def test_model_calls_of_a_run_on_a_node_are_in_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, model: ScriptedModel
 ) -> None:
@@ -293,3 +297,16 @@ async def test_model_calls_of_a_run_on_a_node_are_in_its_journal(
             assert await fleet.ran("ask") == ["", "b"]
             (run,) = await fleet.runtime.store.runs()
             assert len(await fleet.runtime.store.llm(run.id)) == len(model.calls) == 6
+
+
+@needs_time
+async def test_a_node_with_other_code_is_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = StepHost.perform
+
+    async def other(self: StepHost, order: StepOrder) -> StepReply:
+        return await begin(self, replace(order, code="other"))
+
+    monkeypatch.setattr(StepHost, "perform", other)
+    with pytest.raises(StepFailed) as failed:
+        await fleet.runtime.run(branches_app.reads_streams)
+    assert isinstance(failed.value.__cause__, WorkflowChanged)
