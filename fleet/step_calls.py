@@ -84,9 +84,7 @@ class CallsOfSteps(LLMCalls):
     ) -> Awaitable[list[ChatResult]]:
         return self._of(step_key).ask(requests, said)
 
-    def stream(  # type: ignore[override]  # as above
-        self, request: ChatRequest, *, step_key: str | None, **place: Any
-    ) -> Answered:
+    def stream(self, request: ChatRequest, *, step_key: str | None, **place: Any) -> Answered:
         self._of(step_key).refuse("it reads a model's answer as a stream, whose pieces do not travel")
         return _silent()
 

@@ -76,7 +76,8 @@ async def test_branches_of_a_run_here_survive_a_node(raylets: Any, tmp_path: Pat
         assert here == ""
         (lost,) = [one.node for one in heard.of(NodeLost)]
         assert {one.earlier for one in heard.of(StepMoved)} <= {(lost,)}
-        assert set(others) <= names - {lost}
+        assert lost in names
+        assert lost not in others  # its step began again on the other node or here, whichever was free first
     assert sorted(branches_app.told(folder, "begun")) in (["0", "1", "1", "2"], ["0", "1", "2", "2"])
 
 
