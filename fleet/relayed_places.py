@@ -8,7 +8,7 @@ counts: the run waits while its branches work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -67,10 +67,11 @@ class SlotReply:
 
 
 class RelayedPlaces:
-    """The places for one run (`Places`). slots: of the fleet. On one event loop."""
+    """The places for one run (`Places`). slots: of the fleet. known: is told states that others have uploaded. On one
+    event loop."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, known: Callable[[SnapshotId], None]) -> None:
+        self.slots, self.known = slots, known
         self._errands: list[Errand] = []
         self._changed = asyncio.Event()
         self._ended = False
@@ -170,6 +171,8 @@ class _RelayedPlace:
     async def perform(self, order: StepOrder, ask: Asking) -> StepAnswer | None:
         self._places.answers(self._slot, ask)
         reply = await self._places.sent(PerformThere(self._slot, order))
+        if reply.answer is not None and reply.answer.sealed is not None:
+            self._places.known(reply.answer.sealed.id)
         if reply.answer is None or reply.failed is None:
             return reply.answer
         return replace(reply.answer, error=rebuilt(reply.failed, self._name))

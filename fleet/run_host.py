@@ -97,9 +97,7 @@ class RunHost:
         task = self._working.get(run)
         if task is None or task.done():
             self._relay.watch(run)
-            if slots:
-                self._places[run] = RelayedPlaces(slots)
-            task = self._working[run] = asyncio.ensure_future(self._go_on(run, sandbox, node))
+            task = self._working[run] = asyncio.ensure_future(self._go_on(run, sandbox, node, slots))
         try:
             await asyncio.wait({task})
         finally:
@@ -205,10 +203,13 @@ class RunHost:
         assert runtime.bucket is not None
         return self._step_hosts.setdefault(sandbox, StepHost(runtime, runtime.bucket))
 
-    async def _go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+    async def _go_on(self, run: RunId, sandbox: str, node: str, slots: int) -> Ended:
         work_for_others()
         try:
             runtime = await self._runtime(sandbox)
+            assert runtime.bucket is not None
+            if slots:
+                self._places[run] = RelayedPlaces(slots, runtime.bucket.known)
             await self._disk.ready()
             try:
                 await runtime.record(run)

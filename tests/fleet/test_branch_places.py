@@ -262,6 +262,7 @@ async def on_a_node(fleet: Fleet, workflow: Workflow[..., Any], *args: object) -
         ended = await working
         await serving
         assert ended.error is None, ended.error
+        assert ended.not_uploaded == ""
         return await runtime.resume(run.id)
 
     task = asyncio.create_task(result())
