@@ -70,6 +70,10 @@ class OpenBucket:
         """Upload a snapshot, and return once the bucket has it. Raises `ForkEngineError`."""
         await asyncio.to_thread(self._uploads.upload, id)
 
+    def known(self, id: SnapshotId) -> None:
+        """Another home has uploaded this state: it is not queued here."""
+        self._uploads.known(id)
+
     async def fetch(self, id: SnapshotId) -> Snapshot:
         """Fetch a snapshot into the store; who needs the same one waits for the same fetch. Raises `RemoteError`."""
         if id not in self._fetching:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramify import paths
 from ramify.chosen_settings import ChosenSettings
@@ -39,6 +39,7 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.recent_runs import RecentRuns
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
+from ramify.runtime.execution.placed_steps import Places
 from ramify.runtime.records import (
     CheckpointId,
     RunId,
@@ -50,6 +51,9 @@ from ramify.runtime.store import RunStore
 from ramify.runtime.worlds.recovery import Fetch
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
+
+if TYPE_CHECKING:
+    from ramify.fleet.fleet import Fleet
 
 _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None)
 
@@ -73,6 +77,8 @@ class Runtime(RecordedRuns):
     - `remote`: a bucket (docs/how-to/fleet.md). Each state of a run is uploaded after it is sealed, while the run
       goes on, and a state that this machine lacks is fetched. Closing waits for the uploads, and raises `RemoteError`
       if one failed.
+    - `fleet`: a Ray cluster, "auto" or HOST:PORT of its head, whose nodes run steps of a fork's branches
+      (docs/how-to/ray.md); `Runtime.fleet` is its `Fleet`. It needs `remote`.
 
     $RAMIFY_SANDBOX, $RAMIFY_BASE_URL, $RAMIFY_API_KEY and $RAMIFY_CHECK_REUSE are the defaults of these arguments.
     $RAMIFY_OTEL=1 traces every run (see `ramify.telemetry`).
@@ -92,6 +98,7 @@ class Runtime(RecordedRuns):
         check_reuse: float | None = None,
         reuse_answers: bool = False,
         remote: str | Path | None = None,
+        fleet: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.home = paths.home(home)
@@ -120,6 +127,9 @@ class Runtime(RecordedRuns):
         self._stack = AsyncExitStack()
         self._entered = self._closed = False
         self._owner = os.getpid()  # the process that opened this runtime
+        self.fleet: Fleet | None = None
+        self._cluster = fleet
+        self._places: Callable[[RunRecord], Places | None] | None = None
         self._token: Token[Runtime | None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # the event loop that opened this runtime
 
@@ -151,7 +161,18 @@ class Runtime(RecordedRuns):
             self._stack = stack.pop_all()
         self._token, self.loop = _ambient.set(self), asyncio.get_running_loop()
         self._owner = os.getpid()
+        if self._cluster is not None:
+            await self._open_fleet(self._cluster)
         return self
+
+    async def _open_fleet(self, cluster: str) -> None:
+        from ramify.fleet.fleet import Fleet
+
+        try:
+            self.fleet = await self._stack.enter_async_context(Fleet(self, cluster))
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -396,7 +417,17 @@ class Runtime(RecordedRuns):
             check_reuse=self.check_reuse,
             reuse_answers=self.reuse_answers,
             fetch=self._fetch(),
+            places=self._places,
         )
+
+    @contextmanager
+    def placing(self, places: Callable[[RunRecord], Places | None]) -> Iterator[None]:
+        """Runs that start in this block have the steps of their branches placed by a fleet."""
+        before, self._places = self._places, places
+        try:
+            yield
+        finally:
+            self._places = before
 
     def _fetch(self) -> Fetch | None:
         return self._resources.fetch(self.snapshots)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks import fleet_kills, fleet_search
+from benchmarks import fleet_branches, fleet_kills, fleet_search
 from benchmarks.fleet_cluster import Heard, RayletCluster, open_fleet
 from benchmarks.rows import Row, median_row, not_measured
 from ramify import Runtime, Sandbox, step, workflow
@@ -91,7 +91,7 @@ async def _goes_on(
 async def rows(quick: bool, database: str, kind: str, parts: Collection[str]) -> list[Row]:
     """`database`: an empty one. `kind`: what to call it in the notes. `parts`: of "search", "kills" and "ray"."""
     if importlib.util.find_spec("ray") is None:
-        names = {"search": fleet_search.NAMES, "kills": fleet_kills.NAMES, "ray": NAMES}
+        names = {"search": (*fleet_search.NAMES, *fleet_branches.NAMES), "kills": fleet_kills.NAMES, "ray": NAMES}
         return [
             not_measured(name, "", "Ray is not installed (ramify[ray])") for part in parts for name in names[part]
         ]
@@ -101,6 +101,7 @@ async def rows(quick: bool, database: str, kind: str, parts: Collection[str]) ->
         async with open_fleet(folder, database, folder / "bucket", heard) as (cluster, runtime, fleet):
             if "search" in parts:
                 found += await fleet_search.rows(fleet, folder, quick)
+                found += await fleet_branches.rows(runtime, fleet, quick)
             if "kills" in parts:
                 found += await fleet_kills.rows(cluster, runtime, fleet, heard, folder, 2)
             if "ray" in parts:

@@ -19,6 +19,8 @@ from typing import Any, Self
 
 from ramify.compiler.plan import Plan
 from ramify.decorators import Workflow
+from ramify.fleet.branch_errands import BranchErrands
+from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import FleetClosed, FleetError, NodesDied, NotShared
 from ramify.fleet.fleet_world import FleetWorld, world_on_nodes
@@ -78,6 +80,7 @@ class Fleet:
         self.runtime.check_open()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._nodes.opened(_shared(self.runtime), self.runtime.sandbox))
+            stack.enter_context(self.runtime.placing(self._places_of))
             self._stack = stack.pop_all()
         self._is_open = True
         return self
@@ -172,6 +175,12 @@ class Fleet:
         """Runs and commands that the nodes of now take at the same time."""
         return sum(one.slots for one in self._nodes.queue.members)
 
+    def _places_of(self, record: RunRecord) -> BranchPlaces:
+        """Where the branches of a run may go that this process works on."""
+        return BranchPlaces(
+            self._nodes, self.runtime, record.id, self.runtime.sandbox_of(record), here=self._nodes.here
+        )
+
     def _check_open(self) -> None:
         if not self._is_open:
             raise FleetClosed("the fleet is not open: `async with Fleet(runtime) as fleet`")
@@ -222,7 +231,9 @@ class Fleet:
         )
 
     async def _at(self, member: Member[RayHost], run: RunId, asked: Asked, refusal: str) -> Ended:
-        working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name))
+        working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name, self.slots))
+        places = BranchPlaces(self._nodes, self.runtime, run, asked.sandbox, here=member.node.id, lends=True)
+        serving = asyncio.create_task(BranchErrands(places, member.host).serve(working))
         relaying = asyncio.create_task(self._relay(member, run, working))
         try:
             ended = await self._nodes.answer(working, refusal)
@@ -236,6 +247,8 @@ class Fleet:
             raise
         finally:
             relaying.cancel()
+            serving.cancel()
+            await asyncio.wait({serving})
 
     async def _relay(self, member: Member[RayHost], run: RunId, working: asyncio.Future[Ended]) -> None:
         """Tell the runtime's observer what happens in a run on a node, until it ends there."""

@@ -37,6 +37,7 @@ class FleetNodes:
         observer: Callable[[FleetEvent], None] | None,
     ) -> None:
         self.queue: Queue[RayHost] = Queue()
+        self.here: NodeId | None = None  # the node of this process
         self._cluster = RayCluster(address)
         self._slots, self._patience_s, self._observer = slots, patience_s, observer
         self._known: dict[NodeId, asyncio.Task[None]] = {}  # joins, ended or not
@@ -54,6 +55,7 @@ class FleetNodes:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._cluster)
             stack.push_async_exit(self._close_hosts)
+            self.here = self._cluster.here
             for joining in [self._join_soon(node) for node in await self._cluster.nodes()]:
                 await joining
             if not self.queue.members:

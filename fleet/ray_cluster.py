@@ -7,17 +7,24 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from ramify.fleet.carried_errors import CarriedError
 from ramify.fleet.errors import ClusterUnreachable, FleetError, RayMissing
+from ramify.fleet.relayed_places import Errand, SlotReply
 from ramify.fleet.run_host import Ended, RunHost
+from ramify.fleet.step_calls import Told
+from ramify.fleet.step_host import StepReply
 from ramify.fleet.types import Node, NodeId, Shared
 from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder
-from ramify.runtime.records import RunId
+from ramify.runtime.execution.placed_steps import StepOrder
+from ramify.runtime.records import BranchPath, RunId
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.serving.types import ChatRequest
 
 MOST_CALLS = 10_000
 """Calls that an actor takes at the same time: a run is one."""
@@ -65,6 +72,11 @@ class RayCluster:
         """For how long the head may not answer: half of the time after which Ray ends the processes of a cluster that
         has none. The rest is for leaving."""
         return float(os.environ.get(_RAY_ENDS, RAY_ENDS_S)) / 2
+
+    @property
+    def here(self) -> NodeId:
+        """The node that this process belongs to."""
+        return NodeId(self._ray.get_runtime_context().get_node_id())
 
     async def nodes(self) -> list[Node]:
         """Return the nodes that live. Raises `ClusterUnreachable`; may wait for a head that went just now.
@@ -210,9 +222,25 @@ class RayHost:
         answer: CarriedError | None = await self._answer(self._actor.open.remote(shared, sandbox, node))
         return answer
 
-    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
-        ended: Ended = await self._answer(self._actor.go_on.remote(run, sandbox, node))
+    async def go_on(self, run: RunId, sandbox: str, node: str, slots: int) -> Ended:
+        ended: Ended = await self._answer(self._actor.go_on.remote(run, sandbox, node, slots))
         return ended
+
+    async def errands(self, run: RunId) -> tuple[Errand, ...] | None:
+        errands: tuple[Errand, ...] | None = await self._answer(self._actor.errands.remote(run))
+        return errands
+
+    async def reply_errand(self, run: RunId, slot: int, reply: SlotReply) -> None:
+        await self._answer(self._actor.reply_errand.remote(run, slot, reply))
+
+    async def make_calls(
+        self, run: RunId, slot: int, number: int, requests: tuple[ChatRequest, ...], said: CallSLO
+    ) -> Told:
+        told: Told = await self._answer(self._actor.make_calls.remote(run, slot, number, requests, said))
+        return told
+
+    async def cancel_calls(self, run: RunId, slot: int, number: int) -> None:
+        await self._answer(self._actor.cancel_calls.remote(run, slot, number))
 
     async def events(self, run: RunId) -> bytes | None:
         events: bytes | None = await self._answer(self._actor.events.remote(run))
@@ -227,6 +255,23 @@ class RayHost:
 
     async def close_world(self, world: WorldKey) -> None:
         await self._answer(self._actor.close_world.remote(world))
+
+    async def begin_step(self, order: StepOrder, sandbox: str) -> StepReply:
+        reply: StepReply = await self._answer(self._actor.begin_step.remote(order, sandbox))
+        return reply
+
+    async def next_of_step(self, id: str) -> StepReply:
+        reply: StepReply = await self._answer(self._actor.next_of_step.remote(id))
+        return reply
+
+    async def tell_step(self, id: str, number: int, told: Told) -> None:
+        await self._answer(self._actor.tell_step.remote(id, number, told))
+
+    async def stop_step(self, id: str) -> None:
+        await self._answer(self._actor.stop_step.remote(id))
+
+    async def end_steps(self, run: RunId, branches: Sequence[BranchPath] | None) -> None:
+        await self._answer(self._actor.end_steps.remote(run, branches))
 
     async def close(self) -> CarriedError | None:
         answer: CarriedError | None = await self._answer(self._actor.close.remote())

@@ -1,5 +1,5 @@
 """The process that works for a fleet on a node: it owns the node's home, continues runs that others stored, and runs
-commands in worlds.
+commands in worlds and steps of branches.
 
 It runs as an actor of Ray, and imports nothing of Ray. It returns plain values, so that a fleet of another version
 can read at least `describe`.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from ramify.fleet.carried_errors import CarriedError, carried
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.node_disk import NodeDisk
 from ramify.fleet.relayed_events import EventRelay
+from ramify.fleet.relayed_places import Errand, RelayedPlaces, SlotReply
+from ramify.fleet.step_calls import Told
+from ramify.fleet.step_host import StepHost, StepReply
 from ramify.fleet.types import FileIdentity, HostFacts, Shared
 from ramify.fleet.world_host import WorldAnswer, WorldHost, WorldKey, WorldOrder
 from ramify.fork_engine.errors import ForkEngineError
@@ -28,12 +32,15 @@ from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store import SnapshotStore
 from ramify.home_collection import BUDGET_VARIABLE, automatic_policy
 from ramify.runtime.errors import RunNotFound
-from ramify.runtime.records import ROOT, RunId
+from ramify.runtime.execution.placed_steps import StepOrder
+from ramify.runtime.records import ROOT, BranchPath, RunId
 from ramify.runtime.store.address import parse
+from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.program_exits import work_for_others
 from ramify.sandboxes import doctor
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.selection import NAMES
+from ramify.serving.types import ChatRequest
 from ramify.session import Runtime
 
 
@@ -58,6 +65,9 @@ class RunHost:
         self._runtimes: dict[str, Runtime] = {}  # by the name of the sandbox backend
         self._working: dict[RunId, asyncio.Task[Ended]] = {}
         self._world_hosts: dict[str, WorldHost] = {}  # as above
+        self._places: dict[RunId, RelayedPlaces] = {}
+        self._step_hosts: dict[str, StepHost] = {}  # as above
+        self._steps: dict[str, StepHost] = {}  # by the id of their order
         self._relay = EventRelay()
         self._disk = NodeDisk(self._home)
 
@@ -79,20 +89,46 @@ class RunHost:
             return carried(error)
         return None
 
-    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+    async def go_on(self, run: RunId, sandbox: str, node: str, slots: int = 0) -> Ended:
         """Continue a run until it ends in any way. Its result is in the database, its events are for `events`. A call
-        for a run that is worked on here waits for the same end."""
+        for a run that is worked on here waits for the same end.
+
+        slots: of the fleet that places its branches, which is told by `errands`. 0: they stay here."""
         task = self._working.get(run)
         if task is None or task.done():
             self._relay.watch(run)
-            task = self._working[run] = asyncio.ensure_future(self._go_on(run, sandbox, node))
+            task = self._working[run] = asyncio.ensure_future(self._go_on(run, sandbox, node, slots))
         try:
             await asyncio.wait({task})
         finally:
             if self._working.get(run) is task:
                 del self._working[run]
                 self._relay.end(run)
+                if (places := self._places.pop(run, None)) is not None:
+                    await places.close()
         return Ended(cancelled=True) if task.cancelled() else task.result()
+
+    async def errands(self, run: RunId) -> tuple[Errand, ...] | None:
+        """Wait for what a run wants for its branches (`RelayedPlaces.take`)."""
+        return None if (places := self._places.get(run)) is None else await places.take()
+
+    async def reply_errand(self, run: RunId, slot: int, reply: SlotReply) -> None:
+        """As `RelayedPlaces.reply`."""
+        if (places := self._places.get(run)) is not None:
+            places.reply(slot, reply)
+
+    async def make_calls(
+        self, run: RunId, slot: int, number: int, requests: tuple[ChatRequest, ...], said: CallSLO
+    ) -> Told:
+        """As `RelayedPlaces.make_calls`."""
+        if (places := self._places.get(run)) is None:
+            return carried(asyncio.CancelledError())
+        return await places.make_calls(slot, number, requests, said)
+
+    async def cancel_calls(self, run: RunId, slot: int, number: int) -> None:
+        """As `RelayedPlaces.cancel_calls`."""
+        if (places := self._places.get(run)) is not None:
+            places.cancel_calls(slot, number)
 
     async def events(self, run: RunId) -> bytes | None:
         """Wait for the next events of a run (see `EventRelay.take`)."""
@@ -115,10 +151,39 @@ class RunHost:
         for host in self._world_hosts.values():
             await host.close(world)
 
+    async def begin_step(self, order: StepOrder, sandbox: str) -> StepReply:
+        """As `StepHost.perform`."""
+        host = self._steps[order.id] = await self._step_host(sandbox)
+        return await self._said(order.id, host.perform(order))
+
+    async def next_of_step(self, id: str) -> StepReply:
+        """As `StepHost.next`."""
+        return await self._said(id, self._steps[id].next(id))
+
+    async def tell_step(self, id: str, number: int, told: Told) -> None:
+        """As `StepHost.tell`."""
+        if (host := self._steps.get(id)) is not None:
+            host.tell(id, number, told)
+
+    async def stop_step(self, id: str) -> None:
+        """As `StepHost.stop`."""
+        if (host := self._steps.pop(id, None)) is not None:
+            await host.stop(id)
+
+    async def end_steps(self, run: RunId, branches: Sequence[BranchPath] | None) -> None:
+        """End the worlds of these branches of a run. None: of all."""
+        for host in self._step_hosts.values():
+            if branches is None:
+                await host.end(run)
+            else:
+                await host.release(run, branches)
+
     async def close(self) -> CarriedError | None:
         """End all work, upload what waits, and return what went wrong with that."""
         for run in list(self._working):
             await self.stop(run)
+        for host in self._step_hosts.values():
+            await host.close()
         await self._disk.close()
         try:
             await self._stack.aclose()
@@ -126,10 +191,25 @@ class RunHost:
             return carried(error)
         return None
 
-    async def _go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+    async def _said(self, id: str, working: Awaitable[StepReply]) -> StepReply:
+        reply = await working
+        if reply.answer is not None:
+            self._steps.pop(id, None)
+            self._look_at_disk()
+        return reply
+
+    async def _step_host(self, sandbox: str) -> StepHost:
+        runtime = await self._runtime(sandbox)
+        assert runtime.bucket is not None
+        return self._step_hosts.setdefault(sandbox, StepHost(runtime, runtime.bucket))
+
+    async def _go_on(self, run: RunId, sandbox: str, node: str, slots: int) -> Ended:
         work_for_others()
         try:
             runtime = await self._runtime(sandbox)
+            assert runtime.bucket is not None
+            if slots:
+                self._places[run] = RelayedPlaces(slots, runtime.bucket.known)
             await self._disk.ready()
             try:
                 await runtime.record(run)
@@ -163,6 +243,7 @@ class RunHost:
                     reuse_answers=shared.reuse_answers,
                 )
                 runtime = await self._stack.enter_async_context(opening)
+                self._stack.enter_context(runtime.placing(lambda record: self._places.get(record.id)))
                 self._runtimes[sandbox] = runtime
             return runtime
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.records import RunId
+from ramify.runtime.records import BranchPath, RunId
 
 NodeId = NewType("NodeId", str)
 """Ray's id of a node. A machine that comes back is another node."""
@@ -155,4 +155,31 @@ class WorldMoved:
         return f"a world goes on on node {self.node} from snapshot {self.state[:12]}, after {died} died"
 
 
-FleetEvent = NodeJoined | NodeRefused | NodeLost | Placed | NotUploaded | WorldMoved
+@dataclass(frozen=True, slots=True)
+class StepMoved:
+    """A step of a branch begins again on another node. earlier: nodes that died while they ran it."""
+
+    run: RunId
+    branch: BranchPath
+    step: str
+    node: str
+    earlier: tuple[str, ...]
+
+    def __str__(self) -> str:
+        died = ", ".join(self.earlier)
+        return f"step {self.step!r} on branch {self.branch} begins again on node {self.node}, after {died} died"
+
+
+@dataclass(frozen=True, slots=True)
+class StepStays:
+    """A step of branches runs where its run is."""
+
+    run: RunId
+    step: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"step {self.step!r} of run {self.run} stays on this machine: {self.reason}"
+
+
+FleetEvent = NodeJoined | NodeRefused | NodeLost | Placed | NotUploaded | WorldMoved | StepMoved | StepStays

@@ -123,7 +123,7 @@ class WorldHost:
                 return WorldAnswer(await live.world.read(order.operation.path, most=order.operation.most))
             result = await performed(live.world, order.operation)
             sealed = await live.world.snapshot()
-            await self._uploaded(sealed.id)
+            await uploaded(self.bucket, sealed.id)
             live.state = sealed.id
             return WorldAnswer(result, sealed)
         except BaseException as error:
@@ -140,7 +140,7 @@ class WorldHost:
             found = None
         if found is None:
             async with self._home.pins.held():
-                base = await self._fetched(order.state)
+                base = await fetched(self.snapshots, self.bucket, order.state)
                 if base.image is not None:
                     raise FleetError(f"snapshot {base.id[:12]} is over an image: such worlds do not go to nodes")
                 of_shell = {*base.env, *base.env_unset}  # its own variables go before those that the world began with
@@ -154,22 +154,26 @@ class WorldHost:
             found = self._live[order.world] = _Live(world, order.state)
         return found
 
-    async def _fetched(self, id: SnapshotId) -> Snapshot:
-        if await asyncio.to_thread(missing, self.snapshots, id) is not None:
-            return await self.bucket.fetch(id)
-        return await asyncio.to_thread(self.snapshots.get, id)
-
-    async def _uploaded(self, id: SnapshotId) -> None:
-        until, pause = time.monotonic() + UPLOAD_PATIENCE_S, _FIRST_PAUSE_S
-        while True:
-            try:
-                return await self.bucket.upload(id)
-            except RemoteUnusable:
-                if time.monotonic() >= until:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
     async def _drop(self, world: WorldKey) -> None:
         if (live := self._live.pop(world, None)) is not None:
             await live.world.close()
+
+
+async def fetched(snapshots: SnapshotStore, bucket: OpenBucket, id: SnapshotId) -> Snapshot:
+    """Return a state, from the bucket if it is not here. Raises `RemoteError`."""
+    if await asyncio.to_thread(missing, snapshots, id) is not None:
+        return await bucket.fetch(id)
+    return await asyncio.to_thread(snapshots.get, id)
+
+
+async def uploaded(bucket: OpenBucket, id: SnapshotId) -> None:
+    """Return once the bucket has the state. Raises `ForkEngineError`, after a while if it cannot be reached."""
+    until, pause = time.monotonic() + UPLOAD_PATIENCE_S, _FIRST_PAUSE_S
+    while True:
+        try:
+            return await bucket.upload(id)
+        except RemoteUnusable:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)

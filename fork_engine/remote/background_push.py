@@ -69,6 +69,12 @@ class BackgroundPush:
                 self._queue.append(id)
                 self._changed.notify_all()
 
+    def known(self, id: SnapshotId) -> None:
+        """The bucket has a snapshot, which another home has uploaded: it is not queued any more."""
+        with self._changed:
+            self._seen.add(id)
+            self._why.pop(id, None)
+
     def upload(self, id: SnapshotId) -> None:
         """Queue a snapshot, and return once it is in the bucket. Raises `ForkEngineError` if that failed, or if this
         was closed before."""

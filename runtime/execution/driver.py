@@ -196,6 +196,7 @@ async def _go_on(
     )
     run.worlds.recovery = recovery
     run.worlds.warm = WarmStates(plan, run.worlds.spec)
+    run.places = None if services.places is None else services.places(record)
     run.asking = asking_of(run, services.store, ops, recorded.answers)
     try:
         answered = {row.op_id for row in llm}
@@ -205,6 +206,8 @@ async def _go_on(
             await finish_despite_cancel(journal.behind.ended())
         finally:
             journal.close()  # before the lock is released: then another process may work on the run
+            if run.places is not None:
+                await run.places.close()
             await run.calls.aclose()
             await run.worlds.close()
             run.reuse.close()

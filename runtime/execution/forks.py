@@ -156,7 +156,9 @@ class Fork(Generic[T]):
             await run.worlds.drop(branch.line)
         run.calls.release([branch.line.path for branch in branches])
         await run.worlds.end_ready(self._scope.branch.path)
-        run.worlds.released(self.base.snapshot.id, [BranchPath(branch.path) for branch in branches])
+        run.worlds.released(self.base.snapshot.id, [branch.line.path for branch in branches])
+        if run.places is not None:
+            run.places.released([branch.line.path for branch in branches])
         if _ends_early(kind) or run.journal.stopped is not None:
             return  # a resume continues from here
         key, what = self._release_key, f"the end of the fork at {self._where}"
@@ -359,7 +361,8 @@ class Branches(Generic[T]):
         errors: Literal["raise", "return"] = "raise",
         need: int | None = None,
     ) -> Awaitable[Outcomes[T, Any]]:
-        """Run `step(item, *extra)` on every branch, `concurrency` at a time (default: one per core).
+        """Run `step(item, *extra)` on every branch, `concurrency` at a time (default: one per core, or as many as the
+        nodes of the fleet take).
 
         Waits for all branches. `errors="raise"` then raises the error of the first failed branch, by index.
 
@@ -369,11 +372,11 @@ class Branches(Generic[T]):
         """
         if need is not None and not 1 <= need <= len(self):
             raise ValueError(f"branches.map(need={need}): need is from 1 to the number of branches, {len(self)}")
-        site, width = call_site(), concurrency or os.cpu_count() or 1
+        site = call_site()
         check_step(step, site)
         what = f"step {step.definition.name!r} was started on branches"
         refuse_inside_step(what)
-        return start_on_run_loop(what, lambda: _map(self._branches, step, site, extra, width, errors, need))
+        return start_on_run_loop(what, lambda: _map(self._branches, step, site, extra, concurrency, errors, need))
 
 
 async def _map(
@@ -381,13 +384,14 @@ async def _map(
     step: HasStep,
     site: CallSite,
     extra: tuple[Any, ...],
-    width: int,
+    concurrency: int | None,
     errors: str,
     need: int | None,
 ) -> Outcomes[T, Any]:
-    gate = asyncio.Semaphore(width)
     if not branches:
         return Outcomes()
+    places = branches[0].parent.run.places
+    gate = asyncio.Semaphore(concurrency or max(os.cpu_count() or 1, 0 if places is None else places.slots))
     followers = branches[0].parent.run.journal.followers
     known = followers.known
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ramify.compiler.plan import Plan
@@ -26,6 +26,9 @@ from ramify.runtime.store import RunStore
 from ramify.runtime.store.run_locks import hold_new_run
 from ramify.runtime.worlds.recovery import Fetch, missing
 from ramify.sandboxes.contract import Backend
+
+if TYPE_CHECKING:
+    from ramify.runtime.execution.placed_steps import Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Services:
     check_reuse: float = 0.0  # the share of reuse hits that are recomputed and compared, 0 to 1
     reuse_answers: bool = False  # reuse the answers of equal model calls at any temperature
     fetch: Fetch | None = None  # from the home's bucket
+    places: Callable[[RunRecord], Places | None] | None = None  # where steps of branches may run
 
 
 def new_run_id() -> RunId:

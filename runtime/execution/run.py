@@ -46,6 +46,7 @@ from ramify.sandboxes.errors import SandboxError
 from ramify.serving.types import ChatRequest, ChatResult
 
 if TYPE_CHECKING:
+    from ramify.runtime.execution.placed_steps import Places
     from ramify.runtime.execution.question_waits import QuestionWaits
 
 
@@ -75,6 +76,8 @@ class Run:
     sets: RecordedSets = field(default_factory=RecordedSets)
     # a code change was accepted since the run began
     was_changed: bool = False
+    # the machines where steps of branches may run (None: here)
+    places: Places | None = None
     # the tasks that run steps at this moment, with their branches
     working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.compiler.plan import Effect, OpKind, Plan, PlanOp
 from ramify.fork_engine import crash_points
+from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec.plain_digests import digest_of_text
 from ramify.runtime.errors import HiddenWrites
@@ -21,6 +22,9 @@ from ramify.runtime.records import EffectRecord, OpRecord
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.worlds.world_pool import StateOrigin
 from ramify.sandboxes.contract import World
+
+NODE = "node"
+"""The attribute of a step's row that names the machine where it ran, if that was another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,18 @@ async def seal_world(
         seal = BegunSeal(world.snapshot, time.perf_counter(), world.seal(flush=False))
     held.enter_context(run.journal.ending(call.scope.branch.path))  # the seal is flushed when the row is committed
     before, sealed = seal.before, await seal.sealing
-    if sealed.layers != before.layers:
-        held_bytes = await asyncio.to_thread(run.snapshots.layer_bytes, sealed.layers[-1])
-        timings |= {"seal_ms": f"{(time.perf_counter() - seal.begun) * 1000:.3f}", "sealed_bytes": str(held_bytes)}
-        timings |= files_written(run.snapshots, before, sealed)
-    return sealed, timings
+    return sealed, timings | await attrs_of_seal(run.snapshots, before, sealed, time.perf_counter() - seal.begun)
+
+
+async def attrs_of_seal(
+    snapshots: SnapshotStore, before: Snapshot, sealed: Snapshot, seconds: float
+) -> dict[str, str]:
+    """Return the row attributes that tell what a seal wrote, and how long it took."""
+    if sealed.layers == before.layers:
+        return {}
+    held_bytes = await asyncio.to_thread(snapshots.layer_bytes, sealed.layers[-1])
+    timings = {"seal_ms": f"{seconds * 1000:.3f}", "sealed_bytes": str(held_bytes)}
+    return timings | files_written(snapshots, before, sealed)
 
 
 async def _refuse_changes(call: StepCall, world: World) -> None:
@@ -132,11 +143,13 @@ async def commit_step(
     """Commit the step's row, its effect and, if its world changed, the SEAL row and its checkpoint: one
     transaction."""
     run, branch = call.scope.run, call.scope.branch
-    seal_op = run.seal_op(call.op)
+    elsewhere = NODE in row.attrs  # a state that travels is sealed, whatever the plan says
+    seal_op = run.seal_op(call.op) or (run.plan.catch_all if elsewhere else None)
     records: Coroutine[Any, Any, None]
     if sealed is None or seal_op is None or (sealed.id == branch.snapshot.id and not branch.unsealed):
         records = run.journal.record(row, effect=effect)
     else:
+        kept = {} if elsewhere else run.worlds.made(seal_op, branch.path, sealed)
         seal = replace(
             row,
             key=call.seal_key,
@@ -146,7 +159,7 @@ async def commit_step(
             result_digest=sealed.content_key,
             lineage_key=None,
             started_at=row.ended_at,
-            attrs={"tier": sealed.tier.value, **run.worlds.made(seal_op, branch.path, sealed)},
+            attrs={"tier": sealed.tier.value, **kept},
         )
         records = run.journal.record(row, seal, checkpoint=(branch, sealed, call.step.name), effect=effect)
     cancelled: asyncio.CancelledError | None = None

@@ -19,10 +19,19 @@ class StepWorld:
     """The world of an attempt. held: gets the pins that protect its states until the step is committed.
 
     restored: gets row attributes about how its branch got it back. world: None as long as it was not needed.
-    fork_s: what the fork took.
+    fork_s: what the fork took. reuses: whether its commands may be reused, which needs the run's journal.
     """
 
-    def __init__(self, call: StepCall, attempt: int, held: AsyncExitStack, restored: dict[str, str]) -> None:
+    def __init__(
+        self,
+        call: StepCall,
+        attempt: int,
+        held: AsyncExitStack,
+        restored: dict[str, str],
+        *,
+        reuses: bool = True,
+    ) -> None:
+        self._reuses = reuses
         self._call, self._attempt, self._held, self._restored = call, attempt, held, restored
         self.fork_s: float | None = None
         self.world: World | None = None
@@ -33,7 +42,7 @@ class StepWorld:
         call = self._call
         ground = call.scope.run.reuse.pins.ground()
         self._held.callback(ground.close)
-        commands = reusable_commands(call, self._attempt, ground)
+        commands = reusable_commands(call, self._attempt, ground) if self._reuses else None
         if self._waits():
             call.scope.run.worlds.refuse_ended(call.scope.branch)
             return Sandbox(None, commands, self._made_late)

@@ -29,6 +29,7 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.equal_calls import refuse_swapped_result, refuse_untold_call
+from ramify.runtime.execution.placed_steps import perform_elsewhere
 from ramify.runtime.execution.run import RunScope, seal_before, start_prefork
 from ramify.runtime.execution.step_call import (
     StepCall,
@@ -330,6 +331,12 @@ async def _execute_and_commit(
         result_json: str | None = None
         begins = False  # whether the effect was begun in this attempt
         try:
+            if fence is None and query is None:
+                there = await perform_elsewhere(call, attempt, held, begun, on_world=on_world)
+                if there is not None:
+                    face, world, timings = there.face, None, dict[str, str]()
+                    done, sealed = there.result()
+                    break
             own = StepWorld(call, attempt, held, restored) if on_world else None
             face = None if own is None else await own.face()
             if fence is not None and (known := await fence.open()) is not None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.node_versions import checked
+from ramify.fleet.nodes import FleetNodes
 from ramify.fleet.placement import Asked, Member, Queue, choose, unfit
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId
 from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.records import BranchPath, RunId
 
 FACTS = HostFacts("0.2.0", "3.11.7", "m", 7, "boot", "/home", 8 << 30, {"copy": "", "docker": "no engine"}, "no CRIU")
 BASE = SnapshotId("base")
@@ -109,3 +112,76 @@ async def test_who_waits_for_a_node_that_goes_is_placed_elsewhere() -> None:
     assert not waits.done()
     queue.remove(home)
     assert waits.result() is other
+
+
+async def settled() -> None:
+    """Let tasks go on that wait for nothing but each other."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Placed:
+    """Steps of branches that hold their slots until they are ended. here: the node of their run."""
+
+    def __init__(self, *members: Member[Any], here: str, lends: bool) -> None:
+        nodes = FleetNodes("none", slots=1, patience_s=60.0, observer=None)
+        nodes.queue.members += members
+        runtime: Any = None  # only steps that are sent need it
+        self._places = BranchPlaces(nodes, runtime, RunId("r"), "copy", here=NodeId(here), lends=lends)
+        self._over: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.nodes: dict[str, str] = {}
+
+    async def begin(self, branch: str) -> str:
+        """The node where a step runs; "here" where its run is, "waits" if it has no slot yet."""
+        self._tasks[branch], self._over[branch] = asyncio.create_task(self._hold(branch)), asyncio.Event()
+        await settled()
+        return self.nodes.get(branch, "waits")
+
+    async def end(self, *branches: str) -> None:
+        for branch in branches:
+            self._over[branch].set()
+            await self._tasks[branch]
+        await settled()
+
+    async def _hold(self, branch: str) -> None:
+        async with self._places.place(BranchPath(branch), BASE) as place:
+            self.nodes[branch] = "here" if place is None else place.name
+            await self._over[branch].wait()
+
+
+async def test_a_fork_stays_with_its_run_while_there_are_slots() -> None:
+    home, other = member("home", slots=2), member("other", slots=3)
+    steps = Placed(home, other, here="home", lends=False)
+    began = [await steps.begin(f"root/f.0.{index}") for index in range(3)]
+    assert began == ["here", "here", "m (other)"]
+    await steps.end(*(f"root/f.0.{index}" for index in range(3)))
+    assert (home.taken, other.taken) == (0, 0)
+    assert await steps.begin("root/f.0.2") == "m (other)"  # where its state is
+    assert await steps.begin("root/f.0.2/f.0.0") == "m (other)"
+    assert await steps.begin("root/f.0.3") == "here"
+    await steps.end("root/f.0.2", "root/f.0.2/f.0.0", "root/f.0.3")
+
+
+async def test_a_run_lends_its_own_slot_to_its_branches() -> None:
+    home, other = member("home"), member("other")
+    home.taken = 1  # by the run
+    steps = Placed(home, other, here="home", lends=True)
+    assert [await steps.begin(one) for one in "abc"] == ["here", "m (other)", "waits"]
+    await steps.end("a")
+    assert steps.nodes["c"] == "here"
+    assert await steps.begin("d") == "waits"
+    await steps.end("b")
+    assert steps.nodes["d"] == "m (other)"
+    await steps.end("c", "d")
+    assert (home.taken, other.taken) == (1, 0)
+    assert await steps.begin("e") == "here"
+    await steps.end("e")
+
+
+async def test_steps_that_no_node_can_run_stay() -> None:
+    unfit_node = Member(Node(NodeId("a"), "m", {}), FACTS, None, 1)
+    steps = Placed(unfit_node, here="elsewhere", lends=False)
+    steps._places.sandbox = "mine"
+    assert [await steps.begin(one) for one in "ab"] == ["here", "here"]
+    await steps.end("a", "b")
