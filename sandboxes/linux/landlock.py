@@ -90,7 +90,5 @@ def make_ruleset_for_sockets() -> bool:
     if abi_version() < ABI_SCOPES:
         return False
     attr = RulesetAttr(0, 0, SCOPE_ABSTRACT_SOCKET)
-    _rules[_ANY_ROOT] = call(
-        "landlock_create_ruleset", ctypes.byref(attr), ctypes.c_size_t(ctypes.sizeof(attr)), 0
-    )
+    _rules[_ANY_ROOT] = call("landlock_create_ruleset", ctypes.byref(attr), ctypes.c_size_t(ctypes.sizeof(attr)), 0)
     return True
