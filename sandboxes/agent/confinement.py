@@ -22,6 +22,9 @@ def enter(
 
     `user`: the only user and group of the world, over an image; if it is root, changes of owners have no effect.
 
+    The process is also closed to tracing until it executes its program. It holds the agent's memory and descriptors
+    (the store, the connection to the host), and without capabilities it would be as open as any command.
+
     `image`: the world has its own root and shows none of the host's files. `filtered`: use Landlock and the
     system-call filter. `restored`: for a restored Python session, whose memory is mapped from an image. Raises
     `OSError`: a world never runs with less.
@@ -31,6 +34,7 @@ def enter(
         return
     if user is not None:
         kernel.become_in_namespace(*user)
+    kernel.set_undumpable(closed=True)  # not before: the kernel gives the files of such a process to root
     kernel.drop_privileges(image=image)
     if restored:
         seccomp.install_for_restored()

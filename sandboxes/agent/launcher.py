@@ -3,7 +3,7 @@
 Forking and confining take most of the time that a short command takes. So the agent keeps one launcher ready after
 the first start, and an order costs a message and an exec.
 
-Until its exec a launcher holds the agent's memory, so nothing may trace it.
+Until its exec a launcher holds the agent's memory, so nothing may trace it (confinement.py).
 """
 
 from __future__ import annotations
@@ -131,7 +131,6 @@ def _confine(start: Start, line: socket.socket) -> None:
         user=None if view is None else view.only_user(),
     )
     kernel.close_all_but((0, 1, 2, LINE))  # the path of the program could lead through descriptors
-    kernel.set_undumpable(closed=True)
 
 
 def _receive() -> tuple[Order, list[int]]:

@@ -118,6 +118,8 @@ class MountView:
             self._attach_all(passed, shown)
         if not view.image:  # a seal replaces an image's root
             landlock.make_ruleset()
+        elif view.network:
+            landlock.make_ruleset_for_sockets()
 
     def _is_to_show(self, path: str) -> bool:
         """Whether a visible place would be hidden or covered in the world. Anywhere else the world sees the host's

@@ -6,8 +6,8 @@ as the desktop's bus and X11.
 
 Writable paths are not listed here. Landlock ties a rule to an inode, but a seal replaces the overlays under a living
 shell, and their mount points are in `/`; the only rule that would keep holding is "all of /", which is no rule. The
-read-only flags of the mounts protect them instead. A world over an image has a `/` that a seal replaces, so it has no
-domain.
+read-only flags of the mounts protect them instead. A world over an image has a `/` that a seal replaces, so it has a
+domain only in the host's network, with no rule about files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def enter_domain() -> bool:
     Needs no-new-privs.
     """
     root = Path("/").stat()
-    rules = _rules.get((root.st_dev, root.st_ino))
+    rules = _rules.get((root.st_dev, root.st_ino)) or _rules.get(_ANY_ROOT)
     if rules is None:
         return False
     call("landlock_restrict_self", rules, 0)
@@ -61,6 +61,8 @@ def enter_domain() -> bool:
 
 _rules: dict[tuple[int, int], int] = {}
 """Rule sets by the device and inode of the `/` that they are for: descriptors, which stay open."""
+
+_ANY_ROOT = (-1, -1)
 
 
 def make_ruleset() -> bool:
@@ -79,4 +81,14 @@ def make_ruleset() -> bool:
     finally:
         os.close(root)
     _rules[(found.st_dev, found.st_ino)] = descriptor
+    return True
+
+
+def make_ruleset_for_sockets() -> bool:
+    """Make the rule set for any `/`, which keeps the host's abstract sockets out of reach; False if the kernel has no
+    suitable Landlock."""
+    if abi_version() < ABI_SCOPES:
+        return False
+    attr = RulesetAttr(0, 0, SCOPE_ABSTRACT_SOCKET)
+    _rules[_ANY_ROOT] = call("landlock_create_ruleset", ctypes.byref(attr), ctypes.c_size_t(ctypes.sizeof(attr)), 0)
     return True

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ramify.cli.commands.resume import need_own_home, trust_option
 from ramify.cli.completion import run_names
 from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
 from ramify.cli.errors import is_ours
 from ramify.compiler.change_impact import affected_operations, changed_parts
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
-from ramify.inspect.home import require_run
+from ramify.inspect.home import Home, require_run
 from ramify.inspect.plan_outcomes import KeptWarm, OpOutcome, kept_warm, stage_error, story
 from ramify.inspect.text import count, fitted, seconds, table
 from ramify.runtime.estimates.cost_model import Regret, regrets
@@ -50,8 +51,9 @@ class Changed:
     help="For a LangGraph thread: the result of `ramify.compile`, or a function that returns it.  [default: the only "
     "app of that name in the file that compiled it]",
 )
+@trust_option
 @pass_home
-def explain_command(home: CommandHome, run: str, as_json: bool, target: str | None) -> None:
+def explain_command(home: CommandHome, run: str, as_json: bool, target: str | None, trust_home: bool) -> None:
     """Compare the plan of RUN (the newest) with what happened.
 
     For each operation: how often it ran, how often its result was reused, its expected and actual duration, and its
@@ -66,7 +68,7 @@ def explain_command(home: CommandHome, run: str, as_json: bool, target: str | No
     plan = Plan.from_json(record.plan_json)
     stories = [story(op, plan, record, rows, llm, others) for op in plan.ops]
     choices = regrets(rows)
-    changed = what_changed(record, plan, target)
+    changed = what_changed(record, plan, target, None if trust_home else home)
     error = stage_error(plan, llm)
     if as_json:
         said = {"run": record.id, "passes": list(plan.passes), "stage_error": error}
@@ -123,9 +125,12 @@ _GRAPH_DIGESTS = 5
 """The first plan format whose digests of graphs are computed as today."""
 
 
-def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Changed:
-    """Compile the workflow as its code is now, and compare digests."""
+def what_changed(run: RunRecord, plan: Plan, target: str | None = None, home: Home | None = None) -> Changed:
+    """Compile the workflow as its code is now, and compare digests. That executes the code, which the run's row names
+    without a `target`: so the `home` must be the user's own, unless it is None."""
     try:
+        if home is not None and target is None:
+            need_own_home(home, "Comparing a run with its code")
         now = _plan_now(run, target)
     except Exception as error:
         if not is_ours(error):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 trust_option = click.option(
     "--trust-home",
     is_flag=True,
-    help="Resume even if the home belongs to another user, or others may write to it.",
+    help="Execute the code that rows name, even if the home belongs to another user, or others may write to it.",
 )
 
 
@@ -46,13 +46,13 @@ class HomeNotTrusted(RunError):
     """Others wrote to the home, or may have: its rows name the code to execute."""
 
 
-def need_own_home(home: Home) -> None:
+def need_own_home(home: Home, doing: str = "Resuming a run") -> None:
     """Raises `HomeNotTrusted`. A database server guards its own data."""
     from ramify.runtime.store.address import parse
 
     if (why := next(_strange([home.folder, *parse(home.database).files]), None)) is not None:
         raise HomeNotTrusted(
-            f"{why}. Resuming a run executes the code that its rows name, and others could have "
+            f"{why}. {doing} executes the code that its rows name, and others could have "
             "written them. "
             "Inspect the run first (`ramify show` and `ramify log` execute nothing); if you trust it: --trust-home"
         )

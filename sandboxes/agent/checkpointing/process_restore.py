@@ -117,20 +117,23 @@ def _end(pid: int) -> None:
 def become_program(
     image: Image, memory: Sequence[int], pipes: Mapping[str, int], confine: Callable[[], None], go: int
 ) -> None:
-    """In the child: open the image's files, then execute its program when `go` is written to. Does not return."""
+    """In the child: when `go` is written to, open the image's files and execute its program. Does not return.
+
+    By then the agent traces it. Later it could not: the child closes itself to that when it is confined.
+    """
     program = image.program
     try:
+        os.read(go, 1)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         resource_limits.raise_open_files()
         lowest = _first_own_descriptor(image.files)
-        go = fcntl.fcntl(go, fcntl.F_DUPFD_CLOEXEC, lowest)
         above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]
         held = {name: fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, lowest) for name, pipe in pipes.items()}
         program.scheduling.apply()
         confine()
-        kernel.close_all_but((0, 1, 2, go, *above, *held.values()))  # before any path is followed
+        kernel.close_all_but((0, 1, 2, *above, *held.values()))  # before any path is followed
         if program.cwd_removed:
             _enter_removed_folder(Path(program.cwd))
         else:
@@ -143,7 +146,6 @@ def become_program(
             os.dup2(source, target)
         for target, source in zip((lowest - 2, lowest - 1), above, strict=True):
             os.dup2(source, target)
-        os.read(go, 1)
         kernel.close_all_but((*opened, lowest - 2, lowest - 1))
         os.execve(program.path, [program.path], {})
     except OSError as error:

@@ -88,7 +88,7 @@ def check_budget(body: Json, budget: ShapeBudget = BUDGET) -> None:
     for name in SHAPES:
         if said := body.get(name):
             weight.add(name, said, budget)
-    _reckon(body, budget)
+    check_cost(body, budget)
 
 
 def roots(field: str, said: object) -> Iterator[Json]:
@@ -99,8 +99,11 @@ def roots(field: str, said: object) -> Iterator[Json]:
                 yield found
 
 
-def _reckon(body: Json, budget: ShapeBudget) -> None:
-    """Check costs field by field, so that the one at fault is named; what each field has counts for all of them."""
+def check_cost(body: Json, budget: ShapeBudget = BUDGET) -> None:
+    """Check what constraints cost the engine, however short their text is: also those that were translated for it.
+
+    Field by field, so that the one at fault is named; what each field has counts for all of them. Raises ApiError.
+    """
     rules, made = Rules(), list[Expression]()
     schemas = Schemas(rules, budget.depth)
     for name in SHAPES:

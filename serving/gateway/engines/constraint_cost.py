@@ -47,7 +47,10 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
+    """A rule by its name. `inline`: an engine writes it out at this place."""
+
     name: str
+    inline: bool = False
 
 
 Expression = Atom | Chain | Choice | Repeat | Reference
@@ -77,6 +80,7 @@ class Rules:
 
     def __init__(self) -> None:
         self.bodies: dict[str, Expression] = {}
+        self.inlined: set[str] = set()  # the rules that no engine writes by themselves
         self._known: dict[str, Cost] = {}
 
     def most(self, roots: Iterable[Expression]) -> Cost:
@@ -86,7 +90,8 @@ class Rules:
         for _ in range(2):  # the cost of a recursive rule is known only after the first round
             for name in order:
                 self._known[name] = self._cost(self.bodies[name])
-        costs = [*self._known.values(), *map(self._cost, roots)]
+        costs = [cost for name, cost in self._known.items() if name not in self.inlined]
+        costs += map(self._cost, roots)
         return Cost(
             width=max((cost.width for cost in costs), default=0),
             size=sum(cost.size for cost in costs),
@@ -116,7 +121,7 @@ class Rules:
                 return _ONE if one is PLAIN_ATOM else Cost(one.ways, one.ways, one.size)
             case Reference():
                 cost = self._known.get(one.name, _RECURSIVE)
-                return replace(cost, size=1)  # a rule is written once, however often it is named
+                return cost if one.inline else replace(cost, size=1)  # a rule is written once, however often named
             case Choice():
                 return _choice([self._cost(part) for part in one.parts])
             case Chain():
@@ -140,7 +145,7 @@ def _names(one: Expression) -> Iterator[str]:
 
 
 def _choice(costs: list[Cost]) -> Cost:
-    ways = min(_ENDLESS, sum(cost.ways for cost in costs))
+    ways = min(_ENDLESS, sum(max(1, cost.ways) for cost in costs))  # an empty one is a way, too
     return Cost(
         ways,
         max([ways, *(cost.width for cost in costs)]),

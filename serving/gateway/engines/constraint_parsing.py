@@ -159,16 +159,24 @@ def _keep(rules: Rules, name: str | None, body: Expression) -> None:
 
 
 class Schemas:
-    """Builds the expressions of JSON schemas. References are kept apart by the schema that they are in."""
+    """Builds the expressions of JSON schemas. References are kept apart by the schema that they are in.
+
+    A client may name one part by many references, and parts within each other. So what is named is built once, as a
+    rule of its own.
+    """
 
     def __init__(self, rules: Rules, deepest: int) -> None:
         self._rules = rules
         self._deepest = deepest
         self._number = 0
         self._named: list[str] = []
+        self._shared: dict[int, str] = {}  # by the identity of a part that references name: its rule
 
     def expression(self, root: Json) -> Expression:
         self._number += 1
+        targets = {id(found): found for ref in _references(root) if isinstance(found := named_by(root, ref), Mapping)}
+        self._shared = {at: f"part {self._number} {number}" for number, at in enumerate(targets)}
+        self._rules.inlined.update(self._shared.values())
         made = self._of(root)
         while self._named:  # one after the other, not nested: a client may chain many
             ref = self._named.pop()
@@ -180,6 +188,13 @@ class Schemas:
         because it is unknown which of them an engine reads."""
         if not isinstance(said, Mapping):
             return Atom(ways=_ANY_VALUE)
+        if (name := self._shared.get(id(said))) is None:
+            return self._built(said)
+        if name not in self._rules.bodies:
+            self._rules.bodies[name] = self._built(said)
+        return Reference(name, inline=True)
+
+    def _built(self, said: Json) -> Expression:
         parts = tuple(self._parts(said))
         if not parts:
             return Atom(ways=_ANY_VALUE)
@@ -248,6 +263,19 @@ class Schemas:
 
     def _rule(self, ref: str) -> str:
         return f"schema {self._number} {ref}"
+
+
+def _references(root: Json) -> set[str]:
+    """All references within a schema. Without recursion, because a client made it."""
+    found, left = set[str](), list[object]([root])
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            found |= {ref} if isinstance(ref := one.get("$ref"), str) else set()
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return found
 
 
 def named_by(root: Json, ref: str) -> object:

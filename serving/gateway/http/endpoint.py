@@ -30,6 +30,7 @@ from ramify.serving.gateway.dialects import (
     usage_of,
     was_cut,
 )
+from ramify.serving.gateway.engines.constraint_budget import check_cost
 from ramify.serving.gateway.engines.constraint_checks import check_constraints, constraint_field, requires_tool_call
 from ramify.serving.gateway.engines.liveness import STOOD_STILL, limited
 from ramify.serving.gateway.engines.replicas import Replica
@@ -154,6 +155,8 @@ class Endpoint:
             if flag_in(body, "background"):
                 raise bad_request("background", "background: not supported: a call here ends with its connection")
             for_engine = at_engine(self._api, llama_cpp=llama_cpp).request(asked)
+            if llama_cpp:
+                check_cost(for_engine)  # a translated pattern has more alternatives than the client's
             # An engine would count the tokens of a prompt that is far too long while the call holds its slot.
             check_prompt_length(for_engine, self._gateway.replicas.most_characters)
         except ApiError as error:

@@ -281,6 +281,22 @@ def test_resume_refuses_a_home_that_others_may_write_to(home: Any, ramify: Any, 
     assert "--trust-home" not in ramify("resume", home.story.run.id).err
 
 
+def test_explain_executes_code_of_the_users_own_home_alone(
+    thread: Program, ramify: Any, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares a run with the code as it is now, and a row names where that is."""
+    ran = thread.invoke("t")
+    thread.close()
+    with closing(sqlite3.connect(tmp_path / "home" / "ramify.db")) as connection, connection:
+        connection.execute("UPDATE runs SET workflow = 'ramify_hostile:app'")
+    mine = os.geteuid()
+    monkeypatch.setattr(resume.os, "geteuid", lambda: mine + 1)
+    said = ramify("explain", ran)
+    assert (said.status, mark.exists(), "ramify_hostile" in sys.modules) == (0, False, False), said.err
+    assert "it is unknown whether the code has changed" in said.out and "--trust-home" in said.out
+    assert (ramify("explain", ran, "--trust-home").status, mark.exists()) == (0, True)
+
+
 @pytest.mark.parametrize("end", ["-wal", "-journal"])
 def test_what_sqlite_reads_beside_a_database_is_asked_for_too(
     home: Any, ramify: Any, tmp_path: Path, end: str

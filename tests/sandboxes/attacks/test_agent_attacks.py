@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -51,6 +52,24 @@ async def test_the_agents_memory_and_descriptors_are_out_of_reach(world: World) 
     write = "import os; f = os.open('/proc/self/exe', os.O_RDONLY); os.open(f'/proc/self/fd/{f}', os.O_WRONLY)"
     assert "Error" in (await world.run(python(write))).stderr  # the interpreter's own file, by way of /proc
     assert await well(world)
+
+
+BECOME_A_COMMAND = """
+import ctypes
+from ramify.sandboxes.agent import confinement
+from ramify.sandboxes.linux.resource_limits import Bounds
+for image, filtered in ((True, False), (False, True)):
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
+    confinement.enter(Bounds(), isolated=True, image=image, filtered=filtered)
+    print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))  # PR_GET_DUMPABLE
+"""
+
+
+def test_a_child_of_the_agent_is_closed_until_it_executes_its_program() -> None:
+    """It holds the agent's descriptors, among them the store, and has no more capabilities than any command. Over an
+    image and in a dumpable world, no Landlock keeps the commands from it."""
+    done = subprocess.run([sys.executable, "-c", BECOME_A_COMMAND], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == "0\n0\n", done.stderr
 
 
 @pytest.mark.parametrize(

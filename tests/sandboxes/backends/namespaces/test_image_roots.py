@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
+import sys
 import tarfile
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -20,6 +22,7 @@ from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.backends.namespaces.home_overlay import HOSTS
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.linux import landlock
 
 pytestmark = pytest.mark.linux_ns
 
@@ -60,6 +63,29 @@ async def test_the_root_is_the_images_own(
     assert (await world.run(f"ls {Path(__file__).parent}")).exit_code != 0
     assert await out(world, "echo x > /dev/null; id -u; echo $HOME") == "0\n/root\n"  # for every user of the host
     assert (await world.run("ls /etc/passwd")).exit_code != 0
+
+
+async def test_the_hosts_network_does_not_include_its_abstract_sockets(
+    namespaces: NamespaceBackend,
+    base: Snapshot,
+    spec: WorldSpec,
+    tmp_path: Path,
+    root_file_system: Callable[..., Path],
+) -> None:
+    """The desktop's bus and X11 are such sockets."""
+    if landlock.abi_version() < landlock.ABI_SCOPES:
+        pytest.skip("this kernel's Landlock has no scopes (Linux 6.12)")
+    python = Path(os.path.realpath(sys.executable))
+    image = root_file_system(tmp_path / "image", "bash", beside=(python,))
+    shown = (*spec.visible, Path(sys.prefix), Path(sys.base_prefix))
+    inside = replace(spec, mount_at=Path("/work"), image=image, env={"PATH": "/usr/bin"}, network=True, visible=shown)
+    world = await namespaces.materialise(base, inside)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0ramify-test-{world.id}")
+        server.listen()
+        text = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0ramify-test-{world.id}')"
+        tried = await world.run([str(python), "-c", text])
+        assert "PermissionError" in tried.stderr, tried.stderr
 
 
 @pytest.mark.parametrize("place", ["proc", "dev", "work"])

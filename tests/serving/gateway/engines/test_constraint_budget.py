@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -67,6 +68,8 @@ SCHEMAS: dict[str, Any] = {
     "optional parts of parts": {"type": "string", "pattern": "^((a?){8}){8}$"},
     "repetitions": {"type": "string", "pattern": "^" + "a{0,1999}" * 500 + "$"},
     "alternatives of a pattern": {"type": "string", "pattern": "^(" + "|".join(NAMES[:2000]) + ")$"},
+    "empty alternatives": {"type": "string", "pattern": "^(" + "|" * 2000 + ")$"},
+    "alternatives without anchors, each of which may follow any text": {"pattern": "|".join(NAMES[:800])},
     "names by patterns": {"patternProperties": {"(a?){99}": {}}},
     "names": {"required": [name * 30 for name in NAMES[:2000]]},
     "values": {"properties": {name: {"type": "integer", "minimum": 1} for name in NAMES}},
@@ -275,6 +278,22 @@ def test_any_schema_is_within_budget_or_refused_by_field(body: dict[str, object]
         check_budget(body, ShapeBudget(width=3, size=200, depth=8))
     except ApiError as error:
         assert error.status == 400 and error.param in SHAPES
+
+
+def test_a_part_that_many_references_name_is_reckoned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may spell its place differently, and name parts within each other."""
+    reckoned = Mock(side_effect=Schemas._parts)
+    monkeypatch.setattr(Schemas, "_parts", lambda self, said: reckoned(self, said))
+    names = [f"#/$defs/a/anyOf/{zeros}" for zeros in ("0" * n for n in range(1, 10))]
+    inner: dict[str, Any] = {"properties": {f"p{at}": {"type": "null"} for at in range(100)}}
+    for _ in range(20):
+        names.append(names[-1] + "/anyOf/0")
+        inner = {"anyOf": [inner]}
+    schema = {"$defs": {"a": {"anyOf": [inner]}}, "anyOf": [{"$ref": name} for name in names]}
+    rules = Rules()
+    found = rules.most([Schemas(rules, 64).expression(schema)])
+    assert reckoned.call_count <= 160, "about as often as it has parts"
+    assert found.size > 29 * 1000, "each is written out, with every part that it holds"
 
 
 @given(schemas)
