@@ -53,7 +53,14 @@ def test_the_usage_of_several_answers_is_one_chunk_at_the_end() -> None:
         counted = {"completion_tokens": made, "prompt_tokens": 5, "total_tokens": 5 + made}
         return {**_chunk(0, None), "choices": [], "usage": counted}
 
-    came = [_chunk(0, "a"), _chunk(1, "b"), _chunk(0, None, "stop"), usage(2), _chunk(1, "bb"), _chunk(1, None, "stop")]
+    came = [
+        _chunk(0, "a"),
+        _chunk(1, "b"),
+        _chunk(0, None, "stop"),
+        usage(2),
+        _chunk(1, "bb"),
+        _chunk(1, None, "stop"),
+    ]
     told = _told([*came, usage(3)], n=2)
     assert [chunk for chunk in told if not chunk["choices"]] == told[-1:]
     assert told[-1]["usage"] == {"completion_tokens": 5, "prompt_tokens": 5, "total_tokens": 10}
