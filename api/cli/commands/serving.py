@@ -69,8 +69,13 @@ if TYPE_CHECKING:
     metavar="LEAST:MOST",
     help="Replicas of local or vllm, as many as the load needs, as in --replicas 1:4.  [default: 1]",
 )
-@click.option("--device", "devices", metavar="DEVICE", multiple=True,
-              help="What a vllm may use: a GPU (0), several (0,1), or cores (0-7) if it is for CPUs. Give one for each.")  # fmt: skip
+@click.option(
+    "--device",
+    "devices",
+    metavar="DEVICE",
+    multiple=True,
+    help="What a vllm may use: a GPU (0), several (0,1), or cores (0-7) if it is for CPUs. Give one for each vllm.",
+)
 @click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine runs at once.")
 @click.option(
     "--policy", default="concord", show_default=True, help="The scheduling policy: concord, andes, calm-thesis, edf."
