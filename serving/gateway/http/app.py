@@ -26,11 +26,11 @@ from ramify.serving.gateway.admission.replica_queues import ReplicaQueues
 from ramify.serving.gateway.engines.constraint_checks import check_constraints
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
 from ramify.serving.gateway.engines.upstream import HANG_S, WHOLE_S, Upstream
-from ramify.serving.gateway.errors import Aborted, ApiError, bad_request
+from ramify.serving.gateway.errors import STOPPING, Aborted, ApiError, bad_request
 from ramify.serving.gateway.formats.apis import APIS, MESSAGES, errors_at
 from ramify.serving.gateway.formats.messages_request import chat_of_messages
 from ramify.serving.gateway.gateway import Gateway
-from ramify.serving.gateway.http.endpoint import STOPPING, Endpoint
+from ramify.serving.gateway.http.endpoint import Endpoint
 from ramify.serving.gateway.http.exchange import JsonResponse, body_of, client_left, error_response
 from ramify.serving.gateway.records import metrics
 from ramify.serving.gateway.records.call_records import Records

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ramify.serving.errors import BadTags
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
-from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.errors import STOPPING, ApiError, bad_request
 from ramify.serving.gateway.formats.apis import ErrorFormat
 from ramify.serving.gateway.formats.field_values import check_characters
 from ramify.serving.gateway.records.clients import owned
@@ -123,6 +123,8 @@ async def body_of(request: Request, unfinished: UnfinishedBodies) -> Mapping[str
         async with unfinished.reading(BODY_S) as note:
             kept = await _read(request, note)
     except TimeoutError:
+        if unfinished.stopped:
+            raise STOPPING from None
         raise bad_request(
             "body", f"body: it did not arrive within {BODY_S:g} s, or before too many others", status=408
         ) from None
