@@ -53,6 +53,14 @@ def error_response(error: ApiError, format_: ErrorFormat, request_id: str | None
     return JsonResponse(format_.body(error, request_id), error.status, dict(error.headers))
 
 
+def refusal_response(request: Request, error: ApiError, format_: ErrorFormat) -> JsonResponse:
+    """The response to a request that became no call, with the headers that name it."""
+    trace = traced(request)
+    response = error_response(error, format_, trace[REQUEST_ID])
+    response.headers.update({**trace, format_.request_id_header: trace[REQUEST_ID]})
+    return response
+
+
 class ClientResponse:
     """The response to one client. Its status is sent with the first thing that there is to say, not before."""
 
