@@ -162,7 +162,10 @@ class SupervisedEngine:
             log("engine_unwatched", level=logging.ERROR, replica=self.replica.index, problem=repr(fault))
 
     async def _start(self) -> Engine:
-        engine = await self._life.enter_async_context(self._make())
+        try:
+            engine = await self._life.enter_async_context(self._make())
+        except OSError as error:  # no descriptor, no memory or no disk is left: try again later
+            raise EngineFailed(f"the engine's process could not be made: {error.strerror or error}") from error
         self.replica.slots = engine.slots
         self.replica.queue = engine.slots if self._queue is None else self._queue
         self.replica.alias = engine.alias

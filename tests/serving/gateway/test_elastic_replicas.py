@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -41,8 +42,8 @@ class Engine:
         self._house = house
 
     async def __aenter__(self) -> Self:
-        if self._house.broken:
-            raise EngineFailed("it did not start")
+        if self._house.broken is not None:
+            raise self._house.broken
         self._house.started += 1
         return self
 
@@ -62,7 +63,7 @@ class House:
 
     started: int = 0
     ended: int = 0
-    broken: bool = False
+    broken: Exception | None = None
     used: int = GB
     now: float = 0.0
     pool: ElasticReplicas = field(init=False)
@@ -173,12 +174,15 @@ async def test_a_parked_replica_finishes_its_calls_before_it_is_ended() -> None:
         assert house.started == 3
 
 
-async def test_a_replica_that_does_not_start_is_tried_again_later() -> None:
+@pytest.mark.parametrize("why", [EngineFailed("it did not start"), OSError(errno.EMFILE, "Too many open files")])
+async def test_a_replica_that_does_not_start_is_tried_again_later(
+    why: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     async with House().open(1, 2) as house:
-        house.broken = True
+        house.broken = why
         await house.step(8)
-        assert house.started == 1
-        house.broken, house.now = False, house.now + 60
+        assert house.started == 1 and "engine_failed" in caplog.messages
+        house.broken, house.now = None, house.now + 60
         await house.step(4)
         assert house.started == 2
 
@@ -196,7 +200,7 @@ async def test_a_bug_of_the_loop_is_logged(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_a_start_that_fails_ends_those_before_it() -> None:
-    house = House(broken=True)
+    house = House(broken=EngineFailed("it did not start"))
     with pytest.raises(EngineFailed):
         async with house.open(2, 2):
             pass
