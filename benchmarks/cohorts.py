@@ -16,8 +16,6 @@ model): the answers of one model to the prompts of one dataset. Prompts are held
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import sys
 from collections import defaultdict
@@ -35,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.held_out_prompts import group, held_out  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Cohorts, Vector, residual  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Path as Cohort  # noqa: E402
+from benchmarks.replay.inputs.traces import response_pairs  # noqa: E402
 from benchmarks.rows import Row, options, row, show  # noqa: E402
 from ramify.serving.lengths import features  # noqa: E402
 from ramify.serving.lengths.length_model import FEWEST, LengthModel, Sample, fit  # noqa: E402
@@ -61,14 +60,13 @@ class Answer:
 
 
 def read(data: Path) -> list[Answer]:
-    """Return the answers of all models. Raises FileNotFoundError if there is none."""
+    """Return the answers of all models. Raises FileNotFoundError if there is none, and BadTrace."""
     found = []
     for path in sorted((data / "responses").glob("*.jsonl.gz")):
         model = path.name.removesuffix(".jsonl.gz")
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for pair in map(json.loads, lines):
-                length = max(1, len(_TOKEN.findall(pair["response"])))
-                found.append(Answer(f"{model}/{pair['dataset']}", model, pair["prompt"], length))
+        for pair in response_pairs(path):
+            length = max(1, len(_TOKEN.findall(pair["response"])))
+            found.append(Answer(f"{model}/{pair['dataset']}", model, pair["prompt"], length))
     if not found:
         raise FileNotFoundError(f"{data} has no responses/*.jsonl.gz: give a folder of traces with --data")
     return found

@@ -11,10 +11,8 @@ the rank correlations, for `Knowledge.correlation` in `replay/types.py` (docs/de
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.held_out_prompts import group, held_out
+from benchmarks.replay.inputs.traces import response_pairs
 from benchmarks.rows import Row, options, printed, report, row
 
 Floats = NDArray[np.float64]
@@ -38,7 +37,9 @@ def main() -> None:
     given = parser.parse_args()
     most = 100 if given.quick else None
     rows = {
-        path.name.removesuffix(".jsonl.gz"): list(islice(_rows(path), most))
+        path.name.removesuffix(".jsonl.gz"): list(
+            islice(((pair["prompt"], pair["response"]) for pair in response_pairs(path)), most)
+        )
         for path in sorted(given.responses.glob("*.gz"))
     }
     prompts = sorted({prompt for of in rows.values() for prompt, _ in of})
@@ -63,13 +64,6 @@ def main() -> None:
         print(printed(result[-1]), flush=True)
     if given.json:
         print(report(result))
-
-
-def _rows(path: Path) -> Iterator[tuple[str, str]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            yield row["prompt"], row["response"]
 
 
 def analyzer(rows: Mapping[str, Sequence[tuple[str, str]]], unseen: set[int]) -> dict[str, Floats]:

@@ -12,8 +12,6 @@ text.
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import os
 import re
 import signal
@@ -29,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.held_out_prompts import group, held_out
+from benchmarks.replay.inputs.traces import response_pairs
 from benchmarks.rows import Row, options, show
 from benchmarks.serving_costs import pattern_cohorts
 from benchmarks.serving_costs.stage_patterns import pattern_rows, row
@@ -80,13 +79,11 @@ def rows(quick: bool, data: Path | None = None) -> Iterator[Row]:
 
 def _answers(data: Path) -> Iterator[tuple[Ask, str]]:
     for path in sorted((data / "responses").glob("*.jsonl.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                pair = json.loads(line)
-                yield (
-                    Ask(model=path.name.removesuffix(".jsonl.gz"), prompt=pair["prompt"], limit=_LIMIT),
-                    pair["response"],
-                )
+        for pair in response_pairs(path):
+            yield (
+                Ask(model=path.name.removesuffix(".jsonl.gz"), prompt=pair["prompt"], limit=_LIMIT),
+                pair["response"],
+            )
 
 
 def _group(ask: Ask) -> int:

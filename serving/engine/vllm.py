@@ -49,6 +49,7 @@ except PackageNotFoundError:
 """
 SCHEDULER = "ramify.serving.vllm_plugin.ConcordScheduler"
 PYTHON_VARIABLE = "RAMIFY_VLLM_PYTHON"
+_GPUS, _CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"  # what vLLM reads its device from
 _STOP_S = 15.0
 _POLL_S = 0.25
 _LONGEST_SOCKETS_FOLDER = 107 - 37  # the limit of a socket's path, less the UUID that vLLM names each socket by
@@ -65,6 +66,8 @@ class VllmEngine:
     cpu: whether vLLM is built for CPUs. None: ask its interpreter.
     extra: more arguments for vLLM's command line.
     key: what clients must show; None lets everybody in.
+    device: what it may use: GPUs as CUDA_VISIBLE_DEVICES has them ("0"; "0,1" for two), or cores ("0-7") if vLLM is
+        built for CPUs. None: what vLLM takes by itself.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class VllmEngine:
         log: Path | None = None,
         start_timeout_s: float = _START_S,
         key: str | None = None,
+        device: str | None = None,
     ) -> None:
         self.model = model
         self.alias = alias or Path(model).stem
@@ -102,6 +106,7 @@ class VllmEngine:
         self._extra = tuple(extra)
         self._log = log
         self._start_timeout_s = start_timeout_s
+        self._device = device
         self._process: asyncio.subprocess.Process | None = None
         self._stack = contextlib.AsyncExitStack()
 
@@ -176,6 +181,7 @@ class VllmEngine:
             "VLLM_NO_USAGE_STATS": "1",
             **os.environ,
             **({} if self.key is None else {KEY_VARIABLE: self.key, "VLLM_API_KEY": self.key}),
+            **({} if self._device is None else {_CORES if self._cpu else _GPUS: self._device}),
             "TMPDIR": str(scratch),  # it leaves sockets and rendezvous files behind, however it ends
         }
         if len(os.fsencode(scratch)) > _LONGEST_SOCKETS_FOLDER:

@@ -130,16 +130,19 @@ class ElasticReplicas:
         ]
 
     def _set(self, wanted: int, gateway: Gateway, now: float) -> None:
-        """Unpark loaded replicas, or park those with the fewest calls."""
-        active = self.active
-        for replica in sorted(active, key=lambda one: (one.running, -one.index))[: max(0, len(active) - wanted)]:
+        """Unpark loaded replicas, or park those with the fewest calls. One whose process died gives its place to one
+        that is loaded."""
+        alive = [one for one in self.active if one.upstream is not None]
+        ready = [one.replica for one in self.engines if one.replica.parked and one.replica.upstream is not None]
+        for replica in sorted(ready, key=lambda one: -one.running)[: max(0, wanted - len(alive))]:
+            replica.parked = False
+            log("replica_added", replica=replica.index, active=len(self.active))
+        active = sorted(self.active, key=lambda one: (one.upstream is not None, one.running, -one.index))
+        for replica in active[: max(0, len(active) - wanted)]:
             replica.parked = True
             self._parked_at[replica.index] = now
             log("replica_parked", replica=replica.index, active=len(self.active))
-        ready = [one.replica for one in self.engines if one.replica.parked and one.replica.upstream is not None]
-        for replica in sorted(ready, key=lambda one: -one.running)[: max(0, wanted - len(active))]:
-            replica.parked = False
-            log("replica_added", replica=replica.index, active=len(self.active))
+        if wanted > len(alive) and ready:
             gateway.admission.decide()
 
     async def _load_ahead(self, wanted: int, now: float) -> None:
@@ -170,10 +173,11 @@ class ElasticReplicas:
         self._limits = PoolLimits(self._limits.least, self._limits.most, took)
 
     async def _start_or_log(self, one: SupervisedEngine, now: float) -> None:
+        begun = asyncio.get_running_loop().time()
         try:
             await self._start(one)
         except EngineFailed as error:
-            self._retry_at = now + _RETRY_S
+            self._retry_at = now + (asyncio.get_running_loop().time() - begun) + _RETRY_S
             log("engine_failed", level=logging.ERROR, replica=one.replica.index, problem=str(error))
         finally:
             self._starting.pop(one.replica.index, None)

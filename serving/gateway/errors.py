@@ -44,6 +44,9 @@ class ApiError(Exception):
         return {"error": {**said, **self.extra}}
 
 
+STOPPING = ApiError(503, "stopping", "the gateway is stopping: try again when it is back", lost=False)
+
+
 def without_address(error: ApiError, shown: str) -> ApiError:
     """The same error for clients that need not know where the engine is."""
     unreachable = error.code == "upstream_unavailable"

@@ -75,6 +75,7 @@ class Gateway:
     async def drain(self, seconds: float) -> None:
         """Take no more calls, let those in progress run for so many seconds, and break off the rest."""
         self.stopping = True
+        self.bodies.stop()
         for delivery in self._deliveries:
             delivery.hurry()
         await self.hints.stop()

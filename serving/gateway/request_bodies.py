@@ -19,14 +19,22 @@ class UnfinishedBodies:
         self._most = most
         self._held: dict[asyncio.Timeout, int] = {}  # bytes of each, the oldest first
         self.bytes = 0
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Give up all bodies, those that are still to come too: their calls would be turned away."""
+        self.stopped = True
+        for limit in self._held:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def reading(self, seconds: float = BODY_S) -> AsyncIterator[Callable[[int], None]]:
         """Read one body inside. The yielded function notes bytes that have come.
 
-        Raises `TimeoutError` after `seconds`, or when the body has to make room.
+        Raises `TimeoutError` after `seconds`, when the body has to make room, or once all are given up.
         """
-        async with asyncio.timeout(seconds) as limit:
+        async with asyncio.timeout(0 if self.stopped else seconds) as limit:
             self._held[limit] = 0
             try:
                 yield lambda size: self._note(limit, size)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.errors import EngineFailed
-from ramify.serving.gateway.settings import GatewaySettings, check_exposure, check_replicas
+from ramify.serving.gateway.settings import GatewaySettings, check_devices, check_exposure, check_replicas
 
 if TYPE_CHECKING:
     from ramify.serving.gateway.gateway import Gateway
@@ -71,6 +71,7 @@ class LocalGateway:
         policy = self.settings.policies()
         check_exposure(self.settings)
         check_replicas(self.settings)
+        check_devices(self.settings)
         async with AsyncExitStack() as stack:
             engines, sockets = await startup.start_engines(stack, self.settings)
             listener = stack.enter_context(_listening(self.settings.host, self.settings.port))

@@ -39,7 +39,8 @@ class GatewaySettings:
     upstream_key: str | None = None  # for engines at URLs
     model: str | None = None  # for engines of ours, as `models.named` takes it; default: SmolLM2-135M
     slots: int | None = None  # calls at once for each engine
-    replicas: tuple[int, int] | None = None  # of the embedded engine, the least and the most; None: one
+    replicas: tuple[int, int] | None = None  # of an engine of ours, the least and the most; None: one
+    devices: tuple[str, ...] = ()  # of the vLLM engines, in their order: GPUs or cores, as `VllmEngine` takes them
     prompt_cache: bool = False  # see LocalEngine
     host: str = "127.0.0.1"
     port: int = 0
@@ -113,15 +114,42 @@ def check_replicas(settings: GatewaySettings) -> None:
         raise ScalingUnsupported(
             "an engine at a URL is not ours to start: name each replica with an --engine of its own"
         )
-    if EngineKind.VLLM in kinds:
+    if EngineKind.VLLM in kinds and not settings.devices:
         raise ScalingUnsupported(
             "a vLLM engine batches all calls that its processor can work on, so more of them there make nothing "
-            "faster: give one more --slots, or repeat --engine vllm for a fixed number"
+            f"faster: name a device for each of {most} (--device 0 --device 1), or give one engine more --slots"
         )
     if len(kinds) > 1:
-        raise ScalingUnsupported(f"replicas can change for one --engine local, and there are {len(kinds)} engines")
+        raise ScalingUnsupported(f"replicas can change for one --engine, and there are {len(kinds)}")
     if settings.placed is not Placement.ONE_QUEUE:
         raise ScalingUnsupported("replicas can change with --placement one-queue only: a queue each would wait alone")
+
+
+def check_devices(settings: GatewaySettings) -> None:
+    """Check that each vLLM engine has a device of its own, if any has. Raises ScalingUnsupported."""
+    if not settings.devices:
+        return
+    kinds = [spec.kind for spec in settings.engines]
+    engines = kinds.count(EngineKind.VLLM)
+    if not engines:
+        raise ScalingUnsupported("a device is for --engine vllm, and there is none: leave --device out")
+    engines = engines if settings.replicas is None else settings.replicas[1]
+    if len(settings.devices) != engines:
+        raise ScalingUnsupported(
+            f"each vLLM engine needs one device: there may be {engines} of them, and --device names "
+            f"{len(settings.devices)}"
+        )
+    parts = [part.strip() for device in settings.devices for part in device.split(",")]
+    if not all(parts):
+        raise ScalingUnsupported("a device is a GPU or cores, as in --device 0, --device 0,1 or --device 0-7")
+    if len(set(parts)) < len(parts):
+        raise ScalingUnsupported(
+            f"two engines on one device take each other's memory, and {_twice(parts)} is named twice: name others"
+        )
+
+
+def _twice(parts: list[str]) -> str:
+    return next(repr(part) for part in parts if parts.count(part) > 1)
 
 
 def check_exposure(settings: GatewaySettings) -> None:

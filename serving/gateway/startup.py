@@ -45,9 +45,11 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
     """
     behind: list[Behind] = []
     sockets: dict[int, Path] = {}
-    if settings.replicas is not None:
-        return [await stack.enter_async_context(_elastic(settings, *settings.replicas))], sockets
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="ramify-serve-")))
+    devices = iter(settings.devices)
+    if settings.replicas is not None:
+        pool, sockets = _elastic(settings, *settings.replicas, folder)
+        return [await stack.enter_async_context(pool)], sockets
     for index, spec in enumerate(settings.engines):
         if spec.kind is EngineKind.URL:
             upstream = Upstream(
@@ -65,9 +67,10 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 await stack.enter_async_context(following(upstream, settings.hang_s / LOOKS))
         else:
             if spec.kind is EngineKind.VLLM:
-                sockets[index] = folder / f"engine-{index}.sock"
+                sockets[index] = _socket(folder, index)
             key = secrets.token_urlsafe(24)  # only the gateway may use it
-            make, traits = _maker(spec, settings, sockets.get(index), key)
+            device = next(devices, None) if spec.kind is EngineKind.VLLM else None
+            make, traits = _maker(spec, settings, sockets.get(index), key, device)
             one = SupervisedEngine(
                 index,
                 make,
@@ -190,26 +193,41 @@ async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port
     gateway.analysis = LengthForecasts(client, gateway.admission.decide, engines=gateway.engines)
 
 
-def _elastic(settings: GatewaySettings, least: int, most: int) -> ElasticReplicas:
-    """The replicas of the embedded engine. Raises ModelMissing."""
-    weights = models.named(settings.home, settings.model or models.DEFAULT)
+def _elastic(
+    settings: GatewaySettings, least: int, most: int, folder: Path
+) -> tuple[ElasticReplicas, dict[int, Path]]:
+    """The replicas of the only engine, and the sockets of those that take new length sketches. Raises ModelMissing.
+
+    A vLLM replica takes at most as many calls to wait inside as it works on: its policy has a choice, and the other
+    calls wait for whichever replica is free first, or is still to come.
+    """
+    spec = settings.engines[0]
+    is_vllm = spec.kind is EngineKind.VLLM
+    weights = models.named(settings.home, settings.model or models.DEFAULT, hub=is_vllm)
+    sockets: dict[int, Path] = {index: _socket(folder, index) for index in range(most)} if is_vllm else {}
     engines = []
     for index in range(most):
         key = secrets.token_urlsafe(24)
-        make, traits = _maker(settings.engines[0], settings, None, key)
+        device = settings.devices[index] if is_vllm else None
+        make, traits = _maker(spec, settings, sockets.get(index), key, device)
         engines.append(
             SupervisedEngine(
                 index,
                 make,
                 traits,
+                queue=None if is_vllm else 0,
                 hang_s=settings.hang_s,
                 whole_s=settings.whole_s,
                 restart_s=settings.restart_s,
                 key=key,
             )
         )
-    assert isinstance(weights, Path)
-    return ElasticReplicas(engines, least, replica_bytes=2 * weights.stat().st_size)
+    size = weights.stat().st_size if isinstance(weights, Path) and weights.is_file() else 0  # else it is not known
+    return ElasticReplicas(engines, least, replica_bytes=2 * size), sockets
+
+
+def _socket(folder: Path, index: int) -> Path:
+    return folder / f"engine-{index}.sock"
 
 
 def _report(new_sketches: Path) -> Path:
@@ -218,7 +236,11 @@ def _report(new_sketches: Path) -> Path:
 
 
 def _maker(
-    spec: EngineSpec, settings: GatewaySettings, new_sketches: Path | None, key: str | None = None
+    spec: EngineSpec,
+    settings: GatewaySettings,
+    new_sketches: Path | None,
+    key: str | None = None,
+    device: str | None = None,
 ) -> tuple[Callable[[], Engine], EngineTraits]:
     """How to start an engine of ours, and its traits. Raises ModelMissing."""
     name = settings.model or models.DEFAULT
@@ -253,6 +275,7 @@ def _maker(
             extra=settings.vllm_args,
             log=settings.engine_log,
             key=key,
+            device=device,
         )
 
     if spec.kind is EngineKind.VLLM:  # it preempts and resumes by itself, and knows better when

@@ -67,7 +67,14 @@ if TYPE_CHECKING:
 @click.option(
     "--replicas",
     metavar="LEAST:MOST",
-    help="Replicas of local, as many as the load needs, as in --replicas 1:4.  [default: 1]",
+    help="Replicas of local or vllm, as many as the load needs, as in --replicas 1:4.  [default: 1]",
+)
+@click.option(
+    "--device",
+    "devices",
+    metavar="DEVICE",
+    multiple=True,
+    help="What a vllm may use: a GPU (0), several (0,1), or cores (0-7) if it is for CPUs. Give one for each vllm.",
 )
 @click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine runs at once.")
 @click.option(
@@ -152,6 +159,7 @@ def serve_command(
     insecure_no_keys: bool,
     model: str | None,
     replicas: str | None,
+    devices: tuple[str, ...],
     slots: int | None,
     policy: str,
     policy_options: tuple[str, ...],
@@ -201,6 +209,7 @@ def serve_command(
         upstream_key=api_key,
         model=model,
         replicas=None if replicas is None else _replicas(replicas),
+        devices=devices,
         slots=slots,
         host=host,
         port=port,

@@ -1,16 +1,18 @@
-"""Reads traces of arrivals and lengths in three published formats, gzipped or not.
+"""Reads traces of arrivals and lengths in three published formats, and pairs of texts, gzipped or not.
 
 | format | recognised by | publisher |
 |---|---|---|
 | CSV | a header with TIMESTAMP, ContextTokens, GeneratedTokens | Azure/AzurePublicDataset |
 | JSON lines | `timestamp` (ms), `input_length`, `output_length`, perhaps `hash_ids` (512-token blocks) | Mooncake |
 | JSON, or a folder of them | `requests` of one session, each with `t`, `in`, `out`, `hash_ids` | agent sessions |
+
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import re
 import zlib
@@ -86,6 +88,25 @@ def read(path: Path) -> Trace:
     return Trace(path.name, tuple(Arrival(row.at - begin, row.call) for row in rows))
 
 
+def response_pairs(path: Path) -> Iterator[Mapping[str, str]]:
+    """Yield a file's pairs, `{"prompt", "response", "dataset"}` in a line. Raises BadTrace, with the line."""
+    for number, line in _lines(text(path)):
+        try:
+            pair = {"dataset": "", **json.loads(line)}
+        except MISSHAPEN as error:
+            raise BadTrace(path, f"line {number}: {error!r}") from error
+        if not all(isinstance(pair.get(name), str) for name in ("prompt", "response", "dataset")):
+            raise BadTrace(path, f"line {number}: a pair has the texts prompt, response and perhaps dataset")
+        yield pair
+
+
+def _lines(whole: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not empty, with their numbers. `str.splitlines` also splits inside JSON's texts."""
+    for number, line in enumerate(io.StringIO(whole, newline=None), start=1):
+        if line.strip():
+            yield number, line
+
+
 def _azure(path: Path, whole: str) -> Iterator[Arrival]:
     reader = csv.DictReader(whole.splitlines())
     wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -124,9 +145,7 @@ def _clock(text: str) -> float:
 
 
 def _mooncake(path: Path, whole: str) -> Iterator[Arrival]:
-    for number, line in enumerate(whole.splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, line in _lines(whole):
         try:
             row = json.loads(line)
             blocks = tuple(int(b) for b in row.get("hash_ids") or ())

@@ -112,4 +112,6 @@ def _as_httpx(error: Exception) -> httpx.TransportError:
     """ConnectError if the server could not be reached, ReadError if it broke off."""
     kinds = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientProxyConnectionError)
     kind = httpx.ConnectError if isinstance(error, kinds) else httpx.ReadError
+    if isinstance(error, aiohttp.ClientPayloadError):  # aiohttp's text is for those who wrote the server
+        return kind("its connection ended in the middle")
     return kind(str(error) or type(error).__name__)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ramify.serving.gateway.engines.constraint_cost import Atom, Choice, Expression, Rules
+from ramify.serving.gateway.engines.constraint_cost import COPIED, Atom, Choice, Expression, Rules
 from ramify.serving.gateway.engines.constraint_parsing import Json, Schemas, TooDeep, grammar, pattern
 from ramify.serving.gateway.errors import ApiError
 
@@ -111,13 +111,15 @@ def check_cost(body: Json, budget: ShapeBudget = BUDGET) -> None:
             continue
         try:
             made.extend(_expressions(name, body, rules, schemas, budget))
-            cost = rules.most(made)
+            cost, copies = rules.most(made), rules.most_copies(made)
         except (RecursionError, TooDeep):
             raise _beyond(name, "a shape nested too deeply", budget.depth) from None
         if cost.width > budget.width:
             raise _beyond(name, f"{_told(cost.width)} alternatives at one place", budget.width)
         if cost.size > budget.size:
             raise _beyond(name, f"{_told(cost.size)} symbols with its repetitions written out", budget.size)
+        if copies > COPIED:
+            raise _beyond(name, f"a repetition of at least {_told(copies)} (as in minLength)", COPIED)
         if cost.skips > budget.skips:
             raise _beyond(name, f"{_told(cost.skips)} optional parts in a row", budget.skips)
 

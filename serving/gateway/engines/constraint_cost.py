@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 _ENDLESS = 10**18  # numbers here are capped at this, however often they are doubled
-_COPIED = 2000  # llama.cpp refuses to write out more copies of a repetition
+COPIED = 2000  # llama.cpp refuses to write out more copies of a repetition
 _RULE = 3  # extra symbols of an optional copy: it is a rule of its own
 
 
@@ -98,6 +98,19 @@ class Rules:
             skips=max((cost.skips for cost in costs), default=0),
         )
 
+    def most_copies(self, roots: Iterable[Expression]) -> int:
+        """The largest least number of a repetition, over everything that the roots lead to."""
+        roots = list(roots)
+        left, most = [*roots, *(self.bodies[name] for name in self._order(roots))], 0
+        while left:
+            match left.pop():
+                case Repeat(part, least):
+                    left.append(part)
+                    most = max(most, least)
+                case Choice(parts) | Chain(parts):
+                    left.extend(parts)
+        return most
+
     def _order(self, roots: list[Expression]) -> list[str]:
         """The rules that are needed, each after those that it names. Without recursion: a client may chain many."""
         order: list[str] = []
@@ -169,7 +182,7 @@ def _chain(costs: list[Cost]) -> Cost:
 
 
 def _repeat(cost: Cost, written: int, least: int, most: int | None) -> Cost:
-    copies = min(_COPIED, least + 1 if most is None else max(1, most))
+    copies = min(COPIED, least + 1 if most is None else max(1, most))
     optional = 0 if most is None else max(0, copies - least)
     in_a_row = copies if cost.empty else 1
     ways = min(_ENDLESS, cost.ways * in_a_row)

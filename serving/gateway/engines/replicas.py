@@ -85,6 +85,11 @@ class Replica:
         return self.upstream is not None and not self.parked and now >= self.down_until
 
     @property
+    def starts(self) -> bool:
+        """Would it begin one more call at once, as far as the gateway can see?"""
+        return self.running < self.slots
+
+    @property
     def free(self) -> int:
         """How many more calls can be admitted."""
         return max(0, self.slots + self.queue - self.running)
@@ -229,7 +234,7 @@ class Replicas:
 
     def place(self, call: RequestView, now: float, affinity: str | None, avoid: frozenset[int]) -> Replica | None:
         """A replica with a free slot: the one of the call's siblings or prefix if that is free, else the better of a
-        few. None if there is none.
+        few. None if there is none. A call does not wait inside the engine of its prefix while another would begin it.
 
         avoid: replicas that have failed this call. They serve only where no other does or will: a replica that is
         restarting is waited for until its start has failed.
@@ -241,7 +246,7 @@ class Replicas:
         if not free:
             return None
         home = self.home(affinity)
-        chosen = home if home in free else None
+        chosen = home if home in free and (home.starts or not any(r.starts for r in free)) else None
         if chosen is None:
             some = free if len(free) <= _K else self._rng.sample(free, _K)
             chosen = min(some, key=lambda r: (r.expected_s(call), r.running / r.slots, r.index))

@@ -109,7 +109,7 @@ _STEADY_S = 60.0  # an engine that has run for so long is restarted without a pa
 class SupervisedEngine:
     """One engine, kept running while this is entered. `replica` holds the address of its present process, or none.
 
-    queue: calls that are admitted beyond those that the engine works on at once.
+    queue: calls that are admitted beyond those that the engine works on at once; None: as many again.
     key: the engine's API key.
     hang_s, whole_s: see Upstream.
     restart_s: seconds without a sign of life after which the engine is restarted.
@@ -125,14 +125,15 @@ class SupervisedEngine:
         make: Callable[[], Engine],
         traits: EngineTraits,
         *,
-        queue: int = 0,
+        queue: int | None = 0,
         hang_s: float = HANG_S,
         whole_s: float = WHOLE_S,
         restart_s: float = RESTART_S,
         key: str | None = None,
         restarted: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.replica = Replica(index, 1, None, traits, queue=queue, comes_back=self._comes_back)
+        self.replica = Replica(index, 1, None, traits, queue=queue or 0, comes_back=self._comes_back)
+        self._queue = queue
         self._key = key
         self._hang_s, self._whole_s, self._restart_s = hang_s, whole_s, restart_s
         self.changed: Callable[[], None] = lambda: None
@@ -161,8 +162,12 @@ class SupervisedEngine:
             log("engine_unwatched", level=logging.ERROR, replica=self.replica.index, problem=repr(fault))
 
     async def _start(self) -> Engine:
-        engine = await self._life.enter_async_context(self._make())
+        try:
+            engine = await self._life.enter_async_context(self._make())
+        except OSError as error:  # no descriptor, no memory or no disk is left: try again later
+            raise EngineFailed(f"the engine's process could not be made: {error.strerror or error}") from error
         self.replica.slots = engine.slots
+        self.replica.queue = engine.slots if self._queue is None else self._queue
         self.replica.alias = engine.alias
         queues = self.replica.traits.reads_tags
         self._upstream = Upstream(

@@ -14,7 +14,15 @@ from enum import StrEnum
 from typing import Protocol
 
 from ramify.serving.gateway import sse
-from ramify.serving.gateway.dialects import CHAT, RESPONSES, TEXT, Dialect, ResponseEventNumbers, StreamPiece
+from ramify.serving.gateway.dialects import (
+    CHAT,
+    RESPONSES,
+    TEXT,
+    Dialect,
+    ResponseEventNumbers,
+    StreamPiece,
+    usage_of,
+)
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.formats.chat_message import MessageOfChat, error_type
 from ramify.serving.gateway.formats.chat_response import ResponseOfChat
@@ -24,6 +32,7 @@ from ramify.serving.gateway.formats.response_request import chat_of_response
 from ramify.serving.protocol import wire
 
 Json = Mapping[str, object]
+_NOTHING: Json = {}
 
 
 class AnswerFormat(Protocol):
@@ -48,13 +57,18 @@ class AnswerFormat(Protocol):
 class ChunkFormat:
     """Chats and text completions: chunks, then `[DONE]`.
 
-    Of several answers at once, none begins before those with lower numbers: OpenAI's clients add to a list.
+    Of several answers at once, none begins before those with lower numbers: OpenAI's clients add to a list. Their
+    usage is one chunk at the end; llama.cpp sends one for each of them when that answer ends.
+
+    asked: the client's request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Json = _NOTHING) -> None:
+        self._of_each = n if type(n := asked.get("n")) is int and n > 0 else 1  # answers to each prompt
         self._kept: list[tuple[bytes | None, Json]] = []  # from the answer's end on; the last one gets the ledger
         self._begun = 0  # answers that have begun
         self._early: list[tuple[bytes | None, Json, StreamPiece]] = []
+        self._usages: list[tuple[bytes | None, Json]] = []
 
     def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
         if (number := _number(chunk)) > self._begun:
@@ -68,6 +82,9 @@ class ChunkFormat:
         return said
 
     def _next(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        if chunk.get("choices") == [] and isinstance(chunk.get("usage"), Mapping):
+            self._usages.append((raw, chunk))
+            return b""
         if piece.ends or (self._kept and not (piece.answers or piece.thinks)):
             self._kept.append((raw, chunk))
             return b""
@@ -77,7 +94,7 @@ class ChunkFormat:
 
     def end(self, ledger: Json) -> bytes:
         said = b"".join(self._next(*one) for one in self._early)
-        *before, (_, last) = self._kept
+        *before, (_, last) = [*self._kept, *_joined(self._usages, self._of_each)]
         said += b"".join(_as_it_came(*one) for one in before)
         return said + sse.event({**last, wire.LEDGER_KEY: ledger}) + b"data: [DONE]\n\n"
 
@@ -88,8 +105,8 @@ class ChunkFormat:
 class LlamaCppTextFormat(ChunkFormat):
     """Text completions of llama.cpp, which gives log-probabilities in the shape of chats."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, asked: Json = _NOTHING) -> None:
+        super().__init__(asked)
         self._said: dict[object, int] = {}  # characters so far, by choice
 
     def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
@@ -147,6 +164,19 @@ class ResponseFormat:
 
     def whole(self, answer: Json, ledger: Json) -> Json:
         return {**answer, wire.LEDGER_KEY: ledger}
+
+
+def _joined(usages: list[tuple[bytes | None, Json]], of_each: int) -> list[tuple[bytes | None, Json]]:
+    """One chunk of usage for all of several answers, so many to each prompt, which counts once."""
+    if len(usages) < 2:
+        return usages
+    last = usages[-1][1]
+    each = [usage_of(chunk) for _, chunk in usages]
+    made, read = sum(n or 0 for n, _ in each), sum(n or 0 for _, n in each) // of_each
+    usage = last["usage"]
+    assert isinstance(usage, Mapping)
+    whole = {**usage, "completion_tokens": made, "prompt_tokens": read, "total_tokens": made + read}
+    return [(None, {**last, "usage": whole})]
 
 
 def _number(chunk: Json) -> int:
@@ -215,8 +245,8 @@ def _unchanged(asked: Json) -> Json:
     return asked
 
 
-CHATS = Api("/chat/completions", CHAT, _unchanged, lambda _: ChunkFormat())
-TEXTS = Api("/completions", TEXT, _unchanged, lambda _: ChunkFormat())
+CHATS = Api("/chat/completions", CHAT, _unchanged, ChunkFormat)
+TEXTS = Api("/completions", TEXT, _unchanged, ChunkFormat)
 _RESPONSES_NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -233,7 +263,7 @@ APIS = (CHATS, TEXTS, RESPONSES_API, MESSAGES)
 # The same for the embedded engine, which ignores what it does not know, and whose responses leave too much out.
 _AT_LLAMA_CPP = {
     CHATS: replace(CHATS, request=chat_for_llama_cpp),
-    TEXTS: Api("/completions", TEXT, text_for_llama_cpp, lambda _: LlamaCppTextFormat()),
+    TEXTS: Api("/completions", TEXT, text_for_llama_cpp, LlamaCppTextFormat),
     RESPONSES_API: Api(
         "/responses",
         CHAT,

@@ -26,12 +26,12 @@ from ramify.serving.gateway.admission.replica_queues import ReplicaQueues
 from ramify.serving.gateway.engines.constraint_checks import check_constraints
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
 from ramify.serving.gateway.engines.upstream import HANG_S, WHOLE_S, Upstream
-from ramify.serving.gateway.errors import Aborted, ApiError, bad_request
+from ramify.serving.gateway.errors import STOPPING, Aborted, ApiError, bad_request
 from ramify.serving.gateway.formats.apis import APIS, MESSAGES, errors_at
 from ramify.serving.gateway.formats.messages_request import chat_of_messages
 from ramify.serving.gateway.gateway import Gateway
-from ramify.serving.gateway.http.endpoint import STOPPING, Endpoint
-from ramify.serving.gateway.http.exchange import JsonResponse, body_of, client_left, error_response
+from ramify.serving.gateway.http.endpoint import Endpoint
+from ramify.serving.gateway.http.exchange import JsonResponse, body_of, client_left, refusal_response
 from ramify.serving.gateway.records import metrics
 from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.clients import owned_name
@@ -264,7 +264,7 @@ def _owned(name: object, client: str) -> str | None:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error, errors_at(request.url.path))
+    return refusal_response(request, error, errors_at(request.url.path))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -275,10 +275,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         detail = f"path: there is no {asked} here: use {there}, or list the models with GET /v1/models"
     refusal = bad_request("path", detail, status=error.status_code)
     refusal.headers = error.headers or {}  # with the methods that there are
-    return error_response(refusal, errors_at(request.url.path))
+    return refusal_response(request, refusal, errors_at(request.url.path))
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     """Answer 500 for a bug of the gateway. Starlette raises the error again after this answer, and logs it."""
     failed = ApiError(500, "internal_error", f"the gateway failed: {type(error).__name__}")
-    return error_response(failed, errors_at(request.url.path))
+    return refusal_response(request, failed, errors_at(request.url.path))

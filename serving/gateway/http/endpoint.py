@@ -36,6 +36,7 @@ from ramify.serving.gateway.engines.liveness import STOOD_STILL, limited
 from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.errors import (
+    STOPPING,
     Aborted,
     ApiError,
     Preempted,
@@ -67,7 +68,6 @@ from ramify.serving.protocol.wire import refusal_from_line
 
 _LIVES = 3  # a call that was in so many engines when they died is not tried again
 _NO_TOOLS = "the embedded model's template has no place for tools, so it never calls one: choose another --model"
-STOPPING = ApiError(503, "stopping", "the gateway is stopping: try again when it is back", lost=False)
 
 
 @dataclass

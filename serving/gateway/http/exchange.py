@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ramify.serving.errors import BadTags
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
-from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.errors import STOPPING, ApiError, bad_request
 from ramify.serving.gateway.formats.apis import ErrorFormat
 from ramify.serving.gateway.formats.field_values import check_characters
 from ramify.serving.gateway.records.clients import owned
@@ -51,6 +51,14 @@ class JsonResponse(Response):
 
 def error_response(error: ApiError, format_: ErrorFormat, request_id: str | None = None) -> JsonResponse:
     return JsonResponse(format_.body(error, request_id), error.status, dict(error.headers))
+
+
+def refusal_response(request: Request, error: ApiError, format_: ErrorFormat) -> JsonResponse:
+    """The response to a request that became no call, with the headers that name it."""
+    trace = traced(request)
+    response = error_response(error, format_, trace[REQUEST_ID])
+    response.headers.update({**trace, format_.request_id_header: trace[REQUEST_ID]})
+    return response
 
 
 class ClientResponse:
@@ -123,6 +131,8 @@ async def body_of(request: Request, unfinished: UnfinishedBodies) -> Mapping[str
         async with unfinished.reading(BODY_S) as note:
             kept = await _read(request, note)
     except TimeoutError:
+        if unfinished.stopped:
+            raise STOPPING from None
         raise bad_request(
             "body", f"body: it did not arrive within {BODY_S:g} s, or before too many others", status=408
         ) from None

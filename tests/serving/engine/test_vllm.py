@@ -45,6 +45,19 @@ def test_vllm_for_gpus_keeps_its_defaults_and_takes_extra_arguments(tmp_path: Pa
     assert not small & set(line), "none of what is for CPUs"
 
 
+@pytest.mark.parametrize(("cpu", "named"), [(True, "VLLM_CPU_OMP_THREADS_BIND"), (False, "CUDA_VISIBLE_DEVICES")])
+async def test_an_engine_sees_its_own_device_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: bool, named: str
+) -> None:
+    monkeypatch.setenv(named, "7")
+    python, seen = tmp_path / "python", tmp_path / "seen"
+    python.write_text(f"#!/bin/sh\nenv > {seen}\nexit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineFailed, match="status 3"):
+        await VllmEngine("org/model", cpu=cpu, python=python, device="0,1").__aenter__()
+    assert f"{named}=0,1" in seen.read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     ("flags", "dtype"), [("sse2 avx2", ["float32"]), ("sse2 avx2 avx512f avx512bw", []), ("", []), (None, [])]
 )

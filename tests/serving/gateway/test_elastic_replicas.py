@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records.calls import Outcome
 from ramify.serving.gateway.server import LocalGateway
-from ramify.serving.gateway.settings import GatewaySettings, Placement, check_replicas
+from ramify.serving.gateway.settings import GatewaySettings, Placement, check_devices, check_replicas
 from ramify.serving.policy.types import RequestId
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.scaling.key_stages import host_memory
@@ -41,8 +42,8 @@ class Engine:
         self._house = house
 
     async def __aenter__(self) -> Self:
-        if self._house.broken:
-            raise EngineFailed("it did not start")
+        if self._house.broken is not None:
+            raise self._house.broken
         self._house.started += 1
         return self
 
@@ -62,7 +63,7 @@ class House:
 
     started: int = 0
     ended: int = 0
-    broken: bool = False
+    broken: Exception | None = None
     used: int = GB
     now: float = 0.0
     pool: ElasticReplicas = field(init=False)
@@ -148,6 +149,16 @@ async def test_a_pool_shrinks_without_cutting_a_call() -> None:
         assert house.ended == 0, "and the others are warm"
 
 
+async def test_a_replica_whose_process_died_gives_its_place_to_a_loaded_one() -> None:
+    async with House().open(1, 2) as house:
+        await house.step(4)
+        dead, spare = (one.replica for one in house.pool.engines)
+        upstream, dead.upstream = dead.upstream, None
+        assert await house.step() == [1] and house.gateway.replicas.usable(house.now) == [spare]
+        dead.upstream = upstream
+        assert await house.step(2) == [1], "it is back, and the spare now"
+
+
 async def test_a_parked_replica_finishes_its_calls_before_it_is_ended() -> None:
     async with House().open(1, 3) as house:
         await house.step(4)
@@ -163,12 +174,15 @@ async def test_a_parked_replica_finishes_its_calls_before_it_is_ended() -> None:
         assert house.started == 3
 
 
-async def test_a_replica_that_does_not_start_is_tried_again_later() -> None:
+@pytest.mark.parametrize("why", [EngineFailed("it did not start"), OSError(errno.EMFILE, "Too many open files")])
+async def test_a_replica_that_does_not_start_is_tried_again_later(
+    why: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     async with House().open(1, 2) as house:
-        house.broken = True
+        house.broken = why
         await house.step(8)
-        assert house.started == 1
-        house.broken, house.now = False, house.now + 60
+        assert house.started == 1 and "engine_failed" in caplog.messages
+        house.broken, house.now = None, house.now + 60
         await house.step(4)
         assert house.started == 2
 
@@ -186,7 +200,7 @@ async def test_a_bug_of_the_loop_is_logged(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_a_start_that_fails_ends_those_before_it() -> None:
-    house = House(broken=True)
+    house = House(broken=EngineFailed("it did not start"))
     with pytest.raises(EngineFailed):
         async with house.open(2, 2):
             pass
@@ -200,8 +214,8 @@ URL, VLLM, LOCAL = EngineSpec(EngineKind.URL, "http://a"), EngineSpec(EngineKind
     ("engines", "replicas", "error", "advice"),
     [
         ((URL,), (1, 2), ScalingUnsupported, "--engine of its own"),
-        ((VLLM,), (1, 2), ScalingUnsupported, "repeat --engine vllm"),
-        ((LOCAL, LOCAL), (1, 2), ScalingUnsupported, "one --engine local"),
+        ((VLLM,), (1, 2), ScalingUnsupported, "name a device for each of 2"),
+        ((LOCAL, LOCAL), (1, 2), ScalingUnsupported, "one --engine"),
         ((LOCAL,), (0, 2), BadPool, "at all times"),
         ((LOCAL,), (3, 2), BadPool, "between"),
     ],
@@ -211,6 +225,35 @@ def test_what_cannot_be_scaled_is_refused(
 ) -> None:
     with pytest.raises(error, match=advice):
         check_replicas(GatewaySettings(home=Path(), engines=engines, replicas=replicas))
+
+
+@pytest.mark.parametrize(
+    ("engines", "replicas", "devices", "advice"),
+    [
+        ((LOCAL,), None, ("0",), "for --engine vllm"),
+        ((VLLM,), (1, 3), ("0", "1"), "there may be 3"),
+        ((VLLM, LOCAL, VLLM), None, ("0",), "there may be 2"),
+        ((VLLM, VLLM), None, ("0,1", "1"), "'1' is named twice"),
+        ((VLLM, VLLM), None, ("0", ""), "--device 0"),
+    ],
+)
+def test_each_vllm_has_a_device_of_its_own(
+    engines: tuple[EngineSpec, ...], replicas: tuple[int, int] | None, devices: tuple[str, ...], advice: str
+) -> None:
+    with pytest.raises(ScalingUnsupported, match=advice):
+        check_devices(GatewaySettings(home=Path(), engines=engines, replicas=replicas, devices=devices))
+
+
+def test_vllm_replicas_with_a_device_each_are_served() -> None:
+    settings = GatewaySettings(home=Path(), engines=(VLLM,), replicas=(1, 2), devices=("0,1", "2,3"))
+    check_replicas(settings)
+    check_devices(settings)
+
+
+async def test_a_replica_with_a_queue_of_its_own_takes_as_many_again_as_it_works_on() -> None:
+    house = House()
+    async with SupervisedEngine(0, lambda: Engine(house), EngineTraits(), queue=None) as one:
+        assert (one.replica.slots, one.replica.queue, one.replica.free) == (1, 1, 2)
 
 
 def test_a_queue_for_each_replica_cannot_change_their_number() -> None:

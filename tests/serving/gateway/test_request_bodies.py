@@ -81,3 +81,16 @@ async def test_a_body_that_does_not_end_is_given_up() -> None:
     with pytest.raises(TimeoutError):
         async with UnfinishedBodies().reading(seconds=0):
             await asyncio.Event().wait()
+
+
+async def test_a_gateway_that_stops_does_not_wait_for_unfinished_bodies() -> None:
+    bodies, client, late = UnfinishedBodies(), Client(), Client()
+    client.send(b"{")
+    reading = asyncio.create_task(body_of(client.request, bodies))
+    await a_few_turns()
+    bodies.stop()
+    with pytest.raises(ApiError) as stopped:
+        await reading
+    assert (stopped.value.status, stopped.value.code) == (503, "stopping")
+    with pytest.raises(ApiError, match="stopping"):
+        await body_of(late.request, bodies)

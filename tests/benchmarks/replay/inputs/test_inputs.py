@@ -19,7 +19,7 @@ from benchmarks.replay.inputs import step_times as steps
 from benchmarks.replay.inputs import synthetic_traces
 from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
 from benchmarks.replay.inputs.step_times import Span, fit
-from benchmarks.replay.inputs.traces import Trace, read
+from benchmarks.replay.inputs.traces import Trace, read, response_pairs
 from benchmarks.replay.inputs.workload import ARTIFACT, Arrivals, Mix, Workload, gpu_seconds, programs
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.types import Call, Knowledge, Lengths, ProgramId, Setting, Structure
@@ -43,6 +43,23 @@ def test_an_azure_csv_is_read_to_the_tenth_of_a_microsecond(tmp_path: Path) -> N
     first, second = read(path).arrivals
     assert (first.at, first.call.prompt, first.call.output) == (0.0, 374, 44)
     assert second.at == pytest.approx(4.314579, abs=1e-5)
+
+
+def test_a_text_with_a_line_separator_is_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    line = '{"timestamp": 1, "input_length": 6, "output_length": 9, "note": "a\u2028b"}'
+    path.write_text(f"{line}\r\n\n{line}\n", "utf-8")
+    assert len(read(path).arrivals) == 2
+
+
+def test_pairs_of_prompt_and_response_are_read_or_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.jsonl.gz"
+    path.write_bytes(gzip.compress('{"prompt": "p\u2028", "response": "", "dataset": "d"}\n\n'.encode()))
+    assert [dict(pair) for pair in response_pairs(path)] == [{"prompt": "p\u2028", "response": "", "dataset": "d"}]
+    for bad in ('{"prompt": "p"}', '{"prompt": "p", "response": null}', "[1]", '{"prompt', "null"):
+        path.write_bytes(gzip.compress(f'{{"prompt": "p", "response": "r"}}\n{bad}'.encode()))
+        with pytest.raises(BadTrace, match="line 2"):
+            list(response_pairs(path))
 
 
 def test_a_later_azure_csv_names_its_time_zone(tmp_path: Path) -> None:

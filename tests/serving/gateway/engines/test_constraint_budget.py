@@ -67,6 +67,8 @@ SCHEMAS: dict[str, Any] = {
     "optional parts written out": {"type": "string", "pattern": "^" + "a?" * 5000 + "$"},
     "optional parts of parts": {"type": "string", "pattern": "^((a?){8}){8}$"},
     "repetitions": {"type": "string", "pattern": "^" + "a{0,1999}" * 500 + "$"},
+    "a long repetition": {"type": "string", "pattern": "^a{2001}$"},
+    "a great least length": {"$defs": {"a": {"type": "string", "minLength": 2001}}, "$ref": "#/$defs/a"},
     "alternatives of a pattern": {"type": "string", "pattern": "^(" + "|".join(NAMES[:2000]) + ")$"},
     "empty alternatives": {"type": "string", "pattern": "^(" + "|" * 2000 + ")$"},
     "alternatives without anchors, each of which may follow any text": {"pattern": "|".join(NAMES[:800])},

@@ -105,6 +105,20 @@ def test_siblings_share_a_replica_while_it_has_room() -> None:
     assert other is not None and other is not first
 
 
+def test_a_call_does_not_wait_inside_the_engine_of_its_prefix_while_another_is_idle() -> None:
+    first, second = replica(0, 1), replica(1, 1)
+    first.queue = second.queue = 1000
+    both = Replicas([first, second])
+    both.remember("prefix p", first)
+    chosen = []
+    for _ in range(4):
+        one = both.place(CALL, 0.0, "prefix p", frozenset())
+        assert one is not None
+        one.running += 1
+        chosen.append(one.index)
+    assert chosen[:2] == [0, 1]
+
+
 def test_failing_replica_backs_off_but_serves_if_it_is_the_last() -> None:
     one, two = replica(0), replica(1)
     both = Replicas([one, two])

@@ -265,6 +265,16 @@ async def test_request_and_trace_ids_pass_through_both_ways() -> None:
     assert ids[0] != ids[1] and all(one.startswith("req_") for one in ids)
 
 
+async def test_a_request_that_becomes_no_call_is_named_too() -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "ok"))) as client:
+        for path, body in (("/chat/completions", {"messages": []}), ("/messages", {}), ("/none", {})):
+            refused = await client.post(path, json=body, headers={"x-request-id": "mine"})
+            assert refused.status_code in (400, 404)
+            assert refused.headers["x-request-id"] == "mine"
+            if path == "/messages":
+                assert refused.headers["request-id"] == refused.json()["request_id"] == "mine"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [({}, "compound_id"), ({"compound_id": 3}, "compound_id"), ({"compound_id": "r", "branches": "b"}, "branches")],
