@@ -30,6 +30,7 @@ from ramify.fleet.world_host import WorldAnswer, WorldHost, WorldKey, WorldOrder
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.store_folder import boot_id
 from ramify.home_collection import BUDGET_VARIABLE, automatic_policy
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.execution.placed_steps import StepOrder
@@ -266,14 +267,6 @@ async def _uploaded(runtime: Runtime, run: RunId) -> str:
     except ForkEngineError as error:
         return str(error)
     return ""
-
-
-def boot_id() -> str:
-    """Identifies the running kernel; "" where the system does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def file_identity(file: Path) -> FileIdentity | None:

@@ -127,6 +127,26 @@ def write_new(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
+def write_durably(path: Path, text: str, *, new: bool = False) -> None:
+    """Write a file whole, and return when it is on disk: readers, and a crash, find the old text or the new one.
+
+    With `new`, raises FileExistsError if the file exists.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if new:
+            os.link(temporary, path)
+        else:
+            Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    flush_folder(path.parent)
+
+
 @contextmanager
 def translate_disk_errors(root: Path) -> Iterator[None]:
     """Turn errors of the store's disk (no space, read-only, I/O error, …) into `StoreUnusable`."""

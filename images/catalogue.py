@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ramify import paths
-from ramify.fork_engine.store_folder import translate_disk_errors
+from ramify.fork_engine.store_folder import translate_disk_errors, write_durably
 from ramify.fork_engine.types import LayerId, SnapshotId
 from ramify.images.documents import ImageConfig, Platform
 from ramify.images.errors import BadReference, DamagedImage, ImageNotFound
@@ -156,15 +154,7 @@ class Catalogue:
     def _write(self, path: Path, fields: object) -> None:
         with translate_disk_errors(self.folder):
             paths.make_private(path.parent)
-            handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-            try:
-                with os.fdopen(handle, "w") as file:
-                    json.dump(fields, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(temporary).replace(path)
-            finally:
-                Path(temporary).unlink(missing_ok=True)
+            write_durably(path, json.dumps(fields))
 
 
 def _full(name: str) -> str:

@@ -7,8 +7,6 @@ name: some 130 bytes for each.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from ramify import paths
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.store_folder import write_durably
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.worlds.errors import NoCommonAncestor
 
@@ -81,15 +80,7 @@ class Ancestry:
                 waiting += self.parents(id)
         lines = [" ".join((id, *self.parents(id))) for id in sorted(found) if self.parents(id)]
         paths.make_private(self._file.parent)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self._file.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write("\n".join(lines))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(self._file)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        write_durably(self._file, "\n".join(lines))
 
     def _ways(self, heads: Iterable[SnapshotId]) -> Mapping[SnapshotId, int]:
         """Every state that leads to a head, with the heads that it leads to: a bit for each."""

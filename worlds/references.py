@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 
 from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
-from ramify.fork_engine.store_folder import flush_folder
+from ramify.fork_engine.store_folder import flush_folder, write_durably
 from ramify.fork_engine.types import SnapshotId
 from ramify.sandboxes.egress.connection_log import ConnectionFiles
 from ramify.worlds.errors import BadName, NameTaken, WorldError, WorldInUse, WorldNotFound
@@ -82,23 +81,11 @@ class References:
         """Write a reference durably. With `new`, raises `NameTaken` if the name exists."""
         path = self._path(kind, reference.name)
         paths.make_private(path.parent)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
         try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(asdict(reference), file)
-                file.flush()
-                os.fsync(file.fileno())
-            if new:
-                try:
-                    os.link(temporary, path)
-                except FileExistsError:
-                    what = "world" if kind is Kind.WORLD else "tag"
-                    raise NameTaken(f"a {what} is called {reference.name!r} already: choose another name") from None
-            else:
-                Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-        flush_folder(path.parent)
+            write_durably(path, json.dumps(asdict(reference)), new=new)
+        except FileExistsError:
+            what = "world" if kind is Kind.WORLD else "tag"
+            raise NameTaken(f"a {what} is called {reference.name!r} already: choose another name") from None
 
     def delete(self, kind: Kind, name: str) -> None:
         """Raises `WorldNotFound`. The snapshots stay until `ramify gc`."""

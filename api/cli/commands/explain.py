@@ -57,7 +57,7 @@ def explain_command(home: CommandHome, run: str, as_json: bool, target: str | No
     """Compare the plan of RUN (the newest) with what happened.
 
     For each operation: how often it ran, how often its result was reused, its expected and actual duration, and its
-    snapshots. Then what was kept ready for forks of these, and what has changed in the code since.
+    snapshots. Then the worlds that were started ahead for forks, and the code that has changed since.
 
     \b
     Example: ramify explain @

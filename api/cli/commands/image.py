@@ -22,8 +22,10 @@ _DIGITS = 12
 
 @click.group("image")
 def image_group() -> None:
-    """OCI images for worlds. An IMAGE is a registry's (`python:3.12`, `localhost:5000/task@sha256:…`), an OCI layout
-    or an archive of `docker save` (a path, `oci:PATH`, `docker-archive:PATH`), or one of an engine here
+    """OCI images for worlds.
+
+    An IMAGE is a name in a registry (`python:3.12`, `localhost:5000/task@sha256:…`), an OCI layout or an archive of
+    `docker save` (a path, `oci:PATH`, `docker-archive:PATH`), or an image of an engine on this machine
     (`docker:NAME`, `podman:NAME`).
 
     \b

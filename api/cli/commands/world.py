@@ -59,7 +59,7 @@ _env_option = click.option(
     "-e",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Set a variable. NAME alone takes the value that it has here, if it has one. Repeatable.",
+    help="Set a variable. NAME alone passes on this variable of yours, if it is set. Repeatable.",
 )
 
 
