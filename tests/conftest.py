@@ -36,7 +36,10 @@ from tests.warm_helpers import WarmHelpers
 from tests.warm_process import WarmInterpreter
 
 HERE = Path(__file__).parent
-LONG = ("crash/test_matrix.py", "docs/test_pages.py", "edits", "examples", "worlds", "sandboxes")
+LONG = (
+    *("crash/test_matrix.py", "docs/test_pages.py", "edits", "examples", "worlds", "sandboxes"),
+    *("serving/gateway/engines", "serving/gateway/http", "serving/policy/test_overload.py"),  # else among the last
+)
 STARTING_HELPERS = (  # whose tests start helper processes as users do
     *("crash", "docs", "fleet", "worlds/test_world.py", "worlds/test_dumpable_worlds.py"),
     *(f"sandboxes/{name}" for name in ("agent", "checkpointing", "host", "linux", "test_doctor.py")),

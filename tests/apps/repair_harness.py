@@ -101,6 +101,7 @@ async def afterwards(folder: Path, sandbox: str, run_id: RunId) -> dict[str, Any
             "status": record.status.value,
             "report": str(again),
             "repaired": [row.repaired for row in again.rows],
+            "edits": [len(row.edits) for row in again.rows],
             "keys": [row.key for row in rows],
             "evicted": len(collected.evicted),
             "problems": [str(problem) for problem in report.problems],

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from ramify.compiler.errors import SourceError
 from ramify.compiler.estimates import Unmeasured
 from ramify.compiler.kept_plans import KeptPlans
 from ramify.compiler.plan import Plan
+from ramify.compiler.spec import Spec
 
 SEEN = Unmeasured()
 CODE = """
@@ -116,3 +118,18 @@ def test_a_plan_is_made_again_for_other_estimates(module: ModuleType) -> None:
     )
     assert one is not other
     assert one == other
+
+
+def test_code_is_read_again_only_after_a_change_or_for_another_format(module: ModuleType, tmp_path: Path) -> None:
+    kept = KeptPlans()
+
+    def spec(**how: Any) -> Spec:
+        return kept.spec(module.flow, ref="kept_code:flow", deadline_s=None, **how)
+
+    kept.plan(module.flow, ref="kept_code:flow", deadline_s=None, estimates=SEEN)
+    first = spec()
+    assert spec() is first
+    assert spec(version=8) is not first
+    again = spec()
+    rebind(module, tmp_path)
+    assert spec().code_digest != again.code_digest

@@ -24,7 +24,7 @@ import lives
 import random_kills
 
 ROOT = Path(__file__).parents[2]
-POINTS = int(os.environ.get("RAMIFY_CRASH_POINTS", "12"))
+POINTS = int(os.environ.get("RAMIFY_CRASH_POINTS", "8"))
 ALL = 500  # with so many every named point is hit
 
 

@@ -38,7 +38,7 @@ from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
 from ramify.runtime.langgraph.checkpointer.delta_encoding import Serialised
 from ramify.runtime.langgraph.checkpointer.group_commit import GroupCommitter, WriteMode
 from ramify.runtime.langgraph.checkpointer.serializers import Allowed, StrictSerializer
-from ramify.runtime.langgraph.checkpointer.statements import Statements
+from ramify.runtime.langgraph.checkpointer.statements import statements_for
 from ramify.runtime.langgraph.errors import note_channel
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import looking
@@ -76,7 +76,7 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
         self._rng = rng
         self._owner = os.getpid()
         self._begin(address, clock)
-        self._statements = Statements(self._engine.dialect)
+        self._statements = statements_for(self._engine.dialect)
         self._writes = CheckpointWrites(self._engine.dialect, self._statements, clock)
         self._writer = GroupCommitter(
             self._engine,

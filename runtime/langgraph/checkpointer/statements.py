@@ -138,6 +138,19 @@ class Statements:
         return self._put_new_values[count]
 
 
+_of_sqlite: dict[type[Dialect], Statements] = {}
+
+
+def statements_for(dialect: Dialect) -> Statements:
+    """Return the statements of a dialect. For SQLite they are compiled once in a process: that is a third of the time
+    of opening a saver."""
+    if dialect.name != "sqlite":
+        return Statements(dialect)
+    if type(dialect) not in _of_sqlite:
+        _of_sqlite[type(dialect)] = Statements(dialect)
+    return _of_sqlite[type(dialect)]
+
+
 def _given(names: Sequence[str], count: int) -> tuple[list[dict[str, Any]], list[str]]:
     """Return rows of parameters, and the parameters' names."""
     rows: list[dict[str, Any]] = [{name: bindparam(f"{name}_{at}") for name in names} for at in range(count)]

@@ -22,7 +22,7 @@ from ramify.runtime.langgraph.checkpointer.database import opened
 from ramify.runtime.langgraph.checkpointer.delta_encoding import Serialised, ValueId
 from ramify.runtime.langgraph.checkpointer.maintenance import thread_id
 from ramify.runtime.langgraph.checkpointer.serializers import PLAIN_SERIALIZER
-from ramify.runtime.langgraph.checkpointer.statements import Statements
+from ramify.runtime.langgraph.checkpointer.statements import statements_for
 from ramify.runtime.langgraph.checkpointer.tables import checkpoints, values, writes
 from ramify.runtime.langgraph.checkpointer.values import ThreadId, Values, closure, insert_copies, load
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
@@ -92,7 +92,7 @@ def _copy(
     written = _written(connection, old, done)
     wanted = _named(kept, written)
     digests = select(values.c.id, values.c.digest).where(values.c.thread == old)
-    store = Values(Statements(connection.dialect))
+    store = Values(statements_for(connection.dialect))
     new = store.thread(connection, target)
     ids = insert_copies(
         connection, new, closure(connection, wanted), {row.id: row.digest for row in connection.execute(digests)}

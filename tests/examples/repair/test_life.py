@@ -30,6 +30,7 @@ def test_killed_resumed_collected_checked_and_replayed(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr[-3000:]
     life = json.loads(shown.stdout.splitlines()[-1])
     assert life["status"] == "done" and life["repaired"] == [True]
+    assert life["edits"] == [2]
     assert life["killed"] == KILLS
     twice = [key for key, count in Counter(life["keys"]).items() if count > 1]
     assert not twice, "done twice"

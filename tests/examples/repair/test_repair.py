@@ -82,10 +82,14 @@ async def test_screening_says_what_a_world_would_say(runtime: Runtime) -> None:
     assert any(mends)
 
 
+REPAIRED = {"binary_search": 1, **({"order_pricing": 2} if PATIENT else {})}
+"""Programs, each with the number of its edits. What two edits take is also in `test_life.py`."""
+
+
 @pytest.fixture
-def three(tmp_path: Path) -> Path:
+def programs(tmp_path: Path) -> Path:
     folder = tmp_path / "programs"
-    for name in ("binary_search", "order_pricing"):
+    for name in REPAIRED:
         shutil.copytree(PROGRAMS / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "untested").mkdir()
     (folder / "untested" / "program.py").write_text("x = 1\n")
@@ -96,23 +100,24 @@ def three(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "sandbox", [*(["copy"] if PATIENT else []), pytest.param("namespaces", marks=pytest.mark.linux_ns)]
 )
-async def test_programs_are_repaired_merged_and_applied(three: Path, home: Path, sandbox: str, model: object) -> None:
-    before = {p: p.read_bytes() for p in three.rglob("*.py")}
+async def test_programs_are_repaired_merged_and_applied(
+    programs: Path, home: Path, sandbox: str, model: object
+) -> None:
+    before = {p: p.read_bytes() for p in programs.rglob("*.py")}
     async with Runtime(home=home, sandbox=sandbox, llm=model) as runtime:  # type: ignore[arg-type]
-        report: RepairReport = await runtime.run(repair, find_programs(three), workspace=three)
-        assert {p: p.read_bytes() for p in three.rglob("*.py")} == before
+        report: RepairReport = await runtime.run(repair, find_programs(programs), workspace=programs)
+        assert {p: p.read_bytes() for p in programs.rglob("*.py")} == before
         assert {row.program: row.repaired for row in report.rows} == {
-            "binary_search": True,
-            "order_pricing": True,
+            **dict.fromkeys(REPAIRED, True),
             "untested": False,
         }
-        assert "no tests" in report.rows[2].problem
-        assert len(report.rows[1].edits) == 2
+        assert {row.program: len(row.edits) for row in report.rows if row.repaired} == REPAIRED
+        assert "no tests" in report.rows[-1].problem
         merges = [r for r in await runtime.journal() if r.kind is OpKind.MERGE]
-        assert len(merges) >= 3
-        assert "2 of 3 repaired" in str(report)
+        assert len(merges) >= sum(REPAIRED.values())
+        assert f"{len(REPAIRED)} of {len(REPAIRED) + 1} repaired" in str(report)
         await runtime.apply()
-    for name in ("binary_search", "order_pricing"):
+    for name in REPAIRED:
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
-        passed = await asyncio.to_thread(subprocess.run, words, cwd=three, capture_output=True)
+        passed = await asyncio.to_thread(subprocess.run, words, cwd=programs, capture_output=True)
         assert passed.returncode == 0, passed.stdout
