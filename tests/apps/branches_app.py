@@ -119,6 +119,14 @@ async def first_of(folder: str, count: int) -> list[int]:
 
 
 @workflow
+async def takes_last(folder: str) -> None:
+    """The run ends in the state that a branch made."""
+    async with fork([0, 1]) as branches:
+        outcomes = await branches.map(write, folder)
+        await outcomes[-1].adopt()
+
+
+@workflow
 async def tries(folder: str) -> list[str]:
     async with fork([0, 1]) as branches:
         return [one.value for one in await branches.map(fails_once, folder)]

@@ -311,3 +311,12 @@ async def test_a_node_with_other_code_is_refused(fleet: Fleet, monkeypatch: pyte
     with pytest.raises(StepFailed) as failed:
         await fleet.runtime.run(branches_app.reads_streams)
     assert isinstance(failed.value.__cause__, WorkflowChanged)
+
+
+@needs_time
+async def test_the_last_state_of_a_run_may_be_one_that_another_node_has_uploaded(fleet: Fleet, folder: Path) -> None:
+    async with on_a_node(fleet, branches_app.takes_last, str(folder)) as running:
+        await until(lambda: len(branches_app.told(folder, "begun")) == 2)
+        (folder / branches_app.GATE).touch()
+        await running
+    assert await fleet.ran("write") == ["", "b"]
