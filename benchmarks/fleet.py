@@ -12,9 +12,9 @@ of random matching over those of a rule, per seed. The seeds are not those with 
 (fleet_throughput.py). `memory` has one worker process do as many runs as it gets in an hour (fleet_memory.py). Both
 need PostgreSQL, which they start themselves unless `--postgres` names a server. `search` (with branches of a run) and
 `ray` start a Ray cluster of raylets on this machine and use its nodes (fleet_search.py, fleet_branches.py,
-fleet_ray.py). So does `kills`, which kills nodes, their processes, the head, the database and the object store at random
-moments
-(fleet_kills.py); with `--quick` only one process and one node. Chunks in the background add up to one figure:
+fleet_ray.py). So does `kills`, which kills nodes, their processes, the head, the database and the object store at
+random moments (fleet_kills.py); with `--quick` only one process and one node. Chunks in the background add up to one
+figure:
 
     for seed in 1 2 3; do python benchmarks/fleet.py --only kills --kills 50 --seed $seed --tally FILE; done
 """
