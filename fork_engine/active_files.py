@@ -30,8 +30,8 @@ _NAMES = {
     ),
     **dict.fromkeys(
         (
-            ".cursor", ".claude", ".codex", ".gemini", ".mcp.json", ".opencode", "opencode.json", "opencode.jsonc", ".roo",
-            ".kiro", ".qwen", ".amazonq", ".windsurf",
+            ".cursor", ".claude", ".codex", ".gemini", ".mcp.json", ".opencode", "opencode.json", "opencode.jsonc",
+            ".roo", ".kiro", ".qwen", ".amazonq", ".windsurf",
         ),
         AGENT,
     ),
