@@ -28,7 +28,13 @@ _NAMES = {
         ),
         EDITOR,
     ),
-    **dict.fromkeys((".cursor", ".claude", ".codex", ".gemini", ".mcp.json"), AGENT),
+    **dict.fromkeys(
+        (
+            ".cursor", ".claude", ".codex", ".gemini", ".mcp.json", ".opencode", "opencode.json", "opencode.jsonc",
+            ".roo", ".kiro", ".qwen", ".amazonq", ".windsurf",
+        ),
+        AGENT,
+    ),
     **dict.fromkeys((".husky", ".githooks"), GIT),
 }  # fmt: skip
 """Names of files, and of folders with all that is in them."""

@@ -23,6 +23,7 @@ REPOSITORY = {".git/HEAD": "ref: refs/heads/main\n", ".git/config": "[core]\n", 
         ".git/modules/sub/config", ".git/worktrees/w/config.worktree", ".git/commondir", "deep/inside/.git/hooks/x",
         ".envrc", "sub/.envrc", ".vscode", ".vscode/tasks.json", "x.code-workspace", ".idea/workspace.xml", ".exrc",
         ".dir-locals.el", ".devcontainer/devcontainer.json", ".mcp.json", ".claude/settings.json", ".hg/hgrc",
+        "opencode.json", ".opencode/plugin/a.ts", ".roo/mcp.json", ".kiro/settings/mcp.json", ".qwen/settings.json",
         ".husky/pre-commit", "mise.toml",
     ],
 )  # fmt: skip

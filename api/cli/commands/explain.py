@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.commands.resume import need_own_home, trust_option
 from ramify.cli.completion import run_names
 from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
 from ramify.cli.errors import is_ours
+from ramify.cli.trust import need_own_home, trust_option
 from ramify.compiler.change_impact import affected_operations, changed_parts
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.inspect.home import Home, require_run
@@ -130,7 +130,7 @@ def what_changed(run: RunRecord, plan: Plan, target: str | None = None, home: Ho
     without a `target`: so the `home` must be the user's own, unless it is None."""
     try:
         if home is not None and target is None:
-            need_own_home(home, "Comparing a run with its code")
+            need_own_home(home, "Comparing a run with its code executes the code that its rows name")
         now = _plan_now(run, target)
     except Exception as error:
         if not is_ours(error):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +22,7 @@ from ramify.cli.commands.thread_resume import AnswersGiven, ThreadResume
 from ramify.cli.completion import run_names
 from ramify.cli.console import answer_text, pass_home, run_async, say, say_json
 from ramify.cli.errors import Interrupted
+from ramify.cli.trust import RUNS_CODE, need_own_home, trust_option
 from ramify.inspect.home import Home, require_checkpoint, require_run
 from ramify.runtime.errors import RunError, RunNotFound
 from ramify.runtime.records import DECORATORS, RunRecord, RunStatus
@@ -33,71 +31,6 @@ if TYPE_CHECKING:
     from ramify.runtime.langgraph.app.world_app import WorldApp
     from ramify.runtime.store.reader import Reader
     from ramify.session import Runtime
-
-
-trust_option = click.option(
-    "--trust-home",
-    is_flag=True,
-    help="Execute the code that rows name, even if the home belongs to another user, or others may write to it.",
-)
-
-
-class HomeNotTrusted(RunError):
-    """Others wrote to the home, or may have: its rows name the code to execute."""
-
-
-def need_own_home(home: Home, doing: str = "Resuming a run") -> None:
-    """Raises `HomeNotTrusted`. A database server guards its own data."""
-    from ramify.runtime.store.address import parse
-
-    if (why := next(_strange([home.folder, *parse(home.database).files]), None)) is not None:
-        raise HomeNotTrusted(
-            f"{why}. {doing} executes the code that its rows name, and others could have "
-            "written them. "
-            "Inspect the run first (`ramify show` and `ramify log` execute nothing); if you trust it: --trust-home"
-        )
-
-
-def _strange(places: list[Path]) -> Iterator[str]:
-    me = os.geteuid()
-    for place in places:
-        try:
-            status = place.stat()
-        except OSError:
-            continue
-        if status.st_uid != me:
-            yield f"{place} belongs to {_user(status.st_uid)}"
-        elif status.st_mode & stat.S_IWOTH and not _is_closed(place):
-            yield f"{place} may be written to by anybody"
-        elif status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid) and not _is_closed(place):
-            yield f"{place} may be written to by its group"
-
-
-def _is_closed(place: Path) -> bool:
-    """Whether nobody else can reach it: its folder is accessible to the user only."""
-    status = place.parent.stat()
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
-
-
-def _is_private(group: int) -> bool:
-    """Whether it is the user's own group, as many systems give each user one."""
-    import grp
-    import pwd
-
-    try:
-        me, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
-    except KeyError:
-        return False
-    return found.gr_name == me.pw_name and set(found.gr_mem) <= {me.pw_name}
-
-
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"
 
 
 @click.command("resume")
@@ -163,7 +96,7 @@ def resume_command(
              ramify resume 3f2a --app agent.py:app
     """
     if not trust_home:
-        need_own_home(home)
+        need_own_home(home, RUNS_CODE)
     given = _given(answers)
     record = home.read(lambda store: _unfinished(home, store) if run is None else require_run(store, run))
     choices = RunOptions(**options)

@@ -21,6 +21,7 @@ from ramify.cli.commands.world_connections import (
 )
 from ramify.cli.commands.world_states import STATE_COMMANDS
 from ramify.cli.console import pass_home, run_async, say, say_all, say_json
+from ramify.cli.trust import need_own_home, trust_option
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, table
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TIMED_OUT = 124
+APART = "Its files say how a world is kept apart from this machine, if at all"
 
 
 @click.group("world")
@@ -198,6 +200,7 @@ def ls_command(home: Home, tags: bool, as_json: bool) -> None:
 @click.option("-t", "--tty", is_flag=True, help="Connect the command with this terminal.")
 @credential_option
 @_sandbox_option
+@trust_option
 @pass_home
 def exec_command(
     home: Home,
@@ -212,6 +215,7 @@ def exec_command(
     tty: bool,
     credentials: tuple[str, ...],
     sandbox: str | None,
+    trust_home: bool,
 ) -> None:
     """Run COMMAND in the world NAME, and store what it changed.
 
@@ -242,6 +246,8 @@ def exec_command(
             return await _within(timeout, _in_terminal(world, line, cwd=cwd, user=user, **options))
         return await _within(timeout, _streamed(world, line, stdin=stdin, cwd=cwd, user=user, **options))
 
+    if not trust_home:
+        need_own_home(home, APART)
     _in_world(home, name, sandbox, act, credentials)
 
 
@@ -250,6 +256,7 @@ def exec_command(
 @_place_options
 @credential_option
 @_sandbox_option
+@trust_option
 @pass_home
 def shell_command(
     home: Home,
@@ -259,6 +266,7 @@ def shell_command(
     user: str | None,
     credentials: tuple[str, ...],
     sandbox: str | None,
+    trust_home: bool,
 ) -> None:
     """Open an interactive bash in the world NAME.
 
@@ -275,6 +283,8 @@ def shell_command(
             return await _in_terminal(world, None, **options)
         return await _streamed(world, 'exec "$BASH"', stdin=True, **options)
 
+    if not trust_home:
+        need_own_home(home, APART)
     _in_world(home, name, sandbox, act, credentials)
 
 

@@ -21,7 +21,7 @@ from ramify import paths
 from ramify.browse.web.errors import NotThere
 from ramify.browse.web.search import search
 from ramify.browse.web.views import call_view, moment_view
-from ramify.cli.commands import resume
+from ramify.cli import trust
 from ramify.compiler.plan import OpKind
 from ramify.inspect.history import History
 from ramify.inspect.model_calls import call_times
@@ -290,11 +290,24 @@ def test_explain_executes_code_of_the_users_own_home_alone(
     with closing(sqlite3.connect(tmp_path / "home" / "ramify.db")) as connection, connection:
         connection.execute("UPDATE runs SET workflow = 'ramify_hostile:app'")
     mine = os.geteuid()
-    monkeypatch.setattr(resume.os, "geteuid", lambda: mine + 1)
+    monkeypatch.setattr(trust.os, "geteuid", lambda: mine + 1)
     said = ramify("explain", ran)
     assert (said.status, mark.exists(), "ramify_hostile" in sys.modules) == (0, False, False), said.err
     assert "it is unknown whether the code has changed" in said.out and "--trust-home" in said.out
     assert (ramify("explain", ran, "--trust-home").status, mark.exists()) == (0, True)
+
+
+def test_a_world_of_another_users_home_is_asked_for(ramify: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Its home says that the world runs on a backend that isolates nothing."""
+    home = ("--home", str(tmp_path / "home"))
+    assert ramify(*home, "world", "new", "--name", "one", "--sandbox", "copy").status == 0
+    mine = os.geteuid()
+    monkeypatch.setattr(trust.os, "geteuid", lambda: mine + 1)
+    mark = tmp_path / "ran"
+    said = ramify(*home, "world", "exec", "one", "--", "touch", str(mark))
+    assert (said.status, mark.exists(), "--trust-home" in said.err) == (1, False, True), said.err
+    assert ramify(*home, "world", "exec", "--trust-home", "one", "--", "touch", str(mark)).status == 0
+    assert mark.exists()
 
 
 @pytest.mark.parametrize("end", ["-wal", "-journal"])
@@ -317,7 +330,7 @@ def test_what_sqlite_reads_beside_a_database_is_asked_for_too(
 
 def test_resume_refuses_another_users_home(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = os.geteuid()
-    monkeypatch.setattr(resume.os, "geteuid", lambda: mine + 1)
+    monkeypatch.setattr(trust.os, "geteuid", lambda: mine + 1)
     said = ramify("resume", home.story.run.id)
     assert (said.status, "belongs to" in said.err, "--trust-home" in said.err) == (1, True, True)
 
@@ -325,9 +338,9 @@ def test_resume_refuses_another_users_home(home: Any, ramify: Any, monkeypatch: 
 def test_a_private_group_is_the_users_own(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     home.path.chmod(0o770)
     home.path.parent.chmod(0o755)
-    monkeypatch.setattr(resume, "_is_private", lambda group: True)
+    monkeypatch.setattr(trust, "_is_private", lambda group: True)
     assert "--trust-home" not in ramify("resume", home.story.run.id).err
-    monkeypatch.setattr(resume, "_is_private", lambda group: False)
+    monkeypatch.setattr(trust, "_is_private", lambda group: False)
     assert "by its group" in ramify("resume", home.story.run.id).err
 
 
