@@ -34,7 +34,7 @@ from benchmarks.held_out_prompts import group, held_out  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Cohorts, Vector, residual  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Path as Cohort  # noqa: E402
 from benchmarks.replay.inputs.traces import response_pairs  # noqa: E402
-from benchmarks.rows import Row, options, row, show  # noqa: E402
+from benchmarks.rows import Row, options, row, run, show  # noqa: E402
 from ramify.serving.lengths import features  # noqa: E402
 from ramify.serving.lengths.length_model import FEWEST, LengthModel, Sample, fit  # noqa: E402
 from ramify.serving.lengths.types import Ask  # noqa: E402
@@ -275,4 +275,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

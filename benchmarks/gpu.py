@@ -36,7 +36,7 @@ from benchmarks.replay.fidelity.step_probe import HttpEndpoint, Plan, profile
 from benchmarks.replay.inputs import synthetic_traces
 from benchmarks.replay.inputs.traces import read as read_trace
 from benchmarks.replay.pool import worker
-from benchmarks.rows import Row, not_measured, options, printed, report, row
+from benchmarks.rows import Row, not_measured, options, printed, report, row, run
 from benchmarks.serving_costs import live_policies as loads
 from benchmarks.serving_costs.live_policies import CPU, GPU, KINDS, Client, Size, tool_call_rows
 from benchmarks.serving_costs.policy_cost import vllm_python
@@ -243,4 +243,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.held_out_prompts import group, held_out
 from benchmarks.replay.inputs.traces import response_pairs
-from benchmarks.rows import Row, options, printed, report, row
+from benchmarks.rows import Row, options, printed, report, row, run
 
 Floats = NDArray[np.float64]
 _LIST, _EPOCHS, _RATE, _DECAY = 32, 150, 3e-3, 1e-2
@@ -155,4 +155,4 @@ def spearman(a: Floats, b: Floats) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

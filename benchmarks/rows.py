@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from benchmarks.machine import machine
+from benchmarks.replay.errors import ReplayError
 
 Row = dict[str, Any]
 
@@ -117,3 +119,12 @@ def show(rows: Iterable[Row], as_json: bool, **more: Any) -> None:
         print(printed(each), flush=True)
     if as_json:
         print(report(found, **more))
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Run a benchmark. An input that cannot be used ends it with status 1 and what is wrong, without a traceback."""
+    try:
+        status = main()
+    except (ReplayError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    sys.exit(status)

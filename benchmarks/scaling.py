@@ -46,7 +46,7 @@ from benchmarks.pool_scaling.two_models import BUDGET, contenders, pipelines  # 
 from benchmarks.pool_scaling.warm_worlds import AT_ONCE, first_commands  # noqa: E402
 from benchmarks.pool_scaling.workloads import workload  # noqa: E402
 from benchmarks.replay.inputs.traces import Trace, read  # noqa: E402
-from benchmarks.rows import Row, median_row, not_measured, options, printed, report, row  # noqa: E402
+from benchmarks.rows import Row, median_row, not_measured, options, printed, report, row, run  # noqa: E402
 from ramify.paths import home  # noqa: E402
 from ramify.sandboxes.errors import SandboxError  # noqa: E402
 from ramify.sandboxes.host.scratch import remove_tree  # noqa: E402
@@ -343,4 +343,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

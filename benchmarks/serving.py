@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.rows import Row, not_measured, options, printed, report  # noqa: E402
+from benchmarks.rows import Row, not_measured, options, printed, report, run  # noqa: E402
 from benchmarks.serving_costs.gateway_cost import Broken  # noqa: E402
 
 PARTS = {
@@ -61,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -32,7 +32,7 @@ from benchmarks.replay.bounds import free_switching
 from benchmarks.replay.inputs import synthetic_traces
 from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.types import Call, Contender, Knowledge, Lengths, Program, ProgramId, Setting, Stage, Stock
-from benchmarks.rows import Row, not_measured, options, row, show
+from benchmarks.rows import Row, not_measured, options, row, run, show
 from benchmarks.serving_costs.andes_cost import cost_row
 from benchmarks.serving_costs.policy_cost import vllm_python
 from ramify.serving.policy.registry import make_policy
@@ -306,4 +306,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

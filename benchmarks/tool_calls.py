@@ -47,7 +47,7 @@ from benchmarks.replay.types import (
     Stock,
     Structure,
 )
-from benchmarks.rows import Row, not_measured, options, row, show
+from benchmarks.rows import Row, not_measured, options, row, run, show
 from benchmarks.serving_costs import live_policies
 from benchmarks.serving_costs.live_policies import CPU, Client, tool_call_rows
 from benchmarks.serving_costs.policy_cost import vllm_python
@@ -345,4 +345,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -25,6 +25,7 @@ _WHOLE: Mapping[str, int] = {  # the least
     "n": 1,
     "top_logprobs": 0,
 }
+_OBJECTS = ("stream_options", "chat_template_kwargs")
 _LARGEST = 2**31 - 1  # llama.cpp takes a larger number for the rest of its division by 2^32
 _FORMATS = ("text", "json_object", "json_schema")
 
@@ -39,6 +40,10 @@ def check_values(body: Json) -> None:
         value = body.get(name)
         if value is not None and not (type(value) is int and least <= value <= _LARGEST):
             raise bad_request(name, f"{name}: must be a whole number from {least} to {_LARGEST}")
+    for name in _OBJECTS:
+        if body.get(name) is not None and not isinstance(body[name], Mapping):
+            raise bad_request(name, f"{name}: must be an object")
+    _check_bias(body.get("logit_bias"))
     _check_stop(body.get("stop"))
     _check_logprobs(body)
     _check_format(body.get("response_format"))
@@ -96,6 +101,17 @@ def _characters(of: object) -> int:
 
 def _in_range(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def _check_bias(said: object) -> None:
+    """By token, as OpenAI has it, or llama.cpp's list of pairs, in which `false` forbids a token."""
+    pairs = list(said.items()) if isinstance(said, Mapping) else [] if said is None else said
+    if not isinstance(pairs, list) or not all(_is_bias(pair) for pair in pairs):
+        raise bad_request("logit_bias", "logit_bias: must be an object with a number for each token")
+
+
+def _is_bias(pair: object) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and (pair[1] is False or type(pair[1]) in (int, float))
 
 
 def _check_stop(stop: object) -> None:

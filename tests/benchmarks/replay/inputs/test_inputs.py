@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import rows
 from benchmarks.replay import worker
 from benchmarks.replay.errors import BadSteps, BadTrace, TooFew, TooMany
 from benchmarks.replay.inputs import step_times as steps
@@ -302,3 +303,8 @@ def test_the_shipped_model_is_the_policys_default_and_one_written_reads_back(tmp
     (tmp_path / "bad.json").write_text('{"step": {"base_ms": 1}}')
     with pytest.raises(BadSteps, match="per_seq_ms"):
         steps.load(tmp_path / "bad.json")
+
+
+def test_a_benchmark_says_what_is_wrong_with_its_trace_without_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no-trace: cannot be read"):
+        rows.run(lambda: bool(read(tmp_path / "no-trace")))

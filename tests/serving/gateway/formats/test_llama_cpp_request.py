@@ -48,6 +48,10 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         ({"temperature": True}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"presence_penalty": "x"}, "presence_penalty"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"5": "much"}}, "logit_bias"),
+        ({"stream_options": 5}, "stream_options"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"response_format": "json"}, "response_format"),
@@ -79,6 +83,8 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
     for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "f"}}):
         body = {**ASK, **known, "tool_choice": choice}
         assert chat_for_llama_cpp(body) == body
+    for bias in ({}, {"5": -100, " the": 0.5}, [[5, 1], ["a", False]]):
+        assert chat_for_llama_cpp({**ASK, "logit_bias": bias})["logit_bias"] == bias
     nothing = {"type": "text", "json_schema": None, "schema": None}  # null is what is not there
     assert chat_for_llama_cpp({**ASK, "response_format": nothing})["response_format"]["type"] == "text"
     for text in ({"prompt": ["a", "b"], "logprobs": 2}, {"prompt": [1, 2], "logprobs": True}, {"prompt": ""}):
