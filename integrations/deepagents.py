@@ -105,4 +105,16 @@ class WorldBackend(BaseSandbox):
         if self._blocking is not None:
             return self._blocking.call(call)
         assert self._loop is not None
+        if _running_loop() is self._loop:
+            raise RuntimeError(
+                "this call would wait for itself: it comes from the event loop of the world. Use the asynchronous "
+                "methods (`ainvoke`, `aexecute`), or make the backend over a `SyncWorld`"
+            )
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

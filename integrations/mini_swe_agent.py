@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.integrations.world_access import with_merged_output
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.tree_search.types import StepResult, Turn
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.blocking_home import shared_home
@@ -232,7 +233,12 @@ class AgentTurns:
             agent.add_messages({"role": "exit", "content": "RepeatedFormatError", "extra": extra})
 
     async def fork(self, n: int) -> list[AgentTurns]:
-        forks = await asyncio.to_thread(self.environment.fork, n)
+        making = asyncio.ensure_future(asyncio.to_thread(self.environment.fork, n))
+        try:
+            forks = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await finish_before_cancelling(_clean_up(making))  # nobody can stop the thread, or has its forks
+            raise
         return [type(self)(self._copy(fork)) for fork in forks]
 
     async def close(self) -> None:
@@ -253,6 +259,13 @@ class AgentTurns:
         agent.extra_template_vars = dict(self.agent.extra_template_vars)
         agent.env = environment
         return agent
+
+
+async def _clean_up(making: asyncio.Future[list[WorldEnvironment]]) -> None:
+    await asyncio.wait([making])
+    if making.exception() is None:
+        for fork in making.result():
+            await asyncio.to_thread(fork.cleanup)
 
 
 async def propose(environment: AgentTurns, history: Sequence[Turn[Answer]], n: int) -> list[Answer]:

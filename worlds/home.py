@@ -127,7 +127,7 @@ class WorldHome:
         system, or with the docker backend a name without a prefix that no image here has. Raises `ImagesError`."""
         if not str(name):
             raise BadReference("'' names no image: write NAME, NAME:TAG, oci:FOLDER or a path")
-        path = Path(name).expanduser()
+        path = paths.expanded(name)
         if isinstance(name, Path) or path.exists():
             return await self.images.pull(str(name)) if is_image_file(path) else None
         try:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from ramify import paths
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.sandboxes import contract
 from ramify.sandboxes.capabilities import Feature
@@ -114,7 +115,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         """
         if folder is not None and snapshot is not None:
             raise WorldError("a world is made from a folder or from a snapshot: name one of them")
-        where = None if folder is None else Path(folder).expanduser().resolve()
+        where = None if folder is None else paths.expanded(folder).resolve()
         allowed = None if egress is None else Egress.of(egress)
 
         def spec_over(under: str | Path | None) -> WorldSpec:

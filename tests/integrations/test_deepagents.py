@@ -62,3 +62,5 @@ async def test_its_asynchronous_methods_over_an_asynchronous_world(repo: Path, s
         backend = WorldBackend(world)
         assert (await backend.aexecute("python3 main.py")).output == "hello\n"
         assert (await backend.aread(str(repo / "main.py"))).error is None
+        with pytest.raises(RuntimeError, match="aexecute"):
+            backend.execute("true")  # it would wait for itself

@@ -47,6 +47,8 @@ async def test_a_client_forks_and_merges_over_stdio(repo: Path, sandbox: str, tm
         assert await call(client, "world_create", folder=str(repo), name="main") == "main"
         told = await call(client, "world_exec", world="main", command="python3 main.py; echo err >&2; exit 3")
         assert (told["output"], told["exit_code"]) == ("hello\nerr\n", 3)
+        told = await call(client, "world_exec", world="main", command="if then")
+        assert "syntax error" in told["output"] and told["exit_code"] == 2
         kept = await call(client, "world_snapshot", world="main", tag="begin")
         one, two = await call(client, "world_fork", world="main", n=2)
         await call(client, "world_write", world=one, path="deep/one.txt", content="1")
