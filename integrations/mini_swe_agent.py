@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.integrations.world_access import with_merged_output
+from ramify.sandboxes.errors import CommandRefused
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.tree_search.types import StepResult, Turn
 from ramify.worlds.blocking import SyncWorld
@@ -78,20 +79,18 @@ class WorldEnvironment:
         self.cleanup()
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Run `action["command"]` and return `output`, `returncode` and `exception_info`. Raises `Submitted` when the
-        command hands in the answer."""
+        """Run `action["command"]` and return `output`, `returncode` and `exception_info`, which says why a command could
+        not be started or was stopped, as in mini-swe-agent's own environments. Raises `Submitted` when the command
+        hands in the answer, and `WorldDied` and `WorldClosed`: no command of the agent can mend that."""
         limit = timeout or self.config.timeout
         command = with_merged_output(action.get("command", ""), self.config.interpreter)
-        result = self.world.exec(command, env=self.config.env, cwd=cwd or self.config.cwd or None, timeout=limit)
-        output: dict[str, Any] = {
-            "output": result.stdout,
-            "returncode": -1 if result.timed_out else result.exit_code,
-            "exception_info": "",
-        }
+        try:
+            result = self.world.exec(command, env=self.config.env, cwd=cwd or self.config.cwd or None, timeout=limit)
+        except (CommandRefused, ValueError, TypeError) as error:
+            return _not_done("", type(error).__name__, str(error))
         if result.timed_out:
-            said = f"the command was stopped after {limit} seconds"
-            output["exception_info"] = f"An error occurred while executing the command: {said}"
-            output["extra"] = {"exception_type": "TimeoutExpired", "exception": said}
+            return _not_done(result.stdout, "TimeoutExpired", f"the command was stopped after {limit} seconds")
+        output = {"output": result.stdout, "returncode": result.exit_code, "exception_info": ""}
         _raise_if_submitted(output)
         return output
 
@@ -121,6 +120,15 @@ class WorldEnvironment:
     def restore(self, snapshot: str) -> None:
         """Go back to a snapshot: its id or its tag."""
         self.world.restore(snapshot)
+
+
+def _not_done(output: str, kind: str, said: str) -> dict[str, Any]:
+    return {
+        "output": output,
+        "returncode": -1,
+        "exception_info": f"An error occurred while executing the command: {said}",
+        "extra": {"exception_type": kind, "exception": said},
+    }
 
 
 def _raise_if_submitted(output: dict[str, Any]) -> None:

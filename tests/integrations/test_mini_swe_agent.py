@@ -59,6 +59,25 @@ def test_a_command_that_takes_too_long_is_told_with_its_output(environment: Worl
     assert "6 seconds" in told["exception_info"] and told["extra"]["exception_type"] == "TimeoutExpired"
 
 
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ({"command": "echo a\0b"}, "NUL"),
+        ({"command": "echo \ud800"}, "surrogate"),
+        ({"command": None}, "NoneType"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_told_to_the_agent(
+    environment: WorldEnvironment, action: dict[str, Any], said: str
+) -> None:
+    told = environment.execute(action)
+    assert (told["output"], told["returncode"]) == ("", -1) and said in told["exception_info"]
+
+
+def test_a_missing_folder_is_told_to_the_agent(environment: WorldEnvironment) -> None:
+    assert "/nowhere" in environment.execute({"command": "pwd"}, cwd="/nowhere")["exception_info"]
+
+
 def test_failed_submission_does_not_end_the_agent(environment: WorldEnvironment) -> None:
     command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; exit 1"
     assert environment.execute({"command": command})["returncode"] == 1
