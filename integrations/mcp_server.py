@@ -21,7 +21,7 @@ from ramify import paths
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Change, MergeStrategy
 from ramify.integrations.errors import IntegrationError, UnknownWorld
-from ramify.integrations.world_access import read_file, with_merged_output, write_file
+from ramify.integrations.world_access import merged_text, read_file, with_merged_output, write_file
 from ramify.sandboxes.errors import SandboxError
 from ramify.serving.http_guard import AccessPolicy, AccessRefusal, App, Guard, Headers, Keys
 from ramify.worlds.errors import WorldError
@@ -85,7 +85,7 @@ class WorldTools:
         one = await self._world(world)
         result = await one.exec(with_merged_output(command), cwd=cwd, timeout=timeout_s)
         return {
-            "output": _shortened(result.stdout),
+            "output": _shortened(merged_text(result)),
             "exit_code": result.exit_code,
             "timed_out": result.timed_out,
         }

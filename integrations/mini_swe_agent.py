@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.integrations.world_access import with_merged_output
+from ramify.integrations.world_access import merged_text, with_merged_output
 from ramify.sandboxes.errors import CommandRefused
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.tree_search.types import StepResult, Turn
@@ -79,9 +79,9 @@ class WorldEnvironment:
         self.cleanup()
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Run `action["command"]` and return `output`, `returncode` and `exception_info`, which says why a command could
-        not be started or was stopped, as in mini-swe-agent's own environments. Raises `Submitted` when the command
-        hands in the answer, and `WorldDied` and `WorldClosed`: no command of the agent can mend that."""
+        """Run `action["command"]` and return `output`, `returncode` and `exception_info`: why a command could not be
+        started or was stopped. Raises `Submitted` when the command hands in the answer, and `WorldDied` and
+        `WorldClosed`, which no command of the agent can mend."""
         limit = timeout or self.config.timeout
         command = with_merged_output(action.get("command", ""), self.config.interpreter)
         try:
@@ -89,8 +89,8 @@ class WorldEnvironment:
         except (CommandRefused, ValueError, TypeError) as error:
             return _not_done("", type(error).__name__, str(error))
         if result.timed_out:
-            return _not_done(result.stdout, "TimeoutExpired", f"the command was stopped after {limit} seconds")
-        output = {"output": result.stdout, "returncode": result.exit_code, "exception_info": ""}
+            return _not_done(merged_text(result), "TimeoutExpired", f"the command was stopped after {limit} seconds")
+        output = {"output": merged_text(result), "returncode": result.exit_code, "exception_info": ""}
         _raise_if_submitted(output)
         return output
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from ramify.integrations.errors import FileAccessFailed
+from ramify.sandboxes.contract import RunResult, why_no_argument
 from ramify.worlds.errors import PathRefused
 from ramify.worlds.world import World
 
@@ -72,9 +73,15 @@ def merged(words: Sequence[str]) -> list[str]:
     return ["bash", "-c", 'exec 2>&1; exec "$@"', "bash", *words]
 
 
+def merged_text(result: RunResult) -> str:
+    """The output of a command with merged outputs, and what was said where it could not be started."""
+    return result.stdout + result.stderr
+
+
 async def read_file(world: World, path: str, *, most: int = MOST_READ) -> bytes:
     """Return a file's bytes. A relative path starts where commands start; an absolute one may be anywhere inside the
     world. Raises `FileAccessFailed`."""
+    _check_path("read", path)
     if _is_in_tree(world, path):
         try:
             return await world.read(str(world.workdir / path), most=most)
@@ -90,6 +97,7 @@ async def read_file(world: World, path: str, *, most: int = MOST_READ) -> bytes:
 
 async def write_file(world: World, path: str, data: bytes) -> None:
     """Write a file, and make the folders above it. Paths are as for `read_file`. Raises `FileAccessFailed`."""
+    _check_path("write", path)
     result = await world.exec(["bash", "-c", _WRITE, "bash", path], stdin=data)
     _check(result.exit_code, "write", path, result.stderr)
 
@@ -102,6 +110,8 @@ async def upload(world: World, source: Path, target: str) -> None:
             await asyncio.to_thread(_pack_here, source, archive)
             await unpack(world, target, archive)
         return
+    if source.exists() and not source.is_file():
+        raise FileAccessFailed(f"cannot upload {source}: {_SAID['special']}", "special")
     await write_file(world, target, await asyncio.to_thread(source.read_bytes))
     if source.stat().st_mode & 0o111:
         await world.exec(["chmod", "+x", "--", target], check=True)
@@ -165,6 +175,11 @@ def as_os_error(error: FileAccessFailed) -> OSError:
 def _is_in_tree(world: World, path: str) -> bool:
     given = world.workdir / path
     return ".." not in given.parts and given.is_relative_to(str(world.mount_at))
+
+
+def _check_path(act: str, path: str) -> None:
+    if why := why_no_argument(path):
+        raise FileAccessFailed(f"cannot {act} {path!a}: it has {why}", "no_path")
 
 
 def _check(exit_code: int, act: str, path: str, said: str = "") -> None:

@@ -273,6 +273,11 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         """Where the tree stands inside."""
         return self._spec.mount_at
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used: neither it nor its home was closed, and it is this process's."""
+        return not self._closed and os.getpid() == self._owner and self._home.is_open
+
     async def foresee_forks(self, n: int) -> KeptReady:
         """Say that `n` forks of the state of now are about to be made, for example once a model has answered: their
         shells are started meanwhile, as far as memory allows. They are used if the world is not changed before.
@@ -347,6 +352,6 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         return made
 
     def _alive(self) -> contract.World:
-        if self._closed or os.getpid() != self._owner:
+        if not self.is_open:
             raise WorldClosed("the world was closed, or belongs to another process: open or create one here")
         return self._live

@@ -74,6 +74,11 @@ def test_a_command_that_cannot_be_started_is_told_to_the_agent(
     assert (told["output"], told["returncode"]) == ("", -1) and said in told["exception_info"]
 
 
+def test_a_command_that_is_too_long_is_told_to_the_agent(environment: WorldEnvironment) -> None:
+    told = environment.execute({"command": "echo " + "x" * 3_000_000})
+    assert "Argument list too long" in told["output"] and told["returncode"] == 126
+
+
 def test_a_missing_folder_is_told_to_the_agent(environment: WorldEnvironment) -> None:
     assert "/nowhere" in environment.execute({"command": "pwd"}, cwd="/nowhere")["exception_info"]
 

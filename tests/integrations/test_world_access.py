@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ramify.integrations.errors import FileAccessFailed
-from ramify.integrations.world_access import read_file, write_file
+from ramify.integrations.world_access import read_file, upload, write_file
 from ramify.worlds.world import World
 
 
@@ -28,6 +29,13 @@ async def test_files_of_every_kind(repo: Path, sandbox: str, tmp_path: Path) -> 
             with pytest.raises(FileAccessFailed) as failed:
                 await write_file(world, path, b"")
             assert failed.value.reason == reason
+
+
+async def test_a_fifo_of_this_machine_is_not_waited_for(repo: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    async with World.create(repo, sandbox="copy", home=tmp_path / "home") as world:
+        with pytest.raises(FileAccessFailed, match="a FIFO"):
+            await upload(world, tmp_path / "fifo", "target")
 
 
 async def test_a_file_beside_the_tree_may_be_larger_than_an_output(repo: Path, sandbox: str, tmp_path: Path) -> None:
