@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,28 @@ async def test_a_search_forks_the_agent_at_every_turn(environment: WorldEnvironm
         assert found.best.done and best.messages[-1]["extra"]["submission"] == "print('abcd')\n"
         assert best.n_calls == 2 and len(best.messages) > len(started.messages) == 2
     assert environment.execute({"command": "cat main.py"})["output"] == "print('hello')\n"
+
+
+async def test_a_fork_that_is_cancelled_leaves_no_world(
+    environment: WorldEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[WorldEnvironment] = []
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def fork(n: int) -> list[WorldEnvironment]:
+        begun.set()
+        may_go_on.wait()
+        made.extend(WorldEnvironment.fork(environment, n))
+        return made
+
+    turns = AgentTurns(agent(environment), "wait")
+    monkeypatch.setattr(environment, "fork", fork)
+    forking = asyncio.create_task(turns.fork(2))
+    await asyncio.to_thread(begun.wait)
+    forking.cancel()
+    may_go_on.set()
+    await asyncio.wait([forking])
+    assert forking.cancelled() and [one.world.world.is_open for one in made] == [False, False]
 
 
 async def test_the_agents_limits_hold_in_a_search(environment: WorldEnvironment) -> None:
