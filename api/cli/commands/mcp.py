@@ -65,9 +65,7 @@ async def _serve(home: Path, sandbox: str | None, folders: list[Path], address: 
     from ramify.worlds.home import WorldHome
 
     loop, told_to_end = asyncio.get_running_loop(), asyncio.Event()
-    for (
-        number
-    ) in ENDING:  # a client that ends its server sends it one, and the states of named worlds are to be stored
+    for number in ENDING:  # a client ends its server so; what its named worlds changed is to be stored
         loop.add_signal_handler(number, told_to_end.set)
     async with WorldHome(home, sandbox) as opened, WorldTools(opened, folders) as tools:
         serving = asyncio.ensure_future(_served(tools, address))
