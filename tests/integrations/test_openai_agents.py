@@ -70,7 +70,8 @@ async def test_a_port_that_is_exposed(options: WorldSandboxOptions) -> None:
     options = options.model_copy(update={"exposed_ports": (8123,)})
     async with await client.create(options=options) as session:
         await session.exec("nohup python3 -m http.server 8123 >/dev/null 2>&1 &")
-        await session.exec("until (: < /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done")
+        ready = "until (: < /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done"
+        await session.exec("bash", "-c", ready, shell=False)
         endpoint = await session.resolve_exposed_port(8123)
         async with httpx.AsyncClient(trust_env=False) as asking:
             got = await asking.get(f"{endpoint.url_for('http')}/main.py")
