@@ -25,6 +25,7 @@ from ramify.integrations.errors import NotStarted
 from ramify.integrations.openenv import CommandAction, CommandObservation, WorldEnvironment, WorldProvider
 from ramify.sandboxes import doctor
 from ramify.worlds.blocking_home import SyncWorldHome
+from ramify.worlds.errors import WorldClosed
 
 pytestmark = pytest.mark.filterwarnings("default")  # OpenEnv's requirements warn
 
@@ -135,6 +136,8 @@ def test_an_environment_that_is_a_world(environment: WorldEnvironment) -> None:
     assert environment.reset(episode_id="one").output == "" and environment.state.episode_id == "one"
     told = environment.step(CommandAction(command="python3 main.py; export WORD=kept; echo error >&2; false"))
     assert (told.output, told.exit_code, told.reward) == ("hello\nerror\n", 1, 1.0)
+    refused = environment.step(CommandAction(command="echo a\0b"))
+    assert refused.exit_code == 126 and "NUL" in refused.output
     kept = environment.step(CommandAction(command="echo $WORD > note", keep=True))
     assert (kept.reward, environment.state.step_count) == (0.0, 2)
     (fork,) = environment.fork()
@@ -150,6 +153,13 @@ def test_an_environment_that_is_a_world(environment: WorldEnvironment) -> None:
     assert "stopped after 0.2 seconds" in environment.step(CommandAction(command="sleep 60"), timeout_s=0.2).output
     with pytest.raises(ValueError, match="this server keeps no snapshot 'another'"):
         environment.reset(snapshot="another")
+
+
+def test_a_closed_environment_is_told(environment: WorldEnvironment) -> None:
+    environment.close()
+    for act in (environment.reset, lambda: environment.step(CommandAction(command="true"))):
+        with pytest.raises(WorldClosed):
+            act()
 
 
 def test_the_first_state_is_kept_while_the_environment_lives(environment: WorldEnvironment, tmp_path: Path) -> None:
