@@ -136,8 +136,6 @@ def test_an_environment_that_is_a_world(environment: WorldEnvironment) -> None:
     assert environment.reset(episode_id="one").output == "" and environment.state.episode_id == "one"
     told = environment.step(CommandAction(command="python3 main.py; export WORD=kept; echo error >&2; false"))
     assert (told.output, told.exit_code, told.reward) == ("hello\nerror\n", 1, 1.0)
-    refused = environment.step(CommandAction(command="echo a\0b"))
-    assert refused.exit_code == 126 and "NUL" in refused.output
     kept = environment.step(CommandAction(command="echo $WORD > note", keep=True))
     assert (kept.reward, environment.state.step_count) == (0.0, 2)
     (fork,) = environment.fork()
@@ -151,6 +149,8 @@ def test_an_environment_that_is_a_world(environment: WorldEnvironment) -> None:
     assert environment.step(CommandAction(command="ls; echo $WORD")).output == "main.py\n\n"
     assert environment.state.step_count == 1
     assert "stopped after 0.2 seconds" in environment.step(CommandAction(command="sleep 60"), timeout_s=0.2).output
+    refused = environment.step(CommandAction(command="echo a\0b"))
+    assert refused.exit_code == 126 and "NUL" in refused.output
     with pytest.raises(ValueError, match="this server keeps no snapshot 'another'"):
         environment.reset(snapshot="another")
 
