@@ -70,10 +70,10 @@ async def test_its_asynchronous_methods_over_an_asynchronous_world(repo: Path, s
         backend = WorldBackend(world)
         assert (await backend.aexecute("python3 main.py")).output == "hello\n"
         assert (await backend.aread(str(repo / "main.py"))).error is None
-        waiting = asyncio.create_task(backend.aexecute("echo begun > begun; sleep 6000"))
+        waiting = asyncio.create_task(backend.aexecute("echo begun > begun; sleep 61237"))
         await world.exec("while [ ! -e begun ]; do sleep 0.01; done")
         waiting.cancel()
         await asyncio.wait([waiting])
-        assert (await backend.aexecute("pgrep -f 'sleep 600[0]'")).output == ""
+        assert (await backend.aexecute("pgrep -f 'sleep 6123[7]'")).output == ""
         with pytest.raises(RuntimeError, match="aexecute"):
             backend.execute("true")  # it would wait for itself
